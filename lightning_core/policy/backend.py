@@ -1,0 +1,62 @@
+"""What the policy endpoint needs of a model: tokens in, tokens with logprobs out.
+
+Whoever implements `Backend` says where sampling happens: in process on the trainer's weights (``trainers/torch_backend.py``), from
+a script (``policy/scripted.py``), on a server. A backend knows tokens only; text is ``policy/chat.py``'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one response is sampled. Logprobs are always those of the distribution that was sampled from."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 means greedy; the logprobs are then those at temperature 1."""
+    top_p: float = 1.0
+    seed: int | None = None
+    """Makes this one response repeatable whatever else runs in the same batch."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Sampling ends after one of these; it is part of the response, since the model chose it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """Newly sampled tokens of one response. The last delta, and only it, has a ``finish_reason``."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    version: int
+    """The policy version whose weights sampled these tokens."""
+    finish_reason: FinishReason | None = None
+
+
+class Backend(Protocol):
+    """A source of sampled tokens. All methods are safe to call from any event loop and any thread."""
+
+    @property
+    def models(self) -> Sequence[str]:
+        """Names that ``generate`` accepts as ``model``; the first is the default."""
+        ...
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens that prompt and response may have together."""
+        ...
+
+    def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
+    ) -> AsyncGenerator[Delta]:
+        """Sample one response.
+
+        With ``stream`` tokens are handed over as they come; without, in one delta. Closing the generator early aborts the
+        response. Raises `PolicyRequestError` when prompt and response cannot fit into ``max_context``.
+        """
+        ...
