@@ -1,0 +1,411 @@
+"""The rollout's scope: who is speaking now, and where what happens is written down.
+
+Rules of this module:
+
+- One ContextVar holds the current `Run` and `Address`. It is ours, not OpenTelemetry's current span, so that a host's own
+  tracing neither sees our spans as parents nor becomes theirs.
+- Spans go through a provider of our own; add exporters to it with `add_span_processor`.
+- Inside somebody's agent nothing here raises into the host: that border is `record`.
+- Outside a rollout everything is a no-op.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+import json
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Literal
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags, set_span_in_context
+
+from lightning_core import trace as tr
+from lightning_core.errors import CaptureError
+from lightning_core.trace import Address, SpanRecord, Trace, check_reward, spans_to_trace
+
+logger = logging.getLogger(__name__)
+
+_sequence = itertools.count(1)
+_live: dict[int, Run] = {}
+_live_lock = threading.Lock()
+
+
+class Run:
+    """One rollout while it happens. Thread-safe; `trace` may be read at any time and is final once the scope has closed."""
+
+    def __init__(
+        self,
+        *,
+        task: Any,
+        task_id: str,
+        agents: frozenset[str],
+        endpoint: str | None,
+        api_key: str | None,
+        redirect_hosts: frozenset[str],
+        strict: bool,
+    ) -> None:
+        self.task = task
+        self.task_id = task_id
+        self.agents = agents
+        """Names selected by the configuration, on top of what the code marks."""
+        self.endpoint = endpoint
+        """Base URL of the policy endpoint, such as ``http://127.0.0.1:8000/v1``; None captures without redirecting."""
+        self.api_key = api_key
+        self.redirect_hosts = redirect_hosts
+        self.strict = strict
+        self.counters: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self._spans: list[SpanRecord] = []
+        self._lock = threading.Lock()
+        self._root: Span | None = None
+        self.rollout = ""
+
+    @property
+    def trace(self) -> Trace:
+        """The trace as recorded so far."""
+        with self._lock:
+            spans = list(self._spans)
+        if self._root is not None and self._root.is_recording():
+            spans.append(_to_record(self._root, end_ns=0))  # pyright: ignore[reportArgumentType]
+        return spans_to_trace(spans, counters=self.counters)
+
+    @property
+    def spans(self) -> tuple[SpanRecord, ...]:
+        """All finished spans."""
+        with self._lock:
+            return tuple(self._spans)
+
+    def count(self, what: str, *, detail: str | None = None) -> None:
+        """Note that something could not be recorded."""
+        with self._lock:
+            self.counters[what] += 1
+            if detail is not None and len(self.failures) < 20:
+                self.failures.append(f"{what}: {detail}")
+
+    def _append(self, span: SpanRecord) -> None:
+        with self._lock:
+            self._spans.append(span)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    run: Run
+    address: Address
+    marked: bool
+    """Whether the current agent was marked or selected by name, so that unmarked nodes inside it do not take its place."""
+
+
+_current: contextvars.ContextVar[_Scope | None] = contextvars.ContextVar("lightning_scope", default=None)
+
+
+class _Collector(SpanProcessor):
+    def on_end(self, span: ReadableSpan) -> None:
+        context = span.get_span_context()
+        run = _live.get(context.trace_id) if context else None
+        if run is None:
+            logger.warning("span %r ended after its rollout had closed; it is not part of the trace", span.name)
+            return
+        run._append(_to_record(span))  # pyright: ignore[reportPrivateUsage]
+
+
+def _to_record(span: ReadableSpan, *, end_ns: int | None = None) -> SpanRecord:
+    context = span.get_span_context()
+    assert context is not None
+    error = span.status.description or "error" if span.status.status_code is StatusCode.ERROR else None
+    return SpanRecord(
+        name=span.name,
+        trace_id=f"{context.trace_id:032x}",
+        span_id=f"{context.span_id:016x}",
+        parent_id=None if span.parent is None else f"{span.parent.span_id:016x}",
+        start_ns=span.start_time or 0,
+        end_ns=span.end_time or 0 if end_ns is None else end_ns,
+        attributes=dict(span.attributes or {}),
+        error=error,
+    )
+
+
+def _make_provider() -> TracerProvider:
+    # Limits are set here so that no environment variable can cut token ids short.
+    limits = SpanLimits(max_attributes=SpanLimits.UNSET, max_span_attribute_length=SpanLimits.UNSET)
+    provider = TracerProvider(
+        sampler=ALWAYS_ON, resource=Resource({"service.name": "lightning"}), span_limits=limits, shutdown_on_exit=False
+    )
+    provider.add_span_processor(_Collector())
+    return provider
+
+
+_provider = _make_provider()
+_tracer = _provider.get_tracer("lightning_core")
+
+
+def add_span_processor(processor: SpanProcessor) -> None:
+    """Send every span of every rollout to ``processor`` too, for instance a BatchSpanProcessor with an OTLP exporter."""
+    _provider.add_span_processor(processor)
+
+
+class rollout:  # noqa: N801 - used as a statement: ``with rollout(task) as run:``
+    """The scope of one attempt at one task: ``with rollout(task=task) as run: ...`` (or ``async with``).
+
+    Everything that marked agents, integrations and the policy endpoint record inside becomes ``run.trace``. With ``endpoint``
+    and ``api_key`` model requests to ``redirect_hosts`` go there instead of to the provider. With ``strict`` the scope raises
+    `CaptureError` at its end if anything could not be recorded. An exception of the agent is recorded and passes through.
+    """
+
+    def __init__(
+        self,
+        task: Any = None,
+        *,
+        task_id: str | None = None,
+        agents: Iterable[str] = (),
+        endpoint: str | None = None,
+        api_key: str | None = None,
+        redirect_hosts: Iterable[str] = (),
+        strict: bool = False,
+    ) -> None:
+        if task_id is None:
+            task_id = str(task["id"]) if isinstance(task, Mapping) and "id" in task else ""
+        self._run = Run(
+            task=task,
+            task_id=task_id,
+            agents=frozenset(agents),
+            endpoint=endpoint,
+            api_key=api_key,
+            redirect_hosts=frozenset(redirect_hosts),
+            strict=strict,
+        )
+        self._token: contextvars.Token[_Scope | None] | None = None
+
+    def __enter__(self) -> Run:
+        run = self._run
+        if run._root is not None:  # pyright: ignore[reportPrivateUsage]
+            raise RuntimeError("a rollout scope can be entered once; make a new one for a new attempt")
+        attributes = {tr.TASK_ID: run.task_id, tr.TASK: json.dumps(run.task, default=repr)}
+        root = _tracer.start_span("rollout", context=Context(), attributes=attributes)
+        context = root.get_span_context()
+        run._root = root  # pyright: ignore[reportPrivateUsage]
+        run.rollout = f"{context.trace_id:032x}"
+        with _live_lock:
+            _live[context.trace_id] = run
+        address = Address(rollout=run.rollout, span=f"{context.span_id:016x}")
+        self._token = _current.set(_Scope(run, address, marked=False))
+        return run
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> Literal[False]:
+        run = self._run
+        root = run._root  # pyright: ignore[reportPrivateUsage]
+        assert root is not None
+        assert self._token is not None
+        _current.reset(self._token)
+        if error is not None:
+            root.set_status(Status(StatusCode.ERROR, describe(error)))
+        root.end()
+        with _live_lock:
+            _live.pop(root.get_span_context().trace_id, None)
+        if run.strict and run.failures and error is None:
+            raise CaptureError(
+                f"rollout {run.rollout} could not record everything: {'; '.join(run.failures[:5])}. "
+                "Training on it would be silently incomplete; pass strict=False to go on regardless."
+            )
+        return False
+
+    async def __aenter__(self) -> Run:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> Literal[False]:
+        return self.__exit__(kind, error, traceback)
+
+
+def current_run() -> Run | None:
+    """The rollout that this code runs in, or None."""
+    scope = _current.get()
+    return None if scope is None else scope.run
+
+
+def current_address() -> Address | None:
+    """The address of this code: rollout, agent, parent span; None outside a rollout."""
+    scope = _current.get()
+    return None if scope is None else scope.address
+
+
+def find_run(rollout_id: str) -> Run | None:
+    """The live rollout of that id, or None; for those who hear of it by a request header rather than by context."""
+    return _live.get(int(rollout_id, 16))
+
+
+def next_sequence() -> int:
+    """The next tick of the logical clock that orders calls."""
+    return next(_sequence)
+
+
+class SpanHandle:
+    """What an open scope lets its owner say about it."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: Span | None) -> None:
+        self._span = span
+
+    def set(self, **attributes: Any) -> None:
+        """Add attributes; double underscores stand for dots, as in ``gen_ai__tool__name``."""
+        if self._span is not None:
+            for key, value in attributes.items():
+                self._span.set_attribute(key.replace("__", "."), value)
+
+    def fail(self, error: BaseException | str) -> None:
+        """Mark the span as failed."""
+        if self._span is not None:
+            text = error if isinstance(error, str) else describe(error)
+            self._span.set_status(Status(StatusCode.ERROR, text))
+
+    def end(self) -> None:
+        """Close a span opened with `start_span`; `scope` does so itself."""
+        if self._span is not None:
+            self._span.end()
+
+
+@contextmanager
+def scope(
+    name: str, *, kind: Literal["agent", "node", "tool"] = "agent", attributes: Mapping[str, Any] | None = None
+) -> Iterator[SpanHandle]:
+    """Run the body as ``name``: its model calls carry this address, its spans hang under a new one. A no-op outside a rollout.
+
+    ``agent`` marks: from here on calls are the agent ``name``'s. ``node`` is a place in a graph: calls are its own only if no
+    marked agent stands around it, or if the configuration selects it by this very name. ``tool`` leaves the agent as it is.
+    Exceptions are noted on the span and pass through.
+    """
+    outer = _current.get()
+    if outer is None:
+        yield SpanHandle(None)
+        return
+    inner, span = _open(outer, name, kind, attributes)
+    token = _current.set(inner)
+    try:
+        yield SpanHandle(span)
+    except BaseException as error:
+        # GeneratorExit and the like end a scope without being anybody's failure.
+        if isinstance(error, Exception):
+            span.set_status(Status(StatusCode.ERROR, describe(error)))
+        raise
+    finally:
+        _current.reset(token)
+        span.end()
+
+
+class StepScope:
+    """A scope for generators: entered anew around every step, because a generator's body runs in its consumer's context."""
+
+    def __init__(self, name: str, *, kind: Literal["agent", "node"] = "agent") -> None:
+        outer = _current.get()
+        self._inner: _Scope | None = None
+        self._span: Span | None = None
+        if outer is not None:
+            self._inner, self._span = _open(outer, name, kind, None)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Be in the scope for one step of the generator, never across a ``yield``."""
+        if self._inner is None:
+            yield
+            return
+        token = _current.set(self._inner)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+    def close(self, error: Exception | None = None) -> None:
+        """End the scope's span."""
+        if self._span is not None and self._span.is_recording():
+            if error is not None:
+                self._span.set_status(Status(StatusCode.ERROR, describe(error)))
+            self._span.end()
+
+
+def _open(outer: _Scope, name: str, kind: str, attributes: Mapping[str, Any] | None) -> tuple[_Scope, Span]:
+    selected = name in outer.run.agents
+    if kind == "agent":
+        agent, marked = name, True
+    elif kind == "node" and (selected or not outer.marked):
+        agent, marked = name, selected
+    else:
+        agent, marked = outer.address.agent, outer.marked
+    span = start_span(outer.address, name, kind, agent=agent, attributes=attributes)
+    context = span.get_span_context()
+    address = replace(outer.address, span=f"{context.span_id:016x}", agent=agent)
+    return _Scope(outer.run, address, marked), span
+
+
+def start_span(
+    parent: Address, name: str, kind: str, *, agent: str | None, attributes: Mapping[str, Any] | None = None
+) -> Span:
+    """Open a span of ``kind`` agent, node, tool, chat or reward under ``parent``. The caller ends it."""
+    values: dict[str, Any] = dict(attributes or {})
+    if agent is not None:
+        values[tr.AGENT] = agent
+    title = name
+    if kind == "agent":
+        values[tr.OPERATION] = "invoke_agent"
+        title = f"invoke_agent {name}"
+    elif kind == "tool":
+        values |= {tr.OPERATION: "execute_tool", tr.TOOL: name}
+        title = f"execute_tool {name}"
+    elif kind == "node":
+        values["lightning.node"] = name
+    else:
+        values[tr.OPERATION] = kind
+        title = f"{kind} {name}".rstrip()
+    context = SpanContext(int(parent.rollout, 16), int(parent.span, 16), is_remote=False, trace_flags=TraceFlags(1))
+    return _tracer.start_span(
+        title, context=set_span_in_context(NonRecordingSpan(context), Context()), attributes=values
+    )
+
+
+def reward(value: float, *, call: str | None = None, agent: str | None = None, name: str | None = None) -> None:
+    """Give a reward to this rollout's episode, to ``agent``, or to the one ``call`` with that id.
+
+    Episode rewards add up. Outside a rollout this does nothing. Raises `RewardError` if ``value`` is not a finite number:
+    a wrong reward is the agent author's error, and is worth stopping for.
+    """
+    number = check_reward(value)
+    current = _current.get()
+    if current is None:
+        return
+    attributes: dict[str, Any] = {"lightning.reward.value": number}
+    for key, item in (("call", call), ("agent", agent), ("name", name)):
+        if item is not None:
+            attributes[f"lightning.reward.{key}"] = item
+    start_span(current.address, name or "", "reward", agent=None, attributes=attributes).end()
+
+
+@contextmanager
+def record(what: str) -> Iterator[None]:
+    """The border: whatever of ours fails inside is counted on the rollout as ``what``, logged once, and never reaches the host."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - this is the one place where errors of ours stop
+        run = current_run()
+        first = run is None or run.counters[what] == 0
+        if run is not None:
+            run.count(what, detail=describe(error))
+        if first:
+            logger.exception("%s: could not be recorded; the agent goes on", what)
+
+
+def describe(error: BaseException) -> str:
+    """``Type: message`` on one line, for spans and summaries."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__

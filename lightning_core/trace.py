@@ -1,0 +1,276 @@
+"""What one rollout did: plain frozen data, built from spans. No I/O, no framework, no torch.
+
+A rollout is one OpenTelemetry trace. Its spans are read here into
+
+- `Call`: one response of a model: who asked, what it saw, what it answered, with token ids and logprobs where we sampled it;
+- `Event`: everything else that has a start, an end and a parent: agents, graph nodes, tools;
+- `Reward`: a number that somebody gave, to the episode, to an agent or to a call.
+
+Names of attributes follow OpenTelemetry's GenAI semantic conventions; what they lack is under ``lightning.``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import quote, unquote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_core.errors import RewardError
+
+TokenIds = NDArray[np.uint32]
+Floats = NDArray[np.float32]
+
+OPERATION = "gen_ai.operation.name"
+AGENT = "gen_ai.agent.name"
+TOOL = "gen_ai.tool.name"
+TASK = "lightning.task"
+TASK_ID = "lightning.task.id"
+SEQUENCE = "lightning.sequence"
+PROMPT_IDS = "lightning.prompt_token_ids"
+OUTPUT_IDS = "lightning.output_token_ids"
+LOGPROBS = "lightning.output_logprobs"
+
+_TRACEPARENT = re.compile(r"^00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$")
+_AGENT_HEADER = "lightning-agent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Who is speaking: the rollout, the agent, and the span that what happens next belongs under."""
+
+    rollout: str
+    """Trace id: 32 hexadecimal digits."""
+    span: str
+    """Span id: 16 hexadecimal digits."""
+    agent: str | None = None
+
+    def to_headers(self) -> dict[str, str]:
+        """The W3C ``traceparent`` of this address, and the agent's name percent-encoded (names need not be ASCII)."""
+        headers = {"traceparent": f"00-{self.rollout}-{self.span}-01"}
+        if self.agent is not None:
+            headers[_AGENT_HEADER] = quote(self.agent, safe="")
+        return headers
+
+    @classmethod
+    def from_headers(cls, headers: Mapping[str, str]) -> Address | None:
+        """Read an address from request headers (lower-case names); None where there is no valid ``traceparent``."""
+        match = _TRACEPARENT.match(headers.get("traceparent", ""))
+        if match is None:
+            return None
+        agent = headers.get(_AGENT_HEADER)
+        return cls(rollout=match[1], span=match[2], agent=None if agent is None else unquote(agent))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanRecord:
+    """A finished span as plain data. Attribute values are JSON values or ``bytes``."""
+
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str | None
+    start_ns: int
+    end_ns: int
+    attributes: Mapping[str, Any]
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One response of one model. A request for n choices makes n calls."""
+
+    id: str
+    rollout: str
+    parent: str | None
+    agent: str | None
+    sequence: int
+    """Order of arrival in the process that answered: a logical clock, immune to skewed clocks."""
+    model: str
+    """The model that answered."""
+    policy_version: int | None
+    """Version of the trained weights that sampled this; None for every other model."""
+    messages: tuple[Mapping[str, Any], ...]
+    response: Mapping[str, Any] | None
+    prompt_ids: TokenIds | None
+    """uint32 [P]; None where somebody else's server sampled and told no ids."""
+    output_ids: TokenIds | None
+    """uint32 [T], the stop token included if the model chose it."""
+    logprobs: Floats | None
+    """float32 [T], of the distribution that was sampled from."""
+    temperature: float
+    finish_reason: str | None
+    context: str | None
+    """How the prompt joins what this rollout said before: new, clean, realigned or forked (see ``policy/chat.py``)."""
+    context_reason: str | None
+    error: str | None
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened around the calls: an agent or node that ran, a tool that was used."""
+
+    id: str
+    parent: str | None
+    kind: Literal["rollout", "agent", "node", "tool", "other"]
+    name: str
+    agent: str | None
+    attributes: Mapping[str, Any]
+    error: str | None
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """A finite number. Without ``call`` and ``agent`` it is the episode's."""
+
+    value: float
+    call: str | None = None
+    agent: str | None = None
+    name: str | None = None
+
+    @property
+    def is_episode(self) -> bool:
+        return self.call is None and self.agent is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One rollout: calls in order of arrival, events in order of start, rewards in order of giving."""
+
+    rollout: str
+    task_id: str
+    task: Any
+    calls: tuple[Call, ...]
+    events: tuple[Event, ...]
+    rewards: tuple[Reward, ...]
+    error: str | None = None
+    """The exception that ended the rollout, or None."""
+    counters: Mapping[str, int] = field(default_factory=dict[str, int])
+    """What could not be recorded, by kind (see ``capture.record``)."""
+
+    @property
+    def reward(self) -> float | None:
+        """The episode's return: the sum of its episode rewards, or None if nobody gave one."""
+        values = [r.value for r in self.rewards if r.is_episode]
+        return math.fsum(values) if values else None
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Names of all agents that made a call, in order of first appearance."""
+        return tuple(dict.fromkeys(c.agent for c in self.calls if c.agent is not None))
+
+
+def check_reward(value: object) -> float:
+    """A reward as a float: True is 1.0. Raises `RewardError` for anything that is not a finite number."""
+    if isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
+        number = float(value)
+        if math.isfinite(number):
+            return number
+    raise RewardError(f"a reward must be a finite number, found {value!r} of type {type(value).__name__}")
+
+
+def spans_to_trace(spans: Iterable[SpanRecord], *, counters: Mapping[str, int] | None = None) -> Trace:
+    """Build the trace of one rollout from its finished spans, in any order; duplicates of a span id count once.
+
+    Raises ValueError if there is no root span, or if spans belong to several rollouts.
+    """
+    unique = {span.span_id: span for span in spans}
+    ordered = sorted(unique.values(), key=lambda s: (s.start_ns, s.span_id))
+    rollouts = {span.trace_id for span in ordered}
+    if len(rollouts) != 1:
+        raise ValueError(f"expected the spans of one rollout, found {len(rollouts)} trace ids: {sorted(rollouts)[:3]!r}")
+    roots = [span for span in ordered if TASK_ID in span.attributes]
+    if len(roots) != 1:
+        raise ValueError(f"expected one root span with {TASK_ID!r}, found {len(roots)} among {len(ordered)} spans")
+    root = roots[0]
+    calls = [_call(s) for s in ordered if s.attributes.get(OPERATION) == "chat"]
+    return Trace(
+        rollout=root.trace_id,
+        task_id=str(root.attributes[TASK_ID]),
+        task=json.loads(root.attributes.get(TASK, "null")),
+        calls=tuple(sorted(calls, key=lambda c: c.sequence)),
+        events=tuple(_event(s) for s in ordered if s.attributes.get(OPERATION) not in ("chat", "reward")),
+        rewards=tuple(_reward(s) for s in ordered if s.attributes.get(OPERATION) == "reward"),
+        error=root.error,
+        counters=dict(counters or {}),
+    )
+
+
+def _call(span: SpanRecord) -> Call:
+    a = span.attributes
+    return Call(
+        id=span.span_id,
+        rollout=span.trace_id,
+        parent=span.parent_id,
+        agent=a.get(AGENT),
+        sequence=int(a.get(SEQUENCE, 0)),
+        model=str(a.get("gen_ai.response.model") or a.get("gen_ai.request.model") or ""),
+        policy_version=a.get("lightning.policy_version"),
+        messages=tuple(json.loads(a.get("gen_ai.input.messages", "[]"))),
+        response=json.loads(a["gen_ai.output.messages"])[0] if "gen_ai.output.messages" in a else None,
+        prompt_ids=_unpack(a.get(PROMPT_IDS), "<u4"),
+        output_ids=_unpack(a.get(OUTPUT_IDS), "<u4"),
+        logprobs=_unpack(a.get(LOGPROBS), "<f4"),
+        temperature=float(a.get("gen_ai.request.temperature", 1.0)),
+        finish_reason=next(iter(a.get("gen_ai.response.finish_reasons", ())), None),
+        context=a.get("lightning.context"),
+        context_reason=a.get("lightning.context.reason"),
+        error=span.error,
+        start_ns=span.start_ns,
+        end_ns=span.end_ns,
+    )
+
+
+def _event(span: SpanRecord) -> Event:
+    a = span.attributes
+    operation = a.get(OPERATION)
+    if TASK_ID in a:
+        kind, name = "rollout", span.name
+    elif operation == "invoke_agent":
+        kind, name = "agent", a.get(AGENT, span.name)
+    elif operation == "execute_tool":
+        kind, name = "tool", a.get(TOOL, span.name)
+    elif "lightning.node" in a:
+        kind, name = "node", a["lightning.node"]
+    else:
+        kind, name = "other", span.name
+    return Event(
+        id=span.span_id,
+        parent=span.parent_id,
+        kind=kind,
+        name=name,
+        agent=a.get(AGENT),
+        attributes=a,
+        error=span.error,
+        start_ns=span.start_ns,
+        end_ns=span.end_ns,
+    )
+
+
+def _reward(span: SpanRecord) -> Reward:
+    a = span.attributes
+    return Reward(
+        value=float(a["lightning.reward.value"]),
+        call=a.get("lightning.reward.call"),
+        agent=a.get("lightning.reward.agent"),
+        name=a.get("lightning.reward.name"),
+    )
+
+
+def pack(values: Iterable[int] | Iterable[float], dtype: Literal["<u4", "<f4"]) -> bytes:
+    """Tokens or logprobs as little-endian packed bytes, four to a value."""
+    return np.asarray(list(values), dtype=dtype).tobytes()
+
+
+def _unpack(data: bytes | None, dtype: Literal["<u4", "<f4"]) -> Any:
+    return None if data is None else np.frombuffer(data, dtype=dtype)
