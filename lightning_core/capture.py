@@ -17,11 +17,11 @@ import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
@@ -153,7 +153,7 @@ def add_span_processor(processor: SpanProcessor) -> None:
     _provider.add_span_processor(processor)
 
 
-class rollout:  # noqa: N801 - used as a statement: ``with rollout(task) as run:``
+class rollout:
     """The scope of one attempt at one task: ``with rollout(task=task) as run: ...`` (or ``async with``).
 
     Everything that marked agents, integrations and the policy endpoint record inside becomes ``run.trace``. With ``endpoint``
@@ -173,7 +173,8 @@ class rollout:  # noqa: N801 - used as a statement: ``with rollout(task) as run:
         strict: bool = False,
     ) -> None:
         if task_id is None:
-            task_id = str(task["id"]) if isinstance(task, Mapping) and "id" in task else ""
+            known = cast("Mapping[str, object]", task) if isinstance(task, Mapping) else {}
+            task_id = str(known.get("id", ""))
         self._run = Run(
             task=task,
             task_id=task_id,
@@ -280,7 +281,7 @@ class SpanHandle:
 @contextmanager
 def scope(
     name: str, *, kind: Literal["agent", "node", "tool"] = "agent", attributes: Mapping[str, Any] | None = None
-) -> Iterator[SpanHandle]:
+) -> Generator[SpanHandle]:
     """Run the body as ``name``: its model calls carry this address, its spans hang under a new one. A no-op outside a rollout.
 
     ``agent`` marks: from here on calls are the agent ``name``'s. ``node`` is a place in a graph: calls are its own only if no
@@ -316,7 +317,7 @@ class StepScope:
             self._inner, self._span = _open(outer, name, kind, None)
 
     @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self) -> Generator[None]:
         """Be in the scope for one step of the generator, never across a ``yield``."""
         if self._inner is None:
             yield
@@ -392,11 +393,11 @@ def reward(value: float, *, call: str | None = None, agent: str | None = None, n
 
 
 @contextmanager
-def record(what: str) -> Iterator[None]:
+def record(what: str) -> Generator[None]:
     """The border: whatever of ours fails inside is counted on the rollout as ``what``, logged once, and never reaches the host."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - this is the one place where errors of ours stop
+    except Exception as error:
         run = current_run()
         first = run is None or run.counters[what] == 0
         if run is not None:

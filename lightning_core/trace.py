@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Literal
 from urllib.parse import quote, unquote
 
@@ -172,7 +173,7 @@ class Trace:
 
 def check_reward(value: object) -> float:
     """A reward as a float: True is 1.0. Raises `RewardError` for anything that is not a finite number."""
-    if isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
+    if isinstance(value, (Real, np.bool_)):  # NumPy's numbers register as Real, its bool does not
         number = float(value)
         if math.isfinite(number):
             return number
@@ -188,7 +189,9 @@ def spans_to_trace(spans: Iterable[SpanRecord], *, counters: Mapping[str, int] |
     ordered = sorted(unique.values(), key=lambda s: (s.start_ns, s.span_id))
     rollouts = {span.trace_id for span in ordered}
     if len(rollouts) != 1:
-        raise ValueError(f"expected the spans of one rollout, found {len(rollouts)} trace ids: {sorted(rollouts)[:3]!r}")
+        raise ValueError(
+            f"expected the spans of one rollout, found {len(rollouts)} trace ids: {sorted(rollouts)[:3]!r}"
+        )
     roots = [span for span in ordered if TASK_ID in span.attributes]
     if len(roots) != 1:
         raise ValueError(f"expected one root span with {TASK_ID!r}, found {len(roots)} among {len(ordered)} spans")

@@ -1,15 +1,54 @@
-"""Trace → transitions → rows: what the trainer trains on, and where each number in it comes from. (being written)"""
+"""Trace → transitions → rows: what is trained on, and where each number in it comes from.
+
+A `Transition` is the paper's (input_t, output_t, r_t): one call of a trained agent (arXiv 2508.03680, eq. 6). Rows join the calls of
+one agent whose contexts grow out of each other, in a forest: if (prompt ‖ response) of an earlier call is an exact prefix of
+a later prompt, the later call continues that row, wherever it stands in time::
+
+    calls in order:  A1  B1  A2  B2          A2's prompt starts with A1's prompt ‖ response, B2's with B1's
+    rows:            A1 + A2,  B1 + B2
+
+Where a context does not hold, a new row begins. Every sampled token is trained in exactly one row.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-TokenIds = NDArray[np.uint32]
-Floats = NDArray[np.float32]
+from lightning_core.trace import Call, Floats, TokenIds, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """One call of a trained agent: what it saw and what it sampled."""
+
+    call: str
+    rollout: str
+    task_id: str
+    agent: str
+    policy: str
+    version: int
+    sequence: int
+    prompt_ids: TokenIds
+    """uint32 [P]"""
+    output_ids: TokenIds
+    """uint32 [T], T > 0"""
+    logprobs: Floats
+    """float32 [T], at ``temperature``"""
+    temperature: float
+    finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A call of a trained agent that cannot be trained on, and why."""
+
+    call: str
+    agent: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,3 +80,121 @@ class Row:
     """float32 [L], 0 where the mask is False; None until credit has been assigned."""
     segments: tuple[Segment, ...]
     """The calls whose tokens this row trains, in order."""
+
+
+def trace_to_transitions(trace: Trace, *, agents: Collection[str]) -> list[Transition]:
+    """The calls of ``agents`` (exact names) that can be trained on, in order of arrival. `refused_calls` tells of the others."""
+    return [
+        Transition(
+            call=call.id,
+            rollout=trace.rollout,
+            task_id=trace.task_id,
+            agent=call.agent or "",
+            policy=call.model,
+            version=call.policy_version or 0,
+            sequence=call.sequence,
+            prompt_ids=call.prompt_ids,
+            output_ids=call.output_ids,
+            logprobs=call.logprobs,
+            temperature=call.temperature,
+            finish_reason=call.finish_reason,
+        )
+        for call in trace.calls
+        if call.agent in agents
+        and _refusal_reason(call) is None
+        and call.prompt_ids is not None
+        and call.output_ids is not None
+        and call.logprobs is not None
+    ]
+
+
+def refused_calls(trace: Trace, *, agents: Collection[str]) -> list[Refusal]:
+    """The calls of ``agents`` that cannot be trained on. Nothing is re-encoded from text to make up for missing ids."""
+    found: list[Refusal] = []
+    for call in trace.calls:
+        reason = _refusal_reason(call) if call.agent in agents else None
+        if reason is not None:
+            found.append(Refusal(call=call.id, agent=call.agent or "", reason=reason))
+    return found
+
+
+def _refusal_reason(call: Call) -> str | None:
+    if call.error is not None:
+        return f"the call failed: {call.error}"
+    if call.prompt_ids is None or call.output_ids is None:
+        return f"no token ids: model {call.model!r} answered without telling which tokens it saw and sampled"
+    if call.policy_version is None:
+        return f"sampled by {call.model!r}, whose weights are not trained"
+    if call.logprobs is None or len(call.logprobs) != len(call.output_ids):
+        found = "none" if call.logprobs is None else str(len(call.logprobs))
+        return f"expected {len(call.output_ids)} logprobs, found {found}"
+    if len(call.output_ids) == 0 or len(call.prompt_ids) == 0:
+        return "an empty prompt or response"
+    return None
+
+
+def transitions_to_rows(transitions: Iterable[Transition], advantages: Mapping[str, float] | None = None) -> list[Row]:
+    """Merge transitions into rows, in the order of their first calls.
+
+    ``advantages`` maps call ids to the advantage of every token of that call. Raises KeyError if it lacks a call.
+    """
+    open_rows: dict[tuple[str, str, str], list[_OpenRow]] = {}
+    order: list[_OpenRow] = []
+    for t in sorted(transitions, key=lambda t: t.sequence):
+        family = open_rows.setdefault((t.rollout, t.agent, t.policy), [])
+        prompt = t.prompt_ids.tobytes()
+        # The longest context that the prompt starts with; ids are four bytes each, so a byte prefix is a token prefix.
+        parent = max((row for row in family if prompt.startswith(row.key)), key=lambda r: len(r.key), default=None)
+        if parent is None:
+            parent = _OpenRow()
+            family.append(parent)
+            order.append(parent)
+        parent.extend(t)
+    return [row.close(advantages) for row in order]
+
+
+class _OpenRow:
+    """A row that may still grow."""
+
+    def __init__(self) -> None:
+        self.key = b""
+        self.calls: list[Transition] = []
+
+    def extend(self, transition: Transition) -> None:
+        self.calls.append(transition)
+        self.key = transition.prompt_ids.tobytes() + transition.output_ids.tobytes()
+
+    def close(self, advantages: Mapping[str, float] | None) -> Row:
+        token_ids = np.frombuffer(self.key, dtype="<u4")
+        length = len(token_ids)
+        mask = np.zeros(length, dtype=np.bool_)
+        logprobs = np.zeros(length, dtype=np.float32)
+        temperatures = np.ones(length, dtype=np.float32)
+        values = None if advantages is None else np.zeros(length, dtype=np.float32)
+        segments: list[Segment] = []
+        for t in self.calls:
+            start = len(t.prompt_ids)
+            stop = start + len(t.output_ids)
+            mask[start:stop] = True
+            logprobs[start:stop] = t.logprobs
+            temperatures[start:stop] = t.temperature
+            if values is not None and advantages is not None:
+                values[start:stop] = advantages[t.call]
+            segments.append(Segment(call=t.call, start=start, stop=stop, version=t.version))
+        first = self.calls[0]
+        return Row(
+            rollout=first.rollout,
+            agent=first.agent,
+            policy=first.policy,
+            token_ids=token_ids,
+            mask=mask,
+            logprobs=logprobs,
+            temperatures=temperatures,
+            advantages=values,
+            segments=tuple(segments),
+        )
+
+
+def count_sampled(transitions: Sequence[Transition]) -> int:
+    """Number of sampled tokens in ``transitions``; equals the sum of the masks of their rows."""
+    return sum(len(t.output_ids) for t in transitions)
