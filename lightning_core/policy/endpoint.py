@@ -1,0 +1,433 @@
+"""The policy endpoint: an OpenAI-compatible server that knows the tokens, and who asked for them.
+
+A request carries a per-rollout API key (which rollout, and may it) and an address in its headers (which agent, under which span). From
+these the endpoint decides who answers:
+
+- an agent that is trained: the live policy, at the run's own sampling temperature;
+- an agent that the configuration gives a model to (``agents.frozen``), or that names one that is served here: that model, at the
+  settings that the request asks for;
+- any other: the configured upstream, or the provider that the request was on its way to.
+
+Every response is a span of its rollout's trace; those that were sampled here hold their token ids and logprobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from lightning_core.capture import find_run
+from lightning_core.errors import InfrastructureError, PolicyRequestError, UpstreamError
+from lightning_core.policy.backend import Backend, SamplingParams
+from lightning_core.policy.chat import Chat, Memory, Prompt
+from lightning_core.policy.dialects import chat_completions as wire
+from lightning_core.policy.dialects.chat_completions import ChatRequest, Choice
+from lightning_core.policy.recording import CallSpan
+from lightning_core.policy.streaming import HeldText, cut
+from lightning_core.policy.upstream import Target, Upstream
+from lightning_core.trace import Address, describe
+
+logger = logging.getLogger(__name__)
+
+POLICY = "policy"
+"""The model name of the weights that are trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """Who answers whom, the same for all rollouts of a phase."""
+
+    trained: frozenset[str] = frozenset()
+    frozen: Mapping[str, str] = field(default_factory=dict[str, str])
+    temperature: float | None = None
+    """Sampling temperature of trained agents; None leaves it to the request."""
+    max_tokens: int = 1024
+    """Most tokens in a response of a model served here."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Session:
+    """What the endpoint knows of one live rollout."""
+
+    root: Address
+    routing: Routing
+    memory: Memory = field(default_factory=Memory)
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+
+
+class PolicyEndpoint:
+    """Serves ``backend`` at ``url``. Start with ``with PolicyEndpoint(...) as endpoint:``; it listens on a thread of its own."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        chat: Chat,
+        *,
+        upstream: Target | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        self._backend = backend
+        self._chat = chat
+        self._upstream = upstream
+        self._forward = Upstream()
+        self._sessions: dict[str, _Session] = {}
+        self._socket = socket.create_server((host, port))
+        self.url = f"http://{host}:{self._socket.getsockname()[1]}/v1"
+        routes = [
+            Route("/v1/chat/completions", self._chat_completions, methods=["POST"]),
+            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/health", self._health, methods=["GET"]),
+        ]
+        app = Starlette(routes=routes, exception_handlers={Exception: _internal_error})
+        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+        self._server = uvicorn.Server(config)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="lightning-endpoint", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        deadline = time.monotonic() + 30
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                raise InfrastructureError(f"the policy endpoint did not start at {self.url}")
+            time.sleep(0.005)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._server.serve(sockets=[self._socket]))
+            runner.run(self._forward.close())
+
+    def new_key(self) -> str:
+        """An API key for one rollout; it opens nothing until `open`."""
+        return f"lr-{secrets.token_urlsafe(24)}"
+
+    def open(self, key: str, root: Address, routing: Routing) -> None:
+        """Admit requests with ``key`` as those of the rollout ``root``."""
+        self._sessions[key] = _Session(root=root, routing=routing)
+
+    def close(self, key: str, timeout_seconds: float = 5.0) -> None:
+        """Admit ``key`` no longer. Requests still running are aborted, and their spans closed, before this returns."""
+        session = self._sessions.pop(key, None)
+        if session is not None and session.tasks:
+            asyncio.run_coroutine_threadsafe(_cancel(session.tasks), self._loop).result(timeout_seconds)
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _models(self, request: Request) -> Response:
+        if self._session(request) is None:
+            return _error("unknown API key", 401, "authentication_error")
+        models = [{"id": m, "object": "model", "created": 0, "owned_by": "lightning"} for m in self._backend.models]
+        return JSONResponse({"object": "list", "data": models})
+
+    def _session(self, request: Request) -> _Session | None:
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        return self._sessions.get(key.strip()) if scheme.lower() == "bearer" else None
+
+    async def _chat_completions(self, request: Request) -> Response:
+        session = self._session(request)
+        if session is None:
+            return _error(
+                "unknown API key: requests to a policy endpoint carry the key of a live rollout",
+                401,
+                "authentication_error",
+            )
+        address = Address.from_headers(request.headers)
+        if address is None or address.rollout != session.root.rollout:
+            address = session.root  # a process of its own knows its key but perhaps not its place
+        task = asyncio.current_task()
+        assert task is not None
+        session.tasks.add(task)
+        try:
+            body = await request.json()
+            parsed = wire.parse_request(body)
+            model = self._route(session.routing, address.agent, parsed, request)
+            if isinstance(model, Target):
+                return await self._pass_on(session, address, parsed, body, model)
+            return await self._sample(session, address, parsed, model, request)
+        except PolicyRequestError as error:
+            return _error(str(error), error.status, "invalid_request_error", error.param)
+        except json.JSONDecodeError as error:
+            return _error(f"the request body is not JSON: {error}", 400, "invalid_request_error")
+        except Exception as error:  # noqa: BLE001 - whatever a backend raises is an infrastructure failure of this rollout
+            _count_failure(address, error)
+            return _error(describe(error), 502 if isinstance(error, UpstreamError) else 500, "server_error")
+        finally:
+            session.tasks.discard(task)
+
+    def _route(self, routing: Routing, agent: str | None, request: ChatRequest, http: Request) -> str | Target:
+        if agent is not None and agent in routing.trained:
+            return POLICY
+        name = routing.frozen.get(agent or "", request.model)
+        if name in self._backend.models:
+            return name
+        if self._upstream is not None:
+            return self._upstream
+        origin = http.headers.get("lightning-origin")
+        if origin:
+            return Target(url=origin, authorization=http.headers.get("lightning-origin-authorization"))
+        raise PolicyRequestError(
+            f"agent {agent!r} is not trained and asks for model {name!r}, which is not served here; served are "
+            f"{list(self._backend.models)!r}. Train the agent, give it a model under agents.frozen, or set policy.upstream",
+            status=404,
+            param="model",
+        )
+
+    async def _sample(
+        self, session: _Session, address: Address, request: ChatRequest, model: str, http: Request
+    ) -> Response:
+        """Answer from the backend: render once, sample n responses, record each."""
+        spans = [CallSpan(address, request, model) for _ in range(request.n)]
+        try:
+            prompt = self._chat.render(request.messages, request.tools, session.memory)
+            trained = address.agent is not None and address.agent in session.routing.trained
+            params = self._params(session.routing, request, prompt, trained=trained)
+        except BaseException as error:
+            _abandon(spans, error)
+            raise
+        job = _Job(session, request, model, prompt, params, live=model == POLICY)
+        if request.stream:
+            return StreamingResponse(self._stream(job, spans, address), media_type="text/event-stream")
+        try:
+            choices = await _unless_disconnected(
+                asyncio.gather(*(self._respond(job, span, i) for i, span in enumerate(spans))), http
+            )
+        except BaseException as error:
+            _abandon(spans, error)
+            raise
+        decode = self._chat.text
+        return JSONResponse(
+            wire.completion(
+                request, choices, id=f"chatcmpl-{spans[0].id}", model=model, prompt_ids=prompt.ids, decode=decode
+            )
+        )
+
+    def _params(self, routing: Routing, request: ChatRequest, prompt: Prompt, *, trained: bool) -> SamplingParams:
+        room = self._backend.max_context - len(prompt.ids)
+        if room < 1:
+            raise PolicyRequestError(
+                f"the prompt has {len(prompt.ids)} tokens, but the model's context holds {self._backend.max_context}; "
+                "shorten it or raise policy.max_context",
+                param="messages",
+            )
+        temperature = 1.0 if request.temperature is None else request.temperature
+        if trained and routing.temperature is not None:
+            temperature = routing.temperature
+        return SamplingParams(
+            max_tokens=min(request.max_tokens or routing.max_tokens, routing.max_tokens, room),
+            temperature=temperature,
+            # Training needs the logprobs of the whole distribution, so a trained agent samples from all of it.
+            top_p=1.0 if trained or request.top_p is None else request.top_p,
+            seed=request.seed,
+            stop_token_ids=self._chat.stop_token_ids,
+        )
+
+    async def _respond(
+        self,
+        job: _Job,
+        span: CallSpan,
+        index: int,
+        emit: Callable[[Choice, list[int], list[float]], None] | None = None,
+    ) -> Choice:
+        """Sample one response to its end, record it, and return it. ``emit`` hears of every delta."""
+        request, params = job.request, job.params
+        if params.seed is not None and index:
+            params = replace(params, seed=params.seed + index)
+        choice = Choice(message={}, token_ids=[], logprobs=[], finish_reason="stop")
+        version = 0
+        stopped_by_text = False
+        deltas = self._backend.generate(
+            job.prompt.ids, params, model=job.model, stream=request.stream or bool(request.stop)
+        )
+        try:
+            async for delta in deltas:
+                choice.token_ids += delta.token_ids
+                choice.logprobs += delta.logprobs
+                choice.finish_reason = delta.finish_reason or "stop"
+                version = delta.version
+                stopped_by_text = any(s in self._chat.text(choice.token_ids) for s in request.stop)
+                if emit is not None:
+                    emit(choice, list(delta.token_ids), list(delta.logprobs))
+                if stopped_by_text:
+                    choice.finish_reason = "stop"
+                    break
+        finally:
+            await deltas.aclose()
+        message = self._chat.parse(choice.token_ids, tools=bool(request.tools))
+        if stopped_by_text:
+            message = {**message, "content": cut(message["content"] or "", request.stop)}
+        else:
+            self._chat.remember(job.prompt, choice.token_ids, message, job.session.memory)
+        if message.get("tool_calls"):
+            choice.finish_reason = "tool_calls"
+        choice.message = message
+        span.sampled(
+            job.prompt,
+            choice,
+            version=version if job.live else None,
+            temperature=params.temperature,
+            top_p=params.top_p,
+        )
+        span.end()
+        return choice
+
+    async def _stream(self, job: _Job, spans: list[CallSpan], address: Address) -> AsyncGenerator[bytes]:
+        """Server-sent events as tokens come. Text that may still become a tool call, a stop or half a character is held back."""
+        id = f"chatcmpl-{spans[0].id}"
+        events: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+        async def run(index: int, span: CallSpan) -> Choice:
+            held = HeldText(self._chat.text, job.request.stop, tools=bool(job.request.tools))
+            events.put_nowait(wire.chunk(id, job.model, index, {"role": "assistant", "content": ""}))
+
+            def emit(choice: Choice, ids: list[int], logprobs: list[float]) -> None:
+                extra: dict[str, Any] = {}
+                if job.request.logprobs:
+                    extra["logprobs"] = wire.stream_logprobs(ids, logprobs, self._chat.text)
+                if job.request.return_token_ids:
+                    extra["token_ids"] = ids
+                text = held.more(choice.token_ids)
+                if text or extra:
+                    events.put_nowait(wire.chunk(id, job.model, index, {"content": text}, **extra))
+
+            choice = await self._respond(job, span, index, emit)
+            if choice.message.get("tool_calls"):
+                events.put_nowait(wire.chunk(id, job.model, index, wire.tool_call_delta(choice.message)))
+            else:
+                rest = held.rest(choice.message.get("content") or "")
+                if rest:
+                    events.put_nowait(wire.chunk(id, job.model, index, {"content": rest}))
+            events.put_nowait(wire.chunk(id, job.model, index, {}, finish_reason=choice.finish_reason))
+            return choice
+
+        everything = asyncio.gather(*(run(i, span) for i, span in enumerate(spans)))
+        everything.add_done_callback(lambda _: events.put_nowait(None))
+        job.session.tasks.add(asyncio.ensure_future(everything))  # pyright: ignore[reportArgumentType]
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            choices = await everything
+            if job.request.include_usage:
+                yield wire.chunk(id, job.model, None, {}, usage=wire.usage(job.prompt.ids, choices))
+            yield b"data: [DONE]\n\n"
+        except Exception as error:  # noqa: BLE001 - headers are sent; the client hears of it in the stream
+            _count_failure(address, error)
+            _abandon(spans, error)
+            yield b"data: " + json.dumps(wire.error_body(describe(error), kind="server_error")).encode() + b"\n\n"
+        finally:
+            everything.cancel()
+            _abandon(spans, ClientDisconnect())
+
+    async def _pass_on(
+        self, session: _Session, address: Address, request: ChatRequest, body: Mapping[str, Any], target: Target
+    ) -> Response:
+        """Let somebody else's model answer, and record what it said."""
+        span = CallSpan(address, request, request.model)
+        if request.stream:
+            return StreamingResponse(self._pass_on_stream(span, address, body, target), media_type="text/event-stream")
+        try:
+            answer = await self._forward.complete(target, body)
+            span.forwarded(answer)
+        except BaseException as error:
+            span.fail(error)
+            raise
+        finally:
+            span.end()
+        return JSONResponse(answer)
+
+    async def _pass_on_stream(
+        self, span: CallSpan, address: Address, body: Mapping[str, Any], target: Target
+    ) -> AsyncGenerator[bytes]:
+        text, finish = "", None
+        try:
+            async for event, data in self._forward.stream(target, body):
+                for choice in (data or {}).get("choices") or ():
+                    if choice.get("index") == 0:
+                        text += (choice.get("delta") or {}).get("content") or ""
+                        finish = choice.get("finish_reason") or finish
+                yield event
+            span.answered({"role": "assistant", "content": text}, finish)
+        except InfrastructureError as error:
+            _count_failure(address, error)
+            span.fail(error)
+            yield b"data: " + json.dumps(wire.error_body(str(error), kind="server_error")).encode() + b"\n\n"
+        finally:
+            span.end()
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    session: _Session
+    request: ChatRequest
+    model: str
+    prompt: Prompt
+    params: SamplingParams
+    live: bool
+
+
+def _abandon(spans: list[CallSpan], error: BaseException) -> None:
+    for span in spans:
+        span.abandon(error)
+
+
+def _count_failure(address: Address, error: Exception) -> None:
+    logger.warning("a model call of agent %r failed: %s", address.agent, describe(error))
+    run = find_run(address.rollout)
+    if run is not None:
+        run.count("infrastructure", detail=describe(error))
+
+
+async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
+    pending = list(tasks)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def _unless_disconnected(work: asyncio.Future[Any], request: Request) -> Any:
+    """The result of ``work``, which is aborted if the client hangs up first."""
+
+    async def hang_up() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    watch: asyncio.Task[None] = asyncio.ensure_future(hang_up())
+    try:
+        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise PolicyRequestError("the client closed the connection before the response was complete", status=499)
+        return work.result()
+    finally:
+        watch.cancel()
+        work.cancel()
+
+
+async def _internal_error(request: Request, error: Exception) -> Response:
+    logger.error("the policy endpoint failed", exc_info=error)
+    return _error(describe(error), 500, "server_error")
+
+
+def _error(message: str, status: int, kind: str, param: str | None = None) -> Response:
+    return JSONResponse(wire.error_body(message, kind=kind, param=param), status_code=status)

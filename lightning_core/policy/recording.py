@@ -1,0 +1,83 @@
+"""How a model call becomes a span: opened when the request arrives, filled with what was sampled, closed with the answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from opentelemetry.trace import Span, Status, StatusCode
+
+from lightning_core import trace as tr
+from lightning_core.capture import next_sequence, start_span
+from lightning_core.policy.chat import Prompt
+from lightning_core.policy.dialects.chat_completions import ChatRequest, Choice
+from lightning_core.trace import Address, describe, pack
+
+
+class CallSpan:
+    """The span of one response; its id is the call's id."""
+
+    def __init__(self, address: Address, request: ChatRequest, model: str) -> None:
+        attributes: dict[str, Any] = {
+            tr.SEQUENCE: next_sequence(),
+            "gen_ai.provider.name": "lightning",
+            "gen_ai.request.model": request.model,
+            "gen_ai.response.model": model,
+            "gen_ai.input.messages": json.dumps(list(request.messages), ensure_ascii=False),
+        }
+        if request.tools:
+            attributes["gen_ai.tool.definitions"] = json.dumps(list(request.tools), ensure_ascii=False)
+        self._span: Span = start_span(address, model, "chat", agent=address.agent, attributes=attributes)
+        self.id = f"{self._span.get_span_context().span_id:016x}"
+
+    def sampled(self, prompt: Prompt, choice: Choice, *, version: int | None, temperature: float, top_p: float) -> None:
+        """Note what was sampled, and from what. ``version`` None means weights that are not trained."""
+        self._span.set_attributes({
+            tr.PROMPT_IDS: pack(prompt.ids, "<u4"),
+            tr.OUTPUT_IDS: pack(choice.token_ids, "<u4"),
+            tr.LOGPROBS: pack(choice.logprobs, "<f4"),
+            "gen_ai.request.temperature": temperature,
+            "gen_ai.request.top_p": top_p,
+            "gen_ai.usage.input_tokens": len(prompt.ids),
+            "gen_ai.usage.output_tokens": len(choice.token_ids),
+            "lightning.context": prompt.context,
+        })  # fmt: skip
+        if version is not None:
+            self._span.set_attribute("lightning.policy_version", version)
+        if prompt.reason is not None:
+            self._span.set_attribute("lightning.context.reason", prompt.reason)
+        self.answered(choice.message, choice.finish_reason)
+
+    def answered(self, message: Mapping[str, Any], finish_reason: str | None) -> None:
+        """Note the answer as the agent gets it."""
+        self._span.set_attribute("gen_ai.output.messages", json.dumps([message], ensure_ascii=False))
+        if finish_reason:
+            self._span.set_attribute("gen_ai.response.finish_reasons", [finish_reason])
+
+    def forwarded(self, answer: Mapping[str, Any]) -> None:
+        """Note what somebody else's server answered."""
+        choices: Sequence[Mapping[str, Any]] = answer.get("choices") or ()
+        if answer.get("model"):
+            self._span.set_attribute("gen_ai.response.model", str(answer["model"]))
+        counts = answer.get("usage") or {}
+        for theirs, ours in (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")):
+            if counts.get(theirs) is not None:
+                self._span.set_attribute(f"gen_ai.usage.{ours}", int(counts[theirs]))
+        if choices:
+            self.answered(choices[0].get("message") or {}, choices[0].get("finish_reason"))
+
+    def fail(self, error: BaseException) -> None:
+        """Note that the call came to nothing."""
+        self._span.set_status(Status(StatusCode.ERROR, describe(error)))
+
+    def abandon(self, error: BaseException) -> None:
+        """Close the span as failed, unless it is closed already."""
+        if self._span.is_recording():
+            self.fail(error)
+            self._span.end()
+
+    def end(self) -> None:
+        """Close the span. Safe to call twice."""
+        if self._span.is_recording():
+            self._span.end()

@@ -1,0 +1,39 @@
+"""What may be said already of a response that is still being sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class HeldText:
+    """Decides how much of a response's text may be streamed already."""
+
+    def __init__(self, decode: Callable[[list[int]], str], stops: tuple[str, ...], *, tools: bool) -> None:
+        self._decode = decode
+        self._marks = (*stops, "<tool_call>") if tools else stops
+        self._sent = ""
+
+    def more(self, token_ids: list[int]) -> str:
+        """New text that nothing later can change."""
+        text = self._decode(token_ids)
+        safe = len(text.rstrip("\ufffd"))  # an unfinished character
+        for mark in self._marks:
+            at = text.find(mark)
+            if at >= 0:
+                safe = min(safe, at)
+            for size in range(1, len(mark)):
+                if text.endswith(mark[:size]):
+                    safe = min(safe, len(text) - size)
+        fresh = text[len(self._sent) : safe]
+        self._sent += fresh
+        return fresh
+
+    def rest(self, content: str) -> str:
+        """What remains of the final ``content``."""
+        return content[len(self._sent) :]
+
+
+def cut(text: str, stops: tuple[str, ...]) -> str:
+    """``text`` before the earliest of ``stops``."""
+    ends = [at for at in (text.find(s) for s in stops) if at >= 0]
+    return text[: min(ends)] if ends else text
