@@ -31,13 +31,17 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, Sta
 
 from lightning_core import trace as tr
 from lightning_core.errors import CaptureError
-from lightning_core.trace import Address, SpanRecord, Trace, check_reward, spans_to_trace
+from lightning_core.trace import Address, SpanRecord, Trace, check_reward, describe, spans_to_trace
 
 logger = logging.getLogger(__name__)
 
 _sequence = itertools.count(1)
 _live: dict[int, Run] = {}
 _live_lock = threading.Lock()
+_steering: tuple[type[Exception], ...] = ()
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class Run:
@@ -65,6 +69,9 @@ class Run:
         self.strict = strict
         self.counters: Counter[str] = Counter()
         self.failures: list[str] = []
+        """What could not be recorded; a strict rollout ends with an error if there is any."""
+        self.infrastructure: list[str] = []
+        """What failed of the machinery: the attempt says nothing about the agent, and is repeated."""
         self._spans: list[SpanRecord] = []
         self._lock = threading.Lock()
         self._root: Span | None = None
@@ -80,6 +87,12 @@ class Run:
         return spans_to_trace(spans, counters=self.counters)
 
     @property
+    def address(self) -> Address:
+        """The rollout itself as an address: for those who know nothing closer."""
+        assert self._root is not None
+        return Address(rollout=self.rollout, span=f"{self._root.get_span_context().span_id:016x}")
+
+    @property
     def spans(self) -> tuple[SpanRecord, ...]:
         """All finished spans."""
         with self._lock:
@@ -91,6 +104,12 @@ class Run:
             self.counters[what] += 1
             if detail is not None and len(self.failures) < 20:
                 self.failures.append(f"{what}: {detail}")
+
+    def blame_infrastructure(self, detail: str) -> None:
+        """Note that the machinery failed, not the agent."""
+        with self._lock:
+            self.counters["infrastructure"] += 1
+            self.infrastructure.append(detail)
 
     def _append(self, span: SpanRecord) -> None:
         with self._lock:
@@ -252,6 +271,41 @@ def next_sequence() -> int:
     return next(_sequence)
 
 
+def bind(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """``function``, to run in the scope of this moment, in whichever thread or context it is called."""
+    scope = _current.get()
+
+    def bound(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        token = _current.set(scope)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _current.reset(token)
+
+    return bound
+
+
+@contextmanager
+def outside() -> Generator[None]:
+    """Run the body as if outside any rollout: for machinery that must not inherit the scope in which it happens to start."""
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def no_failure(*kinds: type[Exception]) -> None:
+    """Exceptions of these kinds are a host's way to steer (an interrupt, a jump): they end a scope without failing it."""
+    global _steering
+    _steering = (*_steering, *(kind for kind in kinds if kind not in _steering))
+
+
+def _is_failure(error: BaseException) -> bool:
+    # GeneratorExit, cancellation and the like end a scope without being anybody's failure.
+    return isinstance(error, Exception) and not isinstance(error, _steering)
+
+
 class SpanHandle:
     """What an open scope lets its owner say about it."""
 
@@ -297,8 +351,7 @@ def scope(
     try:
         yield SpanHandle(span)
     except BaseException as error:
-        # GeneratorExit and the like end a scope without being anybody's failure.
-        if isinstance(error, Exception):
+        if _is_failure(error):
             span.set_status(Status(StatusCode.ERROR, describe(error)))
         raise
     finally:
@@ -328,10 +381,10 @@ class StepScope:
         finally:
             _current.reset(token)
 
-    def close(self, error: Exception | None = None) -> None:
-        """End the scope's span."""
+    def close(self, error: BaseException | None = None) -> None:
+        """End the scope's span; ``error`` is what ended it, if that was an exception."""
         if self._span is not None and self._span.is_recording():
-            if error is not None:
+            if error is not None and _is_failure(error):
                 self._span.set_status(Status(StatusCode.ERROR, describe(error)))
             self._span.end()
 
@@ -376,7 +429,7 @@ def start_span(
 
 
 def reward(value: float, *, call: str | None = None, agent: str | None = None, name: str | None = None) -> None:
-    """Give a reward to this rollout's episode, to ``agent``, or to the one ``call`` with that id.
+    """Give a reward to this rollout's episode, to ``agent``, or to one ``call``: its id, or the id of the response it came with.
 
     Episode rewards add up. Outside a rollout this does nothing. Raises `RewardError` if ``value`` is not a finite number:
     a wrong reward is the agent author's error, and is worth stopping for.
@@ -386,6 +439,7 @@ def reward(value: float, *, call: str | None = None, agent: str | None = None, n
     if current is None:
         return
     attributes: dict[str, Any] = {"lightning.reward.value": number}
+    call = None if call is None else call.removeprefix("chatcmpl-")
     for key, item in (("call", call), ("agent", agent), ("name", name)):
         if item is not None:
             attributes[f"lightning.reward.{key}"] = item
@@ -404,9 +458,3 @@ def record(what: str) -> Generator[None]:
             run.count(what, detail=describe(error))
         if first:
             logger.exception("%s: could not be recorded; the agent goes on", what)
-
-
-def describe(error: BaseException) -> str:
-    """``Type: message`` on one line, for spans and summaries."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__

@@ -277,3 +277,9 @@ def pack(values: Iterable[int] | Iterable[float], dtype: Literal["<u4", "<f4"]) 
 
 def _unpack(data: bytes | None, dtype: Literal["<u4", "<f4"]) -> Any:
     return None if data is None else np.frombuffer(data, dtype=dtype)
+
+
+def describe(error: BaseException) -> str:
+    """``Type: message`` on one line, for spans and summaries."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__

@@ -14,12 +14,14 @@ Every response is a span of its rollout's trace; those that were sampled here ho
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -65,6 +67,8 @@ class _Session:
 
     root: Address
     routing: Routing
+    seed: int | None
+    seen: Counter[str] = field(default_factory=Counter[str])
     memory: Memory = field(default_factory=Memory)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
 
@@ -123,9 +127,13 @@ class PolicyEndpoint:
         """An API key for one rollout; it opens nothing until `open`."""
         return f"lr-{secrets.token_urlsafe(24)}"
 
-    def open(self, key: str, root: Address, routing: Routing) -> None:
-        """Admit requests with ``key`` as those of the rollout ``root``."""
-        self._sessions[key] = _Session(root=root, routing=routing)
+    def open(self, key: str, root: Address, routing: Routing, *, seed: int | None = None) -> None:
+        """Admit requests with ``key`` as those of the rollout ``root``.
+
+        With ``seed``, what a request samples depends on it, on the prompt, and on how often the rollout has sent that prompt
+        before; not on what other rollouts do meanwhile.
+        """
+        self._sessions[key] = _Session(root=root, routing=routing, seed=seed)
 
     def close(self, key: str, timeout_seconds: float = 5.0) -> None:
         """Admit ``key`` no longer. Requests still running are aborted, and their spans closed, before this returns."""
@@ -203,7 +211,7 @@ class PolicyEndpoint:
         try:
             prompt = self._chat.render(request.messages, request.tools, session.memory)
             trained = address.agent is not None and address.agent in session.routing.trained
-            params = self._params(session.routing, request, prompt, trained=trained)
+            params = self._params(session, request, prompt, trained=trained)
         except BaseException as error:
             _abandon(spans, error)
             raise
@@ -224,7 +232,8 @@ class PolicyEndpoint:
             )
         )
 
-    def _params(self, routing: Routing, request: ChatRequest, prompt: Prompt, *, trained: bool) -> SamplingParams:
+    def _params(self, session: _Session, request: ChatRequest, prompt: Prompt, *, trained: bool) -> SamplingParams:
+        routing = session.routing
         room = self._backend.max_context - len(prompt.ids)
         if room < 1:
             raise PolicyRequestError(
@@ -240,7 +249,7 @@ class PolicyEndpoint:
             temperature=temperature,
             # Training needs the logprobs of the whole distribution, so a trained agent samples from all of it.
             top_p=1.0 if trained or request.top_p is None else request.top_p,
-            seed=request.seed,
+            seed=_seed(session, prompt) if request.seed is None else request.seed,
             stop_token_ids=self._chat.stop_token_ids,
         )
 
@@ -387,6 +396,15 @@ class _Job:
     live: bool
 
 
+def _seed(session: _Session, prompt: Prompt) -> int | None:
+    if session.seed is None:
+        return None
+    digest = hashlib.blake2b(repr((session.seed, prompt.ids)).encode(), digest_size=8).hexdigest()
+    session.seen[digest] += 1
+    # Requests for several choices add the choice's index, so repeats are spaced further apart than that.
+    return (int(digest, 16) + 65536 * session.seen[digest]) % (1 << 62)
+
+
 def _abandon(spans: list[CallSpan], error: BaseException) -> None:
     for span in spans:
         span.abandon(error)
@@ -396,7 +414,7 @@ def _count_failure(address: Address, error: Exception) -> None:
     logger.warning("a model call of agent %r failed: %s", address.agent, describe(error))
     run = find_run(address.rollout)
     if run is not None:
-        run.count("infrastructure", detail=describe(error))
+        run.blame_infrastructure(describe(error))
 
 
 async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
