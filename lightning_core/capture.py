@@ -17,11 +17,11 @@ import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
@@ -259,6 +259,12 @@ def current_address() -> Address | None:
     """The address of this code: rollout, agent, parent span; None outside a rollout."""
     scope = _current.get()
     return None if scope is None else scope.address
+
+
+def speaks(name: str) -> bool:
+    """Whether the agent ``name``, marked or selected, is the one who speaks now."""
+    scope = _current.get()
+    return scope is not None and scope.marked and scope.address.agent == name
 
 
 def find_run(rollout_id: str) -> Run | None:

@@ -1,0 +1,85 @@
+"""Marks a Runnable: a copy of it, of a class of its own whose runs stand in the agent's scope.
+
+A subclass, because LangChain derives Runnables from Runnables (``bind``, ``with_config``, ``|``, ``bind_tools``) through ``self``: what is
+derived from a marked one runs the marked one. A proxy would lose the mark there, and a wrapper would no longer be the chat model
+or graph that LangChain and LangGraph look for.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableParallel, RunnableSequence
+
+from lightning_core.errors import ConfigError
+from lightning_core.integration import TrainSpec
+from lightning_core.trainable import Kind, scope_function, set_mark
+
+RUNS: dict[str, Kind] = {
+    "invoke": "call",
+    "ainvoke": "coroutine",
+    "stream": "generator",
+    "astream": "async_generator",
+    "transform": "generator",
+    "atransform": "async_generator",
+    "batch": "call",
+    "abatch": "coroutine",
+    "batch_as_completed": "generator",
+    "abatch_as_completed": "async_generator",
+}
+"""The methods through which a Runnable runs, and what they return whatever their implementation looks like."""
+
+
+def mark(obj: Any, spec: TrainSpec) -> Any:
+    """A copy of the Runnable ``obj`` that runs as the agent ``spec.name``."""
+    if not isinstance(obj, Runnable):
+        raise ConfigError(f"expected a Runnable, found {obj!r}; mark the function or method that runs it")
+    # Sequences dissolve into the sequence that they become part of; a binding stays one piece.
+    whole = RunnableBinding(bound=obj) if isinstance(obj, RunnableSequence) else obj
+    return scope_class(whole, spec)
+
+
+def scope_class(obj: Any, spec: TrainSpec) -> Any:
+    """A copy of ``obj`` whose class scopes every run."""
+    marked = copy.copy(obj)
+    # Past the __setattr__ of pydantic models, which knows fields only.
+    object.__setattr__(marked, "__class__", _make_class(type(obj), spec))
+    return marked
+
+
+@cache
+def _make_class(cls: type[Any], spec: TrainSpec) -> type[Any]:
+    methods: dict[str, Any] = {}
+    for name, kind in RUNS.items():
+        method = getattr(cls, name)
+        # Runnable's own batch methods run ``invoke`` for each input, and each of those is a run of the agent.
+        if "batch" not in name or method is not getattr(Runnable, name):
+            methods[name] = scope_function(method, spec.name, kind=kind, once=True)
+    # The same name in the same module: LangChain writes both into what it serialises and into keys of its caches.
+    body = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, **methods}
+    return set_mark(types.new_class(cls.__name__, (cls,), exec_body=lambda space: space.update(body)), spec)
+
+
+def mark_members(obj: Any, specs: Sequence[TrainSpec]) -> Any:
+    """A copy of a `RunnableParallel` or `RunnableSequence` whose steps of these names are marked."""
+    if isinstance(obj, RunnableParallel):
+        steps = dict(obj.steps__)
+        check_members(specs, steps)
+        return RunnableParallel(steps | {spec.name: mark(steps[spec.name], spec) for spec in specs})
+    if isinstance(obj, RunnableSequence):
+        wanted = {spec.name: spec for spec in specs}
+        check_members(specs, [step.name for step in obj.steps if step.name])
+        marked = [mark(step, wanted[step.name]) if step.name in wanted else step for step in obj.steps]
+        return RunnableSequence(*marked, name=obj.name)
+    raise ConfigError(f"expected a graph, a RunnableParallel or a RunnableSequence, found {type(obj).__name__}")
+
+
+def check_members(specs: Sequence[TrainSpec], known: Any) -> None:
+    """Raise ConfigError if one of ``specs`` is not among the names ``known``."""
+    for spec in specs:
+        if spec.name not in known:
+            raise ConfigError(f"there is no part named {spec.name!r}; there are {sorted(known)!r}")

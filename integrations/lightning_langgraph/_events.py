@@ -1,0 +1,57 @@
+"""LangGraph's nodes and agents as scopes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from lightning_langchain._patches import run_name
+
+from lightning_core.capture import StepScope, current_address, current_run, record
+
+_MADE_BY_CREATE_AGENT = "langchain_create_agent"
+
+
+@contextmanager
+def node_scope(task: Any) -> Generator[None]:
+    """The scope of one task of a graph: all attempts at one node, or at one ``@task`` function."""
+    steps: StepScope | None = None
+    with record("langgraph.node"):
+        if not _is_plumbing(task.name, task.config):
+            steps = StepScope(task.name, kind="node")
+    if steps is None:
+        yield
+        return
+    ending: BaseException | None = None
+    try:
+        with steps.step():
+            yield
+    except BaseException as error:
+        ending = error
+        raise
+    finally:
+        steps.close(ending)
+
+
+def _is_plumbing(name: str, config: Any) -> bool:
+    """Whether a task is part of how a graph works rather than of what it was built for."""
+    if name.startswith("__"):
+        return True
+    run, address = current_run(), current_address()
+    if run is None or address is None or name in run.agents:
+        return False
+    # Every agent of langchain.agents.create_agent has a "model" and a "tools" node: where somebody speaks, those add nothing.
+    made = (config.get("metadata") or {}).get("ls_integration") == _MADE_BY_CREATE_AGENT
+    return made and name in ("model", "tools") and address.agent is not None
+
+
+def agent_name(graph: Any, config: Any) -> str | None:
+    """The agent that a run of ``graph`` is, if it is one: selected by name in the configuration, or named in ``create_agent``."""
+    with record("langgraph.agent"):
+        run = current_run()
+        name = run_name(graph, config)
+        if run is not None and name in run.agents:
+            return name
+        return ((getattr(graph, "config", None) or {}).get("metadata") or {}).get("lc_agent_name")
+    return None

@@ -1,0 +1,48 @@
+"""Marks graphs and their nodes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import lightning_langchain._trainable as langchain
+from langchain_core.runnables import RunnableBinding
+from langgraph._internal._runnable import RunnableSeq
+from langgraph.errors import GraphBubbleUp
+from langgraph.graph import StateGraph
+from langgraph.pregel import Pregel
+
+from lightning_core import capture
+from lightning_core.errors import ConfigError
+from lightning_core.integration import TrainSpec
+
+# An interrupt or a jump to the parent graph leaves a node as an exception, without anything having failed.
+capture.no_failure(GraphBubbleUp)
+
+
+def mark(obj: Any, spec: TrainSpec) -> Any:
+    """A copy of ``obj``, a compiled graph or another of LangGraph's Runnables, that runs as the agent ``spec.name``."""
+    if isinstance(obj, StateGraph):
+        raise ConfigError(f"compile the graph before marking it: trainable(graph.compile(), name={spec.name!r})")
+    if isinstance(obj, RunnableSeq):
+        # Dissolves into the sequence that it becomes part of; a binding stays one piece.
+        obj = RunnableBinding(bound=obj)
+    return langchain.mark(obj, spec)
+
+
+def mark_members(obj: Any, specs: Sequence[TrainSpec]) -> Any:
+    """A copy of ``obj``, a graph or its builder, whose nodes of these names are marked. The graphs inside it are left alone."""
+    if not isinstance(obj, (Pregel, StateGraph)):
+        raise ConfigError(f"expected a graph, found {type(obj).__name__}")
+    langchain.check_members(specs, [name for name in obj.nodes if not name.startswith("__")])
+    marked: Any = copy.copy(obj)
+    marked.nodes = dict(obj.nodes)
+    for spec in specs:
+        node: Any = obj.nodes[spec.name]
+        if isinstance(obj, Pregel):
+            marked.nodes[spec.name] = node.copy({"bound": mark(node.bound, spec)})
+        else:
+            marked.nodes[spec.name] = replace(node, runnable=mark(node.runnable, spec))
+    return marked
