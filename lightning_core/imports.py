@@ -1,0 +1,38 @@
+"""``module:callable`` → the object."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightning_core.errors import ConfigError
+
+
+def import_callable(name: str, *, key: str) -> Callable[..., Any]:
+    """Import ``module:callable``; modules of the working directory can be imported, as with ``python -m``.
+
+    Raises `ConfigError` naming the configuration's ``key`` when there is no such module or callable. What the module itself
+    raises while it is imported passes through.
+    """
+    module_name, _, path = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, but something that it imports is not
+        raise ConfigError(
+            f"{key}: no module {error.name!r} for {name!r}; it is looked for in the working directory and among the installed packages"
+        ) from None
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{key}: the module {module_name!r} has no {path!r}; expected 'module:callable'")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(f"{key}: {name!r} is of type {type(found).__name__}, expected something that can be called")
+    return found

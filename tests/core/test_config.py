@@ -1,0 +1,227 @@
+"""The configuration: what it accepts, and how it refuses the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lightning_core.config import Config, Policy, load_config
+from lightning_core.config_reference import reference
+from lightning_core.errors import ConfigError
+
+MINIMAL = "policy: {model: some/model}\n"
+
+
+def load_text(folder: Path, text: str, *overrides: str, needs: tuple[str, ...] = ()) -> Config:
+    path = folder / "c.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_config(path, overrides, needs=needs)
+
+
+def refusal(folder: Path, text: str, *overrides: str, needs: tuple[str, ...] = ()) -> list[str]:
+    """The problems that are listed, without the file's folder."""
+    with pytest.raises(ConfigError) as caught:
+        load_text(folder, text, *overrides, needs=needs)
+    head, *lines = str(caught.value).replace(f"{folder}/", "").splitlines()
+    assert head.startswith(f"{len(lines)} problem")
+    return [line.strip() for line in lines]
+
+
+def test_defaults(tmp_path: Path) -> None:
+    config = load_text(tmp_path, MINIMAL)
+    assert config.policy.model == "some/model"
+    assert (config.rollouts.group_size, config.algorithm.clip_high, config.trainer.name) == (8, 0.28, "torch")
+    assert config.policy.lora is None
+    assert config == load_config({"policy": {"model": "some/model"}}) == Config(policy=Policy(model="some/model"))
+
+
+def test_short_and_long_task_sources(tmp_path: Path) -> None:
+    text = MINIMAL + "tasks: {train: a.jsonl, eval: {source: 'pkg.mod:make', args: {n: 3}, limit: 2}}\n"
+    tasks = load_text(tmp_path, text).tasks
+    assert tasks.train is not None
+    assert tasks.train.source == "a.jsonl"
+    assert tasks.eval is not None
+    assert (tasks.eval.source, tasks.eval.args, tasks.eval.limit) == ("pkg.mod:make", {"n": 3}, 2)
+
+
+def test_scalars_follow_yaml_1_2(tmp_path: Path) -> None:
+    text = MINIMAL + "trainer: {learning_rate: 1e-5}\nagents: {train: [no, 12:30, 2026-01-31, on]}\nrun: {seed: 010}\n"
+    config = load_text(tmp_path, text)
+    assert config.trainer.learning_rate == 1e-5
+    assert config.agents.train == ("no", "12:30", "2026-01-31", "on")
+    assert config.run.seed == 10
+
+
+def test_an_empty_section_has_its_defaults(tmp_path: Path) -> None:
+    assert load_text(tmp_path, MINIMAL + "trainer:\n  # steps: 3\nrollouts:\n") == load_text(tmp_path, MINIMAL)
+
+
+def test_lora_gets_its_defaults() -> None:
+    config = load_config({"policy": {"model": "m", "tuning": "lora"}})
+    assert config.policy.lora is not None
+    assert config.policy.lora.rank == 16
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["policy.tuning=lora", "policy.lora.target_modules=[q_proj]"],
+        ["credit.rewards=discounted", "credit.gamma=0.9", "credit.group_by=[task, agent]"],
+        ["agents.train=[no, '1e-5', ü]", "run.name='12'", "agents.frozen={judge: base}"],
+        ["tasks.train=m:f", "tasks.train.args={x: '1', y: null}", "policy.upstream.base_url=http://a/v1"],
+    ],
+)
+def test_the_resolved_file_reads_back_equal(tmp_path: Path, overrides: list[str]) -> None:
+    config = load_text(tmp_path, MINIMAL, *overrides)
+    assert load_text(tmp_path, config.to_yaml()) == config
+
+
+def test_overrides_win_in_order(tmp_path: Path) -> None:
+    text = MINIMAL + "trainer: {steps: 5, betas: [0.8, 0.9]}\n"
+    config = load_text(tmp_path, text, "trainer.steps=6", "trainer.steps=7", "run.name=abc", "trainer.threads=")
+    assert (config.trainer.steps, config.run.name, config.trainer.threads) == (7, "abc", None)
+    assert config.trainer.betas == (0.8, 0.9)
+
+
+def test_an_override_below_a_short_form(tmp_path: Path) -> None:
+    tasks = load_text(tmp_path, MINIMAL + "tasks: {train: a.jsonl}\n", "tasks.train.limit=3").tasks
+    assert tasks.train is not None
+    assert (tasks.train.source, tasks.train.limit) == ("a.jsonl", 3)
+
+
+def test_overrides_leave_a_given_dict_alone() -> None:
+    data = {"policy": {"model": "m"}}
+    load_config(data, ["policy.model=n", "run.seed=1"])
+    assert data == {"policy": {"model": "m"}}
+
+
+def test_all_problems_at_once_with_their_lines(tmp_path: Path) -> None:
+    text = """\
+agent: foo.bar
+tasks:
+  train: a.txt
+  eval: {source: x.jsonl, limt: 4}
+agents: {train: [a, b], frozen: {a: base}}
+polcy: {model: x}
+trainer:
+  learning_rate: fast
+  steps: "3"
+  betas: [0.9, 2]
+credit: {rewards: discounted, advantage: grp}
+rollouts: {group_size: yes}
+"""
+    assert refusal(tmp_path, text, "rollouts.temperature=0", needs=("tasks.train", "reward")) == [
+        "c.yaml:1: agent: found 'foo.bar', expected 'module:callable', such as 'examples.text_to_sql.agent:solve'",
+        "c.yaml:3: tasks.train.source: found 'a.txt', expected a path that ends in .jsonl, .json, .parquet, or"
+        " 'module:callable'",
+        "c.yaml:4: tasks.eval.limt: unknown key; did you mean 'limit'? known here: source, args, limit",
+        "c.yaml: policy: missing, and required",
+        "c.yaml:11: credit.advantage: found 'grp', expected 'grpo', 'rloo' or 'reinforce++-baseline'",
+        "c.yaml:12: rollouts.group_size: found 'yes', expected a whole number",
+        "c.yaml:9: trainer.steps: found '3', expected a whole number",
+        "c.yaml:8: trainer.learning_rate: found 'fast', expected a number",
+        "c.yaml:10: trainer.betas[1]: found 2, expected less than 1",
+        "c.yaml:6: polcy: unknown key; did you mean 'policy'? known here: agent, reward, tasks, agents, policy, credit,"
+        " algorithm, rollouts, trainer, eval, run",
+        "c.yaml:5: agents.frozen.a: the agent is in agents.train too; it can be one or the other",
+        "c.yaml:11: credit.rewards: 'discounted' needs credit.gamma, such as gamma: 0.95",
+        "override 'rollouts.temperature=0': rollouts.temperature: at 0 all attempts are equal and nothing is learnt;"
+        " eval.temperature may be 0",
+        "c.yaml: reward: missing, and needed here",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("tasks: {train: {source: a.jsonl, args: {n: 1}}}", "tasks.train.args: arguments are for 'module:callable'"),
+        ("agents: {train: []}", "agents.train: an empty list"),
+        ("policy: {model: m, tuning: lora, train_layers: 2}", "policy.train_layers: goes with tuning: full only"),
+        ("policy: {model: m, lora: {rank: 4}}", "policy.lora: goes with tuning: lora only"),
+        ("policy: {model: m, max_context: 256}", "rollouts.max_tokens: found 256, which leaves no room"),
+        ("credit: {gamma: 0.9}", "credit.gamma: goes with rewards: discounted only"),
+        ("credit: {group_by: [agent]}", "credit.group_by: expected [task] or [task, agent], found ['agent']"),
+        ("rollouts: {group_size: 1}", "rollouts.group_size: 'grpo' compares attempts"),
+        ("trainer: {name: verl}", "trainer.name: 'verl' is not in this version"),
+        ("eval: {temperature: 0, samples: 4}", "eval.samples: at eval.temperature 0 all 4 attempts are equal"),
+    ],
+)
+def test_impossible_combinations(tmp_path: Path, text: str, expected: str) -> None:
+    (problem,) = refusal(tmp_path, text if text.startswith("policy") else f"{text}\n{MINIMAL}")
+    place, rest = problem.split(": ", 1)
+    assert place == ("c.yaml" if "max_tokens" in expected else "c.yaml:1")
+    assert rest.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("trainer.steps", "override 'trainer.steps': expected key.sub=value, such as trainer.steps=10"),
+        ("trainer..steps=1", "override 'trainer..steps=1': expected key.sub=value, such as trainer.steps=10"),
+        ("policy.model.x=1", "override 'policy.model.x=1': policy.model.x: policy.model is 'some/model', which has no"),
+        ("agents.train=[a", "override 'agents.train=[a': agents.train: the value is not valid YAML: while parsing"),
+        ("trainer.stepz=1", "override 'trainer.stepz=1': trainer.stepz: unknown key; did you mean 'steps'?"),
+        ("trainer=5", "override 'trainer=5': trainer: found 5, expected a section with keys below it"),
+        ("run.seed=1.5", "override 'run.seed=1.5': run.seed: found 1.5, expected a whole number"),
+        ("eval.every=true", "override 'eval.every=true': eval.every: found True, expected a whole number"),
+        ("trainer.betas=0.9", "override 'trainer.betas=0.9': trainer.betas: found 0.9, expected a list"),
+        ("agents.frozen={1: m}", "override 'agents.frozen={1: m}': agents.frozen[1]: found 1, expected a string"),
+    ],
+)
+def test_a_bad_override_is_named(tmp_path: Path, override: str, expected: str) -> None:
+    (problem,) = refusal(tmp_path, MINIMAL, override)
+    assert problem.startswith(expected)
+
+
+def test_duplicate_keys(tmp_path: Path) -> None:
+    text = MINIMAL + "trainer:\n  steps: 1\n  steps: 2\n"
+    assert refusal(tmp_path, text) == ["c.yaml:4: trainer.steps: the same key twice, first at c.yaml:3; remove one"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("policy: {model: m\n", "c.yaml:2: not valid YAML"),
+        ("- a\n", "c.yaml: expected a mapping of sections, found list"),
+        ("a: &x {b: *x}\n", "c.yaml:1: not valid YAML: an alias that contains itself"),
+        ("a: 1\n---\nb: 2\n", "c.yaml:2: not valid YAML"),
+        ("{[1]: 2}\n", "not valid YAML"),
+    ],
+)
+def test_files_that_are_no_configuration(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path, text)
+    assert expected in str(caught.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no configuration file at"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_needed_keys(tmp_path: Path) -> None:
+    text = MINIMAL + "tasks:\n  eval: e.jsonl\n"
+    problems = refusal(tmp_path, text, needs=("agent", "tasks.train", "tasks.eval"))
+    assert problems == ["c.yaml: agent: missing, and needed here", "c.yaml:2: tasks.train: missing, and needed here"]
+
+
+def test_made_directly_it_is_checked_too() -> None:
+    with pytest.raises(ValueError, match=r"policy\.train_layers: goes with tuning: full only"):
+        Config(policy=Policy(model="m", tuning="lora", train_layers=2))
+
+
+def test_frozen() -> None:
+    config = load_config({"policy": {"model": "m"}})
+    with pytest.raises(ValueError, match="frozen"):
+        config.run = config.run  # type: ignore[misc]
+
+
+def test_every_key_is_documented_and_the_page_is_current() -> None:
+    page = reference()
+    assert "|  |\n" not in page
+    written = Path(__file__).parents[2] / "docs" / "configuration.md"
+    assert written.read_text(encoding="utf-8") == page, (
+        "run: python -m lightning_core.config_reference > docs/configuration.md"
+    )

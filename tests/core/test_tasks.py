@@ -1,0 +1,106 @@
+"""Tasks from files and functions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_core.config import TaskSource
+from lightning_core.errors import ConfigError
+from lightning_core.imports import import_callable
+from lightning_core.tasks import load_tasks
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_jsonl(tmp_path: Path) -> None:
+    file = write(tmp_path / "t.jsonl", '{"id": "a", "q": 1}\n\n{"q": 2}\n{"id": 7}\n')
+    assert load_tasks(file) == [{"id": "a", "q": 1}, {"id": "1", "q": 2}, {"id": "7"}]
+    assert load_tasks(TaskSource(source=file, limit=1)) == [{"id": "a", "q": 1}]
+
+
+def test_json(tmp_path: Path) -> None:
+    assert load_tasks(write(tmp_path / "t.json", json.dumps([{"q": 1}, {"q": 2}]))) == [
+        {"id": "0", "q": 1},
+        {"id": "1", "q": 2},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"id": "a"}\n{"id": "a"}\n', r"t\.jsonl:2: the id 'a' is there already, at .*t\.jsonl:1"),
+        ('{"id": "a"}\n{"id"\n', r"t\.jsonl:2: not valid JSON"),
+        ("[1]\n", r"t\.jsonl:1: expected a JSON object, found list: '\[1\]'"),
+        ('{"id": null}\n', r"t\.jsonl:1: expected 'id' to be a string that is not empty, found None"),
+        ('{"id": ""}\n', r"found ''"),
+        ('{"id": true}\n', r"found True"),
+        ("\n", r"there are no tasks in it"),
+    ],
+)
+def test_refused_lines(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        load_tasks(write(tmp_path / "t.jsonl", text))
+
+
+def test_refused_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tasks\.train: no file of tasks at"):
+        load_tasks(str(tmp_path / "none.jsonl"), key="tasks.train")
+    with pytest.raises(ConfigError, match=r"expected a list of JSON objects, found dict"):
+        load_tasks(write(tmp_path / "t.json", "{}"))
+    with pytest.raises(ConfigError, match=r"t\.json:2: not valid JSON"):
+        load_tasks(write(tmp_path / "t.json", "[\n{]"))
+
+
+def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match="pip install pyarrow"):
+        load_tasks(write(tmp_path / "t.parquet", ""))
+
+
+def count(n: int = 2) -> Any:
+    return ({"q": index} for index in range(n))
+
+
+def wrong() -> Any:
+    return [{"q": {1, 2}}]
+
+
+def one() -> Any:
+    return {"q": 1}
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return Path(__file__).stem
+
+
+def test_functions(here: str) -> None:
+    assert load_tasks(TaskSource(source=f"{here}:count", args={"n": 3}, limit=2)) == [
+        {"id": "0", "q": 0},
+        {"id": "1", "q": 1},
+    ]
+    with pytest.raises(ConfigError, match="not a JSON object"):
+        load_tasks(f"{here}:wrong")
+    with pytest.raises(ConfigError, match="returned dict, expected a list of tasks"):
+        load_tasks(f"{here}:one")
+
+
+def test_import_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "broken_agent.py", "import a_package_that_is_not_there\n")
+    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
+        import_callable("broken_agent:solve", key="agent")
+    with pytest.raises(ConfigError, match="agent: no module 'no_such_module' for 'no_such_module:f'"):
+        import_callable("no_such_module:f", key="agent")
+    with pytest.raises(ConfigError, match="has no 'nobody'"):
+        import_callable(f"{here}:nobody", key="agent")
+    with pytest.raises(ConfigError, match="is of type"):
+        import_callable("json:__name__", key="agent")
