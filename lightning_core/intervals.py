@@ -1,0 +1,152 @@
+"""How sure a mean reward is: 95 % intervals, and the comparison of two evaluations.
+
+Intervals are at 95 % and treat tasks as the sample: all attempts at a task are averaged first, since they are not independent.
+
+- Rewards that are all 0 or 1: the Wilson score interval, which stays sensible near 0, near 1 and for few tasks.
+- Other rewards, and every improvement: the bootstrap over tasks with expanded percentiles (Hesterberg, "What Teachers Should
+  Know About the Bootstrap", The American Statistician 69, 2015), 10,000 resamples from a fixed seed. An improvement is paired:
+  the same tasks before and after.
+- Fewer than 6 tasks give no bootstrap interval: with 5 pairs even a unanimous result has a two-sided sign-test p of 0.0625.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+MIN_TASKS = 6
+"""Fewest tasks for a bootstrap interval."""
+_RESAMPLES = 10_000
+_SEED = 20_150
+_CHUNK = 1_000_000
+"""Most numbers drawn at a time."""
+_Z = NormalDist().inv_cdf(0.975)
+
+
+class Estimate(NamedTuple):
+    """A mean with its 95 % interval; the ends are NaN where there are too few tasks to tell."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        return None if math.isnan(self.low) else (self.low, self.high)
+
+
+def confidence_interval(values: Sequence[float]) -> Estimate:
+    """The mean of ``values``, one for each task, with its 95 % interval. Raises ValueError for no values."""
+    array = _checked(values)
+    if set(array.tolist()) <= {0.0, 1.0}:
+        return _wilson(array)
+    return _bootstrap(array)
+
+
+def paired_improvement(before: Sequence[float], after: Sequence[float]) -> Estimate:
+    """The mean of ``after - before`` over the same tasks in the same order, with its 95 % interval."""
+    if len(before) != len(after):
+        raise ValueError(f"expected the same tasks twice, found {len(before)} before and {len(after)} after")
+    return _bootstrap(_checked(after) - _checked(before))
+
+
+def _checked(values: Sequence[float]) -> NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or not len(array) or not np.isfinite(array).all():
+        raise ValueError(f"expected one finite reward for each task and at least one, found {values!r}")
+    return array
+
+
+def _wilson(values: NDArray[np.float64]) -> Estimate:
+    count, share = len(values), float(values.mean())
+    scale = 1 + _Z**2 / count
+    centre = (share + _Z**2 / (2 * count)) / scale
+    half = _Z / scale * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
+    # At 0 of n and n of n the formula's end is exactly the share; rounding must not put it a hair past.
+    return Estimate(share, max(0.0, min(centre - half, share)), min(1.0, max(centre + half, share)))
+
+
+def _bootstrap(values: NDArray[np.float64]) -> Estimate:
+    count, mean = len(values), float(values.mean())
+    if count < MIN_TASKS:
+        return Estimate(mean, math.nan, math.nan)
+    generator = np.random.default_rng(_SEED)
+    at_once = max(1, _CHUNK // count)
+    sizes = [min(at_once, _RESAMPLES - start) for start in range(0, _RESAMPLES, at_once)]
+    means = np.concatenate([values[generator.integers(count, size=(size, count))].mean(axis=1) for size in sizes])
+    # Plain percentiles are too narrow for few tasks, as a z interval without n - 1 would be: take them further out.
+    tail = NormalDist().cdf(-math.sqrt(count / (count - 1)) * _t975(count - 1))
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return Estimate(mean, float(low), float(high))
+
+
+def _t975(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t (Abramowitz and Stegun 26.7.5; within 0.1 % from 5 degrees of freedom)."""
+    z, v = _Z, freedom
+    return (
+        z
+        + (z**3 + z) / (4 * v)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
+        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * v**4)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Mean reward on the same tasks before and after training. Rewards are in the agent's own unit."""
+
+    tasks: int
+    """Tasks that have a reward both before and after."""
+    eval_reward_before: float
+    eval_reward_after: float
+    eval_ci95_before: tuple[float, float] | None
+    eval_ci95_after: tuple[float, float] | None
+    improvement: float
+    improvement_ci95: tuple[float, float] | None
+
+    @property
+    def improved(self) -> bool:
+        """Whether the interval of the improvement lies above 0."""
+        return self.improvement_ci95 is not None and self.improvement_ci95[0] > 0
+
+
+def compare(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]]) -> Comparison:
+    """Compare two evaluations, each the rewards of the attempts by task id.
+
+    A task without a reward on one side (infrastructure failed every attempt) is left out on both. Raises ValueError if no
+    task is left.
+    """
+    both = [task for task in before if before[task] and after.get(task)]
+    if not both:
+        raise ValueError(f"no task has a reward both before ({len(before)} tasks) and after ({len(after)} tasks)")
+    first = [math.fsum(before[task]) / len(before[task]) for task in both]
+    last = [math.fsum(after[task]) / len(after[task]) for task in both]
+    start, end, gain = confidence_interval(first), confidence_interval(last), paired_improvement(first, last)
+    return Comparison(
+        tasks=len(both),
+        eval_reward_before=start.mean,
+        eval_reward_after=end.mean,
+        eval_ci95_before=start.interval,
+        eval_ci95_after=end.interval,
+        improvement=gain.mean,
+        improvement_ci95=gain.interval,
+    )
+
+
+def compare_splits(
+    before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]], splits: Mapping[str, str]
+) -> dict[str, Comparison]:
+    """`compare` for the tasks of each split, ``splits`` being the split by task id; a split without common tasks is left out."""
+    found: dict[str, Comparison] = {}
+    for name in dict.fromkeys(splits.values()):
+        first = {task: rewards for task, rewards in before.items() if splits.get(task) == name}
+        if any(first[task] and after.get(task) for task in first):
+            found[name] = compare(first, after)
+    return found

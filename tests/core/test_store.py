@@ -1,0 +1,207 @@
+"""The store: what goes in comes out, whole or not at all, and survives."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_core import trace as tr
+from lightning_core.capture import current_address, reward, rollout, start_span
+from lightning_core.errors import ConfigError
+from lightning_core.store import CallCredit, RolloutRecord, Store
+from lightning_core.trace import SpanRecord
+
+ID = "0123456789abcdef0123456789abcdef"
+
+
+def record(identity: str = ID, **changes: object) -> RolloutRecord:
+    values = {
+        "id": identity,
+        "step": 1,
+        "task_id": "t1",
+        "phase": "train",
+        "attempt": 0,
+        "status": "ok",
+        "reward": 0.5,
+        "error": None,
+        "version": 3,
+        "started_ns": 10,
+        "ended_ns": 20,
+    }
+    return RolloutRecord(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def root(identity: str) -> SpanRecord:
+    attributes = {tr.TASK_ID: "t1", tr.TASK: '{"id": "t1"}'}
+    return SpanRecord(
+        name="rollout",
+        trace_id=identity,
+        span_id="00000000000000aa",
+        parent_id=None,
+        start_ns=10,
+        end_ns=20,
+        attributes=attributes,
+    )
+
+
+def chat(identity: str, span: str, agent: str | None) -> SpanRecord:
+    attributes = {tr.OPERATION: "chat"} | ({} if agent is None else {tr.AGENT: agent})
+    return SpanRecord(
+        name="chat m",
+        trace_id=identity,
+        span_id=span,
+        parent_id="00000000000000aa",
+        start_ns=11,
+        end_ns=12,
+        attributes=attributes,
+    )
+
+
+def test_a_captured_rollout_comes_back_equal(tmp_path: Path) -> None:
+    with rollout(task={"id": "t1", "q": "ü"}) as run:
+        address = current_address()
+        assert address is not None
+        attributes = {
+            tr.SEQUENCE: 4,
+            tr.OUTPUT_IDS: tr.pack([1, 2, 0xFFFFFFFF], "<u4"),
+            tr.LOGPROBS: tr.pack([-0.5, -1.25, 0.0], "<f4"),
+            "gen_ai.response.finish_reasons": ("stop",),
+            "gen_ai.request.temperature": 0.7,
+            "gen_ai.input.messages": '[{"role": "user", "content": "ü"}]',
+        }
+        start_span(address, "m", "chat", agent="writer", attributes=attributes).end()
+        reward(0.5)
+    with Store(tmp_path / "store.db") as store:
+        assert store.add_rollout(record(run.rollout, counters={"lost": 2}), run.spans) == 1
+        assert sorted(store.spans(1), key=lambda s: s.span_id) == sorted(run.spans, key=lambda s: s.span_id)
+        trace = store.trace(run.rollout)
+        assert trace.counters == {"lost": 2}
+        assert trace.reward == 0.5
+        assert trace.task == {"id": "t1", "q": "ü"}
+        (call,) = trace.calls
+        assert (call.agent, call.finish_reason) == ("writer", "stop")
+        assert call.output_ids is not None
+        assert np.array_equal(call.output_ids, np.array([1, 2, 0xFFFFFFFF], dtype=np.uint32))
+        assert store.rollout(1) == record(run.rollout, counters={"lost": 2}, ordinal=1, calls=1)
+
+
+def test_lists_and_filters(tmp_path: Path) -> None:
+    a, b, c = ("a" * 32, "b" * 32, "c" * 32)
+    with Store(tmp_path / "store.db") as store:
+        store.add_rollout(record(a, phase="eval_before", step=0), [root(a), chat(a, "1" * 16, "w")])
+        store.add_rollout(record(b), [root(b), chat(b, "1" * 16, "w"), chat(b, "2" * 16, None)])
+        store.add_rollout(record(c, status="infrastructure", reward=None, error="Timeout: x", version=None), [])
+        assert [(r.ordinal, r.id, r.calls) for r in store.rollouts()] == [(1, a, 1), (2, b, 2), (3, c, 0)]
+        assert [r.id for r in store.rollouts(phase="train")] == [b, c]
+        assert [r.id for r in store.rollouts(step=1, status="ok")] == [b]
+        assert store.rollout(c).error == "Timeout: x"
+        assert store.agents() == {"w": 2, None: 1}
+        with pytest.raises(LookupError, match="no rollout with ordinal 9; the store has 3, numbered from 1"):
+            store.trace(9)
+        with pytest.raises(ValueError, match="expected the spans of one rollout"):
+            store.trace(3)
+
+
+def test_credit_and_steps(tmp_path: Path) -> None:
+    credit = CallCredit(rollout=ID, call="1" * 16, agent="w", step=1, reward=1.0, advantage=-0.5, tokens=7)
+    with Store(tmp_path / "store.db") as store:
+        with pytest.raises(ValueError, match="credit for a rollout that is not stored"):
+            store.add_credit([credit])
+        store.add_rollout(record(), [root(ID)])
+        store.add_credit([credit])
+        store.add_credit([credit])
+        assert store.credit() == store.credit(rollout=1) == store.credit(step=1) == [credit]
+        assert store.credit(step=2) == []
+        store.add_step(1, {"reward": 0.25})
+        store.add_step(2, {"reward": 0.5})
+        store.add_step(2, {"reward": 0.75})
+        assert store.steps() == {1: {"reward": 0.25}, 2: {"reward": 0.75}}
+
+
+def test_rewind_forgets_what_will_be_done_again(tmp_path: Path) -> None:
+    names = {"a": (0, "eval_before"), "b": (1, "train"), "c": (2, "train"), "d": (2, "eval_after")}
+    with Store(tmp_path / "store.db") as store:
+        for name, (step, phase) in names.items():
+            store.add_rollout(record(name * 32, step=step, phase=phase), [root(name * 32)])
+            call = CallCredit(rollout=name * 32, call="1" * 16, agent="w", step=step, reward=1, advantage=1, tokens=1)
+            store.add_credit([call])
+            store.add_step(step, {})
+        store.rewind(1)
+        assert [r.id[0] for r in store.rollouts()] == ["a", "b"]
+        assert [c.rollout[0] for c in store.credit()] == ["a", "b"]
+        assert list(store.steps()) == [0, 1]
+        assert store.add_rollout(record("c" * 32), [root("c" * 32)]) == 3
+
+
+def test_a_rollout_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        with pytest.raises(ValueError, match="belongs to rollout"):
+            store.add_rollout(record(), [root(ID), root("f" * 32)])
+        unserialisable = chat(ID, "1" * 16, "w")
+        object.__setattr__(unserialisable, "attributes", {"x": object()})
+        with pytest.raises(TypeError):
+            store.add_rollout(record(), [root(ID), unserialisable])
+        assert store.rollouts() == []
+        store.add_rollout(record(), [root(ID)])
+        with pytest.raises(ValueError, match="cannot be stored"):
+            store.add_rollout(record(), [root(ID)])
+        assert len(store.spans(1)) == 1
+
+
+def test_committed_survives_a_killed_process(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    script = f"""
+import os
+from lightning_core.store import Store
+store = Store({str(path)!r})
+store.add_step(1, {{"reward": 1.0}})
+store._db.execute("BEGIN")
+store._db.execute("INSERT INTO steps VALUES (2, '{{}}')")
+os._exit(9)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False)
+    assert done.returncode == 9
+    with Store(path, read_only=True) as store:
+        assert store.steps() == {1: {"reward": 1.0}}
+    with Store(path) as store:
+        store.add_step(2, {"reward": 2.0})
+        assert list(store.steps()) == [1, 2]
+
+
+def test_many_threads_and_a_reader(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with Store(path) as store, Store(path, read_only=True) as reader:
+
+        def work(thread: int) -> None:
+            for index in range(10):
+                identity = f"{thread:016x}{index:016x}"
+                store.add_rollout(record(identity), [root(identity), chat(identity, "1" * 16, "w")])
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(store.rollouts()) == len(reader.rollouts()) == 40
+        assert reader.agents() == {"w": 40}
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            reader.add_step(1, {})
+
+
+def test_files_that_are_no_store(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no record of a run at"):
+        Store(tmp_path / "none.db", read_only=True)
+    (tmp_path / "text.db").write_text("not a database, but long enough to be looked at as one" * 40)
+    with pytest.raises(ConfigError, match="cannot be used as a run's store"):
+        Store(tmp_path / "text.db")
+    other = sqlite3.connect(tmp_path / "other.db")
+    other.execute("CREATE TABLE x (y)")
+    other.close()
+    with pytest.raises(ConfigError, match="has layout 0, expected 1"):
+        Store(tmp_path / "other.db")
