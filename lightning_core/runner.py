@@ -91,12 +91,13 @@ def run_rollouts(
     ``on_attempt(rollout, final)`` hears of every attempt as it ends, one at a time. Raises `RewardError` for a reward that cannot be used.
     """
     runner = _Runner(solve, endpoint, routing, settings, reward_function, on_attempt)
+    context = contextvars.copy_context()
     outcome: list[Rollout] = []
     failure: list[BaseException] = []
 
     def work() -> None:
         try:
-            outcome.extend(asyncio.run(runner.run(jobs)))
+            outcome.extend(asyncio.run(runner.run(jobs, context)))
         except BaseException as error:  # noqa: BLE001 - raised again on the caller's thread
             failure.append(error)
 
@@ -127,15 +128,19 @@ class _Runner:
         self._reward_function = reward_function
         self._on_attempt = on_attempt
 
-    async def run(self, jobs: Sequence[Job]) -> list[Rollout]:
+    async def run(self, jobs: Sequence[Job], context: contextvars.Context) -> list[Rollout]:
+        """All jobs, each in a copy of ``context``."""
         gate = asyncio.Semaphore(self._settings.concurrency)
 
         async def guarded(job: Job) -> Rollout:
             async with gate:
                 return await self._attempts(job)
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(guarded(job), context=contextvars.Context()) for job in jobs]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(guarded(job), context=context.copy()) for job in jobs]
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
         return [task.result() for task in tasks]
 
     async def _attempts(self, job: Job) -> Rollout:

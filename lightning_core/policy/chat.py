@@ -132,9 +132,8 @@ class Chat:
             if isinstance(tail, str):
                 context, reason = "forked", tail
                 break
-            same = _text(turn.response) == _text(plain[last]) and turn.response.get("tool_calls") == plain[last].get(
-                "tool_calls"
-            )
+            given = plain[last]
+            same = _text(turn.response) == _text(given) and _functions(turn.response) == _functions(given)
             return Prompt(
                 ids=(*turn.ids, *tail),
                 text=text,
@@ -347,12 +346,16 @@ def _text(message: Message) -> str:
     return message.get("content") or ""
 
 
+def _functions(message: Message) -> list[Any]:
+    return [_loads_arguments(call).get("function") for call in message.get("tool_calls") or ()]
+
+
 def _key(messages: Sequence[Message], tools: str) -> str:
     """Identifies a conversation up to differences in how responses are written down."""
     parts: list[Any] = [tools]
     for m in messages:
         content = _text(m)
-        calls = [_loads_arguments(c).get("function") for c in m.get("tool_calls") or ()]
+        calls = _functions(m)
         parts.append(
             [
                 m["role"],

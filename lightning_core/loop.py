@@ -1,0 +1,250 @@
+"""The circle: tasks → rollouts → traces → transitions → credit → rows → new weights. ``fit`` is the whole algorithm.
+
+LightningRL (arXiv 2508.03680, §3.3) step by step: a group of rollouts for each task under the present policy; each trace cut into
+the transitions of the trained agents; the episode's reward assigned to calls and compared within the group; every token of a call
+given the call's advantage; one update of the policy.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from lightning_core.circle import Circle, Evaluation, checkpoints, context_metrics, open_circle
+from lightning_core.config import Config, TaskSource, dump_config
+from lightning_core.credit import assign_credit
+from lightning_core.errors import ConfigError
+from lightning_core.imports import import_callable
+from lightning_core.progress import Progress, SilentProgress
+from lightning_core.report import (
+    Comparison,
+    MetricsLog,
+    Summary,
+    compare,
+    compare_splits,
+    confidence_interval,
+    draw_curve,
+    read_metrics,
+)
+from lightning_core.runner import RewardFunction, Solve, Task
+from lightning_core.tasks import load_tasks
+from lightning_core.transitions import transitions_to_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What `fit` leaves behind."""
+
+    folder: Path
+    """The run's folder: configuration, metrics, store, checkpoints, summary, curve."""
+    checkpoint: Path
+    summary: Summary
+    metrics: Sequence[Mapping[str, Any]]
+    """One mapping a step, as in ``metrics.jsonl``."""
+
+
+def fit(
+    solve: Solve | None = None,
+    *,
+    config: Config,
+    tasks: Sequence[Task] | None = None,
+    eval_tasks: Sequence[Task] | None = None,
+    reward: RewardFunction | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Train the policy behind ``solve``'s agents, and measure it on held-out tasks before and after.
+
+    ``solve(task)`` is the agent entry; what is not given here is taken from ``config``. Raises `ConfigError`, `InfrastructureError`
+    or `TrainingError`, each saying what to do; the last checkpoint stays.
+    """
+    began = time.monotonic()
+    solve = solve or _imported(config.agent, "agent")
+    reward = reward or (import_callable(config.reward, key="reward") if config.reward else None)
+    tasks = tasks if tasks is not None else _load(config.tasks.train, "tasks.train")
+    if eval_tasks is None:
+        eval_tasks = _eval_tasks(config) if config.tasks.eval else []
+    folder, checkpoint = run_folder(config)
+
+    with open_circle(
+        config,
+        solve,
+        folder=folder,
+        progress=progress or SilentProgress(),
+        reward_function=reward,
+        checkpoint=checkpoint,
+    ) as circle:
+        trainer, total = circle.trainer, config.trainer.steps
+        circle.store.rewind(trainer.version)
+        log = MetricsLog(folder / "metrics.jsonl", keep_steps=trainer.version)
+        before = circle.recorded_evaluation("eval_before")
+        if before is None and eval_tasks:
+            before = circle.evaluate(eval_tasks, "eval_before")
+
+        while trainer.version < total:
+            started = time.monotonic()
+            # tasks → rollouts: a group of attempts at each task, under the policy as it is
+            batch = circle.pick_tasks(tasks, trainer.version)
+            rollouts = circle.roll_out(batch, copies=config.rollouts.group_size, phase="train")
+            sampled = time.monotonic()
+
+            # rollouts → transitions → credit: episode → call → token
+            episodes = circle.episodes(rollouts)
+            credit = assign_credit(
+                episodes,
+                rewards=config.credit.rewards,
+                gamma=1.0 if config.credit.gamma is None else config.credit.gamma,
+                advantage=config.credit.advantage,
+                group_by=config.credit.group_by,
+            )
+            rows = [row for e in episodes for row in transitions_to_rows(e.transitions, credit.advantages)]
+
+            # rows → new weights
+            circle.progress.phase("update")
+            circle.record_credit(episodes, credit)
+            update = trainer.step(rows)
+
+            metrics = {
+                "reward": fmean(e.reward for e in episodes),
+                "rollouts": len(rollouts),
+                "rollouts_failed": sum(r.status == "failed" for r in rollouts),
+                "rollouts_left_out": len(rollouts) - len(episodes),
+                "rows": len(rows),
+                "tokens_trained": sum(int(row.mask.sum()) for row in rows),
+                **credit.metrics,
+                **context_metrics(rollouts, rows),
+                **update,
+                "seconds_rollouts": sampled - started,
+                "seconds_update": time.monotonic() - sampled,
+            }
+            circle.store.add_step(trainer.version, metrics)
+            log.append(trainer.version, metrics)
+            circle.progress.step(trainer.version, total, metrics)
+            every = config.trainer.checkpoint_every
+            if every and trainer.version % every == 0 and trainer.version < total:
+                circle.save_checkpoint()
+            if (
+                eval_tasks
+                and config.eval.every
+                and trainer.version % config.eval.every == 0
+                and trainer.version < total
+            ):
+                circle.evaluate(eval_tasks, "eval")
+
+        after = circle.evaluate(eval_tasks, "eval_after") if eval_tasks else None
+        return _finish(circle, log, before, after, eval_tasks, time.monotonic() - began)
+
+
+def evaluate(
+    solve: Solve | None = None,
+    *,
+    config: Config,
+    folder: Path,
+    tasks: Sequence[Task] | None = None,
+    reward: RewardFunction | None = None,
+    checkpoint: Path | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """One pass over held-out ``tasks`` with the configured weights, or with ``checkpoint``'s; recorded in ``folder``."""
+    solve = solve or _imported(config.agent, "agent")
+    reward = reward or (import_callable(config.reward, key="reward") if config.reward else None)
+    tasks = tasks if tasks is not None else _eval_tasks(config)
+    with open_circle(
+        config,
+        solve,
+        folder=folder,
+        progress=progress or SilentProgress(),
+        reward_function=reward,
+        checkpoint=checkpoint,
+    ) as circle:
+        return circle.evaluate(tasks, "eval")
+
+
+def run_folder(config: Config) -> tuple[Path, Path | None]:
+    """The run's folder, made if need be and pointed at by ``latest``; and the checkpoint that a resumed run goes on from.
+
+    Raises `ConfigError` if there is nothing to resume, or if a new run's folder is there already.
+    """
+    runs = Path(config.run.dir)
+    latest = runs / "latest"
+    if config.run.resume:
+        folder = runs / config.run.name if config.run.name else latest.resolve()
+        found = checkpoints(folder)
+        if not found:
+            raise ConfigError(
+                f"run.resume: no checkpoint under {str(folder / 'checkpoints')!r}; start the run without resume"
+            )
+        return folder, found[-1]
+    folder = runs / (config.run.name or time.strftime("%Y%m%d-%H%M%S"))
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(
+            f"the run's folder {str(folder)!r} exists; give another run.name, or resume it with run.resume"
+        ) from None
+    (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    scratch = runs / f".latest-{os.getpid()}"
+    scratch.symlink_to(folder.name)
+    scratch.replace(latest)
+    return folder, None
+
+
+def _finish(
+    circle: Circle,
+    log: MetricsLog,
+    before: Evaluation | None,
+    after: Evaluation | None,
+    eval_tasks: Sequence[Task],
+    seconds: float,
+) -> Result:
+    checkpoint = circle.save_checkpoint()
+    metrics = read_metrics(log.path)
+    splits = {str(t["id"]): str(t["split"]) for t in eval_tasks if "split" in t}
+    overall, by_split = None, dict[str, Comparison]()
+    if before is not None and after is not None:
+        overall = compare(before.rewards, after.rewards)
+        if len(set(splits.values())) > 1:
+            by_split = compare_splits(before.rewards, after.rewards, splits)
+    summary = Summary(
+        eval=overall,
+        splits=by_split,
+        steps=circle.trainer.version,
+        rollouts=sum(int(m["rollouts"]) for m in metrics),
+        tokens_sampled=circle.tokens_sampled,
+        tokens_trained=sum(int(m["tokens_trained"]) for m in metrics),
+        wall_seconds=seconds,
+        seed=circle.config.run.seed,
+    )
+    summary.write(circle.folder / "summary.json")
+    evals = [(step, e) for step, e in ((0, before), (circle.trainer.version, after)) if e is not None and e.rewards]
+    draw_curve(
+        circle.folder / "curve.png",
+        steps=[(int(m["step"]), float(m["reward"])) for m in metrics],
+        evals=[(step, confidence_interval([fmean(r) for r in e.rewards.values()])) for step, e in evals],
+        title=circle.config.agent or "",
+    )
+    return Result(folder=circle.folder, checkpoint=checkpoint, summary=summary, metrics=metrics)
+
+
+def _imported(name: str | None, key: str) -> Solve:
+    if name is None:
+        raise ConfigError(f"{key} is missing: name it as module:callable, or pass it to fit()")
+    return import_callable(name, key=key)
+
+
+def _load(source: TaskSource | None, key: str) -> list[Task]:
+    if source is None:
+        raise ConfigError(f"{key} is missing: name a file or module:callable, or pass the tasks in")
+    return list(load_tasks(source, key=key))
+
+
+def _eval_tasks(config: Config) -> list[Task]:
+    """The held-out tasks; of more than ``eval.tasks``, a sample that is the same in every run."""
+    tasks = _load(config.tasks.eval, "tasks.eval")
+    limit = config.eval.tasks
+    return tasks if limit is None or limit >= len(tasks) else random.Random("eval").sample(tasks, limit)

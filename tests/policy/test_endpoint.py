@@ -1,0 +1,350 @@
+"""The endpoint over real HTTP, with the openai client and a scripted backend."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+
+from lightning_core.capture import Run, current_address, reward, rollout, scope
+from lightning_core.policy.chat import Chat
+from lightning_core.policy.endpoint import PolicyEndpoint, Routing
+from lightning_core.policy.scripted import ScriptedBackend
+from lightning_core.policy.upstream import Target
+from lightning_core.transitions import trace_to_transitions, transitions_to_rows
+
+TRAINED = Routing(trained=frozenset({"writer"}), temperature=0.7, max_tokens=64)
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+@contextmanager
+def serve(
+    script: Any = lambda prompt: "hello", *, upstream: Target | None = None, **options: Any
+) -> Iterator[PolicyEndpoint]:
+    backend = ScriptedBackend(script, **options)
+    with PolicyEndpoint(backend, Chat(backend.tokenizer), upstream=upstream) as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def speak(
+    endpoint: PolicyEndpoint, routing: Routing = TRAINED, agent: str = "writer", **options: Any
+) -> Iterator[tuple[Run, OpenAI]]:
+    """A rollout with a client in the scope of ``agent``."""
+    key = endpoint.new_key()
+    with rollout({"id": "t"}) as run:
+        endpoint.open(key, run.address, routing, **options)
+        with scope(agent):
+            address = current_address()
+            assert address is not None
+            with OpenAI(
+                base_url=endpoint.url, api_key=key, max_retries=0, default_headers=address.to_headers()
+            ) as client:
+                yield run, client
+        endpoint.close(key)
+
+
+def test_a_call_is_answered_and_recorded_with_its_tokens():
+    with serve() as endpoint, speak(endpoint) as (run, client):
+        answer = client.chat.completions.create(model="gpt-x", messages=HI, temperature=0.1, logprobs=True)
+    assert answer.choices[0].message.content == "hello"
+    assert answer.choices[0].logprobs is not None
+    assert [t.logprob for t in answer.choices[0].logprobs.content or ()] == [-0.5] * 6
+    (call,) = run.trace.calls
+    assert call.agent == "writer"
+    assert call.model == "policy"
+    assert call.temperature == 0.7, "a trained agent samples at the run's temperature"
+    assert call.prompt_ids is not None
+    assert bytes(i for i in call.prompt_ids if i < 256).decode() == "user\nhi\nassistant\n"
+    assert call.output_ids is not None
+    assert call.output_ids.tolist() == [*b"hello", 257]
+    assert call.logprobs is not None
+    assert call.logprobs.tolist() == [-0.5] * 6
+    assert call.finish_reason == "stop"
+    assert answer.id == f"chatcmpl-{call.id}"
+    assert call.parent == next(e.id for e in run.trace.events if e.name == "writer")
+
+
+def test_streaming_gives_the_same_text_and_the_same_record():
+    with serve(lambda p: "hällo wörld ✓") as endpoint, speak(endpoint) as (run, client):
+        chunks = list(
+            client.chat.completions.create(model="m", messages=HI, stream=True, stream_options={"include_usage": True})
+        )
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "hällo wörld ✓"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    usage = chunks[-1].usage
+    (call,) = run.trace.calls
+    assert call.output_ids is not None
+    assert usage is not None
+    assert usage.completion_tokens == len(call.output_ids) == len("hällo wörld ✓".encode()) + 1
+    assert call.response == {"role": "assistant", "content": "hällo wörld ✓"}
+
+
+def test_tool_calls_streamed_and_not_and_the_second_turn_continues_the_row():
+    def script(prompt: str) -> str:
+        return (
+            "the sum is 3"
+            if "tool_response" in prompt
+            else 'let me <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+        )
+
+    with serve(script) as endpoint, speak(endpoint, Routing(trained=frozenset({"writer"}))) as (run, client):
+        message = client.chat.completions.create(model="m", messages=HI, tools=TOOLS).choices[0].message
+        assert message.tool_calls
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
+        turn = [*HI, message.model_dump(exclude_none=True), result]
+        assert (
+            client.chat.completions.create(model="m", messages=turn, tools=TOOLS).choices[0].message.content
+            == "the sum is 3"
+        )
+        with client.chat.completions.stream(model="m", messages=HI, tools=TOOLS) as stream:
+            streamed = stream.get_final_completion().choices[0]
+    assert streamed.finish_reason == "tool_calls"
+    assert streamed.message.content == "let me "
+    assert streamed.message.tool_calls
+    assert streamed.message.tool_calls[0].function.arguments == '{"a": 1}'
+    rows = transitions_to_rows(trace_to_transitions(run.trace, agents={"writer"}))
+    assert [len(r.segments) for r in rows] == [2, 1]
+    assert run.trace.calls[1].context == "clean"
+
+
+def test_every_choice_is_a_call_of_its_own():
+    with serve(iter(["one", "two", "three"])) as endpoint, speak(endpoint) as (run, client):
+        answer = client.chat.completions.create(model="m", messages=HI, n=3)
+    assert sorted(c.message.content or "" for c in answer.choices) == ["one", "three", "two"]
+    assert len(trace_to_transitions(run.trace, agents={"writer"})) == 3
+
+
+def test_stop_strings_cut_the_text_but_not_the_record():
+    with serve(lambda p: "a; b; c") as endpoint, speak(endpoint) as (run, client):
+        answer = client.chat.completions.create(model="m", messages=HI, stop=";")
+        streamed = list(client.chat.completions.create(model="m", messages=HI, stop=[";"], stream=True))
+    assert answer.choices[0].message.content == "a"
+    assert "".join(c.choices[0].delta.content or "" for c in streamed) == "a"
+    for call in run.trace.calls:
+        assert call.output_ids is not None
+        assert bytes(call.output_ids.astype("u1")).startswith(b"a;"), "what was sampled is recorded, past the cut too"
+
+
+def test_max_tokens_truncates_and_says_so():
+    with serve(lambda p: "a long answer") as endpoint, speak(endpoint) as (run, client):
+        answer = client.chat.completions.create(model="m", messages=HI, max_tokens=3)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].message.content == "a l"
+    assert run.trace.calls[0].finish_reason == "length"
+
+
+def test_agents_that_are_not_trained_keep_their_model_and_settings():
+    routing = Routing(trained=frozenset({"writer"}), frozen={"checker": "base"}, temperature=0.7)
+    with serve() as endpoint, speak(endpoint, routing, "checker") as (run, client):
+        client.chat.completions.create(model="gpt-x", messages=HI, temperature=0.0)
+        client.chat.completions.create(model="base", messages=HI, temperature=0.2)
+    assert [(c.model, c.temperature, c.policy_version) for c in run.trace.calls] == [
+        ("base", 0.0, None),
+        ("base", 0.2, None),
+    ]
+    assert trace_to_transitions(run.trace, agents={"writer"}) == []
+
+
+def test_an_unknown_model_of_an_untrained_agent_is_a_clear_404():
+    with (
+        serve() as endpoint,
+        speak(endpoint, agent="checker") as (_, client),
+        pytest.raises(openai.NotFoundError) as caught,
+    ):
+        client.chat.completions.create(model="gpt-x", messages=HI)
+    assert "agent 'checker' is not trained and asks for model 'gpt-x'" in str(caught.value)
+
+
+def test_calls_of_untrained_agents_go_upstream_and_are_recorded():
+    """The upstream is a second endpoint, real HTTP included."""
+    with serve(lambda p: "from afar") as far, rollout({"id": "far"}) as far_run:
+        key = far.new_key()
+        far.open(key, far_run.address, Routing(frozen={"": "policy"}))
+        target = Target(url=f"{far.url}/chat/completions", authorization=f"Bearer {key}")
+        with serve(upstream=target) as near, speak(near, agent="critic") as (run, client):
+            answer = client.chat.completions.create(model="policy-afar", messages=HI)
+            streamed = list(client.chat.completions.create(model="policy-afar", messages=HI, stream=True))
+    assert answer.choices[0].message.content == "from afar"
+    assert "".join(c.choices[0].delta.content or "" for c in streamed) == "from afar"
+    assert [(c.agent, c.prompt_ids, (c.response or {}).get("content")) for c in run.trace.calls] == [
+        ("critic", None, "from afar")
+    ] * 2
+    assert [c.context for c in far_run.trace.calls] == ["new", "new"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_dead_upstream_is_an_infrastructure_failure_with_a_clear_error(stream: bool):
+    dead = Target(url="http://127.0.0.1:9/v1/chat/completions", authorization=None)
+    with (
+        serve(upstream=dead) as endpoint,
+        speak(endpoint, agent="critic") as (run, client),
+        pytest.raises(openai.APIError) as caught,
+    ):
+        list(client.chat.completions.create(model="gpt", messages=HI, stream=stream))
+    assert "could not reach http://127.0.0.1:9" in str(caught.value)
+    assert len(run.infrastructure) == 1
+    assert run.trace.calls[0].error is not None
+
+
+def test_a_backend_that_fails_is_an_infrastructure_failure():
+    with (
+        serve(iter([])) as endpoint,
+        speak(endpoint) as (run, client),
+        pytest.raises(openai.InternalServerError, match="no more answers"),
+    ):
+        client.chat.completions.create(model="m", messages=HI)
+    assert "no more answers" in run.infrastructure[0]
+    assert run.trace.calls[0].error is not None
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"frequency_penalty": 1.0}, "frequency_penalty"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required", "tools": TOOLS}, "tool_choice"),
+        ({"logit_bias": {"1": 2}}, "logit_bias"),
+        ({"temperature": -1}, "temperature"),
+        ({"n": 0}, "n"),
+        ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
+        ({"extra_body": {"guided_json": {}}}, "guided_json"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(extra: dict[str, Any], param: str):
+    with serve() as endpoint, speak(endpoint) as (run, client), pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="m", messages=HI, **extra)
+    assert caught.value.param == param
+    assert run.infrastructure == []
+
+
+def test_a_prompt_too_long_for_the_context_is_refused_with_both_numbers():
+    with (
+        serve(max_context=30) as endpoint,
+        speak(endpoint) as (_, client),
+        pytest.raises(openai.BadRequestError, match=r"51 tokens.*holds 30"),
+    ):
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 32}])
+
+
+def test_keys_admit_one_live_rollout_each():
+    with serve() as endpoint:
+        with pytest.raises(openai.AuthenticationError):
+            OpenAI(base_url=endpoint.url, api_key="lr-guess", max_retries=0).chat.completions.create(
+                model="m", messages=HI
+            )
+        with speak(endpoint) as (_, client):
+            assert [m.id for m in client.models.list()] == ["policy", "base"]
+            key = client.api_key
+        with pytest.raises(openai.AuthenticationError):
+            OpenAI(base_url=endpoint.url, api_key=key, max_retries=0).chat.completions.create(model="m", messages=HI)
+
+
+def test_a_request_without_address_belongs_to_the_keys_rollout():
+    with serve() as endpoint, rollout({"id": "t"}) as run:
+        key = endpoint.new_key()
+        endpoint.open(key, run.address, Routing())
+        OpenAI(base_url=endpoint.url, api_key=key).chat.completions.create(model="policy", messages=HI)
+        foreign = {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
+        OpenAI(base_url=endpoint.url, api_key=key, default_headers=foreign).chat.completions.create(
+            model="policy", messages=HI
+        )
+    assert [(c.agent, c.parent) for c in run.trace.calls] == [(None, run.address.span)] * 2
+
+
+def test_closing_a_rollout_aborts_its_calls_and_closes_their_spans():
+    with serve(delay=30) as endpoint:
+        key = endpoint.new_key()
+        with rollout({"id": "t"}) as run:
+            endpoint.open(key, run.address, Routing())
+            failures: list[Exception] = []
+
+            def ask() -> None:
+                try:
+                    httpx.post(
+                        f"{endpoint.url}/chat/completions",
+                        json={"model": "policy", "messages": HI},
+                        headers={"authorization": f"Bearer {key}"},
+                    )
+                except httpx.HTTPError as error:
+                    failures.append(error)
+
+            thread = threading.Thread(target=ask)
+            thread.start()
+            while not endpoint._sessions[key].tasks:
+                time.sleep(0.01)
+            time.sleep(0.1)
+            began = time.monotonic()
+            endpoint.close(key)
+            assert time.monotonic() - began < 5
+            thread.join()
+        (call,) = run.trace.calls
+        assert call.error is not None
+        assert call.output_ids is None
+
+
+def test_seeds_depend_on_the_prompt_and_not_on_the_order():
+    seeds: list[tuple[str, int | None]] = []
+
+    class Spy(ScriptedBackend):
+        async def generate(self, prompt_ids: Any, params: Any, **options: Any):
+            seeds.append((bytes(i for i in prompt_ids if i < 256).decode(), params.seed))
+            async for delta in super().generate(prompt_ids, params, **options):
+                yield delta
+
+    def ask(order: str) -> dict[str, list[int | None]]:
+        seeds.clear()
+        backend = Spy(lambda p: "x")
+        with PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint, speak(endpoint, seed=5) as (_, client):
+            for letter in order:
+                client.chat.completions.create(model="m", messages=[{"role": "user", "content": letter}])
+        found: dict[str, list[int | None]] = {}
+        for prompt, seed in seeds:
+            found.setdefault(prompt, []).append(seed)
+        return found
+
+    first = ask("aab")
+    assert first == ask("aba")
+    assert len({s for values in first.values() for s in values}) == 3
+
+
+def test_a_reward_can_name_the_response_it_is_for():
+    with serve() as endpoint, speak(endpoint) as (run, client):
+        answer = client.chat.completions.create(model="m", messages=HI)
+        reward(0.5, call=answer.id)
+    assert run.trace.rewards[0].call == run.trace.calls[0].id
+    assert run.trace.reward is None
+
+
+def test_fifty_concurrent_rollouts_never_mix():
+    async def one(endpoint: PolicyEndpoint, number: int) -> tuple[int, list[str]]:
+        key = endpoint.new_key()
+        async with rollout({"id": str(number)}) as run:
+            endpoint.open(key, run.address, TRAINED)
+            with scope("writer"):
+                address = current_address()
+                assert address is not None
+                headers = {**address.to_headers(), "authorization": f"Bearer {key}"}
+                async with httpx.AsyncClient() as client:
+                    for turn in range(3):
+                        body = {"model": "m", "messages": [{"role": "user", "content": f"{number}.{turn}"}]}
+                        response = await client.post(
+                            f"{endpoint.url}/chat/completions", json=body, headers=headers, timeout=30
+                        )
+                        assert response.json()["choices"][0]["message"]["content"] == f"{number}.{turn}"
+            endpoint.close(key)
+        return number, [c.messages[0]["content"] for c in run.trace.calls]
+
+    async def everyone(endpoint: PolicyEndpoint) -> list[tuple[int, list[str]]]:
+        return await asyncio.gather(*(one(endpoint, i) for i in range(50)))
+
+    with serve(lambda prompt: prompt.split("user\n")[1].split("<")[0], delay=0.01) as endpoint:
+        for number, contents in asyncio.run(everyone(endpoint)):
+            assert contents == [f"{number}.{turn}" for turn in range(3)]
