@@ -232,7 +232,7 @@ class Eval(Section):
     """The measurement on held-out tasks."""
 
     tasks: Count | None = None
-    """Evaluate on the first so many held-out tasks; null: all."""
+    """Evaluate on so many of the held-out tasks, the same ones in every run; null: all."""
     samples: Count = 1
     """Attempts at each task; their mean is the task's reward."""
     temperature: NotNegative | None = None
@@ -279,10 +279,6 @@ class Config(Section):
             text = "; ".join(f"{dotted(path)}: {text}" for path, text in found)
             raise PydanticCustomError(IMPOSSIBLE, "{text}", {"text": text, "found": found})
         return self
-
-    def to_yaml(self) -> str:
-        """The resolved configuration, every default written out; `load_config` reads it back equal."""
-        return to_yaml(self.model_dump(mode="json"))
 
 
 def _impossible(c: Config) -> Iterator[tuple[KeyPath, str]]:
@@ -338,3 +334,8 @@ def load_config(
     else:
         read = read_yaml(Path(source))
     return validate(Config, apply_overrides(read, overrides, short_forms=_SHORT_FORMS), needs=needs)
+
+
+def dump_config(config: Config) -> str:
+    """The resolved configuration as YAML, every default written out; `load_config` reads it back equal."""
+    return to_yaml(config.model_dump(mode="json"))

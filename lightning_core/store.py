@@ -57,7 +57,7 @@ class RolloutRecord:
     id: str
     """The trace's id: 32 hexadecimal digits."""
     step: int
-    """The training step that it was sampled for; of an evaluation, the steps taken before it."""
+    """Updates that the policy had taken when it started: 0 for the rollouts that the first update is made from."""
     task_id: str
     phase: Phase
     attempt: int
@@ -67,7 +67,7 @@ class RolloutRecord:
     reward: float | None
     error: str | None
     version: int | None
-    """The policy version that it started with."""
+    """The policy version that it started with; None where no policy of ours took part."""
     started_ns: int
     ended_ns: int
     counters: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -208,9 +208,10 @@ class Store:
             self._db.execute("INSERT OR REPLACE INTO steps VALUES (?, ?)", (step, json.dumps(dict(metrics))))
 
     def rewind(self, step: int) -> None:
-        """Forget everything after ``step`` steps: what a resumed run will do again."""
+        """Forget what a run that is resumed after ``step`` updates will do again."""
+        again = "(phase = 'train' AND step >= ?) OR (phase <> 'train' AND step > ?) OR phase = 'eval_after'"
         with self._transaction():
-            self._db.execute("DELETE FROM rollouts WHERE step > ? OR phase = 'eval_after'", (step,))
+            self._db.execute(f"DELETE FROM rollouts WHERE {again}", (step, step))
             self._db.execute("DELETE FROM steps WHERE step > ?", (step,))
 
     def rollouts(

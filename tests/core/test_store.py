@@ -125,7 +125,7 @@ def test_credit_and_steps(tmp_path: Path) -> None:
 
 
 def test_rewind_forgets_what_will_be_done_again(tmp_path: Path) -> None:
-    names = {"a": (0, "eval_before"), "b": (1, "train"), "c": (2, "train"), "d": (2, "eval_after")}
+    names = {"a": (0, "eval_before"), "b": (0, "train"), "c": (1, "train"), "d": (1, "eval"), "e": (1, "eval_after")}
     with Store(tmp_path / "store.db") as store:
         for name, (step, phase) in names.items():
             store.add_rollout(record(name * 32, step=step, phase=phase), [root(name * 32)])
@@ -133,10 +133,10 @@ def test_rewind_forgets_what_will_be_done_again(tmp_path: Path) -> None:
             store.add_credit([call])
             store.add_step(step, {})
         store.rewind(1)
-        assert [r.id[0] for r in store.rollouts()] == ["a", "b"]
-        assert [c.rollout[0] for c in store.credit()] == ["a", "b"]
+        assert [r.id[0] for r in store.rollouts()] == ["a", "b", "d"]
+        assert [c.rollout[0] for c in store.credit()] == ["a", "b", "d"]
         assert list(store.steps()) == [0, 1]
-        assert store.add_rollout(record("c" * 32), [root("c" * 32)]) == 3
+        store.add_rollout(record("c" * 32), [root("c" * 32)])
 
 
 def test_a_rollout_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
