@@ -217,7 +217,9 @@ class PolicyEndpoint:
             raise
         job = _Job(session, request, model, prompt, params, live=model == POLICY)
         if request.stream:
-            return StreamingResponse(self._stream(job, spans, address), media_type="text/event-stream")
+            return StreamingResponse(
+                _counted(session, self._stream(job, spans, address)), media_type="text/event-stream"
+            )
         try:
             choices = await _unless_disconnected(
                 asyncio.gather(*(self._respond(job, span, i) for i, span in enumerate(spans))), http
@@ -333,7 +335,6 @@ class PolicyEndpoint:
 
         everything = asyncio.gather(*(run(i, span) for i, span in enumerate(spans)))
         everything.add_done_callback(lambda _: events.put_nowait(None))
-        job.session.tasks.add(asyncio.ensure_future(everything))  # pyright: ignore[reportArgumentType]
         try:
             while (event := await events.get()) is not None:
                 yield event
@@ -355,7 +356,9 @@ class PolicyEndpoint:
         """Let somebody else's model answer, and record what it said."""
         span = CallSpan(address, request, request.model)
         if request.stream:
-            return StreamingResponse(self._pass_on_stream(span, address, body, target), media_type="text/event-stream")
+            return StreamingResponse(
+                _counted(session, self._pass_on_stream(span, address, body, target)), media_type="text/event-stream"
+            )
         try:
             answer = await self._forward.complete(target, body)
             span.forwarded(answer)
@@ -415,6 +418,19 @@ def _count_failure(address: Address, error: Exception) -> None:
     run = find_run(address.rollout)
     if run is not None:
         run.blame_infrastructure(describe(error))
+
+
+async def _counted(session: _Session, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """``events``, whose sending counts as work of the session until it is over."""
+    task = asyncio.current_task()
+    assert task is not None
+    session.tasks.add(task)
+    try:
+        async for event in events:
+            yield event
+    finally:
+        await events.aclose()
+        session.tasks.discard(task)
 
 
 async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:

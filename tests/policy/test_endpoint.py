@@ -41,14 +41,16 @@ def speak(
     key = endpoint.new_key()
     with rollout({"id": "t"}) as run:
         endpoint.open(key, run.address, routing, **options)
-        with scope(agent):
-            address = current_address()
-            assert address is not None
-            with OpenAI(
-                base_url=endpoint.url, api_key=key, max_retries=0, default_headers=address.to_headers()
-            ) as client:
-                yield run, client
-        endpoint.close(key)
+        try:
+            with scope(agent):
+                address = current_address()
+                assert address is not None
+                with OpenAI(
+                    base_url=endpoint.url, api_key=key, max_retries=0, default_headers=address.to_headers()
+                ) as client:
+                    yield run, client
+        finally:
+            endpoint.close(key)
 
 
 def test_a_call_is_answered_and_recorded_with_its_tokens():
