@@ -21,17 +21,9 @@ from lightning_core.config import Config, TaskSource, dump_config
 from lightning_core.credit import assign_credit
 from lightning_core.errors import ConfigError
 from lightning_core.imports import import_callable
+from lightning_core.intervals import Comparison, compare, compare_splits, confidence_interval
 from lightning_core.progress import Progress, SilentProgress
-from lightning_core.report import (
-    Comparison,
-    MetricsLog,
-    Summary,
-    compare,
-    compare_splits,
-    confidence_interval,
-    draw_curve,
-    read_metrics,
-)
+from lightning_core.report import MetricsLog, Summary, draw_curve, read_metrics
 from lightning_core.runner import RewardFunction, Solve, Task
 from lightning_core.tasks import load_tasks
 from lightning_core.transitions import transitions_to_rows

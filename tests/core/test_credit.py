@@ -13,7 +13,9 @@ from lightning_core.trace import Reward, check_reward
 from lightning_core.transitions import Transition
 
 
-def episode(rollout: str, reward: float, agents: str = "a", *, task: str = "t", extra: tuple[Reward, ...] = ()) -> Episode:
+def episode(
+    rollout: str, reward: float, agents: str = "a", *, task: str = "t", extra: tuple[Reward, ...] = ()
+) -> Episode:
     """An episode with one call for each letter of ``agents``; call ids are rollout + position."""
     ids = np.array([1], dtype="<u4")
     transitions = [

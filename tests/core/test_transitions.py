@@ -96,7 +96,10 @@ def test_identical_requests_are_all_kept():
         ({"output_ids": None}, "no token ids"),
         ({"logprobs": None}, "expected 1 logprobs, found none"),
         ({"logprobs": np.zeros(3, dtype="<f4")}, "expected 1 logprobs, found 3"),
-        ({"output_ids": np.array([], dtype="<u4"), "logprobs": np.array([], dtype="<f4")}, "an empty prompt or response"),
+        (
+            {"output_ids": np.array([], dtype="<u4"), "logprobs": np.array([], dtype="<f4")},
+            "an empty prompt or response",
+        ),
         ({"policy_version": None, "model": "gpt"}, "sampled by 'gpt', whose weights are not trained"),
         ({"error": "Boom"}, "the call failed: Boom"),
     ],
@@ -118,7 +121,13 @@ def test_missing_advantages_are_an_error():
 token = st.integers(0, 3)
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.lists(token, min_size=1, max_size=6), st.lists(token, min_size=1, max_size=3))))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("ab"), st.lists(token, min_size=1, max_size=6), st.lists(token, min_size=1, max_size=3)
+        )
+    )
+)
 def test_every_sampled_token_is_trained_exactly_once(calls: list[tuple[str, list[int], list[int]]]):
     t = trace(*(call(i, agent, prompt, output) for i, (agent, prompt, output) in enumerate(calls)))
     transitions: list[Transition] = trace_to_transitions(t, agents={"a", "b"})

@@ -1,0 +1,230 @@
+"""Rollouts of agents that work, fail, hang, and reward badly; with real HTTP behind them."""
+
+import asyncio
+import contextvars
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from lightning_core.capture import current_address, current_run, reward, scope
+from lightning_core.errors import InfrastructureError, RewardError
+from lightning_core.policy.chat import Chat
+from lightning_core.policy.endpoint import PolicyEndpoint, Routing
+from lightning_core.policy.scripted import ScriptedBackend
+from lightning_core.runner import Job, Rollout, RunnerSettings, run_rollouts
+
+
+@pytest.fixture
+def endpoint() -> Iterator[PolicyEndpoint]:
+    backend = ScriptedBackend(lambda prompt: "answer")
+    with PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint:
+        yield endpoint
+
+
+def jobs(n: int = 1) -> list[Job]:
+    return [Job(task={"id": str(i)}, task_id=str(i), seed=i) for i in range(n)]
+
+
+def run(endpoint: PolicyEndpoint, solve: Callable[[Any], Any], n: int = 1, **options: Any) -> list[Rollout]:
+    rest = {k: options.pop(k) for k in ("reward_function", "on_attempt") if k in options}
+    settings = RunnerSettings(**options)
+    return run_rollouts(
+        solve, jobs(n), endpoint=endpoint, routing=Routing(trained=frozenset({"a"})), settings=settings, **rest
+    )
+
+
+def ask(text: str = "hi") -> str:
+    """One model call of the agent ``a``, by hand."""
+    run, address = current_run(), current_address()
+    assert run is not None
+    assert address is not None
+    headers = {**address.to_headers(), "authorization": f"Bearer {run.api_key}"}
+    body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+    answer = httpx.post(f"{run.endpoint}/chat/completions", json=body, headers=headers, timeout=30)
+    answer.raise_for_status()
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+def solve_sync(task: dict[str, str]) -> float:
+    with scope("a"):
+        assert ask(task["id"]) == "answer"
+    return float(task["id"])
+
+
+async def solve_async(task: dict[str, str]) -> float:
+    return await asyncio.to_thread(solve_sync, task)
+
+
+@pytest.mark.parametrize("solve", [solve_sync, solve_async, lambda task: solve_async(task)])
+def test_sync_and_async_agents_are_rewarded_in_the_order_of_the_jobs(
+    endpoint: PolicyEndpoint, solve: Callable[[Any], Any]
+):
+    rollouts = run(endpoint, solve, 10, concurrency=4)
+    assert [r.reward for r in rollouts] == [float(i) for i in range(10)]
+    assert [r.trace.calls[0].messages[0]["content"] for r in rollouts] == [str(i) for i in range(10)]
+    assert {r.status for r in rollouts} == {"ok"}
+
+
+def test_concurrency_is_a_limit(endpoint: PolicyEndpoint):
+    running, most = 0, 0
+    lock = threading.Lock()
+
+    def solve(task: Any) -> float:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.02)
+        with lock:
+            running -= 1
+        return 0.0
+
+    run(endpoint, solve, 12, concurrency=3)
+    assert most == 3
+
+
+def test_an_agents_exception_is_an_outcome(endpoint: PolicyEndpoint):
+    def solve(task: Any) -> float:
+        reward(0.25)
+        raise KeyError("lost")
+
+    (r,) = run(endpoint, solve)
+    assert (r.status, r.reward, r.error) == ("failed", 0.25, "KeyError: 'lost'")
+    assert r.trace.error == "KeyError: 'lost'"
+    assert r.attempt == 0, "an agent's own failure is not repeated"
+
+
+def test_a_hanging_agent_is_stopped_repeated_and_left_out(endpoint: PolicyEndpoint):
+    attempts: list[tuple[str, bool]] = []
+    release = threading.Event()
+    began = time.monotonic()
+    (r,) = run(
+        endpoint,
+        lambda task: release.wait(60),
+        timeout_seconds=0.2,
+        retries=2,
+        on_attempt=lambda r, final: attempts.append((r.status, final)),
+    )
+    release.set()
+    assert time.monotonic() - began < 10
+    assert r.status == "infrastructure"
+    assert "timeout_seconds = 0.2" in (r.error or "")
+    assert attempts == [("infrastructure", False), ("infrastructure", False), ("infrastructure", True)]
+
+
+def test_a_failure_of_the_machinery_is_repeated_even_if_the_agent_swallows_it():
+    answers = iter(["fine"])  # the second request finds the script empty: a backend that fails
+    backend = ScriptedBackend(answers)
+    outcomes: list[str] = []
+
+    def solve(task: Any) -> float:
+        with scope("a"):
+            try:
+                ask()
+            except httpx.HTTPStatusError:
+                outcomes.append("swallowed")
+        return 1.0
+
+    with PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint:
+        first, second = run(endpoint, solve, 2, concurrency=1, retries=1)
+    assert (first.status, second.status, second.attempt) == ("ok", "infrastructure", 1)
+    assert outcomes == ["swallowed", "swallowed"]
+    assert "no more answers" in (second.error or "")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_reward_that_is_no_number_stops_the_run_and_names_the_task(endpoint: PolicyEndpoint, value: float):
+    with pytest.raises(RewardError, match=r"task '0': the agent returned (nan|inf): a reward must be a finite number"):
+        run(endpoint, lambda task: value)
+
+
+def test_no_reward_at_all_is_an_error_that_says_how_to_give_one(endpoint: PolicyEndpoint):
+    with pytest.raises(RewardError, match=r"task '0' ended without a reward.*Return a number, call reward"):
+        run(endpoint, lambda task: None)
+
+
+def test_a_reward_given_twice_is_an_error(endpoint: PolicyEndpoint):
+    def solve(task: Any) -> float:
+        reward(1.0)
+        return 1.0
+
+    with pytest.raises(RewardError, match="give the reward once"):
+        run(endpoint, solve)
+
+
+def test_rewards_from_reward_calls_and_from_a_function(endpoint: PolicyEndpoint):
+    (r,) = run(endpoint, lambda task: reward(0.5) or reward(0.25))
+    assert r.reward == 0.75
+    (r,) = run(endpoint, lambda task: "the result", reward_function=lambda task, result: len(result))
+    assert r.reward == 10
+    (r,) = run(endpoint, lambda task: True)
+    assert r.reward == 1.0
+
+
+def test_what_could_not_be_recorded_makes_a_strict_rollout_infrastructure(endpoint: PolicyEndpoint):
+    def solve(task: Any) -> float:
+        run = current_run()
+        assert run is not None
+        run.count("integration.tool", detail="lost a span")
+        return 1.0
+
+    (r,) = run(endpoint, solve, retries=0)
+    assert r.status == "infrastructure"
+    assert "lost a span" in (r.error or "")
+    (r,) = run(endpoint, solve, strict=False)
+    assert (r.status, r.trace.counters) == ("ok", {"integration.tool": 1})
+
+
+def test_the_callers_context_reaches_the_agent_and_rollouts_do_not_share_one(endpoint: PolicyEndpoint):
+    variable = contextvars.ContextVar("variable", default="unset")
+    variable.set("from the caller")
+    seen: list[str] = []
+
+    def solve(task: Any) -> float:
+        seen.append(variable.get())
+        variable.set(task["id"])
+        return 0.0
+
+    run(endpoint, solve, 3, concurrency=1)
+    assert seen == ["from the caller"] * 3
+
+
+def test_a_superseded_agents_late_calls_are_refused(endpoint: PolicyEndpoint):
+    """An agent that was given up must not add calls to a rollout that is over."""
+    late: list[int] = []
+    done = threading.Event()
+
+    def solve(task: Any) -> float:
+        time.sleep(0.5)
+        try:
+            with scope("a"):
+                ask()
+        except httpx.HTTPStatusError as error:
+            late.append(error.response.status_code)
+        done.set()
+        return 1.0
+
+    (r,) = run(endpoint, solve, timeout_seconds=0.1, retries=0)
+    assert done.wait(10)
+    assert late == [401]
+    assert r.trace.calls == ()
+
+
+def test_it_runs_inside_a_running_event_loop(endpoint: PolicyEndpoint):
+    async def main() -> list[Rollout]:
+        return run(endpoint, solve_async, 2)
+
+    assert len(asyncio.run(main())) == 2
+
+
+def test_infrastructure_errors_of_the_agent_itself_are_not_its_failure(endpoint: PolicyEndpoint):
+    def solve(task: Any) -> float:
+        raise InfrastructureError("the sandbox is down")
+
+    (r,) = run(endpoint, solve, retries=0)
+    assert r.status == "infrastructure"
