@@ -7,10 +7,11 @@ supports: the range is written there and nowhere else.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -122,7 +123,11 @@ class Installed:
         with self._lock:
             integration, entry = self._get(name), self._announced[name]
             if name not in self._checked:
-                if conflicts := find_conflicts(entry.dist, name):
+                conflicts = find_conflicts(entry.dist, name)
+                conflicts += [
+                    Conflict(f"the package {host}", None) for host in sorted(integration.hosts) if not _exists(host)
+                ]
+                if conflicts:
                     distribution = entry.dist.name if entry.dist else "lightning-rl"
                     raise IntegrationUnavailable(
                         f"the integration {name!r} {'; '.join(map(str, conflicts))}: pip install '{distribution}[{name}]'"
@@ -137,18 +142,19 @@ class Installed:
         one that was asked for by name does not fit; the others are then skipped with a line in the log.
         """
         with self._lock:
-            wanted = {name: self.load(name) for name in names}
+            for name in names:
+                self.load(name)
+            self._add(names)
+            done = set(names)
             if auto or not names:
-                wanted |= {i.name: i for i in self._fitting()}
-            before = self._counts.copy()
-            self._counts.update(wanted.keys())
-            try:
-                self._apply()
-            except BaseException:
-                self._counts = before
-                self._apply()
-                raise
-            return frozenset(wanted)
+                for name in [n for n in self._announced if n not in done]:
+                    try:
+                        self.load(name)
+                        self._add([name])
+                        done.add(name)
+                    except IntegrationUnavailable as reason:
+                        logger.info("%s", reason)
+            return frozenset(done)
 
     def uninstall(self, *names: str) -> None:
         """Undo one `install` of each of ``names``, or of all; more often than it was installed does nothing."""
@@ -200,17 +206,15 @@ class Installed:
             self._loaded[name] = self._announced[name].load()
         return self._loaded[name]
 
-    def _fitting(self) -> Iterator[Integration]:
-        for name in self._announced:
-            if (integration := self._try(name)) is not None:
-                yield integration
-
-    def _try(self, name: str) -> Integration | None:
+    def _add(self, names: Sequence[str]) -> None:
+        before = self._counts.copy()
+        self._counts.update(names)
         try:
-            return self.load(name)
-        except IntegrationUnavailable as reason:
-            logger.info("%s", reason)
-            return None
+            self._apply()
+        except BaseException:
+            self._counts = before
+            self._apply()
+            raise
 
     def _apply(self) -> None:
         contained = {inner for name in self._counts for inner in self._loaded[name].deactivates}
@@ -219,13 +223,22 @@ class Installed:
             self._patches.pop(name).undo()
         for name in target:
             if name not in self._patches:
-                patches = Patches(self._enabled)
-                try:
-                    self._loaded[name].install(patches)
-                except BaseException:
-                    patches.undo()
-                    raise
-                self._patches[name] = patches
+                self._patches[name] = self._make_patches(name)
+
+    def _make_patches(self, name: str) -> Patches:
+        patches = Patches(self._enabled)
+        try:
+            self._loaded[name].install(patches)
+        except (ImportError, AttributeError) as error:
+            patches.undo()
+            raise IntegrationUnavailable(
+                f"the integration {name!r} does not fit the installed framework, although its version is in range: {error}"
+            ) from error
+        return patches
+
+
+def _exists(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 _installed = Installed()

@@ -1,0 +1,91 @@
+"""Fixtures for tests of every part: a policy endpoint over real HTTP, and a guard against patches that stay behind."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import wrapt
+
+from lightning_core.capture import Run, current_run, rollout
+from lightning_core.patching import Patches
+from lightning_core.policy.chat import Chat
+from lightning_core.policy.client import install_client
+from lightning_core.policy.endpoint import PolicyEndpoint, Routing
+from lightning_core.policy.scripted import ScriptedBackend
+from lightning_core.threads import install_threads
+from tests.recording_server import RecordingServer, recording_server
+
+_MISSING = object()
+
+
+@pytest.fixture(autouse=True)
+def no_patch_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every place that a test patches looks afterwards as it did before."""
+    before: dict[tuple[int, str], tuple[Any, Any]] = {}
+    wrap = Patches.wrap
+
+    def noting_wrap(self: Patches, target: Any, attribute: str, wrapper: Any) -> None:
+        owner, name, _ = wrapt.resolve_path(target, attribute)
+        before.setdefault((id(owner), name), (owner, vars(owner).get(name, _MISSING)))
+        wrap(self, target, attribute, wrapper)
+
+    monkeypatch.setattr(Patches, "wrap", noting_wrap)
+    yield
+    left = [f"{o.__name__}.{name}" for (_, name), (o, was) in before.items() if vars(o).get(name, _MISSING) is not was]
+    assert not left, f"patches left behind: {left}"
+
+
+class Endpoint:
+    """A scripted policy endpoint, and rollouts against it."""
+
+    def __init__(self, served: PolicyEndpoint, backend: ScriptedBackend) -> None:
+        self._served = served
+        self.backend = backend
+        self.url = served.url
+
+    @contextmanager
+    def rollout(self, *, agents: Iterable[str] = (), strict: bool = True) -> Generator[Run]:
+        """A rollout whose model requests go to this endpoint; ``agents`` are selected by name, as a configuration would."""
+        key = self._served.new_key()
+        with rollout("task", agents=agents, endpoint=self.url, api_key=key, strict=strict) as run:
+            self._served.open(key, run.address, Routing())
+            try:
+                yield run
+            finally:
+                self._served.close(key)
+
+
+def play(prompt: str) -> str:
+    """The script: asks for the tool that the last user message names with ``use:``, until its result is there."""
+    last = prompt.rpartition("<|im_start|>user\n")[2]
+    if "use:" in last and "<|im_start|>tool\n" not in last:
+        name, _, arguments = last.partition("use:")[2].partition("<|im_end|>")[0].partition(" ")
+        return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+    return f"answer to {last.partition('<|im_end|>')[0].strip()}"
+
+
+@pytest.fixture(scope="session")
+def _served() -> Iterator[Endpoint]:
+    backend = ScriptedBackend(play)
+    with PolicyEndpoint(backend, Chat(backend.tokenizer)) as served:
+        yield Endpoint(served, backend)
+
+
+@pytest.fixture
+def endpoint(_served: Endpoint) -> Iterator[Endpoint]:
+    """The scripted endpoint, with model requests of rollouts led there."""
+    patches = Patches(lambda: current_run() is not None)
+    install_client(patches)
+    install_threads(patches)
+    yield _served
+    patches.undo()
+
+
+@pytest.fixture
+def server() -> Iterator[RecordingServer]:
+    """A server that notes what it is sent."""
+    with recording_server() as server:
+        yield server

@@ -1,0 +1,68 @@
+"""A real HTTP server that notes every request, and answers like an OpenAI-compatible one: for tests of what goes over the wire."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+
+@dataclass(frozen=True)
+class Noted:
+    url: str
+    headers: dict[str, str]
+    body: Any
+
+
+@dataclass
+class RecordingServer:
+    url: str = ""
+    requests: list[Noted] = field(default_factory=list)
+    fail_next: int = 0
+    """How many requests to answer with status 500 first."""
+
+    async def answer(self, request: Request) -> Response:
+        body = json.loads(await request.body() or b"null")
+        self.requests.append(Noted(str(request.url), dict(request.headers), body))
+        if self.fail_next > 0:
+            self.fail_next -= 1
+            return JSONResponse({"error": {"message": "try again"}}, 500)
+        head = {"id": "1", "created": 0, "model": "recorded"}
+        if body and body.get("stream"):
+            return StreamingResponse(_events(head), media_type="text/event-stream")
+        choice = {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
+        return JSONResponse({**head, "object": "chat.completion", "choices": [choice]})
+
+
+async def _events(head: dict[str, Any]) -> AsyncGenerator[str]:
+    for delta, finish in (({"role": "assistant", "content": "o"}, None), ({"content": "k"}, None), ({}, "stop")):
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        yield f"data: {json.dumps({**head, 'object': 'chat.completion.chunk', 'choices': [choice]})}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+@contextmanager
+def recording_server() -> Generator[RecordingServer]:
+    server = RecordingServer()
+    app = Starlette(routes=[Route("/{path:path}", server.answer, methods=["GET", "POST"])])
+    uvicorn_server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=uvicorn_server.run, daemon=True)
+    thread.start()
+    while not uvicorn_server.started:
+        time.sleep(0.005)
+    server.url = f"http://127.0.0.1:{uvicorn_server.servers[0].sockets[0].getsockname()[1]}"
+    try:
+        yield server
+    finally:
+        uvicorn_server.should_exit = True
+        thread.join()
