@@ -109,6 +109,11 @@ def format_summary(summary: Summary) -> str:
     return "\n".join(lines)
 
 
+def format_estimate(estimate: Estimate) -> str:
+    """``0.500 [0.300, 0.700]``."""
+    return _mean(estimate.mean, estimate.interval)
+
+
 def _mean(mean: float, interval: tuple[float, float] | None, *, sign: str = "") -> str:
     ends = "too few tasks" if interval is None else f"{interval[0]:{sign}.3f}, {interval[1]:{sign}.3f}"
     return f"{mean:{sign}.3f} [{ends}]"

@@ -1,0 +1,225 @@
+"""The command ``lightning-rl``: train, eval, trace. What it does is done elsewhere; here it is asked for and shown.
+
+Exit codes: 0 success (``train``: the improvement's 95 % interval lies above 0, or there was nothing to measure with), 1 no
+improvement shown, or an error while running, 2 the configuration or the command cannot be honoured, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from statistics import fmean
+
+from lightning_core.config import Config, dump_config, load_config
+from lightning_core.errors import ConfigError, IntegrationUnavailable, LightningError, MissingExtra
+
+EXIT_OK, EXIT_NOT_SHOWN, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return {"train": _train, "eval": _eval, "trace": _trace}[options.command](options)
+    except (ConfigError, MissingExtra, IntegrationUnavailable) as error:
+        print(f"lightning-rl: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except LightningError as error:
+        print(f"lightning-rl: {type(error).__name__}: {error}", file=sys.stderr)
+        return EXIT_NOT_SHOWN
+    except KeyboardInterrupt:
+        print("lightning-rl: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has seen enough, as in "… | head"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="lightning-rl", description="Train the model inside an LLM agent by reinforcement learning."
+    )
+    parser.add_argument("--version", action="version", version=metadata.version("lightning-rl"))
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="train the policy, measured on held-out tasks before and after")
+    train.add_argument("config", metavar="CONFIG", help="YAML file; see docs/configuration.md")
+    train.add_argument(
+        "--resume", action="store_true", help="go on from the last checkpoint of run.name, or of the newest run"
+    )
+
+    evaluate = commands.add_parser("eval", help="measure a policy on held-out tasks")
+    evaluate.add_argument("config", metavar="CONFIG|RUN", help="a YAML file, or a run's folder: its newest checkpoint")
+
+    trace = commands.add_parser("trace", help="show who said what: rollouts of a run, or one task tried now")
+    trace.add_argument("config", metavar="RUN|CONFIG", help="a run's folder such as runs/latest, or a YAML file")
+    trace.add_argument(
+        "--rollout", metavar="N", help="number or id of the rollout to show; without: a list of them all"
+    )
+    trace.add_argument("--task", metavar="ID", help="with CONFIG: the task to try; without: the first")
+    trace.add_argument("--full", action="store_true", help="whole prompts and responses")
+
+    for command in (train, evaluate, trace):
+        command.add_argument("overrides", metavar="key=value", nargs="*", help="settings that win over the file's")
+    # Overrides may stand on either side of an option; argparse gives the later ones back.
+    options, rest = parser.parse_known_args(arguments)
+    options.overrides += rest
+    for text in options.overrides:
+        if text.startswith("-") or "=" not in text:
+            parser.error(f"unexpected argument {text!r}: expected an option of {options.command!r} or key=value")
+    return options
+
+
+def _train(options: argparse.Namespace) -> int:
+    overrides = [*options.overrides, *(["run.resume=true"] if options.resume else [])]
+    config = load_config(options.config, overrides, needs=("agent", "tasks.train"))
+    if config.eval.every and config.tasks.eval is None:
+        raise ConfigError(f"eval.every is {config.eval.every}, but there are no tasks.eval to evaluate on")
+    from lightning_core.loop import fit
+    from lightning_core.progress import show_progress
+    from lightning_core.report import format_summary
+
+    progress = show_progress()
+    try:
+        result = fit(config=config, progress=progress)
+    except KeyboardInterrupt:
+        progress.close()
+        print(f"\nlightning-rl: interrupted. {_how_to_resume(config, options.config)}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    finally:
+        progress.close()
+    print(f"\n{format_summary(result.summary)}\n\nrun: {result.folder}\ncheckpoint: {result.checkpoint}")
+    return EXIT_NOT_SHOWN if result.summary.improved is False else EXIT_OK
+
+
+def _how_to_resume(config: Config, file: str) -> str:
+    from lightning_core.circle import checkpoints
+
+    folder = Path(config.run.dir) / (config.run.name or "latest")
+    found = checkpoints(folder)
+    if not found:
+        return "There was no checkpoint yet."
+    name = f" run.name={config.run.name}" if config.run.name else ""
+    return f"The last checkpoint is {found[-1]}; to go on: lightning-rl train {file}{name} --resume"
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from lightning_core.circle import checkpoints
+    from lightning_core.intervals import confidence_interval
+    from lightning_core.loop import evaluate
+    from lightning_core.progress import show_progress
+    from lightning_core.report import format_estimate
+
+    run = _run_folder(options.config)
+    source = options.config if run is None else run / "config.yaml"
+    config = load_config(source, options.overrides, needs=("agent", "tasks.eval"))
+    if run is None:
+        checkpoint = None
+        folder = Path(config.run.dir) / time.strftime("eval-%Y%m%d-%H%M%S")
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    else:
+        folder, found = run, checkpoints(run)
+        if not found:
+            raise ConfigError(f"the run {str(run)!r} has no checkpoint yet; expected one under checkpoints/")
+        checkpoint = found[-1]
+    progress = show_progress()
+    try:
+        result = evaluate(config=config, folder=folder, checkpoint=checkpoint, progress=progress)
+    finally:
+        progress.close()
+    estimate = confidence_interval([fmean(rewards) for rewards in result.rewards.values()])
+    print(f"policy: {checkpoint or config.policy.model}")
+    print(f"held-out reward {format_estimate(estimate)} (95 % interval) on {len(result.rewards)} tasks")
+    if result.left_out:
+        print(f"{result.left_out} rollouts were left out: the machinery failed, not the agent")
+    print(f"recorded in {folder}")
+    return EXIT_OK
+
+
+def _trace(options: argparse.Namespace) -> int:
+    run = _run_folder(options.config)
+    if run is None:
+        if options.rollout is not None:
+            raise ConfigError(f"--rollout is for a run's folder; {options.config!r} is a file: use --task")
+        return _trace_task(options)
+    if options.overrides or options.task is not None:
+        raise ConfigError(
+            "--task and key=value are for a configuration; a run's rollouts are what they are: use --rollout"
+        )
+    _show(run / "store.db", options.rollout, options.full)
+    return EXIT_OK
+
+
+def _trace_task(options: argparse.Namespace) -> int:
+    config = load_config(options.config, options.overrides, needs=("agent",))
+    from lightning_core.loop import evaluate
+    from lightning_core.tasks import load_tasks
+
+    key, source = (
+        ("tasks.eval", config.tasks.eval) if config.tasks.train is None else ("tasks.train", config.tasks.train)
+    )
+    if source is None:
+        raise ConfigError("tasks.train and tasks.eval are missing; a task is needed to run the agent on")
+    tasks = load_tasks(source, key=key)
+    chosen = tasks[0] if options.task is None else next((t for t in tasks if t["id"] == options.task), None)
+    if chosen is None:
+        raise ConfigError(f"--task: {key} has no task with the id {options.task!r}; the first is {tasks[0]['id']!r}")
+    with tempfile.TemporaryDirectory(prefix="lightning-trace-") as scratch:
+        note = ""
+        try:
+            evaluate(config=config, folder=Path(scratch), tasks=[chosen])
+        except ConfigError as error:
+            # It may say that no such agent is there: then the tree is what one needs to see which are.
+            if not (Path(scratch) / "store.db").is_file():
+                raise
+            note = str(error)
+        _show(Path(scratch) / "store.db", "1", options.full)
+    if note:
+        print(f"lightning-rl: {note}", file=sys.stderr)
+    return EXIT_USAGE if note else EXIT_OK
+
+
+def _show(store_path: Path, rollout: str | None, full: bool) -> None:
+    from lightning_core.store import Store
+    from lightning_core.tree import format_agents, format_rollouts, format_trace
+
+    width = shutil.get_terminal_size((120, 24)).columns
+    with Store(store_path, read_only=True) as store:
+        if rollout is None:
+            print(format_rollouts(store.rollouts(), width=width))
+            print(format_agents(store.agents(), {row.agent for row in store.credit()}))
+            print("one of them: --rollout N")
+            return
+        try:
+            record = store.rollout(int(rollout) if rollout.isdecimal() and len(rollout) < 32 else rollout)
+            trace = store.trace(record.id)
+        except (LookupError, ValueError) as error:
+            raise ConfigError(f"--rollout {rollout}: {error}") from None
+        credit = store.credit(rollout=record.id)
+    print(format_trace(record, trace, credit, width=width, full=full))
+    calls = [call.agent for call in trace.calls]
+    print(format_agents({name: calls.count(name) for name in dict.fromkeys(calls)}, {row.agent for row in credit}))
+
+
+def _run_folder(path: str) -> Path | None:
+    """The folder of a run, or None for a file; a folder that is no run is refused."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return None
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(f"{path!r} is a folder, but not a run's: expected config.yaml and store.db in it")
+    return folder
+
+
+if __name__ == "__main__":
+    sys.exit(main())
