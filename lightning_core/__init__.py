@@ -1,1 +1,85 @@
-"""Lightning: train the model inside anybody's LLM agent by reinforcement learning. (docstring being written)"""
+"""Lightning: train the model inside anybody's LLM agent by reinforcement learning, without rewriting the agent.
+
+The flow, one file for each arrow::
+
+    @trainable ──marks──▶ agent            trainable.py
+         agent runs ──scope──▶ address     capture.py      who speaks: rollout, agent, parent span; stamped on each request
+         request ──▶ tokens, logprobs      policy/         OpenAI-compatible endpoint that knows the tokens
+         spans ──▶ Trace                   trace.py        one OpenTelemetry trace a rollout
+         Trace ──▶ [Transition] ──▶ [Row]  transitions.py  per agent; prefix forest; each sampled token once
+         [Transition] ──▶ advantages       credit.py       episode → call → token; groups
+         rows ──▶ new weights              trainers/       torch, on this machine
+         the circle                        loop.py         tasks → rollouts → the above → policy version + 1
+
+Names below are loaded when they are first used; importing the package loads no framework and no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_core.capture import reward, rollout
+    from lightning_core.config import Config, load_config
+    from lightning_core.credit import Credit, Episode, assign_credit
+    from lightning_core.errors import LightningError
+    from lightning_core.integration import install, uninstall
+    from lightning_core.loop import Result, evaluate, fit
+    from lightning_core.trace import Call, Trace
+    from lightning_core.trainable import trainable
+    from lightning_core.transitions import Row, Transition, trace_to_transitions, transitions_to_rows
+
+_HOMES = {
+    "reward": "capture",
+    "rollout": "capture",
+    "Config": "config",
+    "load_config": "config",
+    "Credit": "credit",
+    "Episode": "credit",
+    "assign_credit": "credit",
+    "LightningError": "errors",
+    "install": "integration",
+    "uninstall": "integration",
+    "Result": "loop",
+    "evaluate": "loop",
+    "fit": "loop",
+    "Call": "trace",
+    "Trace": "trace",
+    "trainable": "trainable",
+    "Row": "transitions",
+    "trace_to_transitions": "transitions",
+    "transitions_to_rows": "transitions",
+    "Transition": "transitions",
+}
+
+__all__ = [
+    "Call",
+    "Config",
+    "Credit",
+    "Episode",
+    "LightningError",
+    "Result",
+    "Row",
+    "Trace",
+    "Transition",
+    "assign_credit",
+    "evaluate",
+    "fit",
+    "install",
+    "load_config",
+    "reward",
+    "rollout",
+    "trace_to_transitions",
+    "trainable",
+    "transitions_to_rows",
+    "uninstall",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'lightning_core' has no attribute {name!r}")
+    return getattr(import_module(f"lightning_core.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]
