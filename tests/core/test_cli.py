@@ -105,8 +105,13 @@ def run_folder(home: Path) -> Path:
     with Store(folder / "store.db") as store:
         run, written = try_it()
         keep(store, run)
-        credit = {"agent": "writer", "step": 2, "reward": 1.25, "advantage": 0.5, "tokens": 5}
-        store.add_credit([CallCredit(rollout=run.rollout, call=written, **credit)])
+        store.add_credit(
+            [
+                CallCredit(
+                    rollout=run.rollout, call=written, agent="writer", step=2, reward=1.25, advantage=0.5, tokens=5
+                )
+            ]
+        )
         other, _ = try_it()
         error = "TimeoutError: 120 s " + "x" * 200
         keep(store, other, phase="eval_after", status="infrastructure", reward=None, error=error)
@@ -272,7 +277,7 @@ def test_one_rollout_as_a_tree(run_folder: Path, capsys: pytest.CaptureFixture[s
         "    call of writer  policy version 3  12 → 5 tokens  context new  reward 1.250, advantage +0.500, 5 trained  …\n"
         "      user: How many rows are in the table? Answer in SQL.\n"
         "      writer: SELECT count(*)\n"
-        "    tool run_sql (agent writer)\n"
+        "    tool run_sql  (agent writer)\n"
         "call of judge  gpt-x\n"
         "  user: Right?\n"
         '  judge uses grade {"points": 1}\n'
