@@ -36,11 +36,12 @@ from lightning_core.capture import find_run
 from lightning_core.errors import InfrastructureError, PolicyRequestError, UpstreamError
 from lightning_core.policy.backend import Backend, SamplingParams
 from lightning_core.policy.chat import Chat, Memory, Prompt
+from lightning_core.policy.client import ORIGIN, ORIGIN_AUTHORIZATION
 from lightning_core.policy.dialects import chat_completions as wire
 from lightning_core.policy.dialects.chat_completions import ChatRequest, Choice
 from lightning_core.policy.recording import CallSpan
 from lightning_core.policy.streaming import HeldText, cut
-from lightning_core.policy.upstream import Target, Upstream
+from lightning_core.policy.upstream import Target, Upstream, origin_target
 from lightning_core.trace import Address, describe
 
 logger = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ class PolicyEndpoint:
             Route("/v1/chat/completions", self._chat_completions, methods=["POST"]),
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
+            Route("/{path:path}", _no_such_api, methods=["GET", "POST"]),
         ]
         app = Starlette(routes=routes, exception_handlers={Exception: _internal_error})
         config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
@@ -193,9 +195,9 @@ class PolicyEndpoint:
             return name
         if self._upstream is not None:
             return self._upstream
-        origin = http.headers.get("lightning-origin")
+        origin = http.headers.get(ORIGIN)
         if origin:
-            return Target(url=origin, authorization=http.headers.get("lightning-origin-authorization"))
+            return origin_target(origin, http.headers.get(ORIGIN_AUTHORIZATION))
         raise PolicyRequestError(
             f"agent {agent!r} is not trained and asks for model {name!r}, which is not served here; served are "
             f"{list(self._backend.models)!r}. Train the agent, give it a model under agents.frozen, or set policy.upstream",
@@ -456,6 +458,15 @@ async def _unless_disconnected(work: asyncio.Future[Any], request: Request) -> A
     finally:
         watch.cancel()
         work.cancel()
+
+
+async def _no_such_api(request: Request) -> Response:
+    return _error(
+        f"the policy endpoint speaks POST /v1/chat/completions and GET /v1/models; found {request.method} {request.url.path}. Set the agent's "
+        "client to chat completions, or leave this provider out of rollouts.redirect_hosts",
+        404,
+        "invalid_request_error",
+    )
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -16,10 +16,21 @@ from lightning_core.trace import describe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where a call goes, and with which ``Authorization`` header."""
+    """Where a call goes, and with which credentials."""
 
     url: str
-    authorization: str | None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+
+
+def origin_target(url: str, credentials: str | None) -> Target:
+    """The provider that a redirected call was on its way to. ``credentials`` as the client stamp wrote them: an ``Authorization``
+    value, or the name of another header and its value."""
+    if credentials is None:
+        return Target(url=url)
+    name, _, value = credentials.partition(" ")
+    return Target(
+        url=url, headers={name: value} if name in ("x-api-key", "api-key") else {"authorization": credentials}
+    )
 
 
 def upstream_target(base_url: str, api_key_env: str | None) -> Target:
@@ -31,7 +42,9 @@ def upstream_target(base_url: str, api_key_env: str | None) -> Target:
             raise ConfigError(
                 f"policy.upstream.api_key_env names {api_key_env!r}, but that environment variable is not set"
             )
-    return Target(url=f"{base_url.rstrip('/')}/chat/completions", authorization=f"Bearer {key}" if key else None)
+    return Target(
+        url=f"{base_url.rstrip('/')}/chat/completions", headers={"authorization": f"Bearer {key}"} if key else {}
+    )
 
 
 class Upstream:
@@ -43,7 +56,7 @@ class Upstream:
     async def complete(self, target: Target, body: Mapping[str, Any]) -> dict[str, Any]:
         """Pass on a request without streaming. Raises `UpstreamError` if the server is not there or answers with an error."""
         try:
-            response = await self._client.post(target.url, json=body, headers=_headers(target))
+            response = await self._client.post(target.url, json=body, headers=target.headers)
         except httpx.HTTPError as error:
             raise UpstreamError(_unreachable(target, error)) from error
         if response.status_code != 200:
@@ -55,7 +68,7 @@ class Upstream:
     ) -> AsyncGenerator[tuple[bytes, Mapping[str, Any] | None]]:
         """Pass on a streamed request: each event's bytes as they came, with their JSON (None for the closing mark)."""
         try:
-            async with self._client.stream("POST", target.url, json=body, headers=_headers(target)) as response:
+            async with self._client.stream("POST", target.url, json=body, headers=target.headers) as response:
                 if response.status_code != 200:
                     await response.aread()
                     raise UpstreamError(f"{target.url} answered {response.status_code}: {response.text[:300]}")
@@ -69,10 +82,6 @@ class Upstream:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
-
-
-def _headers(target: Target) -> dict[str, str]:
-    return {"authorization": target.authorization} if target.authorization else {}
 
 
 def _unreachable(target: Target, error: Exception) -> str:

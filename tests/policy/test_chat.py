@@ -24,10 +24,15 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     inner.decoder = decoders.ByteLevel()
     specials = ["<|im_start|>", "<|im_end|>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=320, special_tokens=specials, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=320,
+        special_tokens=specials,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     inner.train_from_iterator(["the answer another answer user assistant system"] * 8, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", extra_special_tokens=["<|im_start|>"])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<|im_end|>", extra_special_tokens=["<|im_start|>"]
+    )
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 

@@ -170,7 +170,7 @@ def test_calls_of_untrained_agents_go_upstream_and_are_recorded():
     with serve(lambda p: "from afar") as far, rollout({"id": "far"}) as far_run:
         key = far.new_key()
         far.open(key, far_run.address, Routing(frozen={"": "policy"}))
-        target = Target(url=f"{far.url}/chat/completions", authorization=f"Bearer {key}")
+        target = Target(url=f"{far.url}/chat/completions", headers={"authorization": f"Bearer {key}"})
         with serve(upstream=target) as near, speak(near, agent="critic") as (run, client):
             answer = client.chat.completions.create(model="policy-afar", messages=HI)
             streamed = list(client.chat.completions.create(model="policy-afar", messages=HI, stream=True))
@@ -184,7 +184,7 @@ def test_calls_of_untrained_agents_go_upstream_and_are_recorded():
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_dead_upstream_is_an_infrastructure_failure_with_a_clear_error(stream: bool):
-    dead = Target(url="http://127.0.0.1:9/v1/chat/completions", authorization=None)
+    dead = Target(url="http://127.0.0.1:9/v1/chat/completions")
     with (
         serve(upstream=dead) as endpoint,
         speak(endpoint, agent="critic") as (run, client),
@@ -225,6 +225,15 @@ def test_what_cannot_be_honoured_is_refused_by_name(extra: dict[str, Any], param
         client.chat.completions.create(model="m", messages=HI, **extra)
     assert caught.value.param == param
     assert run.infrastructure == []
+
+
+def test_an_api_that_is_not_spoken_is_a_clear_404():
+    with (
+        serve() as endpoint,
+        speak(endpoint) as (_, client),
+        pytest.raises(openai.NotFoundError, match="found POST /v1/responses"),
+    ):
+        client.responses.create(model="m", input="hi")
 
 
 def test_a_prompt_too_long_for_the_context_is_refused_with_both_numbers():
