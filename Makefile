@@ -1,0 +1,36 @@
+# make demo | test | lint: each makes the environment in .venv first, once, and again when what it is made from changes.
+#   PYTHON=python3.12 make test        another interpreter, 3.11 or later
+#   make demo ARGS="trainer.steps=5"   settings for the training run
+# pip listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build of torch.
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+TORCH := torch==2.13.0
+
+.PHONY: demo test lint environment
+
+demo: $(INSTALLED)
+	$(BIN)/lightning-rl train examples/text_to_sql/lightning.yaml $(ARGS)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+environment: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is no Python 3.11 or later: set PYTHON=/path/to/one" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt "$(TORCH)"
+	$(PIP) install -c constraints.txt -e '.[all,dev]'
+	touch $(INSTALLED)
