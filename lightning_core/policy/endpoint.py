@@ -14,64 +14,33 @@ Every response is a span of its rollout's trace; those that were sampled here ho
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import secrets
 import socket
 import threading
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Self
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from lightning_core.capture import find_run
 from lightning_core.errors import InfrastructureError, PolicyRequestError, UpstreamError
-from lightning_core.policy.backend import Backend, SamplingParams
-from lightning_core.policy.chat import Chat, Memory, Prompt
+from lightning_core.policy.backend import Backend
+from lightning_core.policy.chat import Chat
 from lightning_core.policy.client import ORIGIN, ORIGIN_AUTHORIZATION
 from lightning_core.policy.dialects import chat_completions as wire
-from lightning_core.policy.dialects.chat_completions import ChatRequest, Choice
+from lightning_core.policy.dialects.chat_completions import ChatRequest
 from lightning_core.policy.recording import CallSpan
-from lightning_core.policy.streaming import HeldText, cut
+from lightning_core.policy.sampling import POLICY, Routing, Sampler, SamplingJob, Session, abandon, count_failure
 from lightning_core.policy.upstream import Target, Upstream, origin_target
 from lightning_core.trace import Address, describe
 
 logger = logging.getLogger(__name__)
-
-POLICY = "policy"
-"""The model name of the weights that are trained."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
-    """Who answers whom, the same for all rollouts of a phase."""
-
-    trained: frozenset[str] = frozenset()
-    frozen: Mapping[str, str] = field(default_factory=dict[str, str])
-    temperature: float | None = None
-    """Sampling temperature of trained agents; None leaves it to the request."""
-    max_tokens: int = 1024
-    """Most tokens in a response of a model served here."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Session:
-    """What the endpoint knows of one live rollout."""
-
-    root: Address
-    routing: Routing
-    seed: int | None
-    seen: Counter[str] = field(default_factory=Counter[str])
-    memory: Memory = field(default_factory=Memory)
-    tasks: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
 
 
 class PolicyEndpoint:
@@ -88,9 +57,10 @@ class PolicyEndpoint:
     ) -> None:
         self._backend = backend
         self._chat = chat
+        self._sampler = Sampler(backend, chat)
         self._upstream = upstream
         self._forward = Upstream()
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Session] = {}
         self._socket = socket.create_server((host, port))
         self.url = f"http://{host}:{self._socket.getsockname()[1]}/v1"
         routes = [
@@ -135,7 +105,7 @@ class PolicyEndpoint:
         With ``seed``, what a request samples depends on it, on the prompt, and on how often the rollout has sent that prompt
         before; not on what other rollouts do meanwhile.
         """
-        self._sessions[key] = _Session(root=root, routing=routing, seed=seed)
+        self._sessions[key] = Session(root=root, routing=routing, seed=seed)
 
     def close(self, key: str, timeout_seconds: float = 5.0) -> None:
         """Admit ``key`` no longer. Requests still running are aborted, and their spans closed, before this returns."""
@@ -152,7 +122,7 @@ class PolicyEndpoint:
         models = [{"id": m, "object": "model", "created": 0, "owned_by": "lightning"} for m in self._backend.models]
         return JSONResponse({"object": "list", "data": models})
 
-    def _session(self, request: Request) -> _Session | None:
+    def _session(self, request: Request) -> Session | None:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         return self._sessions.get(key.strip()) if scheme.lower() == "bearer" else None
 
@@ -182,7 +152,7 @@ class PolicyEndpoint:
         except json.JSONDecodeError as error:
             return _error(f"the request body is not JSON: {error}", 400, "invalid_request_error")
         except Exception as error:  # noqa: BLE001 - whatever a backend raises is an infrastructure failure of this rollout
-            _count_failure(address, error)
+            count_failure(address, error)
             return _error(describe(error), 502 if isinstance(error, UpstreamError) else 500, "server_error")
         finally:
             session.tasks.discard(task)
@@ -206,28 +176,28 @@ class PolicyEndpoint:
         )
 
     async def _sample(
-        self, session: _Session, address: Address, request: ChatRequest, model: str, http: Request
+        self, session: Session, address: Address, request: ChatRequest, model: str, http: Request
     ) -> Response:
         """Answer from the backend: render once, sample n responses, record each."""
         spans = [CallSpan(address, request, model) for _ in range(request.n)]
         try:
             prompt = self._chat.render(request.messages, request.tools, session.memory)
             trained = address.agent is not None and address.agent in session.routing.trained
-            params = self._params(session, request, prompt, trained=trained)
+            params = self._sampler.params(session, request, prompt, trained=trained)
         except BaseException as error:
-            _abandon(spans, error)
+            abandon(spans, error)
             raise
-        job = _Job(session, request, model, prompt, params, live=model == POLICY)
+        job = SamplingJob(session, address, request, model, prompt, params)
         if request.stream:
             return StreamingResponse(
-                _counted(session, self._stream(job, spans, address)), media_type="text/event-stream"
+                _counted(session, self._sampler.stream(job, spans)), media_type="text/event-stream"
             )
         try:
             choices = await _unless_disconnected(
-                asyncio.gather(*(self._respond(job, span, i) for i, span in enumerate(spans))), http
+                asyncio.gather(*(self._sampler.respond(job, span, i) for i, span in enumerate(spans))), http
             )
         except BaseException as error:
-            _abandon(spans, error)
+            abandon(spans, error)
             raise
         decode = self._chat.text
         return JSONResponse(
@@ -236,124 +206,8 @@ class PolicyEndpoint:
             )
         )
 
-    def _params(self, session: _Session, request: ChatRequest, prompt: Prompt, *, trained: bool) -> SamplingParams:
-        routing = session.routing
-        room = self._backend.max_context - len(prompt.ids)
-        if room < 1:
-            raise PolicyRequestError(
-                f"the prompt has {len(prompt.ids)} tokens, but the model's context holds {self._backend.max_context}; "
-                "shorten it or raise policy.max_context",
-                param="messages",
-            )
-        temperature = 1.0 if request.temperature is None else request.temperature
-        if trained and routing.temperature is not None:
-            temperature = routing.temperature
-        return SamplingParams(
-            max_tokens=min(request.max_tokens or routing.max_tokens, routing.max_tokens, room),
-            temperature=temperature,
-            # Training needs the logprobs of the whole distribution, so a trained agent samples from all of it.
-            top_p=1.0 if trained or request.top_p is None else request.top_p,
-            seed=_seed(session, prompt) if request.seed is None else request.seed,
-            stop_token_ids=self._chat.stop_token_ids,
-        )
-
-    async def _respond(
-        self,
-        job: _Job,
-        span: CallSpan,
-        index: int,
-        emit: Callable[[Choice, list[int], list[float]], None] | None = None,
-    ) -> Choice:
-        """Sample one response to its end, record it, and return it. ``emit`` hears of every delta."""
-        request, params = job.request, job.params
-        if params.seed is not None and index:
-            params = replace(params, seed=params.seed + index)
-        choice = Choice(message={}, token_ids=[], logprobs=[], finish_reason="stop")
-        version = 0
-        stopped_by_text = False
-        deltas = self._backend.generate(
-            job.prompt.ids, params, model=job.model, stream=request.stream or bool(request.stop)
-        )
-        try:
-            async for delta in deltas:
-                choice.token_ids += delta.token_ids
-                choice.logprobs += delta.logprobs
-                choice.finish_reason = delta.finish_reason or "stop"
-                version = delta.version
-                stopped_by_text = any(s in self._chat.text(choice.token_ids) for s in request.stop)
-                if emit is not None:
-                    emit(choice, list(delta.token_ids), list(delta.logprobs))
-                if stopped_by_text:
-                    choice.finish_reason = "stop"
-                    break
-        finally:
-            await deltas.aclose()
-        message = self._chat.parse(choice.token_ids, tools=bool(request.tools))
-        if stopped_by_text:
-            message = {**message, "content": cut(message["content"] or "", request.stop)}
-        else:
-            self._chat.remember(job.prompt, choice.token_ids, message, job.session.memory)
-        if message.get("tool_calls"):
-            choice.finish_reason = "tool_calls"
-        choice.message = message
-        span.sampled(
-            job.prompt,
-            choice,
-            version=version if job.live else None,
-            temperature=params.temperature,
-            top_p=params.top_p,
-        )
-        span.end()
-        return choice
-
-    async def _stream(self, job: _Job, spans: list[CallSpan], address: Address) -> AsyncGenerator[bytes]:
-        """Server-sent events as tokens come. Text that may still become a tool call, a stop or half a character is held back."""
-        id = f"chatcmpl-{spans[0].id}"
-        events: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-        async def run(index: int, span: CallSpan) -> Choice:
-            held = HeldText(self._chat.text, job.request.stop, tools=bool(job.request.tools))
-            events.put_nowait(wire.chunk(id, job.model, index, {"role": "assistant", "content": ""}))
-
-            def emit(choice: Choice, ids: list[int], logprobs: list[float]) -> None:
-                extra: dict[str, Any] = {}
-                if job.request.logprobs:
-                    extra["logprobs"] = wire.stream_logprobs(ids, logprobs, self._chat.text)
-                if job.request.return_token_ids:
-                    extra["token_ids"] = ids
-                text = held.more(choice.token_ids)
-                if text or extra:
-                    events.put_nowait(wire.chunk(id, job.model, index, {"content": text}, **extra))
-
-            choice = await self._respond(job, span, index, emit)
-            if choice.message.get("tool_calls"):
-                events.put_nowait(wire.chunk(id, job.model, index, wire.tool_call_delta(choice.message)))
-            else:
-                rest = held.rest(choice.message.get("content") or "")
-                if rest:
-                    events.put_nowait(wire.chunk(id, job.model, index, {"content": rest}))
-            events.put_nowait(wire.chunk(id, job.model, index, {}, finish_reason=choice.finish_reason))
-            return choice
-
-        everything = asyncio.gather(*(run(i, span) for i, span in enumerate(spans)))
-        everything.add_done_callback(lambda _: events.put_nowait(None))
-        try:
-            while (event := await events.get()) is not None:
-                yield event
-            choices = await everything
-            if job.request.include_usage:
-                yield wire.chunk(id, job.model, None, {}, usage=wire.usage(job.prompt.ids, choices))
-            yield b"data: [DONE]\n\n"
-        except Exception as error:  # noqa: BLE001 - headers are sent; the client hears of it in the stream
-            _count_failure(address, error)
-            _abandon(spans, error)
-            yield b"data: " + json.dumps(wire.error_body(describe(error), kind="server_error")).encode() + b"\n\n"
-        finally:
-            everything.cancel()
-            _abandon(spans, ClientDisconnect())
-
     async def _pass_on(
-        self, session: _Session, address: Address, request: ChatRequest, body: Mapping[str, Any], target: Target
+        self, session: Session, address: Address, request: ChatRequest, body: Mapping[str, Any], target: Target
     ) -> Response:
         """Let somebody else's model answer, and record what it said."""
         span = CallSpan(address, request, request.model)
@@ -384,45 +238,14 @@ class PolicyEndpoint:
                 yield event
             span.answered({"role": "assistant", "content": text}, finish)
         except InfrastructureError as error:
-            _count_failure(address, error)
+            count_failure(address, error)
             span.fail(error)
             yield b"data: " + json.dumps(wire.error_body(str(error), kind="server_error")).encode() + b"\n\n"
         finally:
             span.end()
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    session: _Session
-    request: ChatRequest
-    model: str
-    prompt: Prompt
-    params: SamplingParams
-    live: bool
-
-
-def _seed(session: _Session, prompt: Prompt) -> int | None:
-    if session.seed is None:
-        return None
-    digest = hashlib.blake2b(repr((session.seed, prompt.ids)).encode(), digest_size=8).hexdigest()
-    session.seen[digest] += 1
-    # Requests for several choices add the choice's index, so repeats are spaced further apart than that.
-    return (int(digest, 16) + 65536 * session.seen[digest]) % (1 << 62)
-
-
-def _abandon(spans: list[CallSpan], error: BaseException) -> None:
-    for span in spans:
-        span.abandon(error)
-
-
-def _count_failure(address: Address, error: Exception) -> None:
-    logger.warning("a model call of agent %r failed: %s", address.agent, describe(error))
-    run = find_run(address.rollout)
-    if run is not None:
-        run.blame_infrastructure(describe(error))
-
-
-async def _counted(session: _Session, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+async def _counted(session: Session, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
     """``events``, whose sending counts as work of the session until it is over."""
     task = asyncio.current_task()
     assert task is not None
@@ -462,8 +285,8 @@ async def _unless_disconnected(work: asyncio.Future[Any], request: Request) -> A
 
 async def _no_such_api(request: Request) -> Response:
     return _error(
-        f"the policy endpoint speaks POST /v1/chat/completions and GET /v1/models; found {request.method} {request.url.path}. Set the agent's "
-        "client to chat completions, or leave this provider out of rollouts.redirect_hosts",
+        f"the policy endpoint speaks POST /v1/chat/completions and GET /v1/models; found {request.method} {request.url.path}. "
+        "Set the agent's client to chat completions, or leave this provider out of rollouts.redirect_hosts",
         404,
         "invalid_request_error",
     )
