@@ -18,8 +18,9 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
@@ -277,28 +278,34 @@ def next_sequence() -> int:
     return next(_sequence)
 
 
-def bind(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """``function``, to run in the scope of this moment, in whichever thread or context it is called."""
-    scope = _current.get()
+def here() -> Callable[[], AbstractContextManager[None]]:
+    """The scope of this moment, to be in again later: ``scope = here()``, then, in any thread or context, ``with scope(): ...``."""
+    return partial(_be_in, _current.get())
 
-    def bound(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        token = _current.set(scope)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _current.reset(token)
 
-    return bound
+def outside() -> AbstractContextManager[None]:
+    """Run the body as if outside any rollout: for machinery that must not inherit the scope in which it happens to start."""
+    return _be_in(None)
 
 
 @contextmanager
-def outside() -> Generator[None]:
-    """Run the body as if outside any rollout: for machinery that must not inherit the scope in which it happens to start."""
-    token = _current.set(None)
+def _be_in(scope: _Scope | None) -> Generator[None]:
+    token = _current.set(scope)
     try:
         yield
     finally:
         _current.reset(token)
+
+
+def bind(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """``function``, to run in the scope of this moment, in whichever thread or context it is called."""
+    scope = here()
+
+    def bound(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with scope():
+            return function(*args, **kwargs)
+
+    return bound
 
 
 def no_failure(*kinds: type[Exception]) -> None:

@@ -20,9 +20,8 @@ from langchain_core.tools import BaseTool
 
 from lightning_core.capture import current_run
 from lightning_core.patching import Patches, Wrapper
-from lightning_core.trainable import Kind, scope_function
 from lightning_langchain._events import note_result, tool_scope
-from lightning_langchain._trainable import RUNS
+from lightning_langchain._trainable import RUNS, scope_run
 
 _RUNNABLES: tuple[type[Any], ...] = (
     RunnableBindingBase,
@@ -56,7 +55,7 @@ async def _arun_tool(wrapped: Callable[..., Any], instance: BaseTool, args: Any,
         return result
 
 
-def _make_run_named(kind: Kind) -> Wrapper:
+def _make_run_named(method: str) -> Wrapper:
     def run_named(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         run = current_run()
         if run is None or not run.agents:
@@ -64,12 +63,12 @@ def _make_run_named(kind: Kind) -> Wrapper:
         name = run_name(instance, args[1] if len(args) > 1 else kwargs.get("config"))
         if name not in run.agents:
             return wrapped(*args, **kwargs)
-        return scope_function(wrapped, name, kind=kind, once=True)(*args, **kwargs)
+        return scope_run(method, wrapped, name)(*args, **kwargs)
 
     return run_named
 
 
-_run_named: dict[str, Wrapper] = {method: _make_run_named(kind) for method, kind in RUNS.items()}
+_run_named: dict[str, Wrapper] = {method: _make_run_named(method) for method in RUNS}
 
 
 def run_name(runnable: Any, config: Any) -> str | None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import AbstractContextManager, aclosing, closing, nullcontext
+from functools import cache, wraps
 from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableParallel, RunnableSequence
 
+from lightning_core.capture import current_run, here
 from lightning_core.errors import ConfigError
 from lightning_core.integration import TrainSpec
 from lightning_core.trainable import Kind, scope_function, set_mark
@@ -51,14 +53,59 @@ def scope_class(obj: Any, spec: TrainSpec) -> Any:
     return marked
 
 
+def scope_run(method: str, function: Callable[..., Any], agent: str) -> Callable[..., Any]:
+    """``function``, one of `RUNS` bound or not, in the scope of ``agent``, which its methods may enter through each other."""
+    scoped = scope_function(function, agent, kind=RUNS[method], once=True)
+    if method not in ("transform", "atransform"):
+        return scoped
+
+    # What streams in is made by whoever stands before this one in a sequence, and pulled from inside this one's scope.
+    @wraps(function)
+    def transform(*args: Any, **kwargs: Any) -> Any:
+        position = 0 if hasattr(function, "__self__") else 1
+        if current_run() is None or len(args) <= position:
+            return scoped(*args, **kwargs)
+        upstream = _pull_from(here(), args[position])
+        return scoped(*args[:position], upstream, *args[position + 1 :], **kwargs)
+
+    return transform
+
+
+def _pull_from(scope: Callable[[], AbstractContextManager[None]], source: Any) -> Any:
+    """``source``, an iterator or asynchronous one, each of whose steps is taken in ``scope``."""
+
+    def steps() -> Generator[Any]:
+        with closing(source) if hasattr(source, "close") else nullcontext():
+            while True:
+                with scope():
+                    item = next(source, _END)
+                if item is _END:
+                    return
+                yield item
+
+    async def asteps() -> AsyncGenerator[Any]:
+        async with aclosing(source) if hasattr(source, "aclose") else nullcontext():
+            while True:
+                with scope():
+                    item = await anext(source, _END)
+                if item is _END:
+                    return
+                yield item
+
+    return asteps() if hasattr(source, "__anext__") else steps()
+
+
+_END = object()
+
+
 @cache
 def _make_class(cls: type[Any], spec: TrainSpec) -> type[Any]:
     methods: dict[str, Any] = {}
-    for name, kind in RUNS.items():
+    for name in RUNS:
         method = getattr(cls, name)
         # Runnable's own batch methods run ``invoke`` for each input, and each of those is a run of the agent.
         if "batch" not in name or method is not getattr(Runnable, name):
-            methods[name] = scope_function(method, spec.name, kind=kind, once=True)
+            methods[name] = scope_run(name, method, spec.name)
     # The same name in the same module: LangChain writes both into what it serialises and into keys of its caches.
     body = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, **methods}
     return set_mark(types.new_class(cls.__name__, (cls,), exec_body=lambda space: space.update(body)), spec)

@@ -6,9 +6,10 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+from lightning_langchain._events import note_result, tool_attributes
 from lightning_langchain._patches import run_name
 
-from lightning_core.capture import StepScope, current_address, current_run, record
+from lightning_core.capture import StepScope, current_address, current_run, record, scope
 
 _MADE_BY_CREATE_AGENT = "langchain_create_agent"
 
@@ -32,6 +33,15 @@ def node_scope(task: Any) -> Generator[None]:
         raise
     finally:
         steps.close(ending)
+
+
+def note_refusal(call: Any, refusal: Any) -> None:
+    """Record a tool call that was turned down before it reached a tool."""
+    with (
+        record("langgraph.tool"),
+        scope(call["name"], kind="tool", attributes=tool_attributes(call["args"], call["id"])) as handle,
+    ):
+        note_result(handle, refusal)
 
 
 def _is_plumbing(name: str, config: Any) -> bool:

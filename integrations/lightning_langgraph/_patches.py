@@ -2,13 +2,17 @@
 
 Identity has to stand around the execution of a node. What LangGraph offers in public does not reach that far: callbacks run before
 and after, in contexts of their own when asynchronous; a node's function is bound when the graph is compiled, which may
-be long before we are installed. So two places are wrapped:
+be long before we are installed. So these places are wrapped:
 
 - Public: ``Pregel.stream`` / ``astream``, through which every way to run a graph goes. A graph that is an agent runs in its scope.
+- Private: ``ToolNode._validate_tool_call``, which turns down a call of a tool that does not exist before any tool, and so any callback,
+  is reached. Such a call is a failed tool call like any other, and the model's own mistake.
 - Private: ``run_with_retry`` / ``arun_with_retry`` as ``langgraph.pregel._runner`` has them. All tasks of all graphs, whenever compiled,
-  pass here: nodes, ``Send``, sub-graphs as nodes, ``@task`` functions; once each, with all attempts inside. Seen in langgraph
-  1.2.22; ``tests/integrations/test_langgraph.py::test_private_api`` fails when it moves.
-  https://github.com/langchain-ai/langgraph/blob/main/libs/langgraph/langgraph/pregel/_runner.py
+  pass here: nodes, ``Send``, sub-graphs as nodes, ``@task`` functions; once each, with all attempts inside.
+
+Both private ones were seen in langgraph 1.2.22; ``tests/integrations/test_langgraph.py::test_private_api`` fails when one moves.
+https://github.com/langchain-ai/langgraph/blob/main/libs/langgraph/langgraph/pregel/_runner.py
+https://github.com/langchain-ai/langgraph/blob/main/libs/prebuilt/langgraph/prebuilt/tool_node.py
 """
 
 from __future__ import annotations
@@ -18,13 +22,14 @@ from typing import Any
 
 import langgraph.pregel._runner
 from langgraph.errors import GraphBubbleUp
+from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
 from lightning_langchain import INTEGRATION as LANGCHAIN
 
 from lightning_core.capture import no_failure
 from lightning_core.patching import Patches
 from lightning_core.trainable import scope_function
-from lightning_langgraph._events import agent_name, node_scope
+from lightning_langgraph._events import agent_name, node_scope, note_refusal
 
 
 def install(patches: Patches) -> None:
@@ -34,6 +39,7 @@ def install(patches: Patches) -> None:
     patches.wrap(Pregel, "astream", _astream)
     patches.wrap(langgraph.pregel._runner, "run_with_retry", _run_task)
     patches.wrap(langgraph.pregel._runner, "arun_with_retry", _arun_task)
+    patches.wrap(ToolNode, "_validate_tool_call", _validate_tool_call)
 
 
 def _run_task(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -44,6 +50,13 @@ def _run_task(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 async def _arun_task(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     with node_scope(args[0] if args else kwargs["task"]):
         return await wrapped(*args, **kwargs)
+
+
+def _validate_tool_call(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    refusal = wrapped(*args, **kwargs)
+    if refusal is not None:
+        note_refusal(args[0] if args else kwargs["call"], refusal)
+    return refusal
 
 
 def _stream(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

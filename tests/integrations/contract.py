@@ -126,19 +126,19 @@ class Contract:
 
     @pytest.mark.parametrize("how", ["run", "arun", "stream", "astream"])
     def test_marked_calls_carry_the_name_and_unmarked_do_not(self, endpoint: Endpoint, how: str) -> None:
-        trace = self.capture_run(endpoint, how, [Part("planner", marked=True), Part("critic")])
-        planner, critic = trace.calls
-        assert says(planner) == "I am planner"
+        trace = self.capture_run(endpoint, how, [Part("reader"), Part("planner", marked=True), Part("critic")])
+        assert [says(call) for call in trace.calls] == ["I am reader", "I am planner", "I am critic"]
+        reader, planner, critic = trace.calls
         assert planner.agent == "planner"
-        assert says(critic) == "I am critic"
+        assert reader.agent != "planner"
         assert critic.agent != "planner"
 
     @pytest.mark.parametrize("how", ["run", "arun", "stream", "astream"])
     def test_selected_by_name_without_a_mark(self, endpoint: Endpoint, how: str) -> None:
-        parts = [Part("planner"), Part("planner2"), Part("critic")]
+        parts = [Part("reader"), Part("planner"), Part("planner2"), Part("critic")]
         trace = self.capture_run(endpoint, how, parts, agents=["planner"])
         assert [says(c) for c in trace.calls if c.agent == "planner"] == ["I am planner"]
-        assert len(trace.calls) == 3
+        assert len(trace.calls) == 4
 
     @pytest.mark.parametrize("how", ["run", "arun", "stream", "astream"])
     def test_parallel_agents_keep_apart(self, endpoint: Endpoint, how: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import operator
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import fields
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -15,16 +18,19 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import ToolException, tool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import GraphBubbleUp
 from langgraph.func import entrypoint, task
-from langgraph.graph import END, START, StateGraph
-from langgraph.prebuilt import ToolNode
-from langgraph.types import Command, RetryPolicy, Send, interrupt
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.prebuilt import ToolNode, ToolRuntime
+from langgraph.pregel import Pregel
+from langgraph.types import Command, PregelExecutableTask, RetryPolicy, Send, interrupt
 
 from lightning_core.errors import ConfigError
 from lightning_core.integration import Installed
 from lightning_core.trainable import trainable
 from tests.conftest import Endpoint
-from tests.integrations.contract import ADD, Adapter, Contract, Part, ancestors, parent_of, says
+from tests.integrations.contract import ADD, Adapter, Contract, Part, ancestors, parent_of, run_async, says
 
 
 class State(TypedDict):
@@ -115,3 +121,332 @@ class LangGraphAdapter(Adapter):
 
 class TestLangGraph(Contract):
     adapter = LangGraphAdapter()
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    with Installed().installed("langgraph"):
+        yield
+
+
+def one_node(name: str, node: Any) -> StateGraph[Any]:
+    graph = StateGraph(MessagesState)
+    graph.add_node(name, node)
+    graph.add_edge(START, name)
+    return graph
+
+
+HELLO: Any = {"messages": [HumanMessage("hello")]}
+
+
+def speak(state: MessagesState) -> Any:
+    return {"messages": [chat_model().invoke("hello")]}
+
+
+async def aspeak(state: MessagesState) -> Any:
+    return {"messages": [await chat_model().ainvoke("hello")]}
+
+
+def test_private_api() -> None:
+    """The private places that are wrapped are where and what they are taken for."""
+    import langgraph.pregel._runner as runner
+
+    for function, is_async in ((runner.run_with_retry, False), (runner.arun_with_retry, True)):
+        assert next(iter(inspect.signature(function).parameters)) == "task"
+        assert inspect.iscoroutinefunction(function) is is_async
+    assert {"name", "config"} <= {f.name for f in fields(PregelExecutableTask)}
+    assert list(inspect.signature(ToolNode._validate_tool_call).parameters) == ["self", "call"]
+    assert issubclass(GraphBubbleUp, Exception)
+
+
+# What can be marked
+
+
+def make_markable() -> dict[str, Any]:
+    graph = StateGraph(MessagesState)
+    graph.add_node("anything", speak)
+    graph.add_edge(START, "anything")
+    return {
+        "function": speak,
+        "async function": aspeak,
+        "lambda": RunnableLambda(speak, aspeak),
+        "chain": RunnableLambda(lambda s: s["messages"]) | chat_model() | (lambda m: {"messages": [m]}),
+        "agent": create_agent(chat_model(), []),
+        "graph": graph.compile(),
+    }
+
+
+@pytest.mark.parametrize("kind", make_markable())
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream", "batch", "abatch", "astream_events"])
+@pytest.mark.parametrize("integration", [True, False])
+def test_marked_nodes(endpoint: Endpoint, kind: str, how: str, integration: bool) -> None:
+    if kind == "async function" and not how.startswith("a"):
+        return
+    program = one_node("node", trainable(make_markable()[kind], name="writer")).compile()
+    with ExitStack() as stack:
+        if integration:
+            stack.enter_context(Installed().installed("langgraph"))
+        run = stack.enter_context(endpoint.rollout())
+        drive(program, how)
+    calls = run.trace.calls
+    assert [call.agent for call in calls] == ["writer"] * (2 if "batch" in how else 1)
+    path = ancestors(run.trace, parent_of(run.trace, calls[0]))
+    assert path.count("writer") == 1
+    assert path[-1] == "rollout"
+    assert ("node" in path) is integration
+
+
+def drive(runnable: Any, how: str, input: Any = HELLO) -> Any:
+    async def consume() -> list[Any]:
+        if how == "astream_events":
+            return [event async for event in runnable.astream_events(input, version="v2")]
+        return [chunk async for chunk in runnable.astream(input)]
+
+    match how:
+        case "astream" | "astream_events":
+            return run_async(consume())
+        case "stream":
+            return list(runnable.stream(input))
+        case "batch":
+            return runnable.batch([input, input])
+        case "abatch":
+            return run_async(runnable.abatch([input, input]))
+        case "ainvoke":
+            return run_async(runnable.ainvoke(input))
+        case _:
+            return runnable.invoke(input)
+
+
+def test_a_marked_graph_is_still_a_graph(endpoint: Endpoint) -> None:
+    graph = one_node("node", speak).compile(checkpointer=InMemorySaver(), name="talk")
+    marked = trainable(graph, name="writer")
+    assert isinstance(marked, CompiledStateGraph)
+    assert isinstance(marked, Pregel)
+    assert marked is not graph
+    assert marked.get_graph().nodes.keys() == graph.get_graph().nodes.keys()
+    thread: Any = {"configurable": {"thread_id": "1"}}
+    with endpoint.rollout() as run:
+        marked.with_config(tags=["later"]).invoke(HELLO, thread)
+        graph.invoke(HELLO, {"configurable": {"thread_id": "2"}})
+    assert [call.agent for call in run.trace.calls] == ["writer", None]
+    assert len(marked.get_state(thread).values["messages"]) == 2
+
+
+def test_a_marked_subgraph_streams_and_is_found(endpoint: Endpoint) -> None:
+    inner = trainable(one_node("inner", speak).compile(), name="writer")
+    outer = one_node("outer", inner).compile()
+    assert [name for name, _ in outer.get_subgraphs()] == ["outer"]
+    with endpoint.rollout():
+        namespaces = [namespace for namespace, _ in outer.stream(HELLO, subgraphs=True)]
+    assert any(namespace and namespace[0].startswith("outer") for namespace in namespaces)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_parts_of_a_graph(endpoint: Endpoint, compiled: bool) -> None:
+    builder = StateGraph(MessagesState)
+    for name in ("writer", "critic", "rewriter"):
+        builder.add_node(name, speak)
+    builder.add_edge(START, "writer").add_edge("writer", "critic").add_edge("critic", "rewriter")
+    if compiled:
+        graph = trainable(builder.compile(), agents=["writer", "rewriter"])
+    else:
+        graph = trainable(builder, agents=["writer", "rewriter"]).compile()
+    with endpoint.rollout() as run:
+        graph.invoke(HELLO)
+        builder.compile().invoke(HELLO)
+    assert [call.agent for call in run.trace.calls] == ["writer", None, "rewriter", None, None, None]
+
+
+def test_unknown_parts_are_an_error() -> None:
+    graph = one_node("writer", speak)
+    with pytest.raises(ConfigError, match=r"no part named 'write'; there are \['writer'\]"):
+        trainable(graph.compile(), agents=["write"])
+    with pytest.raises(ConfigError, match="compile the graph"):
+        trainable(graph, name="writer")
+
+
+# Selected by name, without a mark
+
+
+def test_a_graph_compiled_long_before(endpoint: Endpoint) -> None:
+    graph = one_node("writer", speak).compile()
+    graph.invoke  # noqa: B018 - any use of it
+    with Installed().installed("langgraph"), endpoint.rollout(agents=["writer"]) as run:
+        graph.invoke(HELLO)
+    assert [call.agent for call in run.trace.calls] == ["writer"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_subgraphs(endpoint: Endpoint) -> None:
+    """By default the innermost node speaks; a selected one speaks for all that it contains, and is contained in."""
+    graph = one_node("team", one_node("member", speak).compile()).compile()
+    for agents, speaker in (
+        ((), "member"),
+        (("team",), "team"),
+        (("member",), "member"),
+        (("team", "member"), "member"),
+    ):
+        with endpoint.rollout(agents=agents) as run:
+            graph.invoke(HELLO)
+        assert [call.agent for call in run.trace.calls] == [speaker]
+        assert ancestors(run.trace, parent_of(run.trace, run.trace.calls[0])) == ["member", "team", "rollout"]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+def test_send(endpoint: Endpoint, how: str) -> None:
+    class Wide(TypedDict):
+        said: Annotated[list[str], operator.add]
+
+    def work(topic: str) -> Any:
+        return {"said": [chat_model().invoke(topic).text]}
+
+    graph = StateGraph(Wide)
+    graph.add_node("work", work)
+    graph.add_conditional_edges(START, lambda _: [Send("work", f"topic {i}") for i in range(5)])
+    with endpoint.rollout(agents=["work"]) as run:
+        drive(graph.compile(), how, {"said": []})
+    assert [call.agent for call in run.trace.calls] == ["work"] * 5
+    assert len({call.parent for call in run.trace.calls}) == 5
+
+
+@pytest.mark.usefixtures("installed")
+def test_functional_api(endpoint: Endpoint) -> None:
+    @task
+    def writer(text: str) -> str:
+        return chat_model().invoke(text).text
+
+    @entrypoint()
+    def program(texts: list[str]) -> list[str]:
+        return [future.result() for future in [writer(text) for text in texts]]
+
+    with endpoint.rollout(agents=["writer"]) as run:
+        program.invoke(["a", "b"])
+    assert [call.agent for call in run.trace.calls] == ["writer", "writer"]
+    assert ancestors(run.trace, parent_of(run.trace, run.trace.calls[0])) == ["writer", "program", "rollout"]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("agents", [(), ("writer",)])
+def test_create_agent_by_its_name(endpoint: Endpoint, agents: tuple[str, ...]) -> None:
+    agent = create_agent(chat_model(), [add], name="writer")
+    for program in (agent, one_node("node", agent).compile(), one_node("writer", agent).compile()):
+        with endpoint.rollout(agents=agents) as run:
+            program.invoke({"messages": [HumanMessage(ADD)]})
+        assert [call.agent for call in run.trace.calls] == ["writer", "writer"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_create_agent_without_a_name_speaks_as_its_node(endpoint: Endpoint) -> None:
+    graph = one_node("writer", create_agent(chat_model(), [add])).compile()
+    with endpoint.rollout() as run:
+        graph.invoke({"messages": [HumanMessage(ADD)]})
+    assert [call.agent for call in run.trace.calls] == ["writer", "writer"]
+    assert [event.name for event in run.trace.events] == ["rollout", "writer", "add"]
+
+
+# How nodes end
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("marked", [True, False])
+def test_an_interrupt_is_no_failure(endpoint: Endpoint, marked: bool) -> None:
+    def ask(state: MessagesState) -> Any:
+        chat_model().invoke("before")
+        return {"messages": [HumanMessage(interrupt("go on?"))]}
+
+    graph = one_node("ask", trainable("asker")(ask) if marked else ask).compile(checkpointer=InMemorySaver())
+    thread: Any = {"configurable": {"thread_id": "1"}}
+    with endpoint.rollout() as run:
+        assert "__interrupt__" in graph.invoke(HELLO, thread)
+        graph.invoke(Command(resume="yes"), thread)
+    assert len(run.trace.calls) == 2
+    assert [event.error for event in run.trace.events] == [None] * (5 if marked else 3)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_jump_to_the_parent_is_no_failure(endpoint: Endpoint) -> None:
+    def jump(state: MessagesState) -> Any:
+        return Command(goto="end", graph=Command.PARENT)
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("team", one_node("jump", trainable("jumper")(jump)).compile(), destinations=("end",))
+    graph.add_node("end", speak)
+    graph.add_edge(START, "team")
+    with endpoint.rollout() as run:
+        graph.compile().invoke(HELLO)
+    assert [event.error for event in run.trace.events] == [None] * 5
+    assert [call.agent for call in run.trace.calls] == ["end"]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+def test_a_retried_node_is_one_event(endpoint: Endpoint, how: str) -> None:
+    attempts: list[int] = []
+
+    def flaky(state: MessagesState) -> Any:
+        chat_model().invoke("try")
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise RuntimeError("not yet")
+        return {}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("flaky", flaky, retry_policy=RetryPolicy(initial_interval=0, jitter=False, retry_on=RuntimeError))
+    graph.add_edge(START, "flaky")
+    with endpoint.rollout() as run:
+        drive(graph.compile(), how)
+    assert len(run.trace.calls) == 2
+    assert [(event.name, event.error) for event in run.trace.events] == [("rollout", None), ("flaky", None)]
+
+
+# Tools
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+def test_a_tool_that_does_not_exist(endpoint: Endpoint, how: str) -> None:
+    agent = create_agent(chat_model(), [add], name="writer")
+    with endpoint.rollout() as run:
+        drive(agent, how, {"messages": [HumanMessage('use:multiply {"a": 2}')]})
+    (event,) = [event for event in run.trace.events if event.kind == "tool"]
+    assert (event.name, event.agent) == ("multiply", "writer")
+    assert event.error is not None
+    assert "not a valid tool" in event.error
+    assert event.attributes["gen_ai.tool.call.arguments"] == '{"a": 2}'
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+def test_an_agent_inside_a_tool_hangs_under_the_tool(endpoint: Endpoint, how: str) -> None:
+    researcher = create_agent(chat_model(), [], name="researcher")
+
+    @tool
+    def research(topic: str, runtime: ToolRuntime) -> str:
+        """Ask the researcher."""
+        return researcher.invoke({"messages": [HumanMessage(topic)]})["messages"][-1].text
+
+    agent = create_agent(chat_model(), [research], name="writer")
+    with endpoint.rollout() as run:
+        drive(agent, how, {"messages": [HumanMessage('use:research {"topic": "rain"}')]})
+    assert [call.agent for call in run.trace.calls] == ["writer", "researcher", "writer"]
+    path = ancestors(run.trace, parent_of(run.trace, run.trace.calls[1]))
+    assert path == ["researcher", "research", "writer", "rollout"]
+    (event,) = [event for event in run.trace.events if event.kind == "tool"]
+    assert event.attributes["gen_ai.tool.call.arguments"] == '{"topic": "rain"}'
+
+
+@pytest.mark.usefixtures("installed")
+def test_threads_that_a_node_starts(endpoint: Endpoint) -> None:
+    def writer(state: MessagesState) -> Any:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(chat_model().invoke, ["one", "two"]))
+        thread = threading.Thread(target=chat_model().invoke, args=("three",))
+        thread.start()
+        thread.join()
+        return {}
+
+    with endpoint.rollout() as run:
+        one_node("writer", writer).compile().invoke(HELLO)
+    assert sorted(says(call) for call in run.trace.calls) == ["one", "three", "two"]
+    assert {call.agent for call in run.trace.calls} == {"writer"}
