@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_OK
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
+    """Every command and option there is."""
     parser = argparse.ArgumentParser(
         prog="lightning-rl", description="Train the model inside an LLM agent by reinforcement learning."
     )
@@ -70,6 +71,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
     for command in (train, evaluate, trace):
         command.add_argument("overrides", metavar="key=value", nargs="*", help="settings that win over the file's")
+    return parser
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = build_parser()
     # Overrides may stand on either side of an option; argparse gives the later ones back.
     options, rest = parser.parse_known_args(arguments)
     options.overrides += rest

@@ -22,7 +22,7 @@ _INTRODUCTION = """\
 One YAML file describes a run; every key can be overridden on the command line as `key.sub=value`, where the value is read as
 YAML:
 
-```
+```bash
 lightning-rl train lightning.yaml trainer.steps=20 agents.train='[writer]'
 ```
 

@@ -6,7 +6,7 @@ import base64
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -69,7 +69,7 @@ def test_refused_documents(document: dict[str, Any], expected: str) -> None:
 
 
 @contextmanager
-def collector() -> Iterator[tuple[str, list[bytes]]]:
+def collector() -> Generator[tuple[str, list[bytes]]]:
     bodies: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):
