@@ -1,0 +1,260 @@
+"""Attention over a packed forest of token runs, behind transformers' own modules.
+
+Everything runs through the unmodified Hugging Face model as one packed sequence ``[1, S]``; what each token may see is decided
+here, not by a mask that the model builds. The model is switched to the attention function registered below, and the caller
+hands its attention state down as a keyword: ``model(input_ids=…, position_ids=…, lightning=state)``.
+
+A forest is stored in depth-first order, so every subtree is one contiguous range of the packed sequence, and what a
+subtree sees before its own start is a short list of ranges. `plan_blocks` cuts a forest into blocks of queries that share those
+ranges: attention then costs about what separate causal sequences would, while a shared prefix is computed once. (Tree
+training, arXiv 2511.00413, and cascade inference work on the same structure.)
+
+Dimensions: S packed tokens, H query heads, K key/value heads, G = H / K, D head width, U keys that a block sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_core.errors import TrainingError
+
+NAME = "lightning"
+"""The name of our attention function in transformers, and of the keyword that carries its state."""
+
+BLOCK_TOKENS = 512
+"""Siblings are computed together up to this many tokens: their dense product costs less than more, smaller kernels."""
+
+
+class AttentionState(Protocol):
+    """What each new token attends to."""
+
+    def attend(self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float) -> Tensor:
+        """Attention output [S, H, D] of the new tokens in one layer."""
+        ...
+
+
+def attention(
+    module: Any,
+    query_1HSD: Tensor,
+    key_1KSD: Tensor,
+    value_1KSD: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The function that transformers calls in every layer; see `AttentionState`."""
+    state: AttentionState | None = kwargs.get(NAME)
+    if state is None:  # no mask was built for us, so going on would silently attend to the future
+        raise TrainingError(f"a model switched to {NAME!r} attention was called without the keyword {NAME!r}")
+    scaling = query_1HSD.shape[-1] ** -0.5 if scaling is None else scaling
+    output_SHD = state.attend(module.layer_idx, query_1HSD[0], key_1KSD[0], value_1KSD[0], scaling)
+    return output_SHD.unsqueeze(0), None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """The shape of a model's attention."""
+
+    layers: int
+    kv_heads: int
+    groups: int
+    """Query heads per key/value head."""
+    width: int
+
+
+def use_lightning_attention(model: Any) -> Geometry:
+    """Switch ``model`` to our attention function, and prove on a few tokens that it computes the same.
+
+    Raises `TrainingError` if a layer is not plain full attention, or if its result differs from the model's own.
+    """
+    from transformers import AttentionInterface
+
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise TrainingError(
+            f"{type(model).__name__} has layers of the types {sorted(kinds)}: the embedded engine works only with "
+            "models whose layers are all 'full_attention'; train this one with another engine"
+        )
+    AttentionInterface.register(NAME, attention)
+    device = model.get_input_embeddings().weight.device
+    tokens = torch.arange(24, device=device)[None] * 7 % config.vocab_size
+    with torch.no_grad():
+        expected = model(input_ids=tokens, use_cache=False).logits.float()
+        model.set_attn_implementation(NAME)
+        if config._attn_implementation != NAME:
+            raise TrainingError(f"{type(model).__name__} does not go through transformers' AttentionInterface")
+        probe = _Probe(plan_blocks(Forest(lengths=[16, 8], parents=[-1, 0]), limit=8))
+        positions = torch.arange(24, device=device)[None]
+        found = model(input_ids=tokens, position_ids=positions, use_cache=False, **{NAME: probe}).logits.float()
+    error = ((found - expected).abs().mean() / expected.std()).item()
+    if probe.geometry is None or not error < 0.05:
+        raise TrainingError(
+            f"{type(model).__name__} computes something else with tree attention (relative error {error:.3g}): "
+            "its attention is not the plain scaled dot product that the embedded engine replaces"
+        )
+    return probe.geometry
+
+
+class _Probe:
+    """Notes the geometry in passing."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._blocks = blocks
+        self.geometry: Geometry | None = None
+
+    def attend(self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float) -> Tensor:
+        groups = query_HSD.shape[0] // key_KSD.shape[0]
+        self.geometry = Geometry(layers=layer + 1, kv_heads=key_KSD.shape[0], groups=groups, width=key_KSD.shape[2])
+        tree = TreeAttention(self._blocks, groups=groups, device=key_KSD.device)
+        return tree.attend(layer, query_HSD, key_KSD, value_KSD, scaling)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forest:
+    """Runs of tokens in depth-first order: run i has ``lengths[i]`` tokens and continues run ``parents[i]``."""
+
+    lengths: Sequence[int]
+    parents: Sequence[int]
+    """Index of the run that this one continues, smaller than its own; -1 for a root."""
+    prefixes: Sequence[int] = ()
+    """For each root, which cached prefix it continues; roots of one prefix stand together. Empty: none has one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Queries ``start:stop`` see their cached prefix, then ``ancestors``, then themselves through ``mask``."""
+
+    start: int
+    stop: int
+    prefix: int
+    """Which cached prefix stands before the block's root."""
+    ancestors: tuple[tuple[int, int], ...]
+    mask_SS: NDArray[np.bool_]
+
+
+def plan_blocks(forest: Forest, *, limit: int = BLOCK_TOKENS) -> list[Block]:
+    """Cut a forest into blocks that cover each token once."""
+    lengths, parents = _split_long_runs(forest, limit)
+    starts = np.concatenate([[0], np.cumsum(lengths)]).tolist()
+    sizes = list(lengths)  # tokens of the whole subtree
+    children: list[list[int]] = [[] for _ in lengths]
+    roots: list[int] = []
+    for run in reversed(range(len(lengths))):
+        if parents[run] >= 0:
+            sizes[parents[run]] += sizes[run]
+    for run, parent in enumerate(parents):
+        (children[parent] if parent >= 0 else roots).append(run)
+
+    blocks: list[Block] = []
+
+    def emit(first: int, stop: int, prefix: int, ancestors: tuple[tuple[int, int], ...]) -> None:
+        """A block of the runs from ``first`` on whose tokens end at ``stop``."""
+        start = starts[first]
+        mask = np.zeros((stop - start, stop - start), dtype=bool)
+        run = first
+        while run < len(lengths) and starts[run] < stop:
+            a, b = starts[run] - start, starts[run + 1] - start
+            if parents[run] >= first:  # sees all that its parent's last token sees
+                mask[a:b] = mask[starts[parents[run] + 1] - start - 1]
+            mask[a:b, a:b] = np.tri(b - a, dtype=bool)
+            run += 1
+        blocks.append(Block(start=start, stop=stop, prefix=prefix, ancestors=ancestors, mask_SS=mask))
+
+    stack: list[tuple[list[int], tuple[tuple[int, int], ...], int]] = []
+    for prefix, members in groupby(
+        enumerate(roots), key=lambda item: forest.prefixes[item[0]] if forest.prefixes else 0
+    ):
+        stack.append(([root for _, root in members], (), prefix))
+    while stack:
+        siblings, ancestors, prefix = stack.pop()
+        first = -1
+        stop = 0
+        for run in siblings:
+            end = starts[run] + sizes[run]
+            if first >= 0 and (end - starts[first] > limit):
+                emit(first, stop, prefix, ancestors)
+                first = -1
+            if sizes[run] > limit:
+                emit(run, starts[run + 1], prefix, ancestors)
+                stack.append((children[run], _append(ancestors, (starts[run], starts[run + 1])), prefix))
+            else:
+                first, stop = (run if first < 0 else first), end
+        if first >= 0:
+            emit(first, stop, prefix, ancestors)
+    return sorted(blocks, key=lambda block: block.start)
+
+
+def _append(ranges: tuple[tuple[int, int], ...], new: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    if ranges and ranges[-1][1] == new[0]:
+        return (*ranges[:-1], (ranges[-1][0], new[1]))
+    return (*ranges, new)
+
+
+def _split_long_runs(forest: Forest, limit: int) -> tuple[list[int], list[int]]:
+    """The same forest with runs of at most ``limit`` tokens, so that no mask is larger than ``limit`` squared."""
+    lengths: list[int] = []
+    parents: list[int] = []
+    last_piece: list[int] = []
+    for length, parent in zip(forest.lengths, forest.parents, strict=True):
+        above = last_piece[parent] if parent >= 0 else -1
+        for offset in range(0, length, limit):
+            parents.append(above)
+            lengths.append(min(limit, length - offset))
+            above = len(lengths) - 1
+        last_piece.append(above)
+    return lengths, parents
+
+
+class TreeAttention:
+    """Attention of a packed forest; differentiable. ``prefixes`` are cached keys and values before the roots."""
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        *,
+        groups: int,
+        device: torch.device,
+        prefixes: Sequence[Sequence[tuple[Tensor, Tensor]]] | None = None,
+    ) -> None:
+        """``groups``: query heads per key/value head. A prefix is a sequence of (keys, values), each [layers, K, n, D]."""
+        self._prefixes = prefixes
+        self._blocks: list[tuple[Block, Tensor]] = []
+        for block in blocks:
+            before = sum(stop - start for start, stop in block.ancestors)
+            if prefixes is not None:
+                before += sum(keys.shape[2] for keys, _ in prefixes[block.prefix])
+            # All heads of a group are stacked along the queries: grouped-query attention without repeating K and V.
+            mask = np.pad(block.mask_SS, ((0, 0), (before, 0)), constant_values=True)
+            self._blocks.append((block, torch.from_numpy(np.tile(mask, (groups, 1))).to(device)))
+
+    def attend(self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float) -> Tensor:
+        heads, _, width = query_HSD.shape
+        kv_heads = key_KSD.shape[0]
+        outputs: list[Tensor] = []
+        for block, mask in self._blocks:
+            ranges = [*block.ancestors, (block.start, block.stop)]
+            keys = [key_KSD[:, a:b] for a, b in ranges]
+            values = [value_KSD[:, a:b] for a, b in ranges]
+            if self._prefixes is not None:
+                keys = [k[layer] for k, _ in self._prefixes[block.prefix]] + keys
+                values = [v[layer] for _, v in self._prefixes[block.prefix]] + values
+            tokens = block.stop - block.start
+            output = F.scaled_dot_product_attention(
+                query_HSD[:, block.start : block.stop].reshape(1, kv_heads, -1, width),
+                (torch.cat(keys, dim=1) if len(keys) > 1 else keys[0]).unsqueeze(0),
+                (torch.cat(values, dim=1) if len(values) > 1 else values[0]).unsqueeze(0),
+                attn_mask=mask,
+                scale=scaling,
+            )
+            outputs.append(output.view(heads, tokens, width).transpose(0, 1))
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]

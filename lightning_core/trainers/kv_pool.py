@@ -1,0 +1,175 @@
+"""Keys and values of token runs seen before, found again by their tokens.
+
+A radix tree: each node is a run of tokens with their keys and values; the path from the root to a node is a context. A prompt
+reuses its longest cached prefix, and only the rest is computed. A node owns its tensors, so memory is used as needed, splitting
+a node is two views, and forgetting one is dropping it; there is no slot table to keep in step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Tokens = NDArray[np.int64]
+
+
+class Node:
+    """A run of tokens below ``parent``. ``keys`` and ``values`` are [layers, K, tokens, D], None until computed.
+
+    ``column`` is where `Cascade` holds a copy of them for the running rows, if it does; splitting keeps it right.
+    """
+
+    __slots__ = ("children", "column", "keys", "last_used", "parent", "tokens", "values")
+
+    def __init__(self, tokens: Tokens, parent: Node | None) -> None:
+        self.tokens = tokens
+        self.parent = parent
+        self.children: dict[int, Node] = {}
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.column: int | None = None
+        self.last_used = 0
+
+    def path(self) -> list[Node]:
+        """The nodes from below the root to this one."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+
+class KVPool:
+    """The tree, and how much of it is kept: at most ``capacity`` tokens, least recently used leaves go first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.tokens = 0
+        self.evicted = 0
+        self._root = Node(np.empty(0, dtype=np.int64), None)
+        self._clock = 0
+
+    def known(self, tokens: Tokens) -> int:
+        """Length of the longest prefix of ``tokens`` that is in the tree."""
+        node, done = self._root, 0
+        while done < len(tokens) and (child := node.children.get(int(tokens[done]))) is not None:
+            shared = _common_prefix(child.tokens, tokens[done:])
+            done += shared
+            if shared < len(child.tokens):
+                break
+            node = child
+        return done
+
+    def extend(self, tokens: Tokens) -> Node:
+        """The node whose path spells ``tokens``; what was not cached hangs below as nodes without keys and values."""
+        self._clock += 1
+        node, done = self._root, 0
+        while done < len(tokens):
+            child = node.children.get(int(tokens[done]))
+            if child is None:
+                new = Node(tokens[done:].copy(), node)
+                node.children[int(tokens[done])] = new
+                self.tokens += len(new.tokens)
+                node, done = new, len(tokens)
+            else:
+                shared = _common_prefix(child.tokens, tokens[done:])
+                node = child if shared == len(child.tokens) else self._split(child, shared)
+                done += shared
+            node.last_used = self._clock
+        return node
+
+    def insert(self, tokens: Tokens, keys: Tensor, values: Tensor) -> None:
+        """Remember the run that ends ``tokens``. Where the cache already has part of it, that part stays as it is.
+
+        ``keys`` and ``values``, [layers, K, n, D], belong to the last n tokens; the tokens before must be cached, otherwise
+        nothing is kept.
+        """
+        node = self.extend(tokens)
+        start = len(tokens) - keys.shape[2]
+        stop = len(tokens)
+        missing: list[Node] = []
+        for part in reversed(node.path()):
+            if part.keys is None:
+                missing.append(part)
+                begin = stop - len(part.tokens)
+                if begin >= start:
+                    part.keys = keys[:, :, begin - start : stop - start].clone()
+                    part.values = values[:, :, begin - start : stop - start].clone()
+            stop -= len(part.tokens)
+        if any(part.keys is None for part in missing):
+            self.forget_uncomputed()
+
+    def forget_uncomputed(self) -> None:
+        """Drop every node without keys and values, and what hangs below it."""
+        for node in list(self.nodes()):
+            if node.keys is None and node.parent is not None:
+                del node.parent.children[int(node.tokens[0])]
+                for gone in list(_subtree(node)):
+                    self.tokens -= len(gone.tokens)
+                    gone.parent = None
+
+    def evict(self) -> None:
+        """Forget least recently used leaves until at most ``capacity`` tokens are kept."""
+        while self.tokens > self.capacity:
+            leaves = [node for node in self.nodes() if not node.children and node.parent is not None]
+            if not leaves:
+                return
+            for leaf in sorted(leaves, key=lambda node: node.last_used):
+                if self.tokens <= self.capacity:
+                    return
+                assert leaf.parent is not None
+                del leaf.parent.children[int(leaf.tokens[0])]
+                self.tokens -= len(leaf.tokens)
+                self.evicted += len(leaf.tokens)
+
+    def clear(self) -> None:
+        """Forget everything; called when the weights change."""
+        self._root = Node(np.empty(0, dtype=np.int64), None)
+        self.tokens = 0
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Put the first ``at`` tokens of ``node`` into a node of their own above it, and return that one."""
+        assert node.parent is not None
+        upper = Node(node.tokens[:at], node.parent)
+        upper.last_used = node.last_used
+        upper.column = node.column
+        if node.column is not None:
+            node.column += at
+        if node.keys is not None and node.values is not None:
+            upper.keys, upper.values = node.keys[:, :, :at], node.values[:, :, :at]
+            node.keys, node.values = node.keys[:, :, at:], node.values[:, :, at:]
+        node.parent.children[int(node.tokens[0])] = upper
+        node.tokens = node.tokens[at:]
+        node.parent = upper
+        upper.children[int(node.tokens[0])] = node
+        return upper
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the root."""
+        return (node for node in _subtree(self._root) if node is not self._root)
+
+
+def concatenated(nodes: list[Node]) -> tuple[Tensor, Tensor]:
+    """Keys and values [layers, K, tokens, D] of a path."""
+    keys = [node.keys for node in nodes if node.keys is not None]
+    values = [node.values for node in nodes if node.values is not None]
+    return torch.cat(keys, dim=2), torch.cat(values, dim=2)
+
+
+def _subtree(node: Node) -> Iterator[Node]:
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())
+
+
+def _common_prefix(a: Tokens, b: Tokens) -> int:
+    length = min(len(a), len(b))
+    differs = np.flatnonzero(a[:length] != b[:length])
+    return int(differs[0]) if len(differs) else length

@@ -1,0 +1,307 @@
+"""Sampling in process from the weights that are trained: continuous batching on a thread of its own.
+
+Requests arrive one by one, from any thread and event loop. Before each step the thread takes in whoever waits: what of their
+prompts no earlier request has left behind is computed once, packed (`Lane.admit`); then every running row gets one token
+(`Lane.step`), and rows that are done leave. A prompt's last token is computed as the first step of its row, so that identical
+prompts, also those that come later, share all else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_core.errors import InfrastructureError, PolicyRequestError
+from lightning_core.policy.backend import Delta, FinishReason, SamplingParams
+from lightning_core.trainers.attention import Geometry
+from lightning_core.trainers.lane import Lane, Row
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledModel:
+    """A model that the backend samples from; already switched by `use_lightning_attention`."""
+
+    model: Any
+    geometry: Geometry
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Entered around each forward pass, for example to switch adapters off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counts since the start. How much prefix sharing saved: ``1 - prompt_tokens_computed / prompt_tokens``."""
+
+    requests: int
+    prompt_tokens: int
+    prompt_tokens_computed: int
+    sampled_tokens: int
+    decode_steps: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Request(Row):
+    model: str
+    stream: bool
+    loop: asyncio.AbstractEventLoop
+    queue: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
+    sent: int = 0
+
+
+class TorchBackend:
+    """A `Backend` on local weights. The first of ``models`` is the live policy, the others are frozen."""
+
+    def __init__(
+        self,
+        models: Mapping[str, SampledModel],
+        *,
+        max_context: int,
+        max_batch: int = 64,
+        gather_ms: float = 10.0,
+        cached_tokens: int = 16384,
+        prefill_tokens: int = 2048,
+        seed: int = 0,
+        version: int = 0,
+    ) -> None:
+        """``gather_ms``: how long an idle engine waits for company of a first request.
+
+        ``cached_tokens``: contexts that each model remembers beyond the running rows, for reuse by later prompts.
+        """
+        self._max_context = max_context
+        self._max_batch = max_batch
+        self._gather_s = gather_ms / 1000
+        self._prefill_tokens = prefill_tokens
+        self._seed = seed
+        self._version = version
+        self._submitted = 0
+        self._lanes = {
+            name: Lane(sampled.model, sampled.geometry, sampled.context, cached_tokens=cached_tokens)
+            for name, sampled in models.items()
+        }
+        self._waiting: dict[str, deque[Row]] = {name: deque() for name in models}
+        self._changed = threading.Condition()
+        self._pauses = 0
+        self._stepping = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="lightning-sampling", daemon=True)
+        self._thread.start()
+
+    # The protocol -----------------------------------------------------------------------------------------------------
+
+    @property
+    def models(self) -> Sequence[str]:
+        return tuple(self._lanes)
+
+    @property
+    def max_context(self) -> int:
+        return self._max_context
+
+    def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
+    ) -> AsyncGenerator[Delta]:
+        """Sample one response; see `Backend`. A response that lives through a weight change has a delta per version."""
+        if model not in self._lanes:
+            raise PolicyRequestError(f"unknown model {model!r}: this backend has {list(self._lanes)}", status=404)
+        if not prompt_ids:
+            raise PolicyRequestError("the prompt has no tokens")
+        if params.max_tokens < 1:
+            raise PolicyRequestError(f"max_tokens is {params.max_tokens}, expected at least 1", param="max_tokens")
+        if not 0 <= params.temperature < float("inf") or not 0 < params.top_p <= 1:
+            raise PolicyRequestError(f"temperature {params.temperature!r} or top_p {params.top_p!r} is out of range")
+        if len(prompt_ids) + params.max_tokens > self._max_context:
+            raise PolicyRequestError(
+                f"{len(prompt_ids)} prompt tokens and max_tokens={params.max_tokens} do not fit into the context of "
+                f"{self._max_context} tokens"
+            )
+        return self._generate(prompt_ids, params, model, stream)
+
+    async def _generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, model: str, stream: bool
+    ) -> AsyncGenerator[Delta]:
+        request = _Request(
+            prompt=np.asarray(prompt_ids, dtype=np.int64),
+            params=params,
+            model=model,
+            stream=stream,
+            loop=asyncio.get_running_loop(),
+        )
+        self._submit(request)
+        try:
+            while True:
+                item = await request.queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+                if item.finish_reason is not None:
+                    return
+        finally:
+            request.aborted = True
+
+    # What the trainer uses ----------------------------------------------------------------------------------------------
+
+    @property
+    def stats(self) -> EngineStats:
+        lanes = self._lanes.values()
+        return EngineStats(
+            requests=self._submitted,
+            prompt_tokens=sum(lane.prompt_tokens for lane in lanes),
+            prompt_tokens_computed=sum(lane.prompt_tokens_computed for lane in lanes),
+            sampled_tokens=sum(lane.sampled_tokens for lane in lanes),
+            decode_steps=sum(lane.decode_steps for lane in lanes),
+        )
+
+    @property
+    def submitted(self) -> int:
+        """Requests so far; together with the seed it determines the random numbers of those without a seed."""
+        return self._submitted
+
+    @submitted.setter
+    def submitted(self, count: int) -> None:
+        with self._changed:
+            self._submitted = count
+
+    @contextmanager
+    def pause(self) -> Generator[None]:
+        """Hold sampling between two steps while the weights change. Requests wait."""
+        with self._changed:
+            self._pauses += 1
+            self._changed.wait_for(lambda: not self._stepping)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._pauses -= 1
+                self._changed.notify_all()
+
+    @torch.inference_mode()
+    def weights_changed(self, version: int) -> None:
+        """Forget what the first model's old weights computed; call it inside `pause`.
+
+        Its running rows start over from their prompt and what they have sampled so far, so that every token is sampled from
+        exactly the weights of the version that it carries.
+        """
+        policy = self.models[0]
+        lane = self._lanes[policy]
+        for row in reversed(lane.rows):
+            assert isinstance(row, _Request)
+            self._send(row, None)
+            self._waiting[policy].appendleft(row)
+        lane.clear()
+        self._version = version
+
+    def close(self) -> None:
+        """Stop the thread; whoever still waits gets an `InfrastructureError`."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # The thread ---------------------------------------------------------------------------------------------------------
+
+    def _submit(self, request: _Request) -> None:
+        with self._changed:
+            if self._closing:
+                raise InfrastructureError("the sampling engine is closed")
+            seed = request.params.seed
+            request.random = random.Random(f"{self._seed}/{self._submitted}" if seed is None else f"seed {seed}")
+            self._submitted += 1
+            self._waiting[request.model].append(request)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        with torch.inference_mode():
+            while self._next_turn():
+                try:
+                    for name, lane in self._lanes.items():
+                        self._advance(lane, self._waiting[name])
+                except Exception as error:
+                    logger.exception("sampling failed")
+                    self._fail(error)
+                finally:
+                    with self._changed:
+                        self._stepping = False
+                        self._changed.notify_all()
+            self._fail(None)
+
+    def _next_turn(self) -> bool:
+        """Wait until there is something to do; False when closing."""
+        with self._changed:
+            idle = not self._running()
+            self._changed.wait_for(lambda: self._closing or (not self._pauses and self._busy()))
+            if idle and not self._closing:
+                # Nobody is held up by this but the first, and the first step serves all who come in the meantime.
+                deadline = time.monotonic() + self._gather_s
+                while not self._closing and (left := deadline - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                self._changed.wait_for(lambda: self._closing or not self._pauses)
+            self._stepping = not self._closing
+            return self._stepping
+
+    def _running(self) -> bool:
+        return any(lane.rows for lane in self._lanes.values())
+
+    def _busy(self) -> bool:
+        return self._running() or any(self._waiting.values())
+
+    def _advance(self, lane: Lane, waiting: deque[Row]) -> None:
+        lane.drop(lambda row: row.aborted)
+        lane.admit(waiting, rows=self._max_batch, tokens=self._prefill_tokens)
+        if not lane.rows:
+            return
+        lane.step()
+        finished: list[Row] = []
+        for row in lane.rows:
+            assert isinstance(row, _Request)
+            reason = row.finish_reason()
+            if reason is not None or row.stream:
+                self._send(row, reason)
+            if reason is not None:
+                finished.append(row)
+        lane.drop(lambda row: row in finished, remember=True)
+
+    def _send(self, request: _Request, reason: FinishReason | None) -> None:
+        """Hand over what has been sampled since the last delta."""
+        if reason is None and request.sent == len(request.tokens):
+            return
+        delta = Delta(
+            token_ids=request.tokens[request.sent :],
+            logprobs=request.logprobs[request.sent :],
+            version=self._version,
+            finish_reason=reason,
+        )
+        request.sent = len(request.tokens)
+        self._deliver(request, delta)
+
+    def _deliver(self, request: _Request, item: Delta | Exception) -> None:
+        try:
+            request.loop.call_soon_threadsafe(request.queue.put_nowait, item)
+        except RuntimeError:  # its event loop is closed: nobody waits any more
+            request.aborted = True
+
+    def _fail(self, cause: Exception | None) -> None:
+        with self._changed:
+            requests = [row for lane in self._lanes.values() for row in lane.rows]
+            for name, waiting in self._waiting.items():
+                requests.extend(waiting)
+                waiting.clear()
+                self._lanes[name].clear()
+        for request in requests:
+            assert isinstance(request, _Request)
+            error = InfrastructureError(
+                "the sampling engine was closed" if cause is None else f"sampling failed: {cause!r}"
+            )
+            error.__cause__ = cause
+            self._deliver(request, error)

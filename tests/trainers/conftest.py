@@ -1,0 +1,24 @@
+"""The tiny models, made once for all trainer tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("llama"), arch="llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("qwen2"), arch="qwen2", layers=3)
+
+
+@pytest.fixture(params=["llama", "qwen2"])
+def tiny_model(request: pytest.FixtureRequest, tiny_llama: Path, tiny_qwen2: Path) -> Path:
+    return tiny_llama if request.param == "llama" else tiny_qwen2
