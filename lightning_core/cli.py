@@ -181,18 +181,28 @@ def _trace_task(options: argparse.Namespace) -> int:
     if chosen is None:
         raise ConfigError(f"--task: {key} has no task with the id {options.task!r}; the first is {tasks[0]['id']!r}")
     with tempfile.TemporaryDirectory(prefix="lightning-trace-") as scratch:
-        note = ""
+        store, failure = Path(scratch) / "store.db", None
         try:
             evaluate(config=config, folder=Path(scratch), tasks=[chosen])
-        except ConfigError as error:
-            # It may say that no such agent is there: then the tree is what one needs to see which are.
-            if not (Path(scratch) / "store.db").is_file():
-                raise
-            note = str(error)
-        _show(Path(scratch) / "store.db", "1", options.full)
-    if note:
-        print(f"lightning-rl: {note}", file=sys.stderr)
-    return EXIT_USAGE if note else EXIT_OK
+        except LightningError as error:
+            # A name that no agent has, a server that is not there: what was recorded shows what to do about it.
+            failure = error
+        last = _last_rollout(store)
+        if last is not None:
+            _show(store, str(last), options.full)
+    if failure is not None:
+        raise failure
+    return EXIT_OK
+
+
+def _last_rollout(path: Path) -> int | None:
+    from lightning_core.store import Store
+
+    if not path.is_file():
+        return None
+    with Store(path, read_only=True) as store:
+        records = store.rollouts()
+    return records[-1].ordinal if records else None
 
 
 def _show(store_path: Path, rollout: str | None, full: bool) -> None:
