@@ -11,11 +11,14 @@ The flow, one file for each arrow::
          rows ──▶ new weights              trainers/       torch, on this machine
          the circle                        loop.py         tasks → rollouts → the above → policy version + 1
 
-Names below are loaded when they are first used; importing the package loads no framework and no torch.
+Importing the package loads no framework and no torch; most names below are loaded when they are first used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# At once, because it has the name of its module, which would take its place here as soon as somebody imported that.
+from lightning_core.trainable import trainable
 
 if TYPE_CHECKING:
     from lightning_core.capture import reward, rollout
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
     from lightning_core.integration import install, uninstall
     from lightning_core.loop import Result, evaluate, fit
     from lightning_core.trace import Call, Trace
-    from lightning_core.trainable import trainable
     from lightning_core.transitions import Row, Transition, trace_to_transitions, transitions_to_rows
 
 _HOMES = {
@@ -44,7 +46,6 @@ _HOMES = {
     "fit": "loop",
     "Call": "trace",
     "Trace": "trace",
-    "trainable": "trainable",
     "Row": "transitions",
     "trace_to_transitions": "transitions",
     "transitions_to_rows": "transitions",

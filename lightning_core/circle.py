@@ -27,7 +27,7 @@ from lightning_core.policy.client import PROVIDER_HOSTS, install_client
 from lightning_core.policy.endpoint import PolicyEndpoint, Routing
 from lightning_core.policy.upstream import upstream_target
 from lightning_core.progress import Progress
-from lightning_core.runner import Job, RewardFunction, Rollout, RunnerSettings, Solve, Task, run_rollouts
+from lightning_core.runner import Job, RewardFunction, Rollout, Runner, RunnerSettings, Solve, Task
 from lightning_core.store import CallCredit, Phase, RolloutRecord, Store
 from lightning_core.threads import install_threads
 from lightning_core.trace import Trace
@@ -55,10 +55,8 @@ class Circle:
         self,
         *,
         config: Config,
-        solve: Solve,
-        reward_function: RewardFunction | None,
         trainer: Trainer,
-        endpoint: PolicyEndpoint,
+        runner: Runner,
         store: Store,
         progress: Progress,
         folder: Path,
@@ -68,20 +66,8 @@ class Circle:
         self.store = store
         self.progress = progress
         self.folder = folder
-        self.tokens_sampled = 0
-        self.rollouts_made = 0
-        self._solve = solve
-        self._reward_function = reward_function
-        self._endpoint = endpoint
+        self._runner = runner
         self._names_checked = False
-        hosts = config.rollouts.redirect_hosts
-        self._settings = RunnerSettings(
-            concurrency=config.rollouts.concurrency,
-            timeout_seconds=config.rollouts.timeout_seconds,
-            retries=config.rollouts.retries,
-            redirect_hosts=tuple(PROVIDER_HOSTS if hosts is None else hosts),
-            agents=frozenset(config.agents.train or ()) | frozenset(config.agents.frozen),
-        )
 
     @property
     def trained(self) -> frozenset[str]:
@@ -122,22 +108,12 @@ class Circle:
 
         def note(rollout: Rollout, final: bool) -> None:
             tokens = sum(len(call.output_ids) for call in rollout.trace.calls if call.output_ids is not None)
-            self.tokens_sampled += tokens
             self.store.add_rollout(_record(rollout, step, phase), rollout.spans)
             if final:
                 self.progress.advance(1, tokens)
 
         self.progress.phase(phase, len(jobs))
-        rollouts = run_rollouts(
-            self._solve,
-            jobs,
-            endpoint=self._endpoint,
-            routing=routing,
-            settings=self._settings,
-            reward_function=self._reward_function,
-            on_attempt=note,
-        )
-        self.rollouts_made += len(rollouts)
+        rollouts = self._runner.run(jobs, routing=routing, on_attempt=note)
         failures = [r.error for r in rollouts if r.status == "infrastructure"]
         if len(failures) == len(rollouts):
             raise InfrastructureError(
@@ -205,10 +181,15 @@ class Circle:
         rollouts = self.roll_out(tasks, copies=self.config.eval.samples, phase=phase)
         return _evaluation((r.job.task_id, r.status, r.reward) for r in rollouts)
 
-    def recorded_evaluation(self, phase: Phase) -> Evaluation | None:
-        """An evaluation that the record holds already, when a run is resumed."""
-        records = self.store.rollouts(phase=phase)
-        return _evaluation((r.task_id, r.status, r.reward or 0.0) for r in records) if records else None
+    def recorded_evaluations(self, phase: Phase = "eval") -> dict[int, Evaluation]:
+        """Evaluations that the record holds, by the number of steps taken before them."""
+        by_step: dict[int, list[RolloutRecord]] = {}
+        for record in self.store.rollouts(phase=phase):
+            by_step.setdefault(record.step, []).append(record)
+        return {
+            step: _evaluation((r.task_id, r.status, r.reward or 0.0) for r in records)
+            for step, records in by_step.items()
+        }
 
     def save_checkpoint(self) -> Path:
         """Write a checkpoint of this step and delete the oldest beyond ``trainer.keep_checkpoints``."""
@@ -244,16 +225,17 @@ def open_circle(
         target = None if upstream is None else upstream_target(upstream.base_url, upstream.api_key_env)
         endpoint = stack.enter_context(PolicyEndpoint(trainer.backend, Chat(trainer.tokenizer), upstream=target))
         store = stack.enter_context(Store(folder / "store.db"))
-        yield Circle(
-            config=config,
-            solve=solve,
-            reward_function=reward_function,
-            trainer=trainer,
-            endpoint=endpoint,
-            store=store,
-            progress=progress,
-            folder=folder,
+        hosts = config.rollouts.redirect_hosts
+        settings = RunnerSettings(
+            concurrency=config.rollouts.concurrency,
+            timeout_seconds=config.rollouts.timeout_seconds,
+            retries=config.rollouts.retries,
+            redirect_hosts=tuple(PROVIDER_HOSTS if hosts is None else hosts),
+            agents=frozenset(config.agents.train or ()) | frozenset(config.agents.frozen),
         )
+        runner = Runner(solve, endpoint=endpoint, settings=settings, reward_function=reward_function)
+        stack.enter_context(runner)
+        yield Circle(config=config, trainer=trainer, runner=runner, store=store, progress=progress, folder=folder)
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -74,7 +74,7 @@ def fit(
         trainer, total = circle.trainer, config.trainer.steps
         circle.store.rewind(trainer.version)
         log = MetricsLog(folder / "metrics.jsonl", keep_steps=trainer.version)
-        before = circle.recorded_evaluation("eval_before")
+        before = circle.recorded_evaluations("eval_before").get(0)
         if before is None and eval_tasks:
             before = circle.evaluate(eval_tasks, "eval_before")
 
@@ -207,13 +207,14 @@ def _finish(
         splits=by_split,
         steps=circle.trainer.version,
         rollouts=sum(int(m["rollouts"]) for m in metrics),
-        tokens_sampled=circle.tokens_sampled,
+        tokens_sampled=circle.store.tokens_sampled(),
         tokens_trained=sum(int(m["tokens_trained"]) for m in metrics),
         wall_seconds=seconds,
         seed=circle.config.run.seed,
     )
     summary.write(circle.folder / "summary.json")
-    evals = [(step, e) for step, e in ((0, before), (circle.trainer.version, after)) if e is not None and e.rewards]
+    measured = [(0, before), *circle.recorded_evaluations().items(), (circle.trainer.version, after)]
+    evals = [(step, e) for step, e in measured if e is not None and e.rewards]
     draw_curve(
         circle.folder / "curve.png",
         steps=[(int(m["step"]), float(m["reward"])) for m in metrics],

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from lightning_core.capture import Run, reward, rollout
 from lightning_core.errors import CaptureError, InfrastructureError, RewardError
@@ -76,42 +76,67 @@ class Rollout:
         return self.trace.reward or 0.0
 
 
-def run_rollouts(
-    solve: Solve,
-    jobs: Sequence[Job],
-    *,
-    endpoint: PolicyEndpoint,
-    routing: Routing,
-    settings: RunnerSettings,
-    reward_function: RewardFunction | None = None,
-    on_attempt: Callable[[Rollout, bool], None] | None = None,
-) -> list[Rollout]:
-    """Make one rollout for each job, and return the last attempt of each, in the order of ``jobs``.
+OnAttempt = Callable[[Rollout, bool], None]
 
-    ``on_attempt(rollout, final)`` hears of every attempt as it ends, one at a time. Raises `RewardError` for a reward that cannot be used.
+
+class Runner:
+    """Makes rollouts of ``solve``. A context manager: one event loop serves all of a run's async agents, so that their clients live on.
+
+    The loop has a thread of its own: the caller may have one running, and Ctrl-C must reach the caller.
     """
-    runner = _Runner(solve, endpoint, routing, settings, reward_function, on_attempt)
-    context = contextvars.copy_context()
-    outcome: list[Rollout] = []
-    failure: list[BaseException] = []
 
-    def work() -> None:
+    def __init__(
+        self,
+        solve: Solve,
+        *,
+        endpoint: PolicyEndpoint,
+        settings: RunnerSettings,
+        reward_function: RewardFunction | None = None,
+    ) -> None:
+        self._solve = solve
+        self._endpoint = endpoint
+        self._settings = settings
+        self._reward_function = reward_function
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="lightning-runner", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(_cancel_everything(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def run(self, jobs: Sequence[Job], *, routing: Routing, on_attempt: OnAttempt | None = None) -> list[Rollout]:
+        """Make one rollout for each job, and return the last attempt of each, in the order of ``jobs``.
+
+        ``on_attempt(rollout, final)`` hears of every attempt as it ends, one at a time. Raises `RewardError` for a reward that
+        cannot be used.
+        """
+        batch = _Batch(self._solve, self._endpoint, routing, self._settings, self._reward_function, on_attempt)
+        work = asyncio.run_coroutine_threadsafe(batch.run(jobs, contextvars.copy_context()), self._loop)
         try:
-            outcome.extend(asyncio.run(runner.run(jobs, context)))
-        except BaseException as error:  # noqa: BLE001 - raised again on the caller's thread
-            failure.append(error)
-
-    # A thread of its own: the caller may have an event loop running, and Ctrl-C must reach the caller.
-    thread = threading.Thread(target=work, name="lightning-runner", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.2)
-    if failure:
-        raise failure[0]
-    return outcome
+            while True:
+                try:
+                    return work.result(0.2)  # a wait without end could not be interrupted
+                except TimeoutError:
+                    if work.done():
+                        raise
+        finally:
+            work.cancel()
 
 
-class _Runner:
+async def _cancel_everything() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+class _Batch:
     def __init__(
         self,
         solve: Solve,
@@ -119,7 +144,7 @@ class _Runner:
         routing: Routing,
         settings: RunnerSettings,
         reward_function: RewardFunction | None,
-        on_attempt: Callable[[Rollout, bool], None] | None,
+        on_attempt: OnAttempt | None,
     ) -> None:
         self._solve = solve
         self._endpoint = endpoint

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from lightning_core.errors import ConfigError
-from lightning_core.trace import AGENT, OPERATION, SpanRecord, Trace, spans_to_trace
+from lightning_core.trace import AGENT, OPERATION, OUTPUT_IDS, SpanRecord, Trace, spans_to_trace
 
 Phase = Literal["train", "eval_before", "eval", "eval_after"]
 Status = Literal["ok", "failed", "infrastructure"]
@@ -279,6 +279,11 @@ class Store:
     def steps(self) -> dict[int, dict[str, Any]]:
         """Metrics of each step, in order."""
         return {step: json.loads(text) for step, text in self._rows("SELECT step, metrics FROM steps ORDER BY step")}
+
+    def tokens_sampled(self) -> int:
+        """Tokens sampled by models whose tokens are known, in every rollout."""
+        ((octets,),) = self._rows("SELECT coalesce(sum(length(data)), 0) FROM arrays WHERE key = ?", OUTPUT_IDS)
+        return int(octets) // 4
 
     def agents(self) -> dict[str | None, int]:
         """How many calls each agent made, by name; None stands for calls outside every agent. Most calls first."""

@@ -16,7 +16,7 @@ from lightning_core.errors import InfrastructureError, RewardError
 from lightning_core.policy.chat import Chat
 from lightning_core.policy.endpoint import PolicyEndpoint, Routing
 from lightning_core.policy.scripted import ScriptedBackend
-from lightning_core.runner import Job, Rollout, RunnerSettings, run_rollouts
+from lightning_core.runner import Job, Rollout, Runner, RunnerSettings
 
 
 @pytest.fixture
@@ -26,16 +26,18 @@ def endpoint() -> Iterator[PolicyEndpoint]:
         yield endpoint
 
 
+ROUTING = Routing(trained=frozenset({"a"}))
+
+
 def jobs(n: int = 1) -> list[Job]:
     return [Job(task={"id": str(i)}, task_id=str(i), seed=i) for i in range(n)]
 
 
 def run(endpoint: PolicyEndpoint, solve: Callable[[Any], Any], n: int = 1, **options: Any) -> list[Rollout]:
-    rest = {k: options.pop(k) for k in ("reward_function", "on_attempt") if k in options}
+    reward_function, on_attempt = options.pop("reward_function", None), options.pop("on_attempt", None)
     settings = RunnerSettings(**options)
-    return run_rollouts(
-        solve, jobs(n), endpoint=endpoint, routing=Routing(trained=frozenset({"a"})), settings=settings, **rest
-    )
+    with Runner(solve, endpoint=endpoint, settings=settings, reward_function=reward_function) as runner:
+        return runner.run(jobs(n), routing=ROUTING, on_attempt=on_attempt)
 
 
 def ask(text: str = "hi") -> str:
@@ -213,6 +215,20 @@ def test_a_superseded_agents_late_calls_are_refused(endpoint: PolicyEndpoint):
     assert done.wait(10)
     assert late == [401]
     assert r.trace.calls == ()
+
+
+def test_an_async_client_lives_through_all_batches(endpoint: PolicyEndpoint):
+    client = httpx.AsyncClient()
+
+    async def solve(task: Any) -> float:
+        run = current_run()
+        assert run is not None
+        answer = await client.get(f"{run.endpoint}/models", headers={"authorization": f"Bearer {run.api_key}"})
+        return float(answer.status_code == 200)
+
+    with Runner(solve, endpoint=endpoint, settings=RunnerSettings()) as runner:
+        for _ in range(3):
+            assert [(r.status, r.reward) for r in runner.run(jobs(4), routing=ROUTING)] == [("ok", 1.0)] * 4
 
 
 def test_it_runs_inside_a_running_event_loop(endpoint: PolicyEndpoint):
