@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import wrapt
@@ -31,7 +31,19 @@ class _Wrap:
     inherited: bool
     wrapper: Wrapper
     live: bool = True
-    installed: Any = field(default=None)
+    installed: Any = None
+
+
+class _Installed(wrapt.FunctionWrapper[..., Any]):
+    """A wrapper of ours, told from a third party's by its type."""
+
+    def __init__(self, wrap: _Wrap, enabled: Callable[[], bool]) -> None:
+        super().__init__(wrap.original, wrap.wrapper, enabled=enabled)
+        self._self_wrap = wrap  # a name that wrapt keeps on the wrapper itself
+
+    @property
+    def lightning_wrap(self) -> _Wrap:
+        return self._self_wrap
 
 
 class Patches:
@@ -59,7 +71,7 @@ class Patches:
             if any(w.owner is owner and w.attribute == name and w.wrapper is wrapper for w in self._wraps):
                 return
             wrap = _Wrap(owner, name, original, name not in vars(owner), wrapper)
-            wrap.installed = wrapt.FunctionWrapper(original, wrapper, enabled=lambda: wrap.live and self._enabled())
+            wrap.installed = _Installed(wrap, lambda: wrap.live and self._enabled())
             setattr(owner, name, wrap.installed)
             self._wraps.append(wrap)
 
@@ -71,6 +83,11 @@ class Patches:
                 wrap.live = False
                 if vars(wrap.owner).get(wrap.attribute) is not wrap.installed:
                     continue
+                # Beneath may lie one of another set, which was undone while this one covered it.
+                while (
+                    not wrap.inherited and type(wrap.original) is _Installed and not wrap.original.lightning_wrap.live
+                ):
+                    wrap = wrap.original.lightning_wrap
                 if wrap.inherited:
                     delattr(wrap.owner, wrap.attribute)
                 else:

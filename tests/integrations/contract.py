@@ -337,6 +337,29 @@ def names_and_identities(owner: Any) -> list[tuple[str, int]]:
     return [(name, id(value)) for name, value in vars(owner).items()]
 
 
+def drive(runnable: Any, how: str, input: Any) -> Any:
+    """Run a LangChain Runnable in one of the ways there are."""
+
+    async def consume() -> list[Any]:
+        if how == "astream_events":
+            return [event async for event in runnable.astream_events(input, version="v2")]
+        return [chunk async for chunk in runnable.astream(input)]
+
+    match how:
+        case "astream" | "astream_events":
+            return run_async(consume())
+        case "stream":
+            return list(runnable.stream(input))
+        case "batch":
+            return runnable.batch([input, input])
+        case "abatch":
+            return run_async(runnable.abatch([input, input]))
+        case "ainvoke":
+            return run_async(runnable.ainvoke(input))
+        case _:
+            return runnable.invoke(input)
+
+
 def says(call: Call) -> str:
     """The first user message of a call."""
     return next(str(m["content"]) for m in call.messages if m["role"] == "user")

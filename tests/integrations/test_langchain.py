@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
+import pytest
 from langchain.agents import create_agent
+from langchain_core.load import dumps
 from langchain_core.messages import HumanMessage
-from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnableSequence
-from langchain_core.tools import ToolException, tool
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.runnables import (
+    ConfigurableField,
+    Runnable,
+    RunnableGenerator,
+    RunnableLambda,
+    RunnableParallel,
+    RunnablePassthrough,
+    RunnableSequence,
+)
+from langchain_core.tools import BaseTool, ToolException, tool
 from langchain_openai import ChatOpenAI
+from lightning_langchain import LightningCallbackHandler
+from lightning_langchain._trainable import RUNS
+from pydantic import ValidationError
 
+from lightning_core.errors import ConfigError
+from lightning_core.integration import Installed
+from lightning_core.integration import installed as installed_globally
 from lightning_core.trainable import trainable
-from tests.integrations.contract import Adapter, Contract, Part
+from tests.conftest import Endpoint
+from tests.integrations.contract import ADD, Adapter, Contract, Part, ancestors, drive
 
 
 @tool
@@ -85,3 +105,224 @@ class LangChainAdapter(Adapter):
 
 class TestLangChain(Contract):
     adapter = LangChainAdapter()
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    with Installed().installed("langchain"):
+        yield
+
+
+# What is marked stays marked, whatever is made of it
+
+
+def test_a_marked_model_is_still_that_model(endpoint: Endpoint) -> None:
+    model = chat_model()
+    marked = trainable(model, name="writer")
+    assert marked is not model
+    assert isinstance(marked, ChatOpenAI)
+    assert type(marked).__name__ == "ChatOpenAI"
+    assert marked.root_client is model.root_client
+    assert dumps(marked) == dumps(model)
+    assert marked.temperature == marked.model_copy().temperature
+    with endpoint.rollout() as run:
+        model.invoke("unmarked")
+        marked.invoke("marked")
+        marked.model_copy(update={"temperature": 0.1}).invoke("marked")
+    assert [call.agent for call in run.trace.calls] == [None, "writer", "writer"]
+
+
+DERIVED: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda model: model,
+    "bind": lambda model: model.bind(stop=["x"]),
+    "bind_tools": lambda model: model.bind_tools([add]),
+    "with_config": lambda model: model.with_config(tags=["t"]),
+    "with_retry": lambda model: model.with_retry(),
+    "with_fallbacks": lambda model: model.with_fallbacks([chat_model()]),
+    "pipe": lambda model: model | StrOutputParser(),
+    "in a sequence": lambda model: RunnableLambda(lambda x: x) | model | StrOutputParser(),
+    "pick and assign": lambda model: RunnablePassthrough.assign(y=lambda _: "z") | (lambda d: d["y"]) | model,
+    "with_listeners": lambda model: model.with_listeners(),
+    "configurable": lambda model: model.configurable_fields(temperature=ConfigurableField("temperature")),
+}
+
+
+@pytest.mark.parametrize("derive", DERIVED)
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream", "batch", "abatch", "astream_events"])
+def test_derived_from_a_marked_model(endpoint: Endpoint, derive: str, how: str) -> None:
+    runnable = DERIVED[derive](trainable(chat_model(), name="writer"))
+    message: Any = {"x": "hello"} if derive == "pick and assign" else [HumanMessage("hello")]
+    with endpoint.rollout() as run:
+        drive(runnable, how, message)
+    assert [call.agent for call in run.trace.calls] == ["writer"] * (2 if "batch" in how else 1)
+    agents = [event for event in run.trace.events if event.kind == "agent"]
+    assert len(agents) == len(run.trace.calls)
+
+
+def make_runnables() -> dict[str, Runnable[Any, Any]]:
+    model = chat_model()
+
+    def answer(chunks: Iterator[Any]) -> Iterator[Any]:
+        for chunk in chunks:
+            yield model.invoke(chunk)
+
+    return {
+        "lambda": RunnableLambda(lambda x: model.invoke(x), lambda x: model.ainvoke(x)),
+        "sequence": RunnableLambda(lambda x: x) | model,
+        "long sequence": RunnableLambda(lambda x: x) | model | StrOutputParser(),
+        "binding": model.bind(stop=["x"]),
+        "parallel": RunnableParallel(answer=model),
+        "generator": RunnableGenerator(answer),
+    }
+
+
+@pytest.mark.parametrize("kind", make_runnables())
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream", "batch", "abatch"])
+def test_marked_runnables(endpoint: Endpoint, kind: str, how: str) -> None:
+    if kind == "generator" and how.startswith("a"):
+        return
+    marked = trainable(make_runnables()[kind], name="writer")
+    assert isinstance(marked, Runnable)
+    with endpoint.rollout() as run:
+        drive(marked, how, "hello")
+        drive(marked | (lambda x: x), how, "hello")
+    assert {call.agent for call in run.trace.calls} == {"writer"}
+    assert len(run.trace.calls) == (4 if "batch" in how else 2)
+
+
+def test_two_agents_share_one_model(endpoint: Endpoint) -> None:
+    model = chat_model()
+    writer, critic = trainable(model, name="writer"), trainable(model, name="critic")
+    with endpoint.rollout() as run:
+        RunnableParallel(a=writer, b=critic, c=model).invoke("hello")
+    assert sorted(str(call.agent) for call in run.trace.calls) == ["None", "critic", "writer"]
+
+
+def test_parts_of_a_parallel_and_of_a_sequence(endpoint: Endpoint) -> None:
+    model = chat_model()
+    parallel = trainable(RunnableParallel(writer=model, critic=model), agents=["writer"])
+    sequence = trainable(
+        RunnableSequence(RunnableLambda(lambda x: model.invoke(x).text, name="first"), model), agents=["first"]
+    )
+    with endpoint.rollout() as run:
+        parallel.invoke("hello")
+        sequence.invoke([HumanMessage("hello")])
+    assert sorted(str(call.agent) for call in run.trace.calls) == ["None", "None", "first", "writer"]
+    with pytest.raises(ConfigError, match="no part named 'second'"):
+        trainable(RunnableSequence(model, model), agents=["second"])
+    with pytest.raises(ConfigError, match="expected a graph"):
+        trainable(model, agents=["writer"])
+
+
+# Selected by name
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream", "batch", "abatch"])
+def test_run_names(endpoint: Endpoint, how: str) -> None:
+    model = chat_model()
+    named: list[Any] = [
+        model.with_config(run_name="writer"),
+        RunnableLambda(lambda x: model.invoke(x), lambda x: model.ainvoke(x), name="writer"),
+        (model | StrOutputParser()).with_config(run_name="writer"),
+        RunnableSequence(RunnableLambda(lambda x: x), model, name="writer"),
+        RunnableParallel(answer=model).with_config(run_name="writer"),
+        ChatOpenAI(model="policy", api_key="sk", name="writer"),
+        RunnableLambda(
+            lambda x: model.invoke(x, {"run_name": "writer"}), lambda x: model.ainvoke(x, {"run_name": "writer"})
+        ),
+    ]
+    with endpoint.rollout(agents=["writer"]) as run:
+        for runnable in named:
+            drive(runnable, how, "hello")
+        drive(model.with_config(run_name="rewriter"), how, "hello")
+    times = 2 if "batch" in how else 1
+    assert [call.agent for call in run.trace.calls] == ["writer"] * len(named) * times + [None] * times
+    agents = [event for event in run.trace.events if event.kind == "agent"]
+    assert len(agents) >= len(named)
+    assert all(event.name == "writer" for event in agents)
+
+
+# The callback handler
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
+@pytest.mark.parametrize("integration", [None, "langchain", "langgraph"])
+def test_callback_handler(endpoint: Endpoint, how: str, integration: str | None) -> None:
+    agent = create_agent(chat_model(), [add])
+    with installed_globally(integration) if integration else nullcontext(), endpoint.rollout() as run:
+        config: Any = {"callbacks": [LightningCallbackHandler()]}
+        drive(agent.with_config(config), how, {"messages": [HumanMessage(ADD)]})
+        drive(agent.with_config(config), how, {"messages": [HumanMessage('use:add {"a": 2, "b": -3}')]})
+    tools = [event for event in run.trace.events if event.kind == "tool"]
+    assert [tool.name for tool in tools] == ["add", "add"]
+    assert tools[0].attributes["gen_ai.tool.call.arguments"] == '{"a": 2, "b": 3}'
+    assert tools[0].attributes["gen_ai.tool.call.result"] == "5"
+    assert tools[0].error is None
+    assert tools[1].error == "b is negative"
+    if integration is None or integration == "langgraph":
+        nodes = [event.name for event in run.trace.events if event.kind == "node"]
+        assert nodes == ["model", "tools", "model"] * 2
+        assert ancestors(run.trace, tools[0]) == ["add", "tools", "rollout"]
+
+
+def test_callback_handler_records_errors_and_passes_them_on(endpoint: Endpoint) -> None:
+    error = RuntimeError("broken")
+
+    @tool
+    def broken() -> str:
+        """Break."""
+        raise error
+
+    handler = LightningCallbackHandler()
+    with endpoint.rollout() as run, pytest.raises(RuntimeError) as caught:
+        broken.invoke({}, {"callbacks": [handler]})
+    assert caught.value is error
+    assert run.trace.events[-1].error == "RuntimeError: broken"
+    with pytest.raises(RuntimeError):
+        broken.invoke({}, {"callbacks": [handler]})
+    assert not handler._spans
+
+
+# Tools
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+def test_tools_outside_any_agent(endpoint: Endpoint, how: str) -> None:
+    with endpoint.rollout() as run:
+        assert drive(add, how, {"a": 1, "b": 2}) == 3
+        with pytest.raises(ValidationError):
+            drive(add, how, {"a": "one", "b": 2})
+    first, second = [event for event in run.trace.events if event.kind == "tool"]
+    assert first.attributes["gen_ai.tool.call.result"] == "3"
+    assert second.error is not None
+    assert second.error.startswith("ValidationError")
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_cannot_be_recorded_is_counted(endpoint: Endpoint) -> None:
+    class Odd(BaseTool):
+        name: str = "odd"
+        description: str = "odd"
+
+        @property
+        def args(self) -> Any:
+            raise RuntimeError("no arguments today")
+
+        def _run(self, x: int) -> int:
+            return x + 1
+
+    with endpoint.rollout(strict=False) as run:
+        assert Odd().invoke({"x": 1}) == 2
+    assert run.trace.counters == {"langchain.tool": 1}
+    assert [event.name for event in run.trace.events] == ["rollout", "odd"]
+
+
+def test_public_api() -> None:
+    """The public places that are wrapped, and the ways to run a Runnable, are all there are."""
+    for method in RUNS:
+        assert callable(getattr(Runnable, method))
+    for name in ("run", "arun"):
+        assert next(iter(inspect.signature(getattr(BaseTool, name)).parameters.values())).name == "self"
+        assert list(inspect.signature(getattr(BaseTool, name)).parameters)[1] == "tool_input"

@@ -30,7 +30,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.integration import Installed
 from lightning_core.trainable import trainable
 from tests.conftest import Endpoint
-from tests.integrations.contract import ADD, Adapter, Contract, Part, ancestors, parent_of, run_async, says
+from tests.integrations.contract import ADD, Adapter, Contract, Part, ancestors, drive, parent_of, says
 
 
 class State(TypedDict):
@@ -187,34 +187,13 @@ def test_marked_nodes(endpoint: Endpoint, kind: str, how: str, integration: bool
         if integration:
             stack.enter_context(Installed().installed("langgraph"))
         run = stack.enter_context(endpoint.rollout())
-        drive(program, how)
+        drive(program, how, HELLO)
     calls = run.trace.calls
     assert [call.agent for call in calls] == ["writer"] * (2 if "batch" in how else 1)
     path = ancestors(run.trace, parent_of(run.trace, calls[0]))
     assert path.count("writer") == 1
     assert path[-1] == "rollout"
     assert ("node" in path) is integration
-
-
-def drive(runnable: Any, how: str, input: Any = HELLO) -> Any:
-    async def consume() -> list[Any]:
-        if how == "astream_events":
-            return [event async for event in runnable.astream_events(input, version="v2")]
-        return [chunk async for chunk in runnable.astream(input)]
-
-    match how:
-        case "astream" | "astream_events":
-            return run_async(consume())
-        case "stream":
-            return list(runnable.stream(input))
-        case "batch":
-            return runnable.batch([input, input])
-        case "abatch":
-            return run_async(runnable.abatch([input, input]))
-        case "ainvoke":
-            return run_async(runnable.ainvoke(input))
-        case _:
-            return runnable.invoke(input)
 
 
 def test_a_marked_graph_is_still_a_graph(endpoint: Endpoint) -> None:
@@ -395,7 +374,7 @@ def test_a_retried_node_is_one_event(endpoint: Endpoint, how: str) -> None:
     graph.add_node("flaky", flaky, retry_policy=RetryPolicy(initial_interval=0, jitter=False, retry_on=RuntimeError))
     graph.add_edge(START, "flaky")
     with endpoint.rollout() as run:
-        drive(graph.compile(), how)
+        drive(graph.compile(), how, HELLO)
     assert len(run.trace.calls) == 2
     assert [(event.name, event.error) for event in run.trace.events] == [("rollout", None), ("flaky", None)]
 
