@@ -49,7 +49,12 @@ def note_result(handle: SpanHandle, result: Any) -> None:
 
 
 def _to_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=repr, ensure_ascii=False)
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, default=repr, ensure_ascii=False)
+    except (TypeError, ValueError):  # keys that are not strings, a value that contains itself
+        return repr(value)
 
 
 class LightningCallbackHandler(BaseCallbackHandler):

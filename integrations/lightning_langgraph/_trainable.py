@@ -8,8 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import lightning_langchain._trainable as langchain
-from langchain_core.runnables import RunnableBinding
-from langgraph._internal._runnable import RunnableSeq
 from langgraph.errors import GraphBubbleUp
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
@@ -26,9 +24,6 @@ def mark(obj: Any, spec: TrainSpec) -> Any:
     """A copy of ``obj``, a compiled graph or another of LangGraph's Runnables, that runs as the agent ``spec.name``."""
     if isinstance(obj, StateGraph):
         raise ConfigError(f"compile the graph before marking it: trainable(graph.compile(), name={spec.name!r})")
-    if isinstance(obj, RunnableSeq):
-        # Dissolves into the sequence that it becomes part of; a binding stays one piece.
-        obj = RunnableBinding(bound=obj)
     return langchain.mark(obj, spec)
 
 

@@ -301,6 +301,22 @@ def test_tools_outside_any_agent(endpoint: Endpoint, how: str) -> None:
 
 
 @pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [({"ä": [1]}, '{"ä": [1]}'), ({(1, 2): 3}, "{(1, 2): 3}"), (None, "null"), ({1, 2}, '"{1, 2}"')],
+)
+def test_results_of_any_type(endpoint: Endpoint, result: Any, text: str) -> None:
+    @tool
+    def anything() -> Any:
+        """Do anything."""
+        return result
+
+    with endpoint.rollout() as run:
+        assert anything.invoke({}) == result
+    assert run.trace.events[-1].attributes["gen_ai.tool.call.result"] == text
+
+
+@pytest.mark.usefixtures("installed")
 def test_what_cannot_be_recorded_is_counted(endpoint: Endpoint) -> None:
     class Odd(BaseTool):
         name: str = "odd"
