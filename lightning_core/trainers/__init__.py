@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
+from lightning_core.config import Config
+from lightning_core.errors import MissingExtra
 from lightning_core.policy.backend import Backend
+from lightning_core.policy.chat import Tokenizer
 from lightning_core.transitions import Row
+
+# OpenMP's threads otherwise spin while they wait for each other. On a machine that does anything else as well (an agent's
+# tools, a browser) that was measured to make a step 5 to 20 times slower. It is read once, when torch is loaded, so it must
+# be set before that; a value that the user has set is left alone.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 class Trainer(Protocol):
@@ -21,6 +31,11 @@ class Trainer(Protocol):
     @property
     def backend(self) -> Backend:
         """Samples from the weights as they are now."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the weights."""
         ...
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
@@ -41,3 +56,45 @@ class Trainer(Protocol):
     def close(self) -> None:
         """Stop sampling and free the weights."""
         ...
+
+
+def make_trainer(config: Config) -> Trainer:
+    """The trainer that ``config`` asks for. Raises `MissingExtra` if its packages are not installed."""
+    try:
+        module = import_module("lightning_core.trainers.torch_trainer")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("lightning_core"):
+            raise
+        raise MissingExtra(error.name, "torch", "the embedded trainer") from error
+    p, t = config.policy, config.trainer
+    lora = (
+        {}
+        if p.lora is None
+        else {"lora_rank": p.lora.rank, "lora_alpha": p.lora.alpha, "lora_target_modules": p.lora.target_modules}
+    )
+    return module.TorchTrainer(
+        module.TorchTrainerConfig(
+            model=p.model,
+            tuning=p.tuning,
+            train_layers=p.train_layers,
+            **lora,
+            keep_base="base" in config.agents.frozen.values(),
+            dtype=p.dtype,
+            device=p.device,
+            max_context=p.max_context,
+            learning_rate=t.learning_rate,
+            warmup_steps=t.warmup_steps,
+            betas=t.betas,
+            weight_decay=t.weight_decay,
+            grad_clip=t.grad_clip,
+            clip_low=config.algorithm.clip_low,
+            clip_high=config.algorithm.clip_high,
+            aggregation=config.algorithm.aggregation,
+            updates_per_step=config.algorithm.updates_per_step,
+            micro_batch_tokens=t.micro_batch_tokens,
+            max_batch=t.max_batch,
+            gather_ms=t.gather_ms,
+            threads=t.threads,
+            seed=config.run.seed,
+        )
+    )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_core.trainers.attention import Geometry
-from lightning_core.trainers.kv_pool import KVPool, Node, concatenated
+from lightning_core.trainers.kv_pool import KVPool, Node, cached
 
 SHARED_COLUMNS = 2048
 """Context that only one row uses goes to the shared block while that has fewer columns than this.
@@ -32,13 +32,13 @@ class Cascade:
     ) -> None:
         layers, kv_heads, width = geometry.layers, geometry.kv_heads, geometry.width
         self._limit = shared_columns
-        self._options = {"dtype": dtype, "device": device}
+        self._dtype, self._device = dtype, device
         self.rows = 0
         self.columns = 0
-        self._shared_LKCD = [torch.empty(layers, kv_heads, 0, width, **self._options) for _ in "kv"]
-        self._own_LRKND = [torch.empty(layers, 0, kv_heads, 0, width, **self._options) for _ in "kv"]
+        self._shared_LKCD = [torch.empty(layers, kv_heads, 0, width, dtype=dtype, device=device) for _ in "kv"]
+        self._own_LRKND = [torch.empty(layers, 0, kv_heads, 0, width, dtype=dtype, device=device) for _ in "kv"]
         # 0 where a row sees a shared column, -inf where not: added to the scores.
-        self._visible_RC = torch.empty(0, 0, **self._options)
+        self._visible_RC = torch.empty(0, 0, dtype=dtype, device=device)
         self._lengths_R = torch.zeros(0, dtype=torch.int64, device=device)
         self._lengths: list[int] = []
         self._used: list[list[tuple[int, int]]] = []
@@ -66,8 +66,9 @@ class Cascade:
             self._visible_RC[row, start:stop] = 0
             self._users[start:stop] += 1
         if private:
-            for block, new in zip(self._own_LRKND, concatenated(private), strict=True):
-                block[:, row, :, :own] = new
+            keys, values = zip(*cached(private), strict=True)
+            for block, new in zip(self._own_LRKND, (keys, values), strict=True):
+                block[:, row, :, :own] = torch.cat(new, dim=2)
         self._lengths_R[row] = own
         self._lengths.append(own)
         self._used.append(ranges)
@@ -108,7 +109,7 @@ class Cascade:
         self._used = [[(index[start], index[start] + stop - start) for start, stop in ranges] for ranges in self._used]
         self._users[: len(keep)] = self._users[keep]
         self._users[len(keep) :] = 0
-        keep = keep.to(self._options["device"])
+        keep = keep.to(self._device)
         for block in self._shared_LKCD:
             block[:, :, : len(keep)] = block[:, :, keep]
         self._visible_RC[:, : len(keep)] = self._visible_RC[:, keep]
@@ -127,10 +128,10 @@ class Cascade:
         self._reserve(rows=self.rows, own=max(self._lengths) + 1)
         rows, columns = self.rows, self.columns
         self._width = max(self._lengths) + 1
-        self._row_index = torch.arange(rows, device=self._options["device"])
+        self._row_index = torch.arange(rows, device=self._device)
         self._at = self._lengths_R[:rows].clone()
-        own_RN = torch.arange(self._width, device=self._options["device"])[None] > self._at[:, None]
-        own_RN = torch.zeros(own_RN.shape, **self._options).masked_fill_(own_RN, -torch.inf)
+        own_RN = torch.arange(self._width, device=self._device)[None] > self._at[:, None]
+        own_RN = torch.zeros(own_RN.shape, dtype=self._dtype, device=self._device).masked_fill_(own_RN, -torch.inf)
         self._bias_R11U = torch.cat([self._visible_RC[:rows, :columns], own_RN], dim=1)[:, None, None]
 
     def attend(self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float) -> Tensor:
@@ -168,9 +169,7 @@ class Cascade:
             self._shared_LKCD = [_grown(block, 2, capacity) for block in self._shared_LKCD]
             self._visible_RC = _grown(self._visible_RC, 1, capacity)
             self._users = _grown(self._users, 0, capacity)
-        assert node.keys is not None
-        assert node.values is not None
-        for block, new in zip(self._shared_LKCD, (node.keys, node.values), strict=True):
+        for block, new in zip(self._shared_LKCD, *cached([node]), strict=True):
             block[:, :, start:stop] = new
         self._visible_RC[: self.rows, start:stop] = -torch.inf
         node.column, self.columns = start, stop

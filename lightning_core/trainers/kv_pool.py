@@ -7,10 +7,9 @@ a node is two views, and forgetting one is dropping it; there is no slot table t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -37,8 +36,8 @@ class Node:
     def path(self) -> list[Node]:
         """The nodes from below the root to this one."""
         nodes: list[Node] = []
-        node: Node | None = self
-        while node is not None and node.parent is not None:
+        node = self
+        while node.parent is not None:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
@@ -154,11 +153,9 @@ class KVPool:
         return (node for node in _subtree(self._root) if node is not self._root)
 
 
-def concatenated(nodes: list[Node]) -> tuple[Tensor, Tensor]:
-    """Keys and values [layers, K, tokens, D] of a path."""
-    keys = [node.keys for node in nodes if node.keys is not None]
-    values = [node.values for node in nodes if node.values is not None]
-    return torch.cat(keys, dim=2), torch.cat(values, dim=2)
+def cached(nodes: Sequence[Node]) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of computed nodes, each [layers, K, tokens, D]."""
+    return [(node.keys, node.values) for node in nodes if node.keys is not None and node.values is not None]
 
 
 def _subtree(node: Node) -> Iterator[Node]:

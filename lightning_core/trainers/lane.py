@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_core.policy.backend import FinishReason, SamplingParams
 from lightning_core.trainers.attention import NAME, Forest, Geometry, TreeAttention, plan_blocks
 from lightning_core.trainers.decoding import Cascade
-from lightning_core.trainers.kv_pool import KVPool, Node, Tokens
+from lightning_core.trainers.kv_pool import KVPool, Node, Tokens, cached
 from lightning_core.trainers.sampling import sample_tokens
 
 
@@ -162,16 +162,14 @@ class Lane:
         for root in sorted(roots, key=lambda node: prefixes.setdefault(node.parent, len(prefixes))):
             prefix_of_root.append(prefixes[root.parent])
             visit(root, -1)
-        cached = [
-            [(node.keys, node.values) for node in parent.path()] if parent is not None else [] for parent in prefixes
-        ]
+        before = [cached(parent.path()) if parent is not None else [] for parent in prefixes]
         starts = [sum(len(node.tokens) for node in node.path()[:-1]) for node in order]
         tokens = np.concatenate([node.tokens for node in order])
         positions = np.concatenate(
             [start + np.arange(len(node.tokens)) for start, node in zip(starts, order, strict=True)]
         )
         forest = Forest(lengths=[len(node.tokens) for node in order], parents=parents, prefixes=prefix_of_root)
-        tree = TreeAttention(plan_blocks(forest), groups=self._geometry.groups, device=self._device, prefixes=cached)
+        tree = TreeAttention(plan_blocks(forest), groups=self._geometry.groups, device=self._device, prefixes=before)
         recording = _Recording(tree, self._geometry, len(tokens), self._dtype, self._device)
         with self._context():
             self._model.base_model(

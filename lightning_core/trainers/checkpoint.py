@@ -1,0 +1,102 @@
+"""Checkpoints: tensors as safetensors, the rest as JSON, a folder that is either whole or not there.
+
+weights.safetensors     the trained weights (float32 masters), by the model's names
+optimizer.safetensors   AdamW's moments and step counts, ``<name>/<moment>``
+trainer.json            version, random state, and the fingerprint of what it belongs to
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from lightning_core.errors import TrainingError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """All that a trainer needs to continue exactly."""
+
+    fingerprint: Mapping[str, Any]
+    """What the state belongs to; must be equal on loading. JSON values."""
+    version: int
+    submitted: int
+    """Requests that the sampling engine has seen, which seeds those to come."""
+    weights: Mapping[str, Tensor]
+    moments: Mapping[str, Tensor]
+
+
+def optimizer_moments(optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The optimiser's state as named tensors; empty before its first step."""
+    return {
+        f"{name}/{key}": value
+        for name, parameter in names.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def restore_moments(
+    optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor], moments: Mapping[str, Tensor]
+) -> None:
+    """The inverse of `optimizer_moments`."""
+    optimizer.state.clear()
+    for path, value in moments.items():
+        name, key = path.rsplit("/", 1)
+        optimizer.state[names[name]][key] = value.to(names[name].device) if value.ndim else value.clone()
+
+
+def write(folder: Path, state: Checkpoint) -> None:
+    """Write to a temporary sibling, then rename: whoever sees the folder sees all of it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        save_file(
+            {name: tensor.detach().contiguous() for name, tensor in state.weights.items()},
+            scratch / "weights.safetensors",
+        )
+        save_file(dict(state.moments), scratch / "optimizer.safetensors")
+        facts = {
+            "format": FORMAT,
+            "fingerprint": state.fingerprint,
+            "version": state.version,
+            "submitted": state.submitted,
+        }
+        (scratch / "trainer.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        scratch.chmod(0o755)  # mkdtemp makes it private
+        if folder.exists():
+            shutil.rmtree(folder)
+        scratch.rename(folder)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def read(folder: Path, fingerprint: Mapping[str, Any]) -> Checkpoint:
+    """Read what `write` wrote. Raises `TrainingError` if it is no checkpoint or belongs to something else."""
+    try:
+        facts = json.loads((folder / "trainer.json").read_text(encoding="utf-8"))
+        weights = load_file(folder / "weights.safetensors")
+        moments = load_file(folder / "optimizer.safetensors")
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{str(folder)!r} is not a checkpoint that can be read: {error}") from error
+    found: dict[str, Any] = facts["fingerprint"]
+    for key in sorted({*found, *fingerprint}):
+        if found.get(key) != fingerprint.get(key):
+            raise TrainingError(
+                f"the checkpoint {str(folder)!r} does not fit: {key} is {found.get(key)!r} there and "
+                f"{fingerprint.get(key)!r} here"
+            )
+    return Checkpoint(
+        fingerprint=found, version=facts["version"], submitted=facts["submitted"], weights=weights, moments=moments
+    )

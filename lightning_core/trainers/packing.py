@@ -1,0 +1,146 @@
+"""Rows → packed micro-batches in which every shared prefix stands once.
+
+The rows of a step have much in common: the system prompt, a task's prompt in all of its attempts, a turn in two rows that fork
+later. A micro-batch is the trie of its rows, laid out depth first in one sequence ``[1, S]`` for `TreeAttention`. Each token
+of a row has its place in the sequence; rows that agree up to a token share the place, and the gradient through it is the exact
+sum of theirs. (Tree training, arXiv 2511.00413.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_core.errors import TrainingError
+from lightning_core.trainers.attention import Forest
+from lightning_core.transitions import Row
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedBatch:
+    """One micro-batch: S packed tokens, E trained tokens, P places whose logits are needed."""
+
+    token_ids_S: Ints
+    position_ids_S: Ints
+    forest: Forest
+    places_P: Ints
+    """Indices into the packed sequence. A place may occur twice, with different temperatures."""
+    temperatures_P: NDArray[np.float32]
+    source_E: Ints
+    """Index into ``places_P``: the place that predicts each trained token."""
+    targets_E: Ints
+    """Token ids."""
+    rows: Sequence[int]
+    """The rows in here, as indices into the step's rows; their trained tokens follow each other in E."""
+    columns: Sequence[Ints]
+    """For each of these rows, where its trained tokens stand in it."""
+    places: Sequence[Ints]
+    """For each of these rows, the place of each of its input tokens in the packed sequence."""
+
+    def gather(self, values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """[E]: of arrays [L], one for each of the step's rows, the values at the trained tokens."""
+        return np.concatenate([values[row][columns] for row, columns in zip(self.rows, self.columns, strict=True)])
+
+
+def pack_rows(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> list[PackedBatch]:
+    """Pack the rows with the indices ``chosen`` into micro-batches of at most ``budget`` packed tokens.
+
+    A single row longer than the budget gets a micro-batch of its own. Raises `TrainingError` for a row whose first token is
+    marked as sampled: nothing predicts it.
+    """
+    inputs = {index: _input_tokens(rows[index]) for index in chosen}
+    # Neighbours in this order share the longest prefixes, so cutting it keeps siblings together.
+    ordered = sorted(inputs, key=lambda index: inputs[index].tolist())
+    groups: list[list[tuple[int, int]]] = []
+    size = 0
+    for position, index in enumerate(ordered):
+        shared = _common_prefix(inputs[ordered[position - 1]], inputs[index]) if position else 0
+        new = len(inputs[index]) - shared
+        if not groups or size + new > budget:
+            groups.append([])
+            shared, new, size = 0, len(inputs[index]), 0
+        groups[-1].append((index, shared))
+        size += new
+    return [_pack(rows, inputs, group) for group in groups]
+
+
+def _pack(rows: Sequence[Row], inputs: dict[int, Ints], group: Sequence[tuple[int, int]]) -> PackedBatch:
+    """``group``: row indices in lexicographic order of their tokens, each with how much it shares with the one before."""
+    tokens: list[Ints] = []
+    positions: list[Ints] = []
+    places: dict[int, Ints] = {}
+    total = 0
+    previous = np.empty(0, dtype=np.int64)
+    for index, shared in group:
+        new = np.arange(total, total + len(inputs[index]) - shared)
+        previous = np.concatenate([previous[:shared], new])
+        places[index] = previous
+        tokens.append(inputs[index][shared:])
+        positions.append(np.arange(shared, len(inputs[index])))
+        total += len(new)
+
+    columns = [np.flatnonzero(rows[index].mask) for index, _ in group]
+    place_E = np.concatenate([places[index][where - 1] for (index, _), where in zip(group, columns, strict=True)])
+    temperature_E = np.concatenate(
+        [rows[index].temperatures[where] for (index, _), where in zip(group, columns, strict=True)]
+    )
+    # What was sampled greedily has its logprobs at temperature 1: see `SamplingParams`.
+    temperature_E = np.where(temperature_E == 0, 1.0, temperature_E)
+    targets_E = np.concatenate([rows[index].token_ids[where] for (index, _), where in zip(group, columns, strict=True)])
+    unique, source_E = np.unique(np.stack([place_E, temperature_E]), axis=1, return_inverse=True)
+    return PackedBatch(
+        token_ids_S=np.concatenate(tokens),
+        position_ids_S=np.concatenate(positions),
+        forest=_forest([shared for _, shared in group], [places[index] for index, _ in group]),
+        places_P=unique[0].astype(np.int64),
+        temperatures_P=unique[1].astype(np.float32),
+        source_E=source_E.reshape(-1),
+        targets_E=targets_E.astype(np.int64),
+        rows=[index for index, _ in group],
+        columns=columns,
+        places=[places[index] for index, _ in group],
+    )
+
+
+def _forest(shared: Sequence[int], places: Sequence[Ints]) -> Forest:
+    """The runs between branch points. A row's new tokens are cut where a later row leaves them."""
+    total = max((int(row[-1]) + 1 for row in places if len(row)), default=0)
+    parent_place = np.arange(-1, total - 1)  # the place that each place continues: the one before, or a branch point
+    cuts = {0, total}
+    for branch, row in zip(shared, places, strict=True):
+        if branch < len(row):
+            start = int(row[branch])
+            parent_place[start] = int(row[branch - 1]) if branch else -1
+            cuts.add(start)
+        if branch:
+            cuts.add(int(row[branch - 1]) + 1)
+    starts = sorted(cuts)
+    runs = [(start, stop) for start, stop in pairwise(starts) if stop > start]
+    run_of_last = {stop - 1: run for run, (_, stop) in enumerate(runs)}
+    return Forest(
+        lengths=[stop - start for start, stop in runs],
+        parents=[run_of_last[int(parent_place[start])] if parent_place[start] >= 0 else -1 for start, _ in runs],
+    )
+
+
+def _input_tokens(row: Row) -> Ints:
+    """All that a row's trained tokens depend on: what comes after the last of them, and itself, is never an input."""
+    columns = np.flatnonzero(row.mask)
+    if not len(columns):
+        raise TrainingError(f"a row of rollout {row.rollout!r} has no sampled token")
+    if columns[0] == 0:
+        raise TrainingError(f"a row of rollout {row.rollout!r} marks its first token as sampled, but it has no prompt")
+    return row.token_ids[: columns[-1]].astype(np.int64)
+
+
+def _common_prefix(a: Ints, b: Ints) -> int:
+    length = min(len(a), len(b))
+    differs = np.flatnonzero(a[:length] != b[:length])
+    return int(differs[0]) if len(differs) else length

@@ -1,0 +1,269 @@
+"""The embedded trainer: one Hugging Face model, sampled in process and trained by AdamW, on the CPU or one GPU."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_core.errors import TrainingError
+from lightning_core.trace import Floats
+from lightning_core.trainers import checkpoint
+from lightning_core.trainers.attention import NAME, TreeAttention, plan_blocks, use_lightning_attention
+from lightning_core.trainers.loss import Aggregation, policy_loss, selected_logprobs, token_weights
+from lightning_core.trainers.model import load_model, load_tokenizer, resolve_model
+from lightning_core.trainers.packing import PackedBatch, pack_rows
+from lightning_core.trainers.torch_backend import SampledModel, TorchBackend
+from lightning_core.trainers.tuning import Tuning, choose_device, choose_dtype, tune
+from lightning_core.transitions import Row
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchTrainerConfig:
+    """Everything that determines a `TorchTrainer`."""
+
+    model: str
+    """A Hugging Face folder, a Hub name, or ``smollm2-135m-instruct``."""
+    tuning: Literal["full", "lora"] = "full"
+    train_layers: int | None = None
+    """With ``full``: only the top so many decoder layers and the final norm; embeddings and head are then frozen."""
+    lora_rank: int = 16
+    lora_alpha: float = 32.0
+    lora_target_modules: tuple[str, ...] | None = None
+    """None: every linear layer but the head."""
+    keep_base: bool = False
+    """Also serve the initial weights as the model ``base``. Free with LoRA, which always does; else a copy of what is trained."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """``auto``: bfloat16 on a GPU; on a CPU float32, whose matrix products use bfloat16 units (AMX) where there are any."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    learning_rate: float = 1e-5
+    warmup_steps: int = 0
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    aggregation: Aggregation = "rollout-mean"
+    updates_per_step: int = 1
+    """PPO epochs: how often a step's rows are gone through, with an optimiser update each time."""
+    micro_batch_tokens: int = 4096
+    """Most packed tokens in one forward and backward pass. Memory depends on it, the result does not."""
+    max_context: int | None = None
+    """None: what the model allows."""
+    max_batch: int = 64
+    gather_ms: float = 10.0
+    cached_tokens: int = 16384
+    threads: int | None = None
+    seed: int = 0
+
+
+class TorchTrainer:
+    """A `Trainer` that holds model, optimiser and sampling engine in this process."""
+
+    def __init__(self, config: TorchTrainerConfig) -> None:
+        self.config = config
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self._device = choose_device(config.device)
+        folder = resolve_model(config.model)
+        self._tokenizer = load_tokenizer(folder)
+        model: Any = load_model(folder, choose_dtype(config.dtype, self._device), self._device)
+        limit = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_context or 0)
+        if config.max_context is not None and config.max_context > limit:
+            raise TrainingError(f"max_context={config.max_context}, but {config.model!r} allows {limit} tokens")
+        self._geometry = use_lightning_attention(model)
+        self._tuning: Tuning = tune(model, config)
+        self._model = model
+        self._optimizer = torch.optim.AdamW(
+            list(self._tuning.masters.values()),
+            lr=config.learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self._version = 0
+        models = {"policy": SampledModel(model=model, geometry=self._geometry)}
+        if self._tuning.base is not None:
+            base, context = self._tuning.base
+            models["base"] = SampledModel(model=base, geometry=self._geometry, context=context)
+        self._backend = TorchBackend(
+            models,
+            max_context=config.max_context or limit,
+            max_batch=config.max_batch,
+            gather_ms=config.gather_ms,
+            cached_tokens=config.cached_tokens,
+            seed=config.seed,
+        )
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+    @property
+    def backend(self) -> TorchBackend:
+        return self._backend
+
+    def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
+        """See `Trainer.step`. Rows without any advantage cost nothing, but count where the loss takes means."""
+        self._check(rows)
+        weights = token_weights(rows, self.config.aggregation)
+        chosen = [index for index, row in enumerate(rows) if row.advantages is not None and row.advantages.any()]
+        batches = pack_rows(rows, chosen, budget=self.config.micro_batch_tokens)
+        metrics: dict[str, float] = {"rows_trained": len(chosen), "packed_tokens": 0, "micro_batches": len(batches)}
+        with self._backend.pause(), ExitStack() as undo:
+            if self.config.updates_per_step > 1:
+                # A later update may fail when earlier ones have changed the weights already.
+                undo.callback(self._restore, copy.deepcopy(self._checkpoint()))
+            for update in range(self.config.updates_per_step if chosen else 0):
+                found = self._update(rows, weights, batches)
+                # The first pass compares sampler and trainer on the same weights; the last one tells how far it all went.
+                first = {name: value for name, value in found.items() if name.startswith("logprob_difference")}
+                metrics |= found if update == 0 else {n: v for n, v in found.items() if n not in first}
+            undo.pop_all()
+            self._version += 1
+            self._backend.weights_changed(self._version)
+        return metrics
+
+    def _check(self, rows: Sequence[Row]) -> None:
+        if not rows:
+            raise TrainingError("a step was given no rows")
+        for row in rows:
+            if row.advantages is None:
+                raise TrainingError(f"a row of rollout {row.rollout!r} has no advantages: assign credit first")
+            for name, values in (("advantages", row.advantages), ("logprobs", row.logprobs)):
+                if not np.isfinite(values).all():
+                    raise TrainingError(f"a row of rollout {row.rollout!r} has {name} that are not finite")
+            if len(row.token_ids) > self._backend.max_context:
+                raise TrainingError(
+                    f"a row of rollout {row.rollout!r} has {len(row.token_ids)} tokens, more than max_context="
+                    f"{self._backend.max_context}"
+                )
+
+    def _update(
+        self, rows: Sequence[Row], weights: Sequence[Floats], batches: Sequence[PackedBatch]
+    ) -> dict[str, float]:
+        """One optimiser update on all micro-batches together; returns its metrics."""
+        self._tuning.zero_grad()
+        logprobs = [row.logprobs for row in rows]
+        advantages = [row.advantages for row in rows if row.advantages is not None]
+        loss, sums, maxima = 0.0, Counter[str](), dict[str, float]()
+        for batch in batches:
+            logprobs_E = self._logprobs(batch)
+            columns = [self._tensor(batch.gather(values)) for values in (logprobs, advantages, weights)]
+            found = policy_loss(logprobs_E, *columns, clip_low=self.config.clip_low, clip_high=self.config.clip_high)
+            found.loss.backward()
+            self._tuning.collect_grad()
+            loss += float(found.loss.detach())
+            sums.update(found.sums)
+            maxima = {name: max(value, maxima.get(name, -math.inf)) for name, value in found.maxima.items()}
+        masters = list(self._tuning.masters.values())
+        norm = float(torch.nn.utils.clip_grad_norm_(masters, self.config.grad_clip))
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            self._tuning.zero_grad()
+            raise TrainingError(
+                f"step {self._version + 1}: loss {loss} with gradient norm {norm}; the weights are as before"
+            )
+        rate = self._learning_rate()
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._tuning.publish()
+        self._tuning.zero_grad()
+        tokens = sum(len(batch.targets_E) for batch in batches)
+        return {
+            "loss": loss,
+            "grad_norm": norm,
+            "learning_rate": rate,
+            "packed_tokens": sum(len(batch.token_ids_S) for batch in batches),
+            **{name: value / tokens for name, value in sums.items()},
+            **maxima,
+        }
+
+    def _logprobs(self, batch: PackedBatch) -> Tensor:
+        """Logprobs [E] of a micro-batch's trained tokens under the weights as they are."""
+        tree = TreeAttention(plan_blocks(batch.forest), groups=self._geometry.groups, device=self._device)
+        logits_PV = self._model(
+            input_ids=self._tensor(batch.token_ids_S[None]),
+            position_ids=self._tensor(batch.position_ids_S[None]),
+            use_cache=False,
+            logits_to_keep=self._tensor(batch.places_P),
+            **{NAME: tree},
+        ).logits[0]
+        return selected_logprobs(
+            logits_PV, self._tensor(batch.temperatures_P), self._tensor(batch.source_E), self._tensor(batch.targets_E)
+        )
+
+    def save(self, folder: Path) -> None:
+        """See `Trainer.save`."""
+        with self._backend.pause():
+            checkpoint.write(folder, self._checkpoint())
+
+    def load(self, folder: Path) -> None:
+        """See `Trainer.load`."""
+        state = checkpoint.read(folder, self._fingerprint())
+        with self._backend.pause():
+            self._restore(state)
+            self._backend.weights_changed(self._version)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the policy as an ordinary Hugging Face folder, adapters merged into the weights they adapt."""
+        with self._backend.pause():
+            model = self._model
+            if self._tuning.adapted is not None:
+                model = copy.deepcopy(self._tuning.adapted).merge_and_unload()
+            model.save_pretrained(folder)
+            self._tokenizer.save_pretrained(folder)
+
+    def close(self) -> None:
+        """See `Trainer.close`."""
+        self._backend.close()
+
+    def _fingerprint(self) -> dict[str, Any]:
+        return {
+            "model_type": self._model.config.model_type,
+            "tuning": self.config.tuning,
+            "lora_alpha": self.config.lora_alpha if self.config.tuning == "lora" else None,
+            "weights": {name: list(tensor.shape) for name, tensor in self._tuning.masters.items()},
+        }
+
+    def _checkpoint(self) -> checkpoint.Checkpoint:
+        masters = self._tuning.masters
+        return checkpoint.Checkpoint(
+            fingerprint=self._fingerprint(),
+            version=self._version,
+            submitted=self._backend.submitted,
+            weights=masters,
+            moments=checkpoint.optimizer_moments(self._optimizer, masters),
+        )
+
+    @torch.no_grad()
+    def _restore(self, state: checkpoint.Checkpoint) -> None:
+        for name, master in self._tuning.masters.items():
+            master.copy_(state.weights[name])
+        self._tuning.publish()
+        checkpoint.restore_moments(self._optimizer, self._tuning.masters, state.moments)
+        self._version = state.version
+        self._backend.submitted = state.submitted
+
+    def _learning_rate(self) -> float:
+        warmup = self.config.warmup_steps
+        return self.config.learning_rate * (min(1.0, (self._version + 1) / warmup) if warmup else 1.0)
+
+    def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)

@@ -1,0 +1,90 @@
+"""Packing loses nothing: every row can be read back from the packed sequence, and shared prefixes stand once."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_core.errors import TrainingError
+from lightning_core.trainers.attention import Forest, plan_blocks
+from lightning_core.trainers.packing import PackedBatch, pack_rows
+from lightning_core.transitions import Row
+from tests.trainers.rows import make_row
+
+parts = st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.booleans()), max_size=4)
+rows_strategy = st.lists(parts.map(lambda parts: make_row(([1], False), *parts, ([2], True))), min_size=1, max_size=8)
+
+
+def visible(forest: Forest, limit: int) -> np.ndarray:
+    """The tree mask [S, S] that the blocks of a forest add up to."""
+    total = sum(forest.lengths)
+    mask = np.zeros((total, total), dtype=int)
+    for block in plan_blocks(forest, limit=limit):
+        for start, stop in block.ancestors:
+            mask[block.start : block.stop, start:stop] += 1
+        mask[block.start : block.stop, block.start : block.stop] += block.mask_SS
+    return mask
+
+
+@given(rows_strategy, st.integers(1, 40), st.integers(1, 12))
+@settings(max_examples=200, deadline=None)
+def test_every_row_can_be_read_back(rows: list[Row], budget: int, limit: int) -> None:
+    batches = pack_rows(rows, range(len(rows)), budget=budget)
+    assert sorted(index for batch in batches for index in batch.rows) == list(range(len(rows)))
+    for batch in batches:
+        mask = visible(batch.forest, limit)
+        assert set(np.unique(mask)) <= {0, 1}
+        assert len(batch.token_ids_S) <= budget or len(batch.rows) == 1
+        for index, columns, places in zip(batch.rows, batch.columns, batch.places, strict=True):
+            row = rows[index]
+            used = row.token_ids[: np.flatnonzero(row.mask)[-1]]
+            assert batch.token_ids_S[places].tolist() == used.tolist()
+            assert batch.position_ids_S[places].tolist() == list(range(len(used)))
+            assert columns.tolist() == np.flatnonzero(row.mask).tolist()
+            # Each token of the row sees exactly the row up to itself, and nothing of any other row.
+            for position, place in enumerate(places):
+                assert np.flatnonzero(mask[place]).tolist() == sorted(places[: position + 1].tolist())
+        sources = np.concatenate([p[c - 1] for p, c in zip(batch.places, batch.columns, strict=True)])
+        assert batch.places_P[batch.source_E].tolist() == sources.tolist()
+        assert batch.targets_E.tolist() == batch.gather([row.token_ids for row in rows]).tolist()
+
+
+def test_shared_prefixes_stand_once() -> None:
+    system, question = list(range(10, 30)), list(range(40, 50))
+    rows = [make_row(([*system, *question], False), ([answer, 1, 2], True)) for answer in range(8)]
+    rows.append(make_row(([*system, 60, 61], False), ([7], True)))
+    (batch,) = pack_rows(rows, range(9), budget=1000)
+    # The last token of a row is predicted, never an input.
+    assert len(batch.token_ids_S) == 20 + 10 + 8 * 2 + 2
+    assert len(batch.places_P) == 1 + 8 * 2 + 1  # the eight first answer tokens are predicted at one place
+    assert len(batch.targets_E) == 8 * 3 + 1
+
+
+def digest(tokens: np.ndarray) -> str:
+    return hashlib.sha256(tokens.astype(np.uint32).tobytes()).hexdigest()
+
+
+def test_tokens_at_the_loss_are_the_tokens_that_were_sampled() -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        make_row((rng.integers(0, 3, 5).tolist(), False), (rng.integers(0, 3, 9).tolist(), True)) for _ in range(20)
+    ]
+    at_sampling = {index: digest(row.token_ids[row.mask]) for index, row in enumerate(rows)}
+
+    def at_loss(batch: PackedBatch) -> dict[int, str]:
+        ends = np.cumsum([len(columns) for columns in batch.columns])[:-1]
+        return dict(zip(batch.rows, map(digest, np.split(batch.targets_E, ends)), strict=True))
+
+    found = {i: d for batch in pack_rows(rows, range(20), budget=30) for i, d in at_loss(batch).items()}
+    assert found == at_sampling
+
+
+def test_a_row_must_begin_with_a_prompt() -> None:
+    with pytest.raises(TrainingError, match="first token"):
+        pack_rows([make_row(([1], True))], [0], budget=10)
+    with pytest.raises(TrainingError, match="no sampled token"):
+        pack_rows([make_row(([1], False))], [0], budget=10)
