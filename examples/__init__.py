@@ -1,0 +1,1 @@
+"""Agents as their authors would write them, and the tasks that train them."""

@@ -1,0 +1,168 @@
+"""The whole circle on a tiny random model: real endpoint, real client, real updates."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_core import fit, load_config
+from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TrainingError
+from lightning_core.loop import evaluate
+from lightning_core.progress import SilentProgress
+from lightning_core.store import Store
+from lightning_core.trace import OUTPUT_IDS
+from tests import bandit
+from tests.tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def settings(model: Path, runs: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    base: dict[str, dict[str, Any]] = {
+        "tasks": {"train": "tests.bandit:tasks", "eval": "tests.bandit:held_out"},
+        "policy": {"model": str(model), "max_context": 256, "dtype": "float32"},
+        "rollouts": {"tasks_per_step": 4, "group_size": 8, "max_tokens": 4, "temperature": 1.0},
+        "trainer": {"steps": 12, "learning_rate": 5e-3, "checkpoint_every": 2},
+        "run": {"dir": str(runs), "name": "run"},
+    }
+    merged = {key: {**base.get(key, {}), **sections.get(key, {})} for key in {**base, **sections}}
+    return {"agent": "tests.bandit:solve", **merged}
+
+
+def test_a_tiny_model_learns_a_bandit_through_the_real_endpoint(model: Path, tmp_path: Path):
+    result = fit(config=load_config(settings(model, tmp_path)))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["eval_reward_after"] > summary["eval_reward_before"] + 0.3
+    assert summary["improvement_ci95"][0] > 0
+    assert summary["steps"] == 12
+    assert summary["rollouts"] == 12 * 32
+    for key in (
+        "eval_ci95_before",
+        "eval_ci95_after",
+        "tokens_sampled",
+        "tokens_trained",
+        "wall_seconds",
+        "seed",
+        "versions",
+    ):
+        assert summary[key] is not None, key
+    assert (tmp_path / "latest").resolve() == result.folder.resolve()
+    assert (result.folder / "curve.png").stat().st_size > 1000
+    assert len((result.folder / "metrics.jsonl").read_text().splitlines()) == 12
+    assert max(m["logprob_difference_max"] for m in result.metrics) < 1e-3, "sampler and trainer agree on every token"
+    assert [m["context_new"] for m in result.metrics] == [32.0] * 12
+
+    again = evaluate(
+        config=load_config(settings(model, tmp_path)), folder=tmp_path / "again", checkpoint=result.checkpoint
+    )
+    mean = sum(sum(v) / len(v) for v in again.rewards.values()) / len(again.rewards)
+    assert mean == pytest.approx(summary["eval_reward_after"], abs=0.05)
+
+    with Store(result.folder / "store.db", read_only=True) as store:
+        (credit, *_) = store.credit(step=0)
+        tokens = store.trace(credit.rollout).calls[0].output_ids
+        assert tokens is not None
+        assert credit.tokens == len(tokens)
+        assert any(OUTPUT_IDS in s.attributes for s in store.spans(credit.rollout))
+
+
+RUN = """
+import sys
+from lightning_core import fit, load_config
+from lightning_core.progress import PlainProgress
+fit(config=load_config(sys.argv[1], sys.argv[2:]), progress=PlainProgress(sys.stdout))
+"""
+
+
+def test_a_killed_run_goes_on_exactly_where_it_was(model: Path, tmp_path: Path):
+    """Killed after its third step with a checkpoint at the second: steps 3 and 4 come out as in a run that nobody killed."""
+    config = settings(model, tmp_path, rollouts={"concurrency": 1}, trainer={"steps": 4}, tasks={"eval": None})
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    command = [sys.executable, "-c", RUN, str(file)]
+    subprocess.run([*command, "run.name=whole"], check=True, capture_output=True, env={**os.environ})
+
+    with subprocess.Popen([*command, "run.name=cut"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("step 3"):
+                process.send_signal(signal.SIGKILL)
+    subprocess.run([*command, "run.name=cut", "run.resume=true"], check=True, capture_output=True)
+
+    def read(name: str) -> list[dict[str, Any]]:
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        return [{k: v for k, v in json.loads(line).items() if not k.startswith("seconds")} for line in lines]
+
+    assert read("cut") == read("whole")
+    assert [line["step"] for line in read("cut")] == [1, 2, 3, 4]
+    with (
+        Store(tmp_path / "cut" / "store.db", read_only=True) as cut,
+        Store(tmp_path / "whole" / "store.db", read_only=True) as whole,
+    ):
+        assert [(r.step, r.task_id, r.reward) for r in cut.rollouts()] == [
+            (r.step, r.task_id, r.reward) for r in whole.rollouts()
+        ]
+        assert cut.tokens_sampled() == whole.tokens_sampled()
+
+
+def test_several_policies_of_failure(model: Path, tmp_path: Path):
+    """An agent that raises now and then is trained with its zeros; its failures are counted."""
+
+    def solve(task: dict[str, Any]) -> float:
+        value = bandit.solve(task)
+        if task["id"] == "t1":
+            raise RuntimeError("t1 never works")
+        return value
+
+    result = fit(solve, config=load_config(settings(model, tmp_path, trainer={"steps": 2}, tasks={"eval": None})))
+    assert sum(m["rollouts_failed"] for m in result.metrics) == 8
+    assert result.summary.eval is None
+
+
+def test_wrong_names_list_the_known_ones(model: Path, tmp_path: Path):
+    with pytest.raises(
+        ConfigError, match=r"agents.train names 'talkre', but the agents of this program are \['talker'\]"
+    ):
+        fit(config=load_config(settings(model, tmp_path, agents={"train": ["talkre"], "frozen": {"talker": "base"}})))
+
+
+def test_an_agent_that_never_calls_a_model_is_an_error(model: Path, tmp_path: Path):
+    with pytest.raises(
+        TrainingError, match="no trained agent made a call in 32 rollouts; the first error: RuntimeError: broken"
+    ):
+        fit(broken, config=load_config(settings(model, tmp_path, tasks={"eval": None})))
+
+
+def broken(task: dict[str, Any]) -> float:
+    raise RuntimeError("broken")
+
+
+def test_a_dead_upstream_stops_the_run_with_its_reason(model: Path, tmp_path: Path):
+    """The one agent is not trained and asks somebody else, who is not there."""
+    upstream = {"base_url": "http://127.0.0.1:9/v1"}
+    config = settings(
+        model, tmp_path, policy={"upstream": upstream}, agents={"train": ["other"]}, rollouts={"retries": 0}
+    )
+    with pytest.raises(InfrastructureError, match=r"all 16 rollouts failed.*could not reach http://127.0.0.1:9"):
+        fit(config=load_config(config))
+
+
+def test_a_nan_reward_names_its_task(model: Path, tmp_path: Path):
+    with pytest.raises(RewardError, match=r"task 't\d+': the agent returned nan"):
+        fit(lambda task: float("nan"), config=load_config(settings(model, tmp_path)), progress=SilentProgress())
+
+
+def test_resuming_nothing_and_overwriting_something_are_refused(model: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="no checkpoint under"):
+        fit(config=load_config(settings(model, tmp_path, run={"resume": True})))
+    (tmp_path / "run").mkdir(exist_ok=True)
+    with pytest.raises(ConfigError, match=r"exists; give another run\.name"):
+        fit(config=load_config(settings(model, tmp_path)))
