@@ -10,7 +10,7 @@ be long before we are installed. So these places are wrapped:
 - Private: ``run_with_retry`` / ``arun_with_retry`` as ``langgraph.pregel._runner`` has them. All tasks of all graphs, whenever compiled,
   pass here: nodes, ``Send``, sub-graphs as nodes, ``@task`` functions; once each, with all attempts inside.
 
-Both private ones were seen in langgraph 1.2.22; ``tests/integrations/test_langgraph.py::test_private_api`` fails when one moves.
+Both private ones were seen in langgraph 1.2.11 to 1.2.22; ``tests/integrations/test_langgraph.py::test_private_api`` fails when one moves.
 https://github.com/langchain-ai/langgraph/blob/main/libs/langgraph/langgraph/pregel/_runner.py
 https://github.com/langchain-ai/langgraph/blob/main/libs/prebuilt/langgraph/prebuilt/tool_node.py
 """
@@ -28,7 +28,7 @@ from lightning_langchain import INTEGRATION as LANGCHAIN
 
 from lightning_core.capture import no_failure
 from lightning_core.patching import Patches
-from lightning_core.trainable import scope_function
+from lightning_core.scoping import scope_function
 from lightning_langgraph._events import agent_name, node_scope, note_refusal
 
 
