@@ -38,7 +38,9 @@ def _problems(split: str, count: int) -> list[Task]:
         question, answer, kind = _word(rng, a, b)
         if question not in seen:
             seen.add(question)
-            tasks.append({"id": f"{split}-{len(tasks)}", "question": question, "answer": answer, "kind": kind, "pair": [a, b]})
+            tasks.append(
+                {"id": f"{split}-{len(tasks)}", "question": question, "answer": answer, "kind": kind, "pair": [a, b]}
+            )
     return tasks
 
 

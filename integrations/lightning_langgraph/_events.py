@@ -6,10 +6,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+from lightning_core.capture import StepScope, current_address, current_run, record, scope
 from lightning_langchain._events import note_result, tool_attributes
 from lightning_langchain._patches import run_name
-
-from lightning_core.capture import StepScope, current_address, current_run, record, scope
 
 _MADE_BY_CREATE_AGENT = "langchain_create_agent"
 

@@ -24,11 +24,11 @@ import langgraph.pregel._runner
 from langgraph.errors import GraphBubbleUp
 from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
-from lightning_langchain import INTEGRATION as LANGCHAIN
 
 from lightning_core.capture import no_failure
 from lightning_core.patching import Patches
 from lightning_core.scoping import scope_function
+from lightning_langchain import INTEGRATION as LANGCHAIN
 from lightning_langgraph._events import agent_name, node_scope, note_refusal
 
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import lightning_langchain._trainable as langchain
 from langgraph.errors import GraphBubbleUp
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
+import lightning_langchain._trainable as langchain
 from lightning_core import capture
 from lightning_core.errors import ConfigError
 from lightning_core.integration import TrainSpec

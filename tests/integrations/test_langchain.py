@@ -23,14 +23,14 @@ from langchain_core.runnables import (
 )
 from langchain_core.tools import BaseTool, ToolException, tool
 from langchain_openai import ChatOpenAI
-from lightning_langchain import LightningCallbackHandler
-from lightning_langchain._trainable import RUNS
 from pydantic import ValidationError
 
 from lightning_core.errors import ConfigError
 from lightning_core.integration import Installed
 from lightning_core.integration import installed as installed_globally
 from lightning_core.trainable import trainable
+from lightning_langchain import LightningCallbackHandler
+from lightning_langchain._trainable import RUNS
 from tests.conftest import Endpoint
 from tests.integrations.contract import ADD, Adapter, Contract, Part, ancestors, drive
 

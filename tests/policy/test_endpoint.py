@@ -182,6 +182,21 @@ def test_calls_of_untrained_agents_go_upstream_and_are_recorded():
     assert [c.context for c in far_run.trace.calls] == ["new", "new"]
 
 
+def test_what_an_upstream_can_do_is_for_the_upstream_to_say():
+    """A frozen agent's forced tool choice is passed on untouched, and refused by the server that cannot do it."""
+    with serve() as far, rollout({"id": "far"}) as far_run:
+        key = far.new_key()
+        far.open(key, far_run.address, Routing(frozen={"": "policy"}))
+        target = Target(url=f"{far.url}/chat/completions", headers={"authorization": f"Bearer {key}"})
+        with (
+            serve(upstream=target) as near,
+            speak(near, agent="critic") as (_, client),
+            pytest.raises(openai.APIError) as caught,
+        ):
+            client.chat.completions.create(model="far", messages=HI, tools=TOOLS, tool_choice="required")
+    assert f"{far.url}/chat/completions answered 400" in str(caught.value)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_dead_upstream_is_an_infrastructure_failure_with_a_clear_error(stream: bool):
     dead = Target(url="http://127.0.0.1:9/v1/chat/completions")

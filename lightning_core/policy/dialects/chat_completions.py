@@ -52,24 +52,25 @@ class Choice:
     finish_reason: str
 
 
-def parse_request(body: Any) -> ChatRequest:
-    """Check a request body. Raises `PolicyRequestError` naming the parameter that cannot be honoured."""
+def model_name(body: Any) -> str:
+    """The model that a request names. Raises `PolicyRequestError` if the body is no object."""
     if not isinstance(body, Mapping):
         raise PolicyRequestError(f"the request body is a JSON {type(body).__name__}; expected an object")
-    unknown = sorted(k for k, v in body.items() if k not in _KNOWN | _INERT and v is not None)
-    if unknown:
-        raise PolicyRequestError(
-            f"unsupported parameters {unknown!r}; supported are {sorted(_KNOWN)!r}", param=str(unknown[0])
-        )
+    return str(body.get("model") or "")
+
+
+def parse_request(body: Mapping[str, Any], *, check: bool = True) -> ChatRequest:
+    """Read a request body. Raises `PolicyRequestError` naming the parameter that cannot be honoured, if ``check``."""
+    if check:
+        _refuse_what_cannot_be_honoured(body)
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise PolicyRequestError(f"messages is {messages!r}; expected a list", param="messages")
-    _refuse_what_cannot_be_honoured(body)
     stop = body.get("stop") or ()
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     tools = body.get("tools") or None
     return ChatRequest(
-        model=str(body.get("model") or ""),
+        model=model_name(body),
         messages=messages,
         tools=None if body.get("tool_choice") == "none" else tools,
         temperature=_number(body, "temperature", 0.0, 100.0),
@@ -86,6 +87,11 @@ def parse_request(body: Any) -> ChatRequest:
 
 
 def _refuse_what_cannot_be_honoured(body: Mapping[str, Any]) -> None:
+    unknown = sorted(k for k, v in body.items() if k not in _KNOWN | _INERT and v is not None)
+    if unknown:
+        raise PolicyRequestError(
+            f"unsupported parameters {unknown!r}; supported are {sorted(_KNOWN)!r}", param=str(unknown[0])
+        )
     choice = body.get("tool_choice")
     if choice not in (None, "auto", "none"):
         raise PolicyRequestError(
