@@ -30,7 +30,7 @@ from lightning_core.errors import TrainingError
 NAME = "lightning"
 """The name of our attention function in transformers, and of the keyword that carries its state."""
 
-BLOCK_TOKENS = 512
+BLOCK_TOKENS = 256
 """Siblings are computed together up to this many tokens: their dense product costs less than more, smaller kernels."""
 
 

@@ -60,7 +60,8 @@ class _SelectedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_PV: Tensor, temperatures_P: Tensor, source_E: Tensor, targets_E: Tensor) -> Tensor:
         scaled_PV = logits_PV.float().div_(temperatures_P[:, None])
-        normaliser_P = scaled_PV.logsumexp(dim=-1)
+        # In parts: logsumexp makes a copy of what it is given, and a fresh one of this size is mostly page faults.
+        normaliser_P = torch.cat([part.logsumexp(dim=-1) for part in scaled_PV.split(64)])
         ctx.save_for_backward(scaled_PV, normaliser_P, temperatures_P, source_E, targets_E)
         ctx.dtype = logits_PV.dtype
         return scaled_PV[source_E, targets_E] - normaliser_P[source_E]

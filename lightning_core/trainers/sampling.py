@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_BLOCK = 256
+"""Vocabulary entries that are summed before the search for a token goes into one block."""
+
 
 def sample_tokens(
     logits_RV: Tensor, temperatures_R: Tensor, top_p_R: Tensor, uniforms_R: Tensor
@@ -14,32 +17,58 @@ def sample_tokens(
     ``uniforms_R`` are numbers in [0, 1): the token is the inverse of the cumulative distribution there, so one number
     a token is all the randomness, and a row's choice depends on nothing but its own logits and number. Temperature 0
     takes the likeliest token, with its logprob at temperature 1. A nucleus (top_p < 1, arXiv 1904.09751) renormalises.
+
+    Overwrites ``logits_RV``: with a vocabulary of 50,000 each further tensor of its size costs as much as a layer.
     """
     greedy_R = temperatures_R == 0
-    logits_RV = logits_RV.float() / torch.where(greedy_R, 1.0, temperatures_R)[:, None]
-    logprobs_RV = logits_RV - logits_RV.logsumexp(dim=-1, keepdim=True)
-    if bool(greedy_R.all()):
-        tokens_R = logprobs_RV.argmax(dim=-1)
-        return tokens_R, logprobs_RV.gather(1, tokens_R[:, None])[:, 0]
+    inverse_R1 = 1 / torch.where(greedy_R, 1.0, temperatures_R)[:, None]
+    logits_RV = logits_RV.float()
+    likeliest_R = logits_RV.argmax(dim=-1) if bool(greedy_R.any()) else None
+    # Shifted so that the likeliest has 0: the exponentials below are probabilities but for a factor.
+    scores_RV = logits_RV.sub_(logits_RV.amax(dim=-1, keepdim=True)).mul_(inverse_R1)
     nucleus_R = (top_p_R < 1) & ~greedy_R
     if bool(nucleus_R.any()):
-        logprobs_RV[nucleus_R] = _nucleus(logprobs_RV[nucleus_R], top_p_R[nucleus_R])
-    cumulative_RV = logprobs_RV.exp().cumsum(dim=-1)
-    total_R1 = cumulative_RV[:, -1:]
-    # Below the total even after rounding, so that the search ends at a token that has some probability.
-    wanted_R1 = torch.minimum(uniforms_R[:, None] * total_R1, torch.nextafter(total_R1, torch.zeros_like(total_R1)))
-    tokens_R = torch.searchsorted(cumulative_RV, wanted_R1, right=True)[:, 0]
-    if bool(greedy_R.any()):
-        tokens_R = torch.where(greedy_R, logprobs_RV.argmax(dim=-1), tokens_R)
-    return tokens_R, logprobs_RV.gather(1, tokens_R[:, None])[:, 0]
+        scores_RV[nucleus_R] = _nucleus(scores_RV[nucleus_R], top_p_R[nucleus_R])
+    masses_RV = scores_RV.exp_()
+    tokens_R1, total_R1 = _invert(masses_RV, uniforms_R[:, None])
+    if likeliest_R is not None:
+        tokens_R1 = torch.where(greedy_R, likeliest_R, tokens_R1[:, 0])[:, None]
+    return tokens_R1[:, 0], (masses_RV.gather(1, tokens_R1) / total_R1).log()[:, 0]
 
 
-def _nucleus(logprobs_RV: Tensor, top_p_R: Tensor) -> Tensor:
-    """Logprobs of the fewest likeliest tokens that together have ``top_p``, renormalised; -inf elsewhere."""
-    sorted_RV, order_RV = logprobs_RV.sort(dim=-1, descending=True)
-    probabilities_RV = sorted_RV.exp()
+def _invert(masses_RV: Tensor, uniforms_R1: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the cumulated masses of each row pass the fraction ``uniforms_R1`` of their total; and the total.
+
+    First among sums of blocks, then within one block: a cumulative sum over the whole vocabulary is slow.
+    """
+    rows, vocabulary = masses_RV.shape
+    whole = vocabulary - vocabulary % _BLOCK
+    sums_RB = masses_RV[:, :whole].view(rows, -1, _BLOCK).sum(dim=-1)
+    if whole < vocabulary:
+        sums_RB = torch.cat([sums_RB, masses_RV[:, whole:].sum(dim=-1, keepdim=True)], dim=1)
+    block_R1, rest_R1, total_R1 = _search(sums_RB, uniforms_R1)
+    indices_RN = block_R1 * _BLOCK + torch.arange(_BLOCK, device=masses_RV.device)
+    inside_RN = masses_RV.gather(1, indices_RN.clamp(max=vocabulary - 1)).masked_fill(indices_RN >= vocabulary, 0)
+    within_R1, _, _ = _search(inside_RN, rest_R1)
+    return block_R1 * _BLOCK + within_R1, total_R1
+
+
+def _search(masses_RN: Tensor, fractions_R1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The entry in which the fraction of the total lies, how far into that entry it lies (0 … 1), and the total."""
+    cumulative_RN = masses_RN.cumsum(dim=-1)
+    total_R1 = cumulative_RN[:, -1:]
+    # Below the total even after rounding, so that the search ends at an entry that has some mass.
+    wanted_R1 = torch.minimum(fractions_R1 * total_R1, torch.nextafter(total_R1, torch.zeros_like(total_R1)))
+    entry_R1 = torch.searchsorted(cumulative_RN, wanted_R1, right=True)
+    mass_R1 = masses_RN.gather(1, entry_R1)
+    before_R1 = cumulative_RN.gather(1, entry_R1) - mass_R1
+    return entry_R1, ((wanted_R1 - before_R1) / mass_R1).clamp(0, 1), total_R1
+
+
+def _nucleus(scores_RV: Tensor, top_p_R: Tensor) -> Tensor:
+    """Scores of the fewest likeliest tokens that together have ``top_p`` of the probability; -inf elsewhere."""
+    sorted_RV, order_RV = scores_RV.sort(dim=-1, descending=True)
+    probabilities_RV = sorted_RV.softmax(dim=-1)
     outside_RV = probabilities_RV.cumsum(dim=-1) - probabilities_RV >= top_p_R[:, None]
     outside_RV[:, 0] = False
-    kept_RV = sorted_RV.masked_fill(outside_RV, -torch.inf)
-    kept_RV = kept_RV - kept_RV.logsumexp(dim=-1, keepdim=True)
-    return torch.empty_like(kept_RV).scatter_(1, order_RV, kept_RV)
+    return torch.empty_like(scores_RV).scatter_(1, order_RV, sorted_RV.masked_fill(outside_RV, -torch.inf))

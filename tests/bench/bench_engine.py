@@ -1,0 +1,118 @@
+"""The embedded engine against plain Hugging Face, on the same model, prompts and machine, in one run.
+
+    python -m tests.bench.bench_engine [--model smollm2-135m-instruct] [--dtype auto float32]
+
+64 rows: 8 prompts of a 200-token shared prefix and a 40-token question, 8 samples each, 24 new tokens. Prints wall and
+process time of both and their ratio. Requests arrive 10 ms apart, as from agents that run at the same time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
+from lightning_core.policy.backend import Delta, SamplingParams
+from lightning_core.trainers.model import load_model, resolve_model
+from lightning_core.trainers.torch_trainer import TorchTrainer, TorchTrainerConfig
+from tests.trainers.rows import make_row
+
+PREFIX, QUESTION, NEW, PROMPTS, SAMPLES = 200, 40, 24, 8, 8
+TEMPERATURE = 0.7
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, float, Any]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = work()
+    return time.perf_counter() - wall, time.process_time() - cpu, result
+
+
+def report(what: str, tokens: int, plain: tuple[float, float], ours: tuple[float, float]) -> None:
+    for name, (wall, cpu) in (("plain", plain), ("lightning", ours)):
+        print(f"  {what:9s} {name:9s} {tokens / wall:7.0f} tok/s   wall {wall:6.2f} s   cpu {cpu:6.2f} s")
+    print(f"  {what:9s} speed-up  {plain[0] / ours[0]:7.1f} x wall    {plain[1] / ours[1]:6.1f} x cpu", flush=True)
+
+
+def plain_generate(model: Any, prompts: list[list[int]]) -> Any:
+    with torch.no_grad():
+        return model.generate(
+            torch.tensor(prompts), attention_mask=torch.ones(len(prompts), len(prompts[0]), dtype=torch.int64),
+            max_new_tokens=NEW, min_new_tokens=NEW, do_sample=True, temperature=TEMPERATURE, top_k=0,
+        )  # fmt: skip
+
+
+def plain_step(model: Any, ids: torch.Tensor, advantages: list[float], micro_batch: int = 8) -> None:
+    model.zero_grad()
+    for start in range(0, len(ids), micro_batch):
+        part = ids[start : start + micro_batch]
+        logits = model(part[:, :-1], use_cache=False, logits_to_keep=NEW).logits / TEMPERATURE
+        logprobs = torch.log_softmax(logits, -1).gather(-1, part[:, -NEW:, None])[..., 0]
+        weight = torch.tensor(advantages[start : start + micro_batch])[:, None]
+        (-(logprobs * weight).mean() * len(part) / len(ids)).backward()
+
+
+async def sample_all(trainer: TorchTrainer, prompts: list[list[int]], params: SamplingParams) -> list[Delta]:
+    async def one(index: int, prompt: list[int]) -> Delta:
+        await asyncio.sleep(0.01 * index)
+        return [delta async for delta in trainer.backend.generate(prompt, params, model="policy")][-1]
+
+    return await asyncio.gather(*(one(index, prompt) for index, prompt in enumerate(prompts)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--dtype", nargs="+", default=["auto", "float32"])
+    parser.add_argument("--layers", type=int, default=15, help="train only the top so many layers; 0: all")
+    parser.add_argument("--no-plain", action="store_true")
+    arguments = parser.parse_args()
+    rng = random.Random(0)
+    prefix = rng.choices(range(1000, 20000), k=PREFIX)
+    questions = [rng.choices(range(1000, 20000), k=QUESTION) for _ in range(PROMPTS)]
+    prompts = [prefix + question for question in questions for _ in range(SAMPLES)]
+    advantages = [rng.choice([-1.0, 1.0]) for _ in prompts]
+    folder = resolve_model(arguments.model)
+    tokens = len(prompts) * NEW
+
+    torch.set_float32_matmul_precision("highest")
+    plain_gen = plain_train = (float("nan"), float("nan"))
+    if not arguments.no_plain:
+        model: Any = load_model(folder, torch.float32)
+        *plain_gen, output = timed(lambda: plain_generate(model, prompts))
+        if arguments.layers:
+            model.requires_grad_(False)
+            for layer in model.model.layers[-arguments.layers :]:
+                layer.requires_grad_(True)
+        *plain_train, _ = timed(lambda: plain_step(model, output, advantages))
+        del model
+    for dtype in arguments.dtype:
+        torch.set_float32_matmul_precision("highest")
+        config = TorchTrainerConfig(model=str(folder), train_layers=arguments.layers or None, dtype=dtype, device="cpu")
+        trainer = TorchTrainer(config)
+        print(f"{arguments.model}, dtype {dtype}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}")
+        params = SamplingParams(max_tokens=NEW, temperature=TEMPERATURE)
+        *sampling, deltas = timed(lambda t=trainer, p=params: asyncio.run(sample_all(t, prompts, p)))
+        report("sampling", tokens, tuple(plain_gen), tuple(sampling))
+        rows = [
+            make_row(
+                (prompt, False), (delta.token_ids, True), rollout=str(index), advantage=advantages[index],
+                logprobs=delta.logprobs, temperature=TEMPERATURE,
+            )
+            for index, (prompt, delta) in enumerate(zip(prompts, deltas, strict=True))
+        ]  # fmt: skip
+        *training, metrics = timed(lambda t=trainer, r=rows: t.step(r))
+        report("training", tokens, tuple(plain_train), tuple(training))
+        print(f"  {trainer.backend.stats}")
+        print("  " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()), flush=True)
+        trainer.close()
+
+
+if __name__ == "__main__":
+    main()

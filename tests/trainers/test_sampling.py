@@ -1,0 +1,51 @@
+"""Choosing tokens: right probabilities, right logprobs, each row for itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_core.trainers.sampling import sample_tokens
+
+
+def draw(
+    logits: torch.Tensor, uniforms: torch.Tensor, temperature: float, top_p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    count = len(uniforms)
+    rows = logits.expand(count, -1).clone()
+    return sample_tokens(rows, torch.full((count,), temperature), torch.full((count,), top_p), uniforms)
+
+
+@pytest.mark.parametrize("vocabulary", [3, 256, 300, 1024])
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (1.3, 0.6)])
+def test_frequencies_and_logprobs(vocabulary: int, temperature: float, top_p: float) -> None:
+    logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(vocabulary)) * 2
+    expected = torch.softmax(logits / temperature, -1)
+    if top_p < 1:
+        order = expected.argsort(descending=True)
+        inside = order[: int((expected[order].cumsum(0) < top_p).sum()) + 1]
+        expected = torch.zeros(vocabulary).index_copy(0, inside, expected[inside] / expected[inside].sum())
+    # Evenly spread numbers instead of random ones: frequencies are then exact up to one part in their count.
+    count = 20000
+    tokens, logprobs = draw(logits, (torch.arange(count) + 0.5) / count, temperature, top_p)
+    frequencies = torch.bincount(tokens, minlength=vocabulary) / count
+    torch.testing.assert_close(frequencies, expected, atol=2e-3 if vocabulary < 300 else 1e-3, rtol=0)
+    torch.testing.assert_close(logprobs, expected.log()[tokens], atol=1e-4, rtol=0)
+
+
+def test_the_ends_of_the_range_meet_tokens_that_are_possible() -> None:
+    logits = torch.full((600,), -torch.inf)
+    logits[[5, 300, 555]] = torch.tensor([0.0, 1.0, 2.0])
+    ends = torch.tensor([0.0, 1e-30, 0.5, 1 - 2**-24, 1.0])
+    tokens, logprobs = draw(logits, ends, 1.0, 1.0)
+    assert tokens.tolist() == [5, 5, 555, 555, 555]
+    assert torch.isfinite(logprobs).all()
+
+
+def test_greedy_beside_sampled_rows() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0], [0.0, 3.0, 1.0]])
+    temperatures, uniforms = torch.tensor([0.0, 2.0]), torch.tensor([0.99, 0.99])
+    tokens, logprobs = sample_tokens(logits.clone(), temperatures, torch.ones(2), uniforms)
+    assert tokens.tolist() == [1, 2]
+    assert logprobs[0].item() == pytest.approx(torch.log_softmax(logits[0], -1)[1].item())
+    assert logprobs[1].item() == pytest.approx(torch.log_softmax(logits[1] / 2, -1)[2].item())
