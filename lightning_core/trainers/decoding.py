@@ -11,6 +11,7 @@ Dimensions: R rows, H query heads, K key/value heads, G = H / K, D head width, L
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,48 +19,62 @@ from torch import Tensor
 from lightning_core.trainers.attention import Geometry
 from lightning_core.trainers.kv_pool import KVPool, Node, cached
 
-SHARED_COLUMNS = 2048
-"""Context that only one row uses goes to the shared block while that has fewer columns than this.
+OWN_COST = 4
+"""What a column of the own blocks costs, in columns of the shared block.
 
-Beyond it the dense product, which every row pays, costs more than the row's own block."""
+A shared column is a dense product that all rows pay; an own column is read from memory for each row anew. Per layer and row
+that is H * (4 D flops + a softmax) against K * 2 D numbers read: measured 4 to 1 on a CPU, and about as much by a GPU's data
+sheet."""
 
 
 class Cascade:
     """Keys and values of the running rows, kept compact: rows are 0 … R-1, the last one moves into a freed place."""
 
     def __init__(
-        self, geometry: Geometry, *, dtype: torch.dtype, device: torch.device, shared_columns: int = SHARED_COLUMNS
+        self, geometry: Geometry, *, dtype: torch.dtype, device: torch.device, own_cost: float = OWN_COST
     ) -> None:
-        layers, kv_heads, width = geometry.layers, geometry.kv_heads, geometry.width
-        self._limit = shared_columns
+        self._geometry = geometry
         self._dtype, self._device = dtype, device
+        self._own_cost = own_cost
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop all rows and columns, and free their memory. Nodes placed here must not be used again."""
+        layers, kv_heads, width = self._geometry.layers, self._geometry.kv_heads, self._geometry.width
+        options: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
         self.rows = 0
         self.columns = 0
-        self._shared_LKCD = [torch.empty(layers, kv_heads, 0, width, dtype=dtype, device=device) for _ in "kv"]
-        self._own_LRKND = [torch.empty(layers, 0, kv_heads, 0, width, dtype=dtype, device=device) for _ in "kv"]
+        self._shared_LKCD = [torch.zeros(layers, kv_heads, 0, width, **options) for _ in "kv"]
+        self._own_LRKND = [torch.zeros(layers, 0, kv_heads, 0, width, **options) for _ in "kv"]
         # 0 where a row sees a shared column, -inf where not: added to the scores.
-        self._visible_RC = torch.empty(0, 0, dtype=dtype, device=device)
-        self._lengths_R = torch.zeros(0, dtype=torch.int64, device=device)
+        self._visible_RC = torch.zeros(0, 0, device=self._device)
+        self._lengths_R = torch.zeros(0, dtype=torch.int64, device=self._device)
+        # The same for use in Python; how long each row's own context may get; the shared columns that each row uses.
         self._lengths: list[int] = []
+        self._limits: list[int] = []
         self._used: list[list[tuple[int, int]]] = []
         self._users = torch.zeros(0, dtype=torch.int64)
 
     # Rows come and go -----------------------------------------------------------------------------------------------
 
-    def add(self, path: Sequence[Node], shared_by: Sequence[int]) -> None:
-        """Append a row whose context is ``path``; ``shared_by[i]`` rows of this admission use ``path[i]``."""
+    def add(self, path: Sequence[Node], shared_by: Sequence[int], room: int) -> None:
+        """Append a row whose context is ``path``, and which gets at most ``room`` tokens more.
+
+        ``shared_by[i]``: how many rows that are added now use ``path[i]``.
+        """
         row = self.rows
-        private = list(path)
+        lonely = (
+            i for i, (node, users) in enumerate(zip(path, shared_by, strict=True)) if node.column is None and users < 2
+        )
+        first = next(lonely, len(path))
+        own = sum(len(node.tokens) for node in path[first:])
+        if own and not self._keep_apart(own, room):
+            first, own = len(path), 0
+        shared, private = path[:first], path[first:]
         ranges: list[tuple[int, int]] = []
-        for node, users in zip(path, shared_by, strict=True):
-            if node.column is None:
-                if users < 2 and self.columns + len(node.tokens) > self._limit:
-                    break
-                self._place(node)
-            assert node.column is not None
-            ranges.append((node.column, node.column + len(node.tokens)))
-            private.pop(0)
-        own = sum(len(node.tokens) for node in private)
+        for node in shared:
+            start = self._place(node)
+            ranges.append((start, start + len(node.tokens)))
         self._reserve(rows=row + 1, own=own + 1)
         self._visible_RC[row].fill_(-torch.inf)
         for start, stop in ranges:
@@ -71,6 +86,7 @@ class Cascade:
                 block[:, row, :, :own] = torch.cat(new, dim=2)
         self._lengths_R[row] = own
         self._lengths.append(own)
+        self._limits.append(own + room)
         self._used.append(ranges)
         self.rows += 1
 
@@ -85,9 +101,9 @@ class Cascade:
                 block[:, row, :, :length] = block[:, last, :, :length]
             self._visible_RC[row] = self._visible_RC[last]
             self._lengths_R[row] = length
-            self._lengths[row], self._used[row] = length, self._used[last]
-        self._lengths.pop()
-        self._used.pop()
+            self._lengths[row], self._limits[row], self._used[row] = length, self._limits[last], self._used[last]
+        for per_row in (self._lengths, self._limits, self._used):
+            per_row.pop()
         self.rows = last
 
     def own(self, row: int) -> tuple[Tensor, Tensor]:
@@ -115,12 +131,6 @@ class Cascade:
         self._visible_RC[:, : len(keep)] = self._visible_RC[:, keep]
         self.columns = len(keep)
 
-    def clear(self) -> None:
-        """Drop all rows and shared columns; the memory stays."""
-        self.rows = self.columns = 0
-        self._lengths, self._used = [], []
-        self._users.zero_()
-
     # A step -------------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -131,7 +141,7 @@ class Cascade:
         self._row_index = torch.arange(rows, device=self._device)
         self._at = self._lengths_R[:rows].clone()
         own_RN = torch.arange(self._width, device=self._device)[None] > self._at[:, None]
-        own_RN = torch.zeros(own_RN.shape, dtype=self._dtype, device=self._device).masked_fill_(own_RN, -torch.inf)
+        own_RN = torch.zeros(own_RN.shape, device=self._device).masked_fill_(own_RN, -torch.inf)
         self._bias_R11U = torch.cat([self._visible_RC[:rows, :columns], own_RN], dim=1)[:, None, None]
 
     def attend(self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float) -> Tensor:
@@ -143,13 +153,14 @@ class Cascade:
             block[layer, self._row_index, :, self._at] = new.transpose(0, 1)
         own_k, own_v = (block[layer, :rows, :, :own].flatten(0, 1) for block in self._own_LRKND)
 
-        query_KGRD = (query_HSD * scaling).view(kv_heads, groups, rows, width)
+        # Scores and softmax in float32, as in the kernels that the trainer uses: bfloat16 scores would be off by percents.
+        query_KGRD = (query_HSD.float() * scaling).view(kv_heads, groups, rows, width)
         query_RKGD = query_KGRD.permute(2, 0, 1, 3)
-        scores_own = torch.bmm(query_RKGD.reshape(rows * kv_heads, groups, width), own_k.transpose(1, 2))
+        scores_own = torch.bmm(query_RKGD.reshape(rows * kv_heads, groups, width), own_k.float().transpose(1, 2))
         scores_own = scores_own.view(rows, kv_heads, groups, own)
-        scores = torch.bmm(query_KGRD.reshape(kv_heads, groups * rows, width), shared_k.transpose(1, 2))
+        scores = torch.bmm(query_KGRD.reshape(kv_heads, groups * rows, width), shared_k.float().transpose(1, 2))
         scores = scores.view(kv_heads, groups, rows, columns).permute(2, 0, 1, 3)
-        weights = torch.cat([scores, scores_own], dim=-1).add_(self._bias_R11U).softmax(dim=-1)
+        weights = torch.cat([scores, scores_own], dim=-1).add_(self._bias_R11U).softmax(dim=-1).to(value_KSD.dtype)
         weights_shared = weights[..., :columns].permute(1, 2, 0, 3).reshape(kv_heads, groups * rows, columns)
         output = torch.bmm(weights_shared, shared_v).view(kv_heads, groups, rows, width).permute(2, 0, 1, 3)
         output_own = torch.bmm(weights[..., columns:].reshape(rows * kv_heads, groups, own), own_v)
@@ -162,7 +173,21 @@ class Cascade:
 
     # Memory ---------------------------------------------------------------------------------------------------------
 
-    def _place(self, node: Node) -> None:
+    def _keep_apart(self, own: int, room: int) -> bool:
+        """Whether a context of ``own`` tokens that nobody shares is cheaper in its row's own block.
+
+        All own blocks are as wide as the widest. Widening them for one row is dear, and free for the next rows with as much
+        context. So lonely context goes to the shared block until what stands there has cost as much as widening would:
+        whatever comes after, that is at most twice as dear as the better choice would have been.
+        """
+        wider = max(0, own + room - max(self._limits, default=room))
+        lonely_columns = int((self._users[: self.columns] == 1).sum())
+        return lonely_columns >= self._own_cost * wider
+
+    def _place(self, node: Node) -> int:
+        """The column where the node begins in the shared block; copies it there if need be."""
+        if node.column is not None:
+            return node.column
         start, stop = self.columns, self.columns + len(node.tokens)
         if stop > self._shared_LKCD[0].shape[2]:
             capacity = max(512, 2 * stop)
@@ -173,6 +198,7 @@ class Cascade:
             block[:, :, start:stop] = new
         self._visible_RC[: self.rows, start:stop] = -torch.inf
         node.column, self.columns = start, stop
+        return start
 
     def _reserve(self, *, rows: int, own: int) -> None:
         if rows > self._own_LRKND[0].shape[1]:

@@ -88,8 +88,9 @@ class Lane:
         if new:
             self._prefill(new)
         users = Counter(node for path in paths for node in path)
-        for path in paths:
-            self._cascade.add(path, [users[node] for node in path])
+        for row, path in zip(admitted, paths, strict=True):
+            room = row.params.max_tokens - len(row.tokens)
+            self._cascade.add(path, [users[node] for node in path], room)
         self._pool.evict()
         self.prompt_tokens_computed += sum(len(node.tokens) for node in new) + len(admitted)
 
@@ -137,7 +138,7 @@ class Lane:
             self._pool.evict()
 
     def clear(self) -> None:
-        """Forget all rows and contexts."""
+        """Forget all rows and contexts, and free their memory."""
         self.rows = []
         self._pool.clear()
         self._cascade.clear()

@@ -110,6 +110,8 @@ def policy_loss(
             # k3, from sampled to present policy: http://joschu.net/blog/kl-approx.html
             "approx_kl": (ratio_E - 1 - log_ratio_E).sum(),
             "logprob_difference_mean": difference_E.sum(),
+            # An estimate without bias, from the sampled tokens alone.
+            "entropy": -logprobs_E.sum(),
         }
         maxima = {"ratio_max": ratio_E.max(), "logprob_difference_max": difference_E.max()}
     return TokenLoss(

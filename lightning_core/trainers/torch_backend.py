@@ -163,6 +163,15 @@ class TorchBackend:
         )
 
     @property
+    def version(self) -> int:
+        """What the first model's deltas are stamped with."""
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._version = version
+
+    @property
     def submitted(self) -> int:
         """Requests so far; together with the seed it determines the random numbers of those without a seed."""
         return self._submitted
@@ -186,8 +195,8 @@ class TorchBackend:
                 self._changed.notify_all()
 
     @torch.inference_mode()
-    def weights_changed(self, version: int) -> None:
-        """Forget what the first model's old weights computed; call it inside `pause`.
+    def forget(self) -> None:
+        """Forget what the first model's weights computed, and free that memory, before they change; inside `pause`.
 
         Its running rows start over from their prompt and what they have sampled so far, so that every token is sampled from
         exactly the weights of the version that it carries.
@@ -199,7 +208,6 @@ class TorchBackend:
             self._send(row, None)
             self._waiting[policy].appendleft(row)
         lane.clear()
-        self._version = version
 
     def close(self) -> None:
         """Stop the thread; whoever still waits gets an `InfrastructureError`."""
@@ -279,7 +287,7 @@ class TorchBackend:
         delta = Delta(
             token_ids=request.tokens[request.sent :],
             logprobs=request.logprobs[request.sent :],
-            version=self._version,
+            version=self._version if request.model == self.models[0] else 0,  # the others never change
             finish_reason=reason,
         )
         request.sent = len(request.tokens)

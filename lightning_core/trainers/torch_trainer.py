@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_core.errors import TrainingError
+from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.trace import Floats
 from lightning_core.trainers import checkpoint
 from lightning_core.trainers.attention import NAME, TreeAttention, plan_blocks, use_lightning_attention
@@ -82,7 +82,7 @@ class TorchTrainer:
         model: Any = load_model(folder, choose_dtype(config.dtype, self._device), self._device)
         limit = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_context or 0)
         if config.max_context is not None and config.max_context > limit:
-            raise TrainingError(f"max_context={config.max_context}, but {config.model!r} allows {limit} tokens")
+            raise ConfigError(f"max_context={config.max_context}, but {config.model!r} allows {limit} tokens")
         self._geometry = use_lightning_attention(model)
         self._tuning: Tuning = tune(model, config)
         self._model = model
@@ -127,6 +127,7 @@ class TorchTrainer:
         batches = pack_rows(rows, chosen, budget=self.config.micro_batch_tokens)
         metrics: dict[str, float] = {"rows_trained": len(chosen), "packed_tokens": 0, "micro_batches": len(batches)}
         with self._backend.pause(), ExitStack() as undo:
+            self._backend.forget()
             if self.config.updates_per_step > 1:
                 # A later update may fail when earlier ones have changed the weights already.
                 undo.callback(self._restore, copy.deepcopy(self._checkpoint()))
@@ -137,7 +138,7 @@ class TorchTrainer:
                 metrics |= found if update == 0 else {n: v for n, v in found.items() if n not in first}
             undo.pop_all()
             self._version += 1
-            self._backend.weights_changed(self._version)
+            self._backend.version = self._version
         return metrics
 
     def _check(self, rows: Sequence[Row]) -> None:
@@ -218,8 +219,9 @@ class TorchTrainer:
         """See `Trainer.load`."""
         state = checkpoint.read(folder, self._fingerprint())
         with self._backend.pause():
+            self._backend.forget()
             self._restore(state)
-            self._backend.weights_changed(self._version)
+            self._backend.version = self._version
 
     def save_pretrained(self, folder: Path) -> None:
         """Write the policy as an ordinary Hugging Face folder, adapters merged into the weights they adapt."""

@@ -102,8 +102,6 @@ def tune(model: Any, config: TorchTrainerConfig) -> Tuning:
         # Frozen weights are shared; what is trained is copied now, while it is still the original.
         frozen = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers()) if not tensor.requires_grad}
         base = (copy.deepcopy(model, frozen).requires_grad_(False), nullcontext)
-        for parameter in parameters.values():
-            parameter.requires_grad_(True)
     return Tuning(parameters=parameters, masters=masters, base=base, adapted=adapted)
 
 

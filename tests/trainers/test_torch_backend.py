@@ -104,10 +104,11 @@ def test_multi_turn_reuses_prompt_and_response(backend: TorchBackend, plain: tor
         prompt = prompt + list(delta.token_ids) + tokens(100 + turn, 11)
 
 
-def test_staggered_arrival_and_departure(tiny_model: Path, plain: torch.nn.Module) -> None:
-    """Rows join and leave a running batch at all times; small limits force private blocks, eviction and compaction."""
+@pytest.mark.parametrize("own_cost", [0, 4, float("inf")])
+def test_staggered_arrival_and_departure(tiny_model: Path, plain: torch.nn.Module, own_cost: float) -> None:
+    """Rows join and leave a running batch at all times; a small cache forces eviction, long runs compaction."""
     backend = make_backend(tiny_model, max_batch=5, cached_tokens=100, gather_ms=0.0)
-    backend._lanes["policy"]._cascade._limit = 64
+    backend._lanes["policy"]._cascade._own_cost = own_cost
     rng = random.Random(0)
     roots = [tokens(seed, 30) for seed in range(3)]
 
@@ -205,8 +206,9 @@ def test_running_rows_start_over_when_weights_change(tiny_llama: Path) -> None:
             deltas.append(delta)
             if len(deltas) == 5:
                 with backend.pause():
+                    backend.forget()
                     model.model.layers[0].mlp.down_proj.weight.data *= 1.5
-                    backend.weights_changed(1)
+                    backend.version = 1
         return deltas
 
     deltas = asyncio.run(run())
