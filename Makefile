@@ -1,4 +1,4 @@
-# make demo | test | lint: each makes the environment in .venv first, once, and again when what it is made from changes.
+# make demo | demo-sql | test | lint: each makes the environment in .venv first, once, and again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
 # pip listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build of torch.
@@ -11,9 +11,12 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 TORCH := torch==2.13.0
 
-.PHONY: demo test lint environment
+.PHONY: demo demo-sql test lint environment
 
 demo: $(INSTALLED)
+	$(BIN)/lightning-rl train examples/calculator/lightning.yaml $(ARGS)
+
+demo-sql: $(INSTALLED)
 	$(BIN)/lightning-rl train examples/text_to_sql/lightning.yaml $(ARGS)
 
 test: $(INSTALLED)
