@@ -1,0 +1,55 @@
+"""What the three agents are told. Everything that does not change comes first: an engine computes a shared prefix once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+
+_WRITER = SystemMessage("Write one SQLite query that answers the question.")
+_CHECKER: list[BaseMessage] = [
+    SystemMessage("Say in a few words what is wrong with the SQL query."),
+    HumanMessage("SELECT COUNT(*) FROM lakes WHERE depth > 30\nno such table: lakes"),
+    AIMessage("The table name is wrong."),
+    HumanMessage("SELECT name FROM lake WHERE size = 'deep'\nno rows"),
+    AIMessage("The condition is wrong."),
+    HumanMessage("SELECT MAX(deep) FROM lake\nno such column: deep"),
+    AIMessage("The column name is wrong."),
+    HumanMessage("SELECT name FROM lake WHERE country = 'Peru' AND\nincomplete input"),
+    AIMessage("The query is too long."),
+]
+
+Examples = tuple[tuple[str, str], ...]
+
+
+@lru_cache(maxsize=256)
+def _about_database(schema: str, examples: Examples) -> list[BaseMessage]:
+    """The conversation about one database before the question: the schema stands in its first message."""
+    messages: list[BaseMessage] = [_WRITER]
+    for question, sql in examples:
+        messages += [HumanMessage(_question(question, schema, first=len(messages) == 1)), AIMessage(f"{sql};")]
+    return messages
+
+
+def _question(question: str, schema: str, *, first: bool) -> str:
+    return f"Tables: {schema}\n{question}" if first else question
+
+
+def writer(schema: str, examples: Sequence[Sequence[str]], question: str) -> list[BaseMessage]:
+    """Instruction, schema, the database's example queries, question."""
+    before = _about_database(schema, tuple((text, sql) for text, sql in examples))
+    return [*before, HumanMessage(_question(question, schema, first=len(before) == 1))]
+
+
+def checker(sql: str, problem: str) -> list[BaseMessage]:
+    """A query and what the database said."""
+    return [*_CHECKER, HumanMessage(f"{sql}\n{problem}")]
+
+
+def rewriter(
+    schema: str, examples: Sequence[Sequence[str]], question: str, sql: str, problem: str, critique: str
+) -> list[BaseMessage]:
+    """The writer's conversation, its answer, and what came of it."""
+    complaint = HumanMessage(f"Error: {problem}. {critique}\nQuestion: {question}")
+    return [*writer(schema, examples, question), AIMessage(f"{sql};"), complaint]
