@@ -55,6 +55,12 @@ def attention(
     state: AttentionState | None = kwargs.get(NAME)
     if state is None:  # no mask was built for us, so going on would silently attend to the future
         raise TrainingError(f"a model switched to {NAME!r} attention was called without the keyword {NAME!r}")
+    for variation in ("sliding_window", "softcap", "s_aux", "position_bias"):
+        if kwargs.get(variation) is not None:
+            raise TrainingError(
+                f"{type(module).__name__} in layer {module.layer_idx} asks for {variation!r}: the embedded engine "
+                "knows plain full attention only"
+            )
     scale = query_1HSD.shape[-1] ** -0.5 if scaling is None else scaling
     output_SHD = state.attend(module.layer_idx, query_1HSD[0], key_1KSD[0], value_1KSD[0], scale)
     return output_SHD.unsqueeze(0), None

@@ -53,7 +53,7 @@ def restore_moments(
     optimizer.state.clear()
     for path, value in moments.items():
         name, key = path.rsplit("/", 1)
-        optimizer.state[names[name]][key] = value.to(names[name].device) if value.ndim else value.clone()
+        optimizer.state[names[name]][key] = value.to(names[name].device, copy=True)
 
 
 def write(folder: Path, state: Checkpoint) -> None:

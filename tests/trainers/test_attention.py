@@ -1,0 +1,89 @@
+"""What the embedded engine takes over from transformers, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from lightning_core.errors import TrainingError
+from lightning_core.trainers.attention import Forest, TreeAttention, plan_blocks, use_lightning_attention
+from lightning_core.trainers.model import load_model
+
+SMALL = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def test_geometry(tiny_model: Path) -> None:
+    geometry = use_lightning_attention(load_model(tiny_model, torch.float32))
+    assert (geometry.kv_heads, geometry.groups, geometry.width) == (2, 2, 16)
+    assert geometry.layers in (2, 3)
+
+
+def test_bfloat16_passes_the_self_check(tiny_model: Path) -> None:
+    use_lightning_attention(load_model(tiny_model, torch.bfloat16))
+
+
+def test_sliding_window_layers_are_refused() -> None:
+    config = Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=8, max_window_layers=1)
+    with pytest.raises(TrainingError, match="sliding_attention"):
+        use_lightning_attention(Qwen2ForCausalLM(config))
+
+
+def test_a_window_that_the_config_does_not_name_as_layer_type_is_refused() -> None:
+    with pytest.raises(TrainingError, match="sliding_window"):
+        use_lightning_attention(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)))
+
+
+def test_attention_that_computes_something_else_is_found_out() -> None:
+    model = Qwen2ForCausalLM(Qwen2Config(**SMALL, initializer_range=0.5))
+    switch = model.set_attn_implementation
+
+    def switch_and_twist(name: str) -> None:
+        """A stand-in for attention with a twist that nobody declares: another scaling once it is ours."""
+        switch(name)
+        for layer in model.model.layers:
+            layer.self_attn.scaling *= 5
+
+    model.set_attn_implementation = switch_and_twist
+    with pytest.raises(TrainingError, match="computes something else"):
+        use_lightning_attention(model)
+
+
+def test_a_forgotten_state_is_an_error_and_not_attention_to_the_future(tiny_llama: Path) -> None:
+    model = load_model(tiny_llama, torch.float32)
+    use_lightning_attention(model)
+    with pytest.raises(TrainingError, match="without the keyword"):
+        model(torch.tensor([[1, 2, 3]]))
+
+
+def test_prefixes_of_several_roots() -> None:
+    """Two roots with different cached prefixes see their own and not each other."""
+    generator = torch.Generator().manual_seed(0)
+    layers, kv_heads, groups, width = 1, 2, 2, 4
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    prefixes = [[(random(layers, kv_heads, 3, width), random(layers, kv_heads, 3, width))], []]
+    forest = Forest(lengths=[4, 2, 5], parents=[-1, 0, -1], prefixes=[0, 1])
+    query, key, value = random(4, 11, width), random(2, 11, width), random(2, 11, width)
+    found = TreeAttention(plan_blocks(forest), groups=groups, device=torch.device("cpu"), prefixes=prefixes).attend(
+        0, query, key, value, 0.5
+    )
+    for start, stop, cached in ((0, 6, prefixes[0]), (6, 11, prefixes[1])):
+        keys = torch.cat([*(k[0] for k, _ in cached), key[:, start:stop]], dim=1).repeat_interleave(groups, 0)
+        values = torch.cat([*(v[0] for _, v in cached), value[:, start:stop]], dim=1).repeat_interleave(groups, 0)
+        mask = torch.ones(stop - start, keys.shape[1], dtype=torch.bool).tril(keys.shape[1] - (stop - start))
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            query[:, start:stop], keys, values, attn_mask=mask, scale=0.5
+        )
+        torch.testing.assert_close(found[start:stop], expected.transpose(0, 1), atol=1e-5, rtol=0)
