@@ -204,18 +204,20 @@ def test_only_the_top_layers_change(tiny_qwen2: Path, trainers: list[TorchTraine
 def test_resuming_gives_the_same_next_step_to_the_bit(
     tiny_llama: Path, trainers: list[TorchTrainer], tmp_path: Path, tuning: str
 ) -> None:
-    def one_step(trainer: TorchTrainer) -> dict[str, float]:
-        return dict(trainer.step(sampled_rows(trainer, seed=trainer.version)))
-
     first = make(trainers, tiny_llama, tuning=tuning, warmup_steps=4)
-    for _ in range(2):
-        one_step(first)
+    for seed in range(2):
+        first.step(sampled_rows(first, seed=seed))
     first.save(tmp_path / "checkpoint")
-    expected = one_step(first)
+    submitted = first.backend.submitted
+    rows = sampled_rows(first, seed=2)
+    expected = first.step(rows)
     resumed = make(trainers, tiny_llama, tuning=tuning, warmup_steps=4)
     resumed.load(tmp_path / "checkpoint")
-    assert resumed.version == 2
-    assert one_step(resumed) == expected
+    assert resumed.version == resumed.backend.version == 2
+    assert resumed.backend.submitted == submitted == 24
+    again = sampled_rows(resumed, seed=2)
+    assert [row.token_ids.tolist() for row in again] == [row.token_ids.tolist() for row in rows]
+    assert resumed.step(rows) == expected
     a, b = weights(first), weights(resumed)
     assert all(torch.equal(a[name], b[name]) for name in a)
     first.save(tmp_path / "checkpoint")  # over an old one
