@@ -39,7 +39,7 @@ class State(TypedDict):
 
 
 @cache
-def _model(max_tokens: int, temperature: float | None = None) -> ChatOpenAI:
+def client(max_tokens: int, temperature: float | None = None) -> ChatOpenAI:
     """One client for all threads; any model name does while training."""
     key = os.environ.get("OPENAI_API_KEY", "none")  # the client wants one even where no server asks for it
     return ChatOpenAI(
@@ -56,7 +56,7 @@ def extract_query(text: str) -> str:
 @trainable("writer")
 def writer(state: State) -> dict[str, Any]:
     """The first query."""
-    answer = _model(40).invoke(prompts.writer(state["schema"], state["examples"], state["question"]))
+    answer = client(40).invoke(prompts.writer(state["schema"], state["examples"], state["question"]))
     return {"sql": extract_query(str(answer.content))}
 
 
@@ -76,7 +76,7 @@ def run_query(state: State) -> dict[str, Any]:
 
 def checker(state: State) -> dict[str, Any]:
     """A word on what may be wrong; asked only when the database found fault."""
-    answer = _model(12, 0.0).invoke(prompts.checker(state["sql"], state["problem"] or ""))
+    answer = client(12, 0.0).invoke(prompts.checker(state["sql"], state["problem"] or ""))
     return {"critique": str(answer.content).strip()}
 
 
@@ -84,9 +84,9 @@ def checker(state: State) -> dict[str, Any]:
 def rewriter(state: State) -> dict[str, Any]:
     """Another query, knowing what became of the last one."""
     messages = prompts.rewriter(
-        state["schema"], state["examples"], state["question"], state["sql"], state["problem"] or "", state["critique"]
+        state["schema"], state["examples"], state["question"], state["problem"] or "", state["critique"]
     )
-    return {"sql": extract_query(str(_model(40).invoke(messages).content))}
+    return {"sql": extract_query(str(client(40).invoke(messages).content))}
 
 
 def _next(state: State) -> Literal["checker", "__end__"]:

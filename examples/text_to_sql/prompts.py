@@ -48,8 +48,10 @@ def checker(sql: str, problem: str) -> list[BaseMessage]:
 
 
 def rewriter(
-    schema: str, examples: Sequence[Sequence[str]], question: str, sql: str, problem: str, critique: str
+    schema: str, examples: Sequence[Sequence[str]], question: str, problem: str, critique: str
 ) -> list[BaseMessage]:
-    """The writer's conversation, its answer, and what came of it."""
-    complaint = HumanMessage(f"Error: {problem}. {critique}\nQuestion: {question}")
-    return [*writer(schema, examples, question), AIMessage(f"{sql};"), complaint]
+    """The writer's conversation, but with what was wrong before the question.
+
+    The failed query is left out on purpose: a small model that sees it writes it again.
+    """
+    return writer(schema, examples, f"{problem}. {critique}\n{question}")

@@ -16,6 +16,8 @@ from examples.text_to_sql.execution import execute
 from examples.text_to_sql.schemas import Schema, Table
 
 AGGREGATES = {"average": "AVG", "maximum": "MAX", "minimum": "MIN"}
+SUMS = {"average": "AVG", "total": "SUM"}
+"""Of all rows: no maximum, which a needless ``WHERE price > 9`` would not change."""
 COMPARISONS = {"above": ">", "below": "<"}
 ORDERS = {"ascending": "", "descending": " DESC"}
 
@@ -71,7 +73,7 @@ def _filters(table: Table, schema: Schema, rng: random.Random) -> Iterator[Quest
 def _whole_table(table: Table) -> Iterator[Question]:
     """One table, all of its rows: no constants, so the query is its own skeleton."""
     name, many, label = table.name, table.plural, table.label
-    for number, (word, function) in product(table.numbers, AGGREGATES.items()):
+    for number, (word, function) in product(table.numbers, SUMS.items()):
         sql = f"SELECT {function}({number}) FROM {name}"
         yield Question("overall", f"What is the {word} {number} of all {many}?", sql, sql)
     for number, (word, direction) in product(table.numbers, ORDERS.items()):
