@@ -15,7 +15,7 @@ from lightning_core.policy.chat import Tokenizer
 from lightning_core.transitions import Row
 
 # OpenMP's threads otherwise spin while they wait for each other. On a machine that does anything else as well (an agent's
-# tools, a browser) that was measured to make a step 5 to 20 times slower. It is read once, when torch is loaded, so it must
+# tools, a browser) that was measured to make a step 4 to 30 times slower. It is read once, when torch is loaded, so it must
 # be set before that; a value that the user has set is left alone.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -23,8 +23,8 @@ OWN_COST = 4
 """What a column of the own blocks costs, in columns of the shared block.
 
 A shared column is a dense product that all rows pay; an own column is read from memory for each row anew. Per layer and row
-that is H * (4 D flops + a softmax) against K * 2 D numbers read: measured 4 to 1 on a CPU, and about as much by a GPU's data
-sheet."""
+that is H * (4 D flops + a softmax) against K * 2 D numbers read: by arithmetic about 4 to 1 on a CPU, and much the same on a
+GPU. On a CPU this sampled faster than either extreme, in each of the two-turn loads that were tried."""
 
 
 class Cascade:
