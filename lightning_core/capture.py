@@ -4,7 +4,6 @@ Rules of this module:
 
 - One ContextVar holds the current `Run` and `Address`. It is ours, not OpenTelemetry's current span, so that a host's own
   tracing neither sees our spans as parents nor becomes theirs.
-- Spans go through a provider of our own; add exporters to it with `add_span_processor`.
 - Inside somebody's agent nothing here raises into the host: that border is `record`.
 - Outside a rollout everything is a no-op.
 """
@@ -24,21 +23,17 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
-from opentelemetry.context import Context
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags, set_span_in_context
+from opentelemetry.trace import Span, Status, StatusCode
 
 from lightning_core import trace as tr
 from lightning_core.errors import CaptureError
+from lightning_core.spans import SpanHandle, listen, start_root, start_span, stop_listening, to_record
 from lightning_core.trace import Address, SpanRecord, Trace, check_reward, describe, spans_to_trace
 
 logger = logging.getLogger(__name__)
 
 _sequence = itertools.count(1)
-_live: dict[int, Run] = {}
-_live_lock = threading.Lock()
+_live: dict[str, Run] = {}
 _steering: tuple[type[Exception], ...] = ()
 
 _P = ParamSpec("_P")
@@ -84,7 +79,7 @@ class Run:
         with self._lock:
             spans = list(self._spans)
         if self._root is not None and self._root.is_recording():
-            spans.append(_to_record(self._root, end_ns=0))  # pyright: ignore[reportArgumentType]
+            spans.append(to_record(self._root, end_ns=0))  # pyright: ignore[reportArgumentType]
         return spans_to_trace(spans, counters=self.counters)
 
     @property
@@ -128,51 +123,6 @@ class _Scope:
 _current: contextvars.ContextVar[_Scope | None] = contextvars.ContextVar("lightning_scope", default=None)
 
 
-class _Collector(SpanProcessor):
-    def on_end(self, span: ReadableSpan) -> None:
-        context = span.get_span_context()
-        run = _live.get(context.trace_id) if context else None
-        if run is None:
-            logger.warning("span %r ended after its rollout had closed; it is not part of the trace", span.name)
-            return
-        run._append(_to_record(span))  # pyright: ignore[reportPrivateUsage]
-
-
-def _to_record(span: ReadableSpan, *, end_ns: int | None = None) -> SpanRecord:
-    context = span.get_span_context()
-    assert context is not None
-    error = span.status.description or "error" if span.status.status_code is StatusCode.ERROR else None
-    return SpanRecord(
-        name=span.name,
-        trace_id=f"{context.trace_id:032x}",
-        span_id=f"{context.span_id:016x}",
-        parent_id=None if span.parent is None else f"{span.parent.span_id:016x}",
-        start_ns=span.start_time or 0,
-        end_ns=span.end_time or 0 if end_ns is None else end_ns,
-        attributes=dict(span.attributes or {}),
-        error=error,
-    )
-
-
-def _make_provider() -> TracerProvider:
-    # Limits are set here so that no environment variable can cut token ids short.
-    limits = SpanLimits(max_attributes=SpanLimits.UNSET, max_span_attribute_length=SpanLimits.UNSET)
-    provider = TracerProvider(
-        sampler=ALWAYS_ON, resource=Resource({"service.name": "lightning"}), span_limits=limits, shutdown_on_exit=False
-    )
-    provider.add_span_processor(_Collector())
-    return provider
-
-
-_provider = _make_provider()
-_tracer = _provider.get_tracer("lightning_core")
-
-
-def add_span_processor(processor: SpanProcessor) -> None:
-    """Send every span of every rollout to ``processor`` too, for instance a BatchSpanProcessor with an OTLP exporter."""
-    _provider.add_span_processor(processor)
-
-
 class rollout:
     """The scope of one attempt at one task: ``with rollout(task=task) as run: ...`` (or ``async with``).
 
@@ -211,12 +161,12 @@ class rollout:
         if run._root is not None:  # pyright: ignore[reportPrivateUsage]
             raise RuntimeError("a rollout scope can be entered once; make a new one for a new attempt")
         attributes = {tr.TASK_ID: run.task_id, tr.TASK: json.dumps(run.task, default=repr)}
-        root = _tracer.start_span("rollout", context=Context(), attributes=attributes)
+        root = start_root(attributes)
         context = root.get_span_context()
         run._root = root  # pyright: ignore[reportPrivateUsage]
         run.rollout = f"{context.trace_id:032x}"
-        with _live_lock:
-            _live[context.trace_id] = run
+        _live[run.rollout] = run
+        listen(run.rollout, run._append)  # pyright: ignore[reportPrivateUsage]
         address = Address(rollout=run.rollout, span=f"{context.span_id:016x}")
         self._token = _current.set(_Scope(run, address, marked=False))
         return run
@@ -232,8 +182,8 @@ class rollout:
         if error is not None:
             root.set_status(Status(StatusCode.ERROR, describe(error)))
         root.end()
-        with _live_lock:
-            _live.pop(root.get_span_context().trace_id, None)
+        stop_listening(run.rollout)
+        del _live[run.rollout]
         if run.strict and run.failures and error is None:
             raise CaptureError(
                 f"rollout {run.rollout} could not record everything: {'; '.join(run.failures[:5])}. "
@@ -270,7 +220,7 @@ def speaks(name: str) -> bool:
 
 def find_run(rollout_id: str) -> Run | None:
     """The live rollout of that id, or None; for those who hear of it by a request header rather than by context."""
-    return _live.get(int(rollout_id, 16))
+    return _live.get(rollout_id)
 
 
 def next_sequence() -> int:
@@ -317,32 +267,6 @@ def no_failure(*kinds: type[Exception]) -> None:
 def _is_failure(error: BaseException) -> bool:
     # GeneratorExit, cancellation and the like end a scope without being anybody's failure.
     return isinstance(error, Exception) and not isinstance(error, _steering)
-
-
-class SpanHandle:
-    """What an open scope lets its owner say about it."""
-
-    __slots__ = ("_span",)
-
-    def __init__(self, span: Span | None) -> None:
-        self._span = span
-
-    def set(self, **attributes: Any) -> None:
-        """Add attributes; double underscores stand for dots, as in ``gen_ai__tool__name``."""
-        if self._span is not None:
-            for key, value in attributes.items():
-                self._span.set_attribute(key.replace("__", "."), value)
-
-    def fail(self, error: BaseException | str) -> None:
-        """Mark the span as failed."""
-        if self._span is not None:
-            text = error if isinstance(error, str) else describe(error)
-            self._span.set_status(Status(StatusCode.ERROR, text))
-
-    def end(self) -> None:
-        """Close a span opened with `start_span`; `scope` does so itself."""
-        if self._span is not None:
-            self._span.end()
 
 
 @contextmanager
@@ -414,31 +338,6 @@ def _open(outer: _Scope, name: str, kind: str, attributes: Mapping[str, Any] | N
     context = span.get_span_context()
     address = replace(outer.address, span=f"{context.span_id:016x}", agent=agent)
     return _Scope(outer.run, address, marked), span
-
-
-def start_span(
-    parent: Address, name: str, kind: str, *, agent: str | None, attributes: Mapping[str, Any] | None = None
-) -> Span:
-    """Open a span of ``kind`` agent, node, tool, chat or reward under ``parent``. The caller ends it."""
-    values: dict[str, Any] = dict(attributes or {})
-    if agent is not None:
-        values[tr.AGENT] = agent
-    title = name
-    if kind == "agent":
-        values[tr.OPERATION] = "invoke_agent"
-        title = f"invoke_agent {name}"
-    elif kind == "tool":
-        values |= {tr.OPERATION: "execute_tool", tr.TOOL: name}
-        title = f"execute_tool {name}"
-    elif kind == "node":
-        values["lightning.node"] = name
-    else:
-        values[tr.OPERATION] = kind
-        title = f"{kind} {name}".rstrip()
-    context = SpanContext(int(parent.rollout, 16), int(parent.span, 16), is_remote=False, trace_flags=TraceFlags(1))
-    return _tracer.start_span(
-        title, context=set_span_in_context(NonRecordingSpan(context), Context()), attributes=values
-    )
 
 
 def reward(value: float, *, call: str | None = None, agent: str | None = None, name: str | None = None) -> None:

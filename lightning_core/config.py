@@ -173,7 +173,7 @@ class Algorithm(Section):
     aggregation: Literal["rollout-mean", "token-mean"] = "rollout-mean"
     """`rollout-mean`: every rollout weighs the same; `token-mean`: every token does."""
     updates_per_step: Count = 1
-    """How many optimiser updates one step's rollouts are split into."""
+    """Passes over one step's rows, with an optimiser update each (PPO epochs)."""
 
 
 class Rollouts(Section):
@@ -214,7 +214,7 @@ class Trainer(Section):
     """AdamW's betas."""
     grad_clip: Positive = 1.0
     """The gradient's norm is clipped to this."""
-    micro_batch_tokens: Count = 8192
+    micro_batch_tokens: Count = 4096
     """Most tokens in one forward and backward pass; memory, not the result, depends on it."""
     max_batch: Count = 64
     """Most responses sampled at the same time."""

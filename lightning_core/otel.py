@@ -1,6 +1,6 @@
 """Spans out and in: OpenTelemetry's OTLP, as JSON and to a collector over HTTP. Names of attributes stay as they are.
 
-To send every rollout to a collector: ``capture.add_span_processor(otlp_processor("http://localhost:4318/v1/traces"))``.
+To send every rollout to a collector: ``spans.add_span_processor(otlp_processor("http://localhost:4318/v1/traces"))``.
 """
 
 from __future__ import annotations

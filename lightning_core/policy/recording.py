@@ -9,9 +9,10 @@ from typing import Any
 from opentelemetry.trace import Span, Status, StatusCode
 
 from lightning_core import trace as tr
-from lightning_core.capture import next_sequence, start_span
+from lightning_core.capture import next_sequence
 from lightning_core.policy.chat import Prompt
 from lightning_core.policy.dialects.chat_completions import ChatRequest, Choice
+from lightning_core.spans import start_span
 from lightning_core.trace import Address, describe, pack
 
 

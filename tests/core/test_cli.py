@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from lightning_core import trace as tr
-from lightning_core.capture import Run, current_address, reward, rollout, scope, start_span
+from lightning_core.capture import Run, current_address, reward, rollout, scope
 from lightning_core.cli import main
 from lightning_core.config import Config, dump_config, load_config
 from lightning_core.errors import ConfigError, InfrastructureError
 from lightning_core.intervals import compare
 from lightning_core.report import Summary
+from lightning_core.spans import start_span
 from lightning_core.store import CallCredit, RolloutRecord, Store
 
 CONFIG = """\

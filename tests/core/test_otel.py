@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from lightning_core import trace as tr
-from lightning_core.capture import add_span_processor, current_address, reward, rollout, start_span
+from lightning_core.capture import current_address, reward, rollout
 from lightning_core.errors import MissingExtra
 from lightning_core.otel import otlp_processor, spans_from_otlp, spans_to_otlp
+from lightning_core.spans import add_span_processor, start_span
 from lightning_core.trace import SpanRecord, spans_to_trace
 
 

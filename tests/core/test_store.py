@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from lightning_core import trace as tr
-from lightning_core.capture import current_address, reward, rollout, start_span
+from lightning_core.capture import current_address, reward, rollout
 from lightning_core.errors import ConfigError
+from lightning_core.spans import start_span
 from lightning_core.store import CallCredit, RolloutRecord, Store
 from lightning_core.trace import SpanRecord
 
