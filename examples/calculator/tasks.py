@@ -11,6 +11,28 @@ from typing import Any
 _NAMES = ("Tom", "Ana", "Ben", "Mia", "Sam", "Lea", "Max", "Zoe", "Eva", "Leo")
 _THINGS = ("apples", "books", "pens", "coins", "eggs", "cards", "cups", "toys")
 _BOXES = (("boxes", "box"), ("bags", "bag"), ("shelves", "shelf"), ("crates", "crate"), ("jars", "jar"))
+_TEMPLATES = {
+    "times": (
+        "{name} has {a} {boxes} with {b} {things} each. How many {things} in total?",
+        "There are {a} {boxes}, and each {box} holds {b} {things}. How many {things} are there?",
+        "{name} buys {b} {things} a day. How many {things} is that in {a} days?",
+    ),
+    "plus": (
+        "{name} has {a} {things} and buys {b} more. How many {things} now?",
+        "{name} has {a} {things}, {other} has {b}. How many {things} do they have together?",
+        "There are {a} {things} in one {box} and {b} in another. How many {things} are in both?",
+    ),
+    "minus": (
+        "{name} had {a} {things} and gave away {b}. How many {things} are left?",
+        "Of {a} {things}, {name} sold {b}. How many {things} remain?",
+        "{name} has {a} {things}, {other} has {b}. How many more {things} does {name} have?",
+    ),
+    "divided": (
+        "{name} puts {product} {things} into {b} {boxes} equally. How many {things} per {box}?",
+        "{b} friends share {product} {things} equally. How many {things} does each get?",
+        "{name} packs {product} {things}, {b} in each {box}. How many {boxes} are needed?",
+    ),
+}
 
 Task = dict[str, Any]
 
@@ -35,24 +57,21 @@ def _problems(split: str, count: int) -> list[Task]:
         held_out = (7 * min(a, b) + 3 * max(a, b)) % 10 == 0
         if held_out != (split == "test"):
             continue
-        question, answer, kind = _word(rng, a, b)
-        if question not in seen:
+        kind = rng.choice(list(_TEMPLATES))
+        if kind == "minus":
+            a, b = max(a, b), min(a, b)
+        question = _question(rng, kind, a, b)
+        if a != b and question not in seen:
             seen.add(question)
-            tasks.append(
-                {"id": f"{split}-{len(tasks)}", "question": question, "answer": answer, "kind": kind, "pair": [a, b]}
-            )
+            answer = {"times": a * b, "plus": a + b, "minus": a - b, "divided": a}[kind]
+            identity = f"{split}-{len(tasks)}"
+            tasks.append({"id": identity, "question": question, "answer": answer, "kind": kind, "pair": [a, b]})
     return tasks
 
 
-def _word(rng: random.Random, a: int, b: int) -> tuple[str, int, str]:
-    name, things = rng.choice(_NAMES), rng.choice(_THINGS)
+def _question(rng: random.Random, kind: str, a: int, b: int) -> str:
+    name, other = rng.sample(_NAMES, 2)
     boxes, box = rng.choice(_BOXES)
-    kind = rng.choice(("times", "plus", "minus", "divided"))
-    if kind == "times":
-        return f"{name} has {a} {boxes} with {b} {things} each. How many {things} in total?", a * b, kind
-    if kind == "plus":
-        return f"{name} has {a} {things} and buys {b} more. How many {things} now?", a + b, kind
-    if kind == "minus":
-        a, b = max(a, b) + 1, min(a, b)
-        return f"{name} had {a} {things} and gave away {b}. How many {things} are left?", a - b, kind
-    return f"{name} puts {a * b} {things} into {b} {boxes} equally. How many {things} per {box}?", a, kind
+    things = rng.choice(_THINGS)
+    template = rng.choice(_TEMPLATES[kind])
+    return template.format(name=name, other=other, boxes=boxes, box=box, things=things, a=a, b=b, product=a * b)
