@@ -56,8 +56,7 @@ def fit(
     or `TrainingError`, each saying what to do; the last checkpoint stays.
     """
     began = time.monotonic()
-    solve = solve or _imported(config.agent, "agent")
-    reward = reward or (import_callable(config.reward, key="reward") if config.reward else None)
+    solve, reward = solve or _agent(config), reward or _reward(config)
     tasks = tasks if tasks is not None else _load(config.tasks.train, "tasks.train")
     if eval_tasks is None:
         eval_tasks = _eval_tasks(config) if config.tasks.eval else []
@@ -143,8 +142,7 @@ def evaluate(
     progress: Progress | None = None,
 ) -> Evaluation:
     """One pass over held-out ``tasks`` with the configured weights, or with ``checkpoint``'s; recorded in ``folder``."""
-    solve = solve or _imported(config.agent, "agent")
-    reward = reward or (import_callable(config.reward, key="reward") if config.reward else None)
+    solve, reward = solve or _agent(config), reward or _reward(config)
     tasks = tasks if tasks is not None else _eval_tasks(config)
     with open_circle(
         config,
@@ -224,10 +222,14 @@ def _finish(
     return Result(folder=circle.folder, checkpoint=checkpoint, summary=summary, metrics=metrics)
 
 
-def _imported(name: str | None, key: str) -> Solve:
-    if name is None:
-        raise ConfigError(f"{key} is missing: name it as module:callable, or pass it to fit()")
-    return import_callable(name, key=key)
+def _agent(config: Config) -> Solve:
+    if config.agent is None:
+        raise ConfigError("agent is missing: name it as module:callable, or pass solve")
+    return import_callable(config.agent, key="agent")
+
+
+def _reward(config: Config) -> RewardFunction | None:
+    return import_callable(config.reward, key="reward") if config.reward else None
 
 
 def _load(source: TaskSource | None, key: str) -> list[Task]:

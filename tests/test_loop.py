@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lightning_core import fit, load_config
+from lightning_core.capture import scope
 from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TrainingError
 from lightning_core.loop import evaluate
 from lightning_core.progress import SilentProgress
@@ -77,6 +78,7 @@ def test_a_tiny_model_learns_a_bandit_through_the_real_endpoint(model: Path, tmp
 RUN = """
 import sys
 from lightning_core import fit, load_config
+from lightning_core.capture import scope
 from lightning_core.progress import PlainProgress
 fit(config=load_config(sys.argv[1], sys.argv[2:]), progress=PlainProgress(sys.stdout))
 """
@@ -125,6 +127,30 @@ def test_several_policies_of_failure(model: Path, tmp_path: Path):
     result = fit(solve, config=load_config(settings(model, tmp_path, trainer={"steps": 2}, tasks={"eval": None})))
     assert sum(m["rollouts_failed"] for m in result.metrics) == 8
     assert result.summary.eval is None
+
+
+def test_lora_trains_one_agent_while_another_keeps_the_base_weights(model: Path, tmp_path: Path):
+    def solve(task: dict[str, Any]) -> float:
+        with scope("listener"):
+            bandit.client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": task["prompt"]}])
+        return bandit.solve(task)
+
+    config = settings(
+        model,
+        tmp_path,
+        agents={"train": ["talker"], "frozen": {"listener": "base"}},
+        policy={"tuning": "lora", "lora": {"rank": 4}},
+        trainer={"steps": 2, "learning_rate": 1e-2},
+        tasks={"eval": None},
+    )
+    result = fit(solve, config=load_config(config))
+    with Store(result.folder / "store.db", read_only=True) as store:
+        calls = [c for r in store.rollouts(step=1) for c in store.trace(r.id).calls]
+    assert {(c.agent, c.model, c.policy_version) for c in calls} == {
+        ("talker", "policy", 1),
+        ("listener", "base", None),
+    }
+    assert {c.temperature for c in calls} == {1.0}
 
 
 def test_wrong_names_list_the_known_ones(model: Path, tmp_path: Path):
