@@ -56,7 +56,7 @@ def extract_query(text: str) -> str:
 @trainable("writer")
 def writer(state: State) -> dict[str, Any]:
     """The first query."""
-    answer = client(40).invoke(prompts.writer(state["schema"], state["examples"], state["question"]))
+    answer = client(128).invoke(prompts.writer(state["schema"], state["examples"], state["question"]))
     return {"sql": extract_query(str(answer.content))}
 
 
@@ -86,7 +86,7 @@ def rewriter(state: State) -> dict[str, Any]:
     messages = prompts.rewriter(
         state["schema"], state["examples"], state["question"], state["problem"] or "", state["critique"]
     )
-    return {"sql": extract_query(str(client(40).invoke(messages).content))}
+    return {"sql": extract_query(str(client(128).invoke(messages).content))}
 
 
 def _next(state: State) -> Literal["checker", "__end__"]:

@@ -390,7 +390,7 @@ def test_a_query_that_runs_ends_the_program(model: Model) -> None:
     assert messages[-1]["content"] == task["question"]
     assert task["schema"] in messages[1]["content"]
     assert len(messages) == 2 + 2 * len(task["examples"])
-    assert body.get("max_completion_tokens", body.get("max_tokens")) == 40
+    assert body.get("max_completion_tokens", body.get("max_tokens")) == 128
 
 
 def test_a_wrong_query_that_runs_is_not_questioned(model: Model) -> None:
