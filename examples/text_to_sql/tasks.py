@@ -58,6 +58,11 @@ def test_schema() -> list[Task]:
     return _tasks(HELD_OUT, "test_schema")
 
 
+def held_out() -> list[Task]:
+    """``test`` and ``test_schema`` together; a task's ``split`` says which, and a run's summary tells them apart."""
+    return [*test(), *test_schema()]
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """A schema's questions: those that prompts show, and the rest by kind."""
