@@ -8,16 +8,14 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.trainers.model import require
-
-if TYPE_CHECKING:
-    from lightning_core.trainers.torch_trainer import TorchTrainerConfig
+from lightning_core.trainers.settings import TorchTrainerConfig
 
 logger = logging.getLogger(__name__)
 

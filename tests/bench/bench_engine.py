@@ -21,7 +21,8 @@ import torch
 import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
 from lightning_core.policy.backend import Delta, SamplingParams
 from lightning_core.trainers.model import load_model, resolve_model
-from lightning_core.trainers.torch_trainer import TorchTrainer, TorchTrainerConfig
+from lightning_core.trainers.settings import TorchTrainerConfig
+from lightning_core.trainers.torch_trainer import TorchTrainer
 from tests.trainers.rows import make_row
 
 PREFIX, QUESTION, NEW, PROMPTS, SAMPLES = 200, 40, 24, 8, 8

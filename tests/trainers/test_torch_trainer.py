@@ -14,7 +14,8 @@ import torch
 from lightning_core.errors import TrainingError
 from lightning_core.policy.backend import Delta, SamplingParams
 from lightning_core.trainers.model import load_model
-from lightning_core.trainers.torch_trainer import TorchTrainer, TorchTrainerConfig
+from lightning_core.trainers.settings import TorchTrainerConfig
+from lightning_core.trainers.torch_trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 
