@@ -37,7 +37,7 @@ MIX = {
     "join": 4,
 }
 """Of 28 questions in a row, how many are of which kind."""
-EXAMPLES = ("overall", "join", "aggregate", "order", "compare", "group", "list", "join", "count")
+EXAMPLES = ("overall", "aggregate", "order", "compare", "group", "join", "list", "count")
 """The kinds of a schema's example queries, in the order in which a prompt shows them."""
 TEST_SHARE = 0.25
 """The part of each schema's skeletons, kind by kind, that only tests use."""
