@@ -144,7 +144,9 @@ class PolicyEndpoint:
         session.tasks.add(task)
         try:
             body = await request.json()
-            model = self._route(session.routing, address.agent, wire.model_name(body), request)
+            # A configured model takes the place of the one that the agent names, here and upstream.
+            body = _with_model(body, session.routing, address.agent)
+            model = self._route(session.routing, address.agent, body["model"], request)
             # What somebody else's model can do is for them to say.
             parsed = wire.parse_request(body, check=not isinstance(model, Target))
             if isinstance(model, Target):
@@ -163,16 +165,15 @@ class PolicyEndpoint:
     def _route(self, routing: Routing, agent: str | None, requested: str, http: Request) -> str | Target:
         if agent is not None and agent in routing.trained:
             return POLICY
-        name = routing.frozen.get(agent or "", requested)
-        if name in self._backend.models:
-            return name
+        if requested in self._backend.models:
+            return requested
         if self._upstream is not None:
             return self._upstream
         origin = http.headers.get(ORIGIN)
         if origin:
             return origin_target(origin, http.headers.get(ORIGIN_AUTHORIZATION))
         raise PolicyRequestError(
-            f"agent {agent!r} is not trained and asks for model {name!r}, which is not served here; served are "
+            f"agent {agent!r} is not trained and asks for model {requested!r}, which is not served here; served are "
             f"{list(self._backend.models)!r}. Train the agent, give it a model under agents.frozen, or set policy.upstream",
             status=404,
             param="model",
@@ -246,6 +247,11 @@ class PolicyEndpoint:
             yield b"data: " + json.dumps(wire.error_body(str(error), kind="server_error")).encode() + b"\n\n"
         finally:
             span.end()
+
+
+def _with_model(body: Any, routing: Routing, agent: str | None) -> dict[str, Any]:
+    requested = wire.model_name(body)
+    return {**body, "model": routing.frozen.get(agent or "", requested)}
 
 
 async def _counted(session: Session, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:

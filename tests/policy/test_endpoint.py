@@ -182,6 +182,20 @@ def test_calls_of_untrained_agents_go_upstream_and_are_recorded():
     assert [c.context for c in far_run.trace.calls] == ["new", "new"]
 
 
+def test_a_configured_model_is_the_one_that_the_upstream_is_asked_for():
+    routing = Routing(trained=frozenset({"writer"}), frozen={"critic": "base"})
+    backend = ScriptedBackend(lambda p: "near", models=["policy"])
+    with serve(lambda p: "from afar") as far, rollout({"id": "far"}) as far_run:
+        key = far.new_key()
+        far.open(key, far_run.address, Routing())
+        target = Target(url=f"{far.url}/chat/completions", headers={"authorization": f"Bearer {key}"})
+        with PolicyEndpoint(backend, Chat(backend.tokenizer), upstream=target) as near:
+            with speak(near, routing, "critic") as (_, client):
+                answer = client.chat.completions.create(model="gpt-x", messages=HI)
+    assert answer.choices[0].message.content == "from afar"
+    assert [c.model for c in far_run.trace.calls] == ["base"]
+
+
 def test_what_an_upstream_can_do_is_for_the_upstream_to_say():
     """A frozen agent's forced tool choice is passed on untouched, and refused by the server that cannot do it."""
     with serve() as far, rollout({"id": "far"}) as far_run:
