@@ -189,9 +189,9 @@ def test_a_configured_model_is_the_one_that_the_upstream_is_asked_for():
         key = far.new_key()
         far.open(key, far_run.address, Routing())
         target = Target(url=f"{far.url}/chat/completions", headers={"authorization": f"Bearer {key}"})
-        with PolicyEndpoint(backend, Chat(backend.tokenizer), upstream=target) as near:
-            with speak(near, routing, "critic") as (_, client):
-                answer = client.chat.completions.create(model="gpt-x", messages=HI)
+        near = PolicyEndpoint(backend, Chat(backend.tokenizer), upstream=target)
+        with near, speak(near, routing, "critic") as (_, client):
+            answer = client.chat.completions.create(model="gpt-x", messages=HI)
     assert answer.choices[0].message.content == "from afar"
     assert [c.model for c in far_run.trace.calls] == ["base"]
 
