@@ -1,0 +1,40 @@
+"""Lightning for AutoGen's AgentChat: marks on agents and teams, scopes around their runs, spans for tools and handoffs.
+
+Importing this loads no framework and patches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lightning_core.integration import TrainSpec
+from lightning_core.patching import Patches
+
+__all__ = ["INTEGRATION"]
+
+
+class AutoGenAgentChat:
+    """The integration that the entry point ``autogen-agentchat`` names."""
+
+    name = "autogen-agentchat"
+    hosts = frozenset({"autogen_agentchat"})
+    deactivates = frozenset[str]()
+
+    def install(self, patches: Patches) -> None:
+        from lightning_autogen_agentchat._patches import install
+
+        install(patches)
+
+    def mark(self, obj: Any, spec: TrainSpec) -> Any:
+        from lightning_autogen_agentchat._trainable import mark
+
+        return mark(obj, spec)
+
+    def mark_members(self, obj: Any, specs: Sequence[TrainSpec]) -> Any:
+        from lightning_autogen_agentchat._trainable import mark_members
+
+        return mark_members(obj, specs)
+
+
+INTEGRATION = AutoGenAgentChat()
