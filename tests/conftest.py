@@ -67,21 +67,37 @@ def play(prompt: str) -> str:
     return f"answer to {last.partition('<|im_end|>')[0].strip()}"
 
 
-@pytest.fixture(scope="session")
-def _served() -> Iterator[Endpoint]:
-    backend = ScriptedBackend(play)
+@contextmanager
+def serve_script(delay: float = 0.0) -> Generator[Endpoint]:
+    """The scripted endpoint; ``delay`` in seconds before each answer."""
+    backend = ScriptedBackend(play, delay=delay)
     with PolicyEndpoint(backend, Chat(backend.tokenizer)) as served:
         yield Endpoint(served, backend)
+
+
+@contextmanager
+def redirected() -> Generator[None]:
+    """Model requests of rollouts are led to their endpoint, and threads keep their scope."""
+    patches = Patches(lambda: current_run() is not None)
+    install_client(patches)
+    install_threads(patches)
+    try:
+        yield
+    finally:
+        patches.undo()
+
+
+@pytest.fixture(scope="session")
+def _served() -> Iterator[Endpoint]:
+    with serve_script() as served:
+        yield served
 
 
 @pytest.fixture
 def endpoint(_served: Endpoint) -> Iterator[Endpoint]:
     """The scripted endpoint, with model requests of rollouts led there."""
-    patches = Patches(lambda: current_run() is not None)
-    install_client(patches)
-    install_threads(patches)
-    yield _served
-    patches.undo()
+    with redirected():
+        yield _served
 
 
 @pytest.fixture

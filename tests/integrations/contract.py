@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextvars
+import inspect
 import subprocess
 import sys
 import threading
@@ -99,7 +100,8 @@ class Contract:
     adapter: ClassVar[Adapter]
 
     def __init_subclass__(cls) -> None:
-        overridden = [name for name in vars(cls) if name.startswith("test_") and hasattr(Contract, name)]
+        own = {name: value for name, value in vars(Contract).items() if not name.startswith("__") and name != "adapter"}
+        overridden = [name for name, value in own.items() if inspect.getattr_static(cls, name) is not value]
         if overridden:
             raise TypeError(f"{cls.__name__} overrides {overridden}: the contract is the same for every integration")
 

@@ -1,0 +1,47 @@
+"""The contract holds for every integration that is announced, whole and unaltered."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_core.integration import discover
+from tests.integrations.contract import Contract
+
+HERE = Path(__file__).parent
+
+
+def contracts() -> list[type[Contract]]:
+    for file in sorted(HERE.glob("test_*.py")):
+        importlib.import_module(f"tests.integrations.{file.stem}")
+    # Classes that were refused may still be waiting for the garbage collector.
+    return [cls for cls in Contract.__subclasses__() if hasattr(cls, "adapter")]
+
+
+def test_every_integration_passes_it() -> None:
+    assert sorted(cls.adapter.integration for cls in contracts()) == sorted(discover())
+
+
+def test_no_test_of_it_is_skipped_or_expected_to_fail() -> None:
+    marks = [
+        (cls.__name__, name, mark.name)
+        for cls in contracts()
+        for name in dir(cls)
+        if name.startswith("test_")
+        for mark in [*getattr(cls, "pytestmark", ()), *getattr(getattr(cls, name), "pytestmark", ())]
+    ]
+    assert {mark for _, _, mark in marks} <= {"parametrize"}, marks
+
+
+@pytest.mark.parametrize("name", ["test_each_call_is_recorded_once", "check_apart"])
+@pytest.mark.parametrize("inherited", [True, False])
+def test_overriding_is_an_error(name: str, inherited: bool) -> None:
+    body: dict[str, Any] = {name: lambda self: None}
+    with pytest.raises(TypeError, match=f"overrides .*{name}"):
+        if inherited:
+            type("TestMine", (type("Mixin", (), body), Contract), {})
+        else:
+            type("TestMine", (Contract,), body)
