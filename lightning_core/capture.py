@@ -14,6 +14,7 @@ import contextvars
 import itertools
 import json
 import logging
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -31,6 +32,9 @@ from lightning_core.spans import SpanHandle, listen, start_root, start_span, sto
 from lightning_core.trace import Address, SpanRecord, Trace, check_reward, describe, spans_to_trace
 
 logger = logging.getLogger(__name__)
+
+_RESPONSE_PREFIX = re.compile(r"^(?:chatcmpl-|resp_|msg_)")
+"""What the APIs' response ids begin with; ours go on with the call's id."""
 
 _sequence = itertools.count(1)
 _live: dict[str, Run] = {}
@@ -184,6 +188,7 @@ class rollout:
         root.end()
         stop_listening(run.rollout)
         del _live[run.rollout]
+        _note_rewards_of_nobody(run)
         if run.strict and run.failures and error is None:
             raise CaptureError(
                 f"rollout {run.rollout} could not record everything: {'; '.join(run.failures[:5])}. "
@@ -351,11 +356,23 @@ def reward(value: float, *, call: str | None = None, agent: str | None = None, n
     if current is None:
         return
     attributes: dict[str, Any] = {"lightning.reward.value": number}
-    call = None if call is None else call.removeprefix("chatcmpl-")
+    call = None if call is None else _RESPONSE_PREFIX.sub("", call)
     for key, item in (("call", call), ("agent", agent), ("name", name)):
         if item is not None:
             attributes[f"lightning.reward.{key}"] = item
     start_span(current.address, name or "", "reward", agent=None, attributes=attributes).end()
+
+
+def _note_rewards_of_nobody(run: Run) -> None:
+    """A reward for a call that is not there would reach nobody, without a word."""
+    spans = run.spans
+    calls = {span.span_id for span in spans if span.attributes.get(tr.OPERATION) == "chat"}
+    for span in spans:
+        call = span.attributes.get("lightning.reward.call")
+        if call is not None and call not in calls:
+            run.count(
+                "reward", detail=f"there is no call {call!r} in this rollout; expected the id of one of its responses"
+            )
 
 
 @contextmanager

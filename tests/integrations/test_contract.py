@@ -40,8 +40,6 @@ def test_no_test_of_it_is_skipped_or_expected_to_fail() -> None:
 @pytest.mark.parametrize("inherited", [True, False])
 def test_overriding_is_an_error(name: str, inherited: bool) -> None:
     body: dict[str, Any] = {name: lambda self: None}
+    bases = (type("Mixin", (), body), Contract) if inherited else (Contract,)
     with pytest.raises(TypeError, match=f"overrides .*{name}"):
-        if inherited:
-            type("TestMine", (type("Mixin", (), body), Contract), {})
-        else:
-            type("TestMine", (Contract,), body)
+        type("TestMine", bases, {} if inherited else body)
