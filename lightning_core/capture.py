@@ -55,7 +55,7 @@ class Run:
         agents: frozenset[str],
         endpoint: str | None,
         api_key: str | None,
-        redirect_hosts: frozenset[str],
+        redirect_hosts: frozenset[str] | None,
         strict: bool,
     ) -> None:
         self.task = task
@@ -66,6 +66,7 @@ class Run:
         """Base URL of the policy endpoint, such as ``http://127.0.0.1:8000/v1``; None captures without redirecting."""
         self.api_key = api_key
         self.redirect_hosts = redirect_hosts
+        """Hosts whose model requests go to the endpoint; None: the known providers."""
         self.strict = strict
         self.counters: Counter[str] = Counter()
         self.failures: list[str] = []
@@ -131,7 +132,7 @@ class rollout:
     """The scope of one attempt at one task: ``with rollout(task=task) as run: ...`` (or ``async with``).
 
     Everything that marked agents, integrations and the policy endpoint record inside becomes ``run.trace``. With ``endpoint``
-    and ``api_key`` model requests to ``redirect_hosts`` go there instead of to the provider. With ``strict`` the scope raises
+    and ``api_key`` model requests to ``redirect_hosts`` (None: the known providers) go there instead. With ``strict`` the scope raises
     `CaptureError` at its end if anything could not be recorded. An exception of the agent is recorded and passes through.
     """
 
@@ -143,7 +144,7 @@ class rollout:
         agents: Iterable[str] = (),
         endpoint: str | None = None,
         api_key: str | None = None,
-        redirect_hosts: Iterable[str] = (),
+        redirect_hosts: Iterable[str] | None = None,
         strict: bool = False,
     ) -> None:
         if task_id is None:
@@ -155,7 +156,7 @@ class rollout:
             agents=frozenset(agents),
             endpoint=endpoint,
             api_key=api_key,
-            redirect_hosts=frozenset(redirect_hosts),
+            redirect_hosts=None if redirect_hosts is None else frozenset(redirect_hosts),
             strict=strict,
         )
         self._token: contextvars.Token[_Scope | None] | None = None

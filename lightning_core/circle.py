@@ -23,7 +23,7 @@ from lightning_core.errors import ConfigError, InfrastructureError, TrainingErro
 from lightning_core.integration import installed
 from lightning_core.patching import Patches
 from lightning_core.policy.chat import Chat
-from lightning_core.policy.client import PROVIDER_HOSTS, install_client
+from lightning_core.policy.client import install_client
 from lightning_core.policy.endpoint import PolicyEndpoint, Routing
 from lightning_core.policy.upstream import upstream_target
 from lightning_core.progress import Progress
@@ -225,12 +225,11 @@ def open_circle(
         target = None if upstream is None else upstream_target(upstream.base_url, upstream.api_key_env)
         endpoint = stack.enter_context(PolicyEndpoint(trainer.backend, Chat(trainer.tokenizer), upstream=target))
         store = stack.enter_context(Store(folder / "store.db"))
-        hosts = config.rollouts.redirect_hosts
         settings = RunnerSettings(
             concurrency=config.rollouts.concurrency,
             timeout_seconds=config.rollouts.timeout_seconds,
             retries=config.rollouts.retries,
-            redirect_hosts=tuple(PROVIDER_HOSTS if hosts is None else hosts),
+            redirect_hosts=config.rollouts.redirect_hosts,
             agents=frozenset(config.agents.train or ()) | frozenset(config.agents.frozen),
         )
         runner = Runner(solve, endpoint=endpoint, settings=settings, reward_function=reward_function)

@@ -194,7 +194,8 @@ class Rollouts(Section):
     retries: CountOrZero = 1
     """How often a rollout is tried again after an infrastructure failure; an agent's own failure is never retried."""
     redirect_hosts: Names | None = None
-    """Hosts whose model requests go to the policy instead; null: the known providers of models."""
+    """Hosts whose model requests go to the policy instead, and no others: `host`, `host:port`, `.suffix` for all below a domain, and
+    `providers`, which stands for the known providers of models. null: `[providers]`; `[]`: none, agents are given the policy's URL."""
 
 
 class Trainer(Section):

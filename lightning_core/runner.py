@@ -43,7 +43,7 @@ class RunnerSettings:
     timeout_seconds: float = 120.0
     retries: int = 1
     """How often an attempt that failed for reasons of infrastructure is repeated."""
-    redirect_hosts: tuple[str, ...] = ()
+    redirect_hosts: tuple[str, ...] | None = None
     strict: bool = True
     agents: frozenset[str] = frozenset()
     """Agents selected by name, on top of those that the code marks."""

@@ -7,14 +7,18 @@ who asks is read from the context at that moment. Rules of this module:
 - A POST to one of `MODEL_CALLS` on a provider's host is redirected; the provider's other services (embeddings, files) are not.
 - A request that goes to the endpoint anyway is stamped, and no more.
 - The body is never read or changed. Doing it twice is the same as doing it once.
+- A stamped request carries the rollout's key, whatever credentials the client has of its own, and follows no HTTP redirect: neither
+  key goes further than the endpoint. It passes by any proxy if the endpoint is on this machine.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 from urllib.parse import SplitResult, urlsplit
@@ -42,6 +46,9 @@ PROVIDER_HOSTS = frozenset(
 )
 """Where agents' models usually live. ``host``, ``host:port``, or ``.suffix`` for all hosts below a domain."""
 
+PROVIDERS = "providers"
+"""Stands for all of `PROVIDER_HOSTS` in a list of hosts."""
+
 MODEL_CALLS = ("/chat/completions", "/completions", "/responses", "/messages")
 """Ends of the paths that ask a model for an answer."""
 
@@ -54,14 +61,23 @@ ORIGIN_AUTHORIZATION = "lightning-origin-authorization"
 _PREFIX = re.compile(r"^.*?/(?:v1(?:beta)?(?:/openai)?|openai/deployments/[^/]+)(?=/)")
 _KEY_HEADERS = ("x-api-key", "api-key")
 _PORTS = {"http": 80, "https": 443}
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class RequestLike(Protocol):
-    """The slice of ``httpx.Request`` (and ``httpx2.Request``, its twin) that is used here."""
+    """The slice of ``httpx.Request`` (``httpx2.Request``, ``requests.PreparedRequest``) that is used here."""
 
     method: str
     url: Any
     headers: Any
+
+
+def expand_hosts(hosts: Iterable[str] | None) -> frozenset[str]:
+    """The hosts whose model calls are redirected: exactly those of the list, or the known providers where there is none."""
+    if hosts is None:
+        return PROVIDER_HOSTS
+    named = frozenset(hosts)
+    return (named - {PROVIDERS}) | PROVIDER_HOSTS if PROVIDERS in named else named
 
 
 def stamp(request: RequestLike, run: Run, address: Address) -> bool:
@@ -69,8 +85,8 @@ def stamp(request: RequestLike, run: Run, address: Address) -> bool:
     if run.endpoint is None:
         return False
     endpoint, target = _split(run.endpoint), urlsplit(str(request.url))
-    ours = (target.hostname, _port(target)) == (endpoint.hostname, _port(endpoint))
-    if not ours and not _is_model_call(request.method, target, run.redirect_hosts or PROVIDER_HOSTS):
+    ours = _same_place(target, endpoint)
+    if not ours and not _is_model_call(request.method, target, expand_hosts(run.redirect_hosts)):
         return False
     headers = address.to_headers()
     if run.api_key is not None:
@@ -112,6 +128,10 @@ def _is_model_call(method: str, target: SplitResult, hosts: frozenset[str]) -> b
     return any(entry.startswith(".") and host.endswith(entry) for entry in hosts)
 
 
+def _same_place(one: SplitResult, other: SplitResult) -> bool:
+    return (one.hostname, _port(one)) == (other.hostname, _port(other))
+
+
 @lru_cache(maxsize=64)
 def _split(url: str) -> SplitResult:
     return urlsplit(url)
@@ -121,23 +141,107 @@ def _port(url: SplitResult) -> int | None:
     return url.port or _PORTS.get(url.scheme)
 
 
-def _send(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``send``, of sync and async clients alike: whoever awaits the result has called this first, in the right context."""
+def _local(run: Run) -> bool:
+    """Whether the endpoint is on this machine, where no proxy can have anything to do with it."""
+    return run.endpoint is not None and _split(run.endpoint).hostname in _LOOPBACK
+
+
+def _stamped(request: RequestLike) -> Run | None:
+    """Stamp ``request`` from the context; its rollout, or None where it was left alone."""
+    run, address = capture.current_run(), capture.current_address()
+    return run if run is not None and address is not None and stamp(request, run, address) else None
+
+
+# Each of these runs when the host calls the client, in the host's own context, and hands back what it is to await, if anything.
+
+
+def _httpx_send(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``send`` of sync and async clients: every request passes here, once for each attempt."""
     with capture.record("client.stamp"):
-        run, address = capture.current_run(), capture.current_address()
-        request = args[0] if args else kwargs["request"]
-        if run is not None and address is not None and stamp(request, run, address) and run.api_key is not None:
-            # The client's own authentication would write over ours.
-            kwargs = {**kwargs, "auth": None}
+        run = _stamped(args[0] if args else kwargs["request"])
+        if run is not None:
+            kwargs = {**kwargs, "follow_redirects": False}
+            if run.api_key is not None:
+                kwargs["auth"] = None  # the client's own authentication would write over ours
     return wrapped(*args, **kwargs)
 
 
-# One line a client library. httpx2 is httpx's successor under a name of its own; the openai package sends through it from 3.0 on.
+def _httpx_transport(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Private: a client keeps the proxies that it found when it was made, and chooses among them here."""
+    with capture.record("client.proxy"):
+        run = capture.current_run()
+        url = urlsplit(str(args[0] if args else kwargs["url"]))
+        if run is not None and run.endpoint is not None and _local(run) and _same_place(url, _split(run.endpoint)):
+            return instance._transport
+    return wrapped(*args, **kwargs)
+
+
+def _requests_send(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``Session.send``. The request may be sent again, in another rollout or in none, so a copy is stamped."""
+    with capture.record("client.stamp"):
+        request = (args[0] if args else kwargs["request"]).copy()
+        if (run := _stamped(request)) is not None:
+            args, kwargs = (request,), {**kwargs, "allow_redirects": False}
+            if _local(run):
+                kwargs["proxies"] = {}
+    return wrapped(*args, **kwargs)
+
+
+@dataclass
+class _AiohttpRequest:
+    method: str
+    url: str
+    headers: Any
+
+
+def _aiohttp_request(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``ClientSession._request``. What a session adds to its requests wins over their arguments, so a copy without that sends it."""
+    with capture.record("client.stamp"):
+        method, url, rest = _aiohttp_arguments(*args, **kwargs)
+        url = instance._build_url(url).extend_query(rest.get("params") or {})
+        request = _AiohttpRequest(method.upper(), str(url), instance._prepare_headers(rest.get("headers")))
+        if (run := _stamped(request)) is not None:
+            session = copy.copy(instance)  # one with it in connections, cookies and tracing
+            session._base_url = None
+            session._default_headers = type(request.headers)()
+            rest |= {"headers": request.headers, "params": None, "allow_redirects": False}
+            if run.api_key is not None:
+                rest["auth"] = session._default_auth = None
+                session._trust_env = False  # it would look for credentials in ~/.netrc
+            if _local(run):
+                rest["proxy"] = session._default_proxy = None
+            return _aiohttp_send(session, method, request.url, rest)
+    return wrapped(*args, **kwargs)
+
+
+def _aiohttp_arguments(method: str, str_or_url: Any, **rest: Any) -> tuple[str, Any, dict[str, Any]]:
+    return method, str_or_url, rest
+
+
+async def _aiohttp_send(session: Any, method: str, url: str, rest: dict[str, Any]) -> Any:
+    try:
+        with capture.outside():  # where this wrap, unlike a third party's, is inert
+            return await session._request(method, url, **rest)
+    finally:
+        session.detach()
+
+
+# One line a place where a client library lets its requests leave. httpx2 is httpx's successor under a name of its own; the openai package
+# sends through it from 3.0 on. Private are:
+# - https://github.com/encode/httpx/blob/0.28.1/httpx/_client.py#L760 ``_transport_for_url``, seen in httpx 0.27 to 0.28 and httpx2 2.16;
+# - https://github.com/aio-libs/aiohttp/blob/v3.14.5/aiohttp/client.py#L558 ``_request``, seen in 3.12 to 3.14: the public ``request`` only
+#   makes what is awaited. The attributes of the session that are named above belong to it.
 _CLIENTS: tuple[tuple[str, str, Wrapper], ...] = (
-    ("httpx", "Client.send", _send),
-    ("httpx", "AsyncClient.send", _send),
-    ("httpx2", "Client.send", _send),
-    ("httpx2", "AsyncClient.send", _send),
+    ("httpx", "Client.send", _httpx_send),
+    ("httpx", "AsyncClient.send", _httpx_send),
+    ("httpx", "Client._transport_for_url", _httpx_transport),
+    ("httpx", "AsyncClient._transport_for_url", _httpx_transport),
+    ("httpx2", "Client.send", _httpx_send),
+    ("httpx2", "AsyncClient.send", _httpx_send),
+    ("httpx2", "Client._transport_for_url", _httpx_transport),
+    ("httpx2", "AsyncClient._transport_for_url", _httpx_transport),
+    ("requests", "Session.send", _requests_send),
+    ("aiohttp", "ClientSession._request", _aiohttp_request),
 )
 
 

@@ -235,5 +235,5 @@ def test_what_goes_wrong_is_counted_and_the_request_goes_out() -> None:
     client = httpx.Client(transport=httpx.MockTransport(answer))
     with rollout(endpoint="http://[not-a-url/v1", api_key="k") as run:
         client.post(CHAT, json={})
-    assert run.counters == {"client.stamp": 1}
+    assert run.counters["client.stamp"] == 1
     assert str(sent[0].url) == CHAT

@@ -1,0 +1,317 @@
+"""Every HTTP client library, by its own means: what it adds to requests of its own accord gives way to the stamp, inside a rollout only."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anthropic
+import httpx
+import httpx2
+import pytest
+import requests
+
+from lightning_core.capture import Run, current_run, rollout, scope
+from lightning_core.config import load_config
+from lightning_core.patching import Patches
+from lightning_core.policy.client import PROVIDER_HOSTS, expand_hosts, install_client
+from lightning_core.trace import Address
+from tests.recording_server import Noted, RecordingServer
+
+CHAT = "https://api.openai.com/v1/chat/completions"
+BODY = {"model": "gpt", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(autouse=True)
+def client_patches() -> Iterator[None]:
+    patches = Patches(lambda: current_run() is not None)
+    install_client(patches)
+    yield
+    patches.undo()
+
+
+@pytest.fixture
+def netrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials for every host there is."""
+    path = tmp_path / "netrc"
+    path.write_text("default login someone password secret\n")
+    path.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(path))
+
+
+def rollout_at(server: RecordingServer, **more: Any) -> rollout:
+    return rollout(endpoint=f"{server.url}/v1", api_key="lr-key", **more)
+
+
+def assert_stamped(noted: Noted, agent: str, own_key: str | None = "Bearer sk-own") -> None:
+    address = Address.from_headers(noted.headers)
+    assert address is not None
+    assert address.agent == agent
+    assert noted.url.endswith("/v1/chat/completions")
+    assert noted.headers["authorization"] == "Bearer lr-key"
+    assert noted.headers["lightning-origin"] == CHAT
+    assert noted.headers.get("lightning-origin-authorization") == own_key
+    assert not {"x-api-key", "api-key"} & set(noted.headers)
+    assert noted.body == BODY
+
+
+async def with_session(use: Callable[[aiohttp.ClientSession], Awaitable[Any]], **options: Any) -> Any:
+    async with aiohttp.ClientSession(**options) as session:
+        return await use(session)
+
+
+def aiohttp_post(url: str, **options: Any) -> None:
+    async def post(session: aiohttp.ClientSession) -> None:
+        async with session.post(url, json=BODY, headers={"authorization": "Bearer sk-own"}, **options) as response:
+            await response.read()
+
+    asyncio.run(with_session(post))
+
+
+def requests_post(url: str, **options: Any) -> None:
+    requests.post(url, json=BODY, headers={"authorization": "Bearer sk-own"}, **options)
+
+
+def httpx_post(url: str) -> None:
+    httpx.post(url, json=BODY, headers={"authorization": "Bearer sk-own"}, follow_redirects=True)
+
+
+def httpx2_post(url: str) -> None:
+    httpx2.post(url, json=BODY, headers={"authorization": "Bearer sk-own"}, follow_redirects=True)
+
+
+every_library = pytest.mark.parametrize("post", [httpx_post, httpx2_post, requests_post, aiohttp_post])
+
+
+@every_library
+def test_redirected_inside_a_rollout_and_untouched_outside(
+    post: Callable[[str], None], server: RecordingServer
+) -> None:
+    elsewhere = f"{server.url}/v1/chat/completions?a=b"
+    with rollout_at(server), scope("schreiber für Köln"):
+        post(CHAT)
+    post(elsewhere)
+    with rollout(), scope("writer"):
+        post(elsewhere)
+    with rollout(endpoint="http://127.0.0.1:9/v1", api_key="lr-key"), scope("writer"):
+        post(elsewhere)
+    stamped, *others = server.requests
+    assert_stamped(stamped, "schreiber für Köln")
+    patches = Patches(lambda: False)
+    install_client(patches)
+    post(elsewhere)
+    patches.undo()
+    assert others == [server.requests[-1]] * 3
+    assert others[0].headers["authorization"] == "Bearer sk-own"
+
+
+class Redirecting(BaseHTTPRequestHandler):
+    """Answers every request, one for another host as well, with a redirect to the server's ``target``."""
+
+    def do_POST(self) -> None:
+        self.server.asked.append(self.path)  # type: ignore[attr-defined]
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        self.send_response(307)
+        self.send_header("location", self.server.target)  # type: ignore[attr-defined]
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def redirecting(target: str) -> Generator[tuple[str, list[str]]]:
+    with HTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        server.target, server.asked = target, []  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", server.asked  # type: ignore[attr-defined]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@every_library
+def test_no_proxy_stands_before_an_endpoint_on_this_machine(
+    post: Callable[[str], None], server: RecordingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with redirecting(f"{server.url}/v1/chat/completions") as (proxy, asked):
+        for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy)
+        with rollout_at(server), scope("writer"):
+            post(CHAT)
+            assert asked == []
+            if post is not aiohttp_post:  # which minds the environment only where a session is told to
+                post("http://models.invalid/v1/chat/completions")
+                assert asked[0] == "http://models.invalid/v1/chat/completions"
+    assert_stamped(server.requests[0], "writer")
+
+
+@every_library
+def test_an_http_redirect_takes_no_key_along(post: Callable[[str], None], server: RecordingServer) -> None:
+    target = f"{server.url}/v1/chat/completions"
+    with redirecting(target) as (url, _):
+        with rollout(endpoint=f"{url}/v1", api_key="lr-key"), scope("writer"):
+            post(CHAT)
+        assert server.requests == []
+        with rollout(endpoint="http://127.0.0.1:9/v1", api_key="lr-key"), scope("writer"):
+            post(f"{url}/v1/chat/completions")
+    assert [noted.url for noted in server.requests] == [target]
+    assert "lr-key" not in str(server.requests)
+
+
+@pytest.mark.usefixtures("netrc")
+def test_aiohttp_sessions_add_nothing_of_their_own(server: RecordingServer) -> None:
+    async def post(session: aiohttp.ClientSession) -> None:
+        await session.post("chat/completions", json=BODY)
+        await session.post(f"{server.url}/v1/models")
+
+    async def main() -> None:
+        keys = {"X-Api-Key": "sk-own"}
+        await with_session(post, base_url="https://api.openai.com/v1/", headers=keys, trust_env=True)
+        await with_session(post, base_url="https://api.openai.com/v1/", trust_env=True, proxy="http://127.0.0.1:9")
+
+    with rollout_at(server), scope("writer"):
+        asyncio.run(main())
+    with_keys, to_endpoint, without, again = server.requests
+    assert_stamped(with_keys, "writer", own_key="x-api-key sk-own")
+    assert_stamped(without, "writer", own_key=None)
+    for noted in (to_endpoint, again):
+        assert noted.headers["authorization"] == "Bearer lr-key"
+        assert not {"x-api-key", "lightning-origin"} & set(noted.headers)
+
+
+@pytest.mark.filterwarnings("ignore:The 'auth' parameter is deprecated")
+def test_aiohttp_authentication_gives_way(server: RecordingServer) -> None:
+    basic = aiohttp.BasicAuth("someone", "secret")
+
+    async def post(session: aiohttp.ClientSession) -> None:
+        await session.post(CHAT, json=BODY)
+
+    async def post_with_auth(session: aiohttp.ClientSession) -> None:
+        await session.post(CHAT, json=BODY, auth=basic)
+
+    with rollout_at(server), scope("writer"):
+        asyncio.run(with_session(post, auth=basic))
+        asyncio.run(with_session(post_with_auth))
+    for noted in server.requests:
+        assert_stamped(noted, "writer", own_key=None)
+    assert len(server.requests) == 2
+
+
+def test_one_aiohttp_session_for_concurrent_rollouts_streaming(server: RecordingServer) -> None:
+    runs: list[Run] = []
+
+    async def one(session: aiohttp.ClientSession, name: str) -> None:
+        with rollout_at(server) as run, scope(name):
+            runs.append(run)
+            for _ in range(3):
+                async with session.post(CHAT, params={"a": "b"}, json={"agent": name, "stream": True}) as response:
+                    assert b"[DONE]" in b"".join([line async for line in response.content])
+
+    async def all_of_them(session: aiohttp.ClientSession) -> None:
+        await asyncio.gather(*(one(session, f"agent {i}") for i in range(4)))
+        assert not session.closed
+        async with session.get(f"{server.url}/plain") as response:
+            assert response.ok
+
+    asyncio.run(with_session(all_of_them, trace_configs=[aiohttp.TraceConfig()]))
+    *stamped, plain = server.requests
+    assert len(stamped) == 12
+    for noted in stamped:
+        address = Address.from_headers(noted.headers)
+        assert address is not None
+        assert address.agent == noted.body["agent"]
+        assert noted.headers["lightning-origin"] == f"{CHAT}?a=b"
+        assert noted.url.endswith("/v1/chat/completions?a=b")
+    assert {Address.from_headers(n.headers).rollout for n in stamped} == {run.rollout for run in runs}  # type: ignore[union-attr]
+    assert "authorization" not in plain.headers
+
+
+def test_aiohttp_says_what_it_says_without_us(server: RecordingServer) -> None:
+    async def post(session: aiohttp.ClientSession) -> None:
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await session.post(CHAT, json=BODY)
+        with pytest.raises(aiohttp.InvalidURL):
+            await session.post("http:///", json=BODY)
+        await session.close()
+        with pytest.raises(RuntimeError, match="Session is closed"):
+            await session.post(CHAT, json=BODY)
+
+    with rollout(endpoint="http://127.0.0.1:9/v1", api_key="lr-key"):
+        asyncio.run(with_session(post))
+
+
+@pytest.mark.usefixtures("netrc")
+def test_requests_authentication_gives_way(server: RecordingServer) -> None:
+    session = requests.Session()
+    session.auth = ("someone", "secret")
+    with rollout_at(server), scope("writer"):
+        requests.post(CHAT, json=BODY)
+        session.post(CHAT, json=BODY)
+    for noted in server.requests:
+        assert_stamped(noted, "writer", own_key=noted.headers["lightning-origin-authorization"])
+        assert noted.headers["lightning-origin-authorization"].startswith("Basic ")
+
+
+def test_a_prepared_request_can_be_sent_again_elsewhere(server: RecordingServer) -> None:
+    session = requests.Session()
+    prepared = session.prepare_request(requests.Request("POST", CHAT, json=BODY))
+    before = (prepared.url, dict(prepared.headers))
+    for agent in ("writer", "reader"):
+        with rollout_at(server), scope(agent):
+            session.send(prepared)
+    assert (prepared.url, dict(prepared.headers)) == before
+    for noted, agent in zip(server.requests, ("writer", "reader"), strict=True):
+        assert_stamped(noted, agent, own_key=None)
+
+
+def test_requests_streaming(server: RecordingServer) -> None:
+    session = requests.Session()
+    with (
+        rollout_at(server),
+        scope("writer"),
+        session.post(CHAT, json={"stream": True}, stream=True) as response,
+    ):
+        assert b"data: [DONE]" in list(response.iter_lines())
+    assert server.requests[0].headers["authorization"] == "Bearer lr-key"
+
+
+def test_the_anthropic_sdk(server: RecordingServer) -> None:
+    client = anthropic.Anthropic(api_key="sk-ant")
+    with rollout_at(server), scope("writer"):
+        client.messages.create(model="claude", max_tokens=5, messages=[{"role": "user", "content": "hi"}])
+    (noted,) = server.requests
+    assert noted.url == f"{server.url}/v1/messages"
+    assert noted.headers["authorization"] == "Bearer lr-key"
+    assert noted.headers["lightning-origin"] == "https://api.anthropic.com/v1/messages"
+    assert noted.headers["lightning-origin-authorization"] in ("Bearer sk-ant", "x-api-key sk-ant")
+    assert "x-api-key" not in noted.headers
+
+
+@pytest.mark.parametrize(
+    ("configured", "hosts"),
+    [
+        (None, PROVIDER_HOSTS),
+        ([], set()),
+        (["models.lan"], {"models.lan"}),
+        (["providers", "models.lan"], PROVIDER_HOSTS | {"models.lan"}),
+    ],
+)
+def test_a_configured_list_of_hosts_is_the_whole_list(
+    configured: list[str] | None, hosts: set[str], server: RecordingServer
+) -> None:
+    config = load_config({"policy": {"model": "m"}, "rollouts": {"redirect_hosts": configured}})
+    assert expand_hosts(config.rollouts.redirect_hosts) == hosts
+    with rollout_at(server, redirect_hosts=config.rollouts.redirect_hosts) as run:
+        assert expand_hosts(run.redirect_hosts) == hosts
