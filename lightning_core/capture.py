@@ -123,6 +123,8 @@ class _Scope:
     address: Address
     marked: bool
     """Whether the current agent was marked or selected by name, so that unmarked nodes inside it do not take its place."""
+    place: str | None = None
+    """The agent or node that this code is directly in, with no tool between."""
 
 
 _current: contextvars.ContextVar[_Scope | None] = contextvars.ContextVar("lightning_scope", default=None)
@@ -222,6 +224,12 @@ def speaks(name: str) -> bool:
     """Whether the agent ``name``, marked or selected, is the one who speaks now."""
     scope = _current.get()
     return scope is not None and scope.marked and scope.address.agent == name
+
+
+def stands_in(name: str) -> bool:
+    """Whether this code is directly in the agent or node ``name``, or that agent speaks for whatever it is in."""
+    scope = _current.get()
+    return scope is not None and (scope.place == name or speaks(name))
 
 
 def find_run(rollout_id: str) -> Run | None:
@@ -343,7 +351,7 @@ def _open(outer: _Scope, name: str, kind: str, attributes: Mapping[str, Any] | N
     span = start_span(outer.address, name, kind, agent=agent, attributes=attributes)
     context = span.get_span_context()
     address = replace(outer.address, span=f"{context.span_id:016x}", agent=agent)
-    return _Scope(outer.run, address, marked), span
+    return _Scope(outer.run, address, marked, None if kind == "tool" else name), span
 
 
 def reward(value: float, *, call: str | None = None, agent: str | None = None, name: str | None = None) -> None:

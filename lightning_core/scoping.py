@@ -11,25 +11,32 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any, Literal
 
-from lightning_core.capture import StepScope, current_run, outside, speaks
+from lightning_core.capture import StepScope, current_run, outside, speaks, stands_in
 
 Kind = Literal["call", "coroutine", "generator", "async_generator"]
 
 
 def scope_function(
-    function: Callable[..., Any], name: str, *, kind: Kind | None = None, once: bool = False
+    function: Callable[..., Any],
+    name: str,
+    *,
+    kind: Kind | None = None,
+    once: bool = False,
+    place: Literal["agent", "node"] = "agent",
 ) -> Callable[..., Any]:
     """``function`` with the scope of the agent ``name`` around each run: same name and signature, same results and errors.
 
     Its kind is kept too, and found by looking at it; ``kind`` overrules that, for a plain function that returns an iterator. With ``once``
-    no scope is opened where this agent speaks already, so that methods that call each other count as one run.
+    no scope is opened where this agent speaks already, or this node runs already, so that methods that call each other count as one run.
+    ``place`` is the kind of scope.
     """
+    inside = speaks if place == "agent" else stands_in
 
     def open_scope() -> StepScope:
-        if once and speaks(name):
+        if once and inside(name):
             with outside():
                 return StepScope(name)
-        return StepScope(name)
+        return StepScope(name, kind=place)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if current_run() is None:

@@ -1,0 +1,111 @@
+"""Marks agents and teams: a copy, of a class of its own whose runs stand in the agent's scope.
+
+A subclass, because AgentChat asks for ``ChatAgent`` and ``Team`` wherever it takes one, and a team's runtime calls the agent's own methods.
+An agent's copy has the agent's memory; a team's copy has a runtime of its own, as every team has.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, wraps
+from typing import Any
+
+from autogen_agentchat.agents import BaseChatAgent
+from autogen_agentchat.teams import BaseGroupChat
+
+from lightning_core.errors import ConfigError
+from lightning_core.integration import TrainSpec
+from lightning_core.scoping import Kind, scope_function
+from lightning_core.trainable import get_mark, set_mark
+
+AGENT_RUNS: Mapping[str, Kind] = {
+    "run": "coroutine",
+    "run_stream": "async_generator",
+    "on_messages": "coroutine",
+    "on_messages_stream": "async_generator",
+}
+"""The methods through which an agent runs; most call another one."""
+TEAM_RUNS: Mapping[str, Kind] = {"run_stream": "async_generator"}
+"""``run`` and a team that holds the team go through it."""
+
+
+def mark(obj: Any, spec: TrainSpec) -> Any:
+    """A copy of ``obj``, an agent or a team that has not run yet, that runs as the agent ``spec.name``."""
+    if isinstance(obj, BaseGroupChat):
+        marked = _copy_team(obj, _participants(obj))
+    elif isinstance(obj, BaseChatAgent):
+        marked = copy.copy(obj)
+    else:
+        raise ConfigError(f"expected an agent or a team of AgentChat, found {obj!r}; mark the method that runs it")
+    marked.__class__ = _make_class(type(obj), spec)
+    return marked
+
+
+def mark_members(obj: Any, specs: Sequence[TrainSpec]) -> Any:
+    """A copy of the team ``obj``, which has not run yet, whose participants of these names are marked. Teams inside it are left alone."""
+    if not isinstance(obj, BaseGroupChat):
+        raise ConfigError(f"expected a team, found {type(obj).__name__}")
+    wanted = {spec.name: spec for spec in specs}
+    participants = _participants(obj)
+    names = [participant.name for participant in participants]
+    for name in wanted:
+        if name not in names:
+            raise ConfigError(f"there is no participant named {name!r}; there are {sorted(names)!r}")
+    return _copy_team(obj, [_mark_participant(p, wanted.get(p.name)) for p in participants])
+
+
+def _mark_participant(participant: Any, spec: TrainSpec | None) -> Any:
+    if spec is None or get_mark(participant) == spec:
+        return participant
+    if (present := get_mark(participant)) is not None:
+        raise ConfigError(f"{participant.name!r} is marked as {present.name!r} already and cannot be {spec.name!r} too")
+    return mark(participant, spec)
+
+
+def _participants(team: Any) -> list[Any]:
+    return list(team._participants)
+
+
+def _copy_team(team: Any, participants: list[Any]) -> Any:
+    """A copy with its own identity: a team's participants are registered under its id, with its runtime, when it first runs."""
+    if team._initialized:
+        raise ConfigError(f"the team {team.name!r} has run, or its state was loaded or saved; mark it before that")
+    marked = copy.copy(team)
+    BaseGroupChat.__init__(
+        marked,
+        name=team._name,
+        description=team._description,
+        participants=participants,
+        group_chat_manager_name=team._group_chat_manager_name,
+        group_chat_manager_class=team._base_group_chat_manager_class,
+        termination_condition=team._termination_condition,
+        max_turns=team._max_turns,
+        runtime=None if team._embedded_runtime else team._runtime,
+        emit_team_events=team._emit_team_events,
+    )
+    marked._message_factory = team._message_factory  # knows the types that the constructor of the original was told
+    if hasattr(team, "_input_participants"):  # GraphFlow's own list, from which it is serialised
+        marked._input_participants = participants
+    return marked
+
+
+@cache
+def _make_class(cls: type[Any], spec: TrainSpec) -> type[Any]:
+    runs = TEAM_RUNS if issubclass(cls, BaseGroupChat) else AGENT_RUNS
+    # The same name in the same module: AgentChat writes both into what it serialises.
+    body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    for name, kind in runs.items():
+        body[name] = scope_function(_call_present(cls, name), spec.name, kind=kind, once=True)
+    return set_mark(types.new_class(cls.__name__, (cls,), exec_body=lambda space: space.update(body)), spec)
+
+
+def _call_present(cls: type[Any], name: str) -> Callable[..., Any]:
+    """The method ``name`` of ``cls`` as it is when it is called: patches come and go."""
+
+    @wraps(getattr(cls, name))
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(cls, name)(self, *args, **kwargs)
+
+    return call
