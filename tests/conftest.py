@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,9 +68,9 @@ def play(prompt: str) -> str:
 
 
 @contextmanager
-def serve_script(delay: float = 0.0) -> Generator[Endpoint]:
-    """The scripted endpoint; ``delay`` in seconds before each answer."""
-    backend = ScriptedBackend(play, delay=delay)
+def serve_script(script: Callable[[str], str] = play, *, delay: float = 0.0) -> Generator[Endpoint]:
+    """An endpoint that answers a prompt's text by ``script``, ``delay`` seconds later."""
+    backend = ScriptedBackend(script, delay=delay)
     with PolicyEndpoint(backend, Chat(backend.tokenizer)) as served:
         yield Endpoint(served, backend)
 
