@@ -110,15 +110,20 @@ class Chat:
         self._knows_tools = "tools" in tokenizer.chat_template
         self.stop_token_ids = self._find_stop_tokens()
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Any] | None, memory: Memory) -> Prompt:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, memory: Memory, *, demands: str = ""
+    ) -> Prompt:
         """Tokens of ``messages`` with the generation prompt, reusing the recorded ids of an earlier turn where there is one.
 
+        ``demands`` is an instruction that the system message ends with; a conversation under other demands is another one.
         Raises `PolicyRequestError` if a message is not one that the template can render.
         """
         plain = [_check_message(m, i) for i, m in enumerate(messages)]
         if not plain:
             raise PolicyRequestError("messages is empty; expected at least one message", param="messages")
-        tool_key = json.dumps(tools or [], sort_keys=True)
+        tool_key = json.dumps([tools or [], demands], sort_keys=True)
+        if demands:
+            plain = _extend_system(plain, demands)
         text, quoted = self._render(plain, tools, generate=True)
         context: Context = "new"
         reason = None
@@ -271,7 +276,7 @@ def parse_tool_calls(text: str) -> dict[str, Any]:
         return ""
 
     content = _TOOL_CALL.sub(take, text)
-    message: dict[str, Any] = {"role": "assistant", "content": content if not calls else content.strip() or None}
+    message: dict[str, Any] = {"role": "assistant", "content": content if not calls else content.rstrip() or None}
     if calls:
         message["tool_calls"] = calls
     return message
@@ -335,11 +340,15 @@ def _spell_out_tools(messages: list[dict[str, Any]], tools: Sequence[Any] | None
             ready.append(m)
     if tools:
         description = _TOOLS_PROMPT.format(tools="\n".join(json.dumps(t.get("function", t)) for t in tools))
-        if ready and ready[0]["role"] == "system":
-            ready[0] = {**ready[0], "content": f"{ready[0]['content']}\n\n{description}"}
-        else:
-            ready.insert(0, {"role": "system", "content": description})
+        ready = _extend_system(ready, description)
     return ready
+
+
+def _extend_system(messages: list[dict[str, Any]], more: str) -> list[dict[str, Any]]:
+    """``messages``, whose system message ends with ``more``; it is made where there is none."""
+    first, rest = (messages[0], messages[1:]) if messages[0]["role"] == "system" else (None, messages)
+    content = f"{first['content']}\n\n{more}" if first and first["content"] else more
+    return [{**(first or {"role": "system"}), "content": content}, *rest]
 
 
 def _text(message: Message) -> str:

@@ -1,4 +1,4 @@
-"""The policy endpoint: an OpenAI-compatible server that knows the tokens, and who asked for them.
+"""The policy endpoint: a server in the wire formats of OpenAI and Anthropic that knows the tokens, and who asked for them.
 
 A request carries a per-rollout API key (which rollout, and may it) and an address in its headers (which agent, under which span). From
 these the endpoint decides who answers:
@@ -21,11 +21,12 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from typing import Any, Self
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -33,11 +34,12 @@ from lightning_core.errors import InfrastructureError, PolicyRequestError, Upstr
 from lightning_core.policy.backend import Backend
 from lightning_core.policy.chat import Chat
 from lightning_core.policy.client import ORIGIN, ORIGIN_AUTHORIZATION
-from lightning_core.policy.dialects import chat_completions as wire
-from lightning_core.policy.dialects.chat_completions import ChatRequest
+from lightning_core.policy.dialects import DIALECTS
+from lightning_core.policy.dialects.dialect import Dialect
+from lightning_core.policy.dialects.exchange import Answer, ChatRequest, Reply, model_name
 from lightning_core.policy.recording import CallSpan
 from lightning_core.policy.sampling import POLICY, Routing, Sampler, SamplingJob, Session, abandon, count_failure
-from lightning_core.policy.upstream import Target, Upstream, origin_target
+from lightning_core.policy.upstream import Target, Upstream, UpstreamServer, origin_target, with_headers
 from lightning_core.trace import Address, describe
 
 logger = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ class PolicyEndpoint:
         backend: Backend,
         chat: Chat,
         *,
-        upstream: Target | None = None,
+        upstream: UpstreamServer | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
@@ -66,7 +68,7 @@ class PolicyEndpoint:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.url = f"http://{host}:{self._socket.getsockname()[1]}/v1"
         routes = [
-            Route("/v1/chat/completions", self._chat_completions, methods=["POST"]),
+            *(Route(f"/v1{wire.PATH}", partial(self._ask, wire), methods=["POST"]) for wire in DIALECTS),
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
             Route("/{path:path}", _no_such_api, methods=["GET", "POST"]),
@@ -120,21 +122,22 @@ class PolicyEndpoint:
 
     async def _models(self, request: Request) -> Response:
         if self._session(request) is None:
-            return _error("unknown API key", 401, "authentication_error")
+            return _error("unknown API key", 401)
         models = [{"id": m, "object": "model", "created": 0, "owned_by": "lightning"} for m in self._backend.models]
         return JSONResponse({"object": "list", "data": models})
 
     def _session(self, request: Request) -> Session | None:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        return self._sessions.get(key.strip()) if scheme.lower() == "bearer" else None
+        if scheme.lower() != "bearer":
+            key = request.headers.get("x-api-key", "")
+        return self._sessions.get(key.strip())
 
-    async def _chat_completions(self, request: Request) -> Response:
+    async def _ask(self, wire: Dialect, request: Request) -> Response:
+        """Answer a request in the wire format that it came in."""
         session = self._session(request)
         if session is None:
             return _error(
-                "unknown API key: requests to a policy endpoint carry the key of a live rollout",
-                401,
-                "authentication_error",
+                "unknown API key: requests to a policy endpoint carry the key of a live rollout", 401, wire=wire
             )
         address = Address.from_headers(request.headers)
         if address is None or address.rollout != session.root.rollout:
@@ -146,32 +149,33 @@ class PolicyEndpoint:
             body = await request.json()
             # A configured model takes the place of the one that the agent names, here and upstream.
             body = _with_model(body, session.routing, address.agent)
-            model = self._route(session.routing, address.agent, body["model"], request)
+            model = self._route(wire, session.routing, address.agent, body["model"], request)
             # What somebody else's model can do is for them to say.
-            parsed = wire.parse_request(body, check=not isinstance(model, Target))
+            parsed = wire.parse_request(body, said=session.said, check=not isinstance(model, Target))
             if isinstance(model, Target):
-                return await self._pass_on(session, address, parsed, body, model)
-            return await self._sample(session, address, parsed, model, request)
+                return await self._pass_on(wire, session, address, parsed, model)
+            return await self._sample(wire, session, address, parsed, model, request)
         except PolicyRequestError as error:
-            return _error(str(error), error.status, "invalid_request_error", error.param)
+            return _error(str(error), error.status, error.param, wire=wire)
         except json.JSONDecodeError as error:
-            return _error(f"the request body is not JSON: {error}", 400, "invalid_request_error")
+            return _error(f"the request body is not JSON: {error}", 400, wire=wire)
         except Exception as error:  # noqa: BLE001 - whatever a backend raises is an infrastructure failure of this rollout
             count_failure(address, error)
-            return _error(describe(error), 502 if isinstance(error, UpstreamError) else 500, "server_error")
+            return _error(describe(error), 502 if isinstance(error, UpstreamError) else 500, wire=wire)
         finally:
             session.tasks.discard(task)
 
-    def _route(self, routing: Routing, agent: str | None, requested: str, http: Request) -> str | Target:
+    def _route(self, wire: Dialect, routing: Routing, agent: str | None, requested: str, http: Request) -> str | Target:
         if agent is not None and agent in routing.trained:
             return POLICY
         if requested in self._backend.models:
             return requested
+        passed = {name: http.headers[name] for name in wire.PASSED_HEADERS if name in http.headers}
         if self._upstream is not None:
-            return self._upstream
+            return with_headers(self._upstream.target(wire.PATH, wire.KEY_HEADER), passed)
         origin = http.headers.get(ORIGIN)
         if origin:
-            return origin_target(origin, http.headers.get(ORIGIN_AUTHORIZATION))
+            return with_headers(origin_target(origin, http.headers.get(ORIGIN_AUTHORIZATION)), passed)
         raise PolicyRequestError(
             f"agent {agent!r} is not trained and asks for model {requested!r}, which is not served here; served are "
             f"{list(self._backend.models)!r}. Train the agent, give it a model under agents.frozen, or set policy.upstream",
@@ -180,22 +184,29 @@ class PolicyEndpoint:
         )
 
     async def _sample(
-        self, session: Session, address: Address, request: ChatRequest, model: str, http: Request
+        self, wire: Dialect, session: Session, address: Address, request: ChatRequest, model: str, http: Request
     ) -> Response:
         """Answer from the backend: render once, sample n responses, record each."""
         spans = [CallSpan(address, request, model) for _ in range(request.n)]
         try:
-            prompt = self._chat.render(request.messages, request.tools, session.memory)
+            demands = request.demands.in_words()
+            prompt = self._chat.render(request.messages, request.tools, session.memory, demands=demands)
             trained = address.agent is not None and address.agent in session.routing.trained
             params = self._sampler.params(session, request, prompt, trained=trained)
         except BaseException as error:
             abandon(spans, error)
             raise
         job = SamplingJob(session, address, request, model, prompt, params)
+        reply = Reply(
+            request=request,
+            call=spans[0].id,
+            model=model,
+            prompt_ids=prompt.ids,
+            decode=self._chat.text,
+        )
         if request.stream:
-            return StreamingResponse(
-                _counted(session, self._sampler.stream(job, spans)), media_type="text/event-stream"
-            )
+            events = self._sampler.stream(job, spans, wire.stream_writer(reply))
+            return _stream(wire, session, address, spans, events)
         try:
             choices = await _unless_disconnected(
                 asyncio.gather(*(self._sampler.respond(job, span, i) for i, span in enumerate(spans))), http
@@ -203,68 +214,79 @@ class PolicyEndpoint:
         except BaseException as error:
             abandon(spans, error)
             raise
-        decode = self._chat.text
-        return JSONResponse(
-            wire.completion(
-                request, choices, id=f"chatcmpl-{spans[0].id}", model=model, prompt_ids=prompt.ids, decode=decode
-            )
-        )
+        return JSONResponse(wire.write_answer(reply, choices))
 
     async def _pass_on(
-        self, session: Session, address: Address, request: ChatRequest, body: Mapping[str, Any], target: Target
+        self, wire: Dialect, session: Session, address: Address, request: ChatRequest, target: Target
     ) -> Response:
         """Let somebody else's model answer, and record what it said."""
-        span = CallSpan(address, request, request.model)
+        spans = [CallSpan(address, request, request.model) for _ in range(request.n)]
         if request.stream:
-            return StreamingResponse(
-                _counted(session, self._pass_on_stream(span, address, body, target)), media_type="text/event-stream"
-            )
+            return _stream(wire, session, address, spans, self._pass_on_stream(wire, spans, request.body, target))
         try:
-            answer = await self._forward.complete(target, body)
-            span.forwarded(answer)
+            body = await self._forward.complete(target, request.body)
+            _record(spans, wire.read_answer(body), target)
         except BaseException as error:
-            span.fail(error)
+            abandon(spans, error)
             raise
-        finally:
-            span.end()
-        return JSONResponse(answer)
+        return JSONResponse(body)
 
     async def _pass_on_stream(
-        self, span: CallSpan, address: Address, body: Mapping[str, Any], target: Target
+        self, wire: Dialect, spans: list[CallSpan], body: Mapping[str, Any], target: Target
     ) -> AsyncGenerator[bytes]:
-        text, finish = "", None
-        try:
-            async for event, data in self._forward.stream(target, body):
-                for choice in (data or {}).get("choices") or ():
-                    if choice.get("index") == 0:
-                        text += (choice.get("delta") or {}).get("content") or ""
-                        finish = choice.get("finish_reason") or finish
+        """The events as they come, but for a closing mark: after it nobody would hear that the answer could not be recorded."""
+        reader = wire.stream_reader()
+        mark = b""
+        async for event, data in self._forward.stream(target, body):
+            if data is not None:
+                reader.read(data)
+            if data is None and b"[DONE]" in event:
+                mark = event
+            else:
                 yield event
-            span.answered({"role": "assistant", "content": text}, finish)
-        except InfrastructureError as error:
-            count_failure(address, error)
-            span.fail(error)
-            yield b"data: " + json.dumps(wire.error_body(str(error), kind="server_error")).encode() + b"\n\n"
-        finally:
-            span.end()
+        _record(spans, reader.answers(), target)
+        if mark:
+            yield mark
+
+
+def _record(spans: list[CallSpan], answers: list[Answer], target: Target) -> None:
+    """Note what somebody else's server answered. Raises `UpstreamError` if that is not what was asked for."""
+    if len(answers) != len(spans):
+        raise UpstreamError(
+            f"{target.url} gave {len(answers)} complete answers that can be recorded; expected {len(spans)}"
+        )
+    for span, answer in zip(spans, answers, strict=True):
+        span.forwarded(answer)
+        span.end()
 
 
 def _with_model(body: Any, routing: Routing, agent: str | None) -> dict[str, Any]:
-    requested = wire.model_name(body)
+    requested = model_name(body)
     return {**body, "model": routing.frozen.get(agent or "", requested)}
 
 
-async def _counted(session: Session, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """``events``, whose sending counts as work of the session until it is over."""
-    task = asyncio.current_task()
-    assert task is not None
-    session.tasks.add(task)
-    try:
-        async for event in events:
-            yield event
-    finally:
-        await events.aclose()
-        session.tasks.discard(task)
+def _stream(
+    wire: Dialect, session: Session, address: Address, spans: list[CallSpan], events: AsyncGenerator[bytes]
+) -> Response:
+    """A response of ``events``, whose sending counts as work of the session until it is over."""
+
+    async def send() -> AsyncGenerator[bytes]:
+        task = asyncio.current_task()
+        assert task is not None
+        session.tasks.add(task)
+        try:
+            async for event in events:
+                yield event
+        except Exception as error:  # noqa: BLE001 - headers are sent; the client hears of it in the stream
+            count_failure(address, error)
+            abandon(spans, error)
+            yield wire.error_event(describe(error))
+        finally:
+            await events.aclose()
+            abandon(spans, ClientDisconnect())
+            session.tasks.discard(task)
+
+    return StreamingResponse(send(), media_type="text/event-stream")
 
 
 async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
@@ -293,18 +315,18 @@ async def _unless_disconnected(work: asyncio.Future[Any], request: Request) -> A
 
 
 async def _no_such_api(request: Request) -> Response:
+    spoken = ", ".join(f"/v1{wire.PATH}" for wire in DIALECTS)
     return _error(
-        f"the policy endpoint speaks POST /v1/chat/completions and GET /v1/models; found {request.method} {request.url.path}. "
-        "Set the agent's client to chat completions, or leave this provider out of rollouts.redirect_hosts",
+        f"the policy endpoint speaks POST {spoken} and GET /v1/models; found {request.method} {request.url.path}. "
+        "Set the agent's client to one of these, or leave this provider out of rollouts.redirect_hosts",
         404,
-        "invalid_request_error",
     )
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     logger.error("the policy endpoint failed", exc_info=error)
-    return _error(describe(error), 500, "server_error")
+    return _error(describe(error), 500)
 
 
-def _error(message: str, status: int, kind: str, param: str | None = None) -> Response:
-    return JSONResponse(wire.error_body(message, kind=kind, param=param), status_code=status)
+def _error(message: str, status: int, param: str | None = None, *, wire: Dialect = DIALECTS[0]) -> Response:
+    return JSONResponse(wire.error_body(message, status=status, param=param), status_code=status)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from opentelemetry.trace import Span, Status, StatusCode
@@ -11,7 +11,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 from lightning_core import trace as tr
 from lightning_core.capture import next_sequence
 from lightning_core.policy.chat import Prompt
-from lightning_core.policy.dialects.chat_completions import ChatRequest, Choice
+from lightning_core.policy.dialects.exchange import Answer, ChatRequest, Choice
 from lightning_core.spans import start_span
 from lightning_core.trace import Address, describe, pack
 
@@ -56,17 +56,16 @@ class CallSpan:
         if finish_reason:
             self._span.set_attribute("gen_ai.response.finish_reasons", [finish_reason])
 
-    def forwarded(self, answer: Mapping[str, Any]) -> None:
+    def forwarded(self, answer: Answer) -> None:
         """Note what somebody else's server answered."""
-        choices: Sequence[Mapping[str, Any]] = answer.get("choices") or ()
-        if answer.get("model"):
-            self._span.set_attribute("gen_ai.response.model", str(answer["model"]))
-        counts = answer.get("usage") or {}
-        for theirs, ours in (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")):
-            if counts.get(theirs) is not None:
-                self._span.set_attribute(f"gen_ai.usage.{ours}", int(counts[theirs]))
-        if choices:
-            self.answered(choices[0].get("message") or {}, choices[0].get("finish_reason"))
+        for name, value in (
+            ("response.model", answer.model),
+            ("usage.input_tokens", answer.input_tokens),
+            ("usage.output_tokens", answer.output_tokens),
+        ):
+            if value is not None:
+                self._span.set_attribute(f"gen_ai.{name}", value)
+        self.answered(answer.message, answer.finish_reason)
 
     def fail(self, error: BaseException) -> None:
         """Note that the call came to nothing."""

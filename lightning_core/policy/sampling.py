@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-from starlette.requests import ClientDisconnect
 
 from lightning_core.capture import find_run
 from lightning_core.errors import PolicyRequestError
 from lightning_core.policy.backend import Backend, SamplingParams
 from lightning_core.policy.chat import Chat, Memory, Prompt
-from lightning_core.policy.dialects import chat_completions as wire
-from lightning_core.policy.dialects.chat_completions import ChatRequest, Choice
+from lightning_core.policy.dialects.dialect import StreamWriter
+from lightning_core.policy.dialects.exchange import ChatRequest, Choice, Message
 from lightning_core.policy.recording import CallSpan
 from lightning_core.policy.streaming import HeldText, cut
 from lightning_core.trace import Address, describe
@@ -50,6 +47,8 @@ class Session:
     seed: int | None
     seen: Counter[str] = field(default_factory=Counter[str])
     memory: Memory = field(default_factory=Memory)
+    said: dict[str, Sequence[Message]] = field(default_factory=dict[str, Sequence[Message]])
+    """Conversations that a later request may continue by naming their last call."""
     tasks: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
 
 
@@ -127,12 +126,15 @@ class Sampler:
             await deltas.aclose()
         message = self._chat.parse(choice.token_ids, tools=bool(request.tools))
         if stopped_by_text:
-            message = {**message, "content": cut(message["content"] or "", request.stop)}
+            content, choice.stop = cut(message["content"] or "", request.stop)
+            message = {**message, "content": content}
         else:
             self._chat.remember(job.prompt, choice.token_ids, message, job.session.memory)
         if message.get("tool_calls"):
             choice.finish_reason = "tool_calls"
         choice.message = message
+        if request.carried is not None:
+            job.session.said[span.id] = (*request.carried, message)
         span.sampled(
             job.prompt,
             choice,
@@ -143,33 +145,23 @@ class Sampler:
         span.end()
         return choice
 
-    async def stream(self, job: SamplingJob, spans: list[CallSpan]) -> AsyncGenerator[bytes]:
+    async def stream(self, job: SamplingJob, spans: list[CallSpan], writer: StreamWriter) -> AsyncGenerator[bytes]:
         """Server-sent events as tokens come. Text that may still become a tool call, a stop or half a character is held back."""
-        id = f"chatcmpl-{spans[0].id}"
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+        def send(event: bytes) -> None:
+            if event:
+                events.put_nowait(event)
 
         async def run(index: int, span: CallSpan) -> Choice:
             held = HeldText(self._chat.text, job.request.stop, tools=bool(job.request.tools))
-            events.put_nowait(wire.chunk(id, job.model, index, {"role": "assistant", "content": ""}))
+            send(writer.begin(index))
 
             def emit(choice: Choice, ids: list[int], logprobs: list[float]) -> None:
-                extra: dict[str, Any] = {}
-                if job.request.logprobs:
-                    extra["logprobs"] = wire.stream_logprobs(ids, logprobs, self._chat.text)
-                if job.request.return_token_ids:
-                    extra["token_ids"] = ids
-                text = held.more(choice.token_ids)
-                if text or extra:
-                    events.put_nowait(wire.chunk(id, job.model, index, {"content": text}, **extra))
+                send(writer.more(index, held.more(choice.token_ids), ids, logprobs))
 
             choice = await self.respond(job, span, index, emit)
-            if choice.message.get("tool_calls"):
-                events.put_nowait(wire.chunk(id, job.model, index, wire.tool_call_delta(choice.message)))
-            else:
-                rest = held.rest(choice.message.get("content") or "")
-                if rest:
-                    events.put_nowait(wire.chunk(id, job.model, index, {"content": rest}))
-            events.put_nowait(wire.chunk(id, job.model, index, {}, finish_reason=choice.finish_reason))
+            send(writer.finish(index, choice, held.rest(choice.message.get("content") or "")))
             return choice
 
         everything = asyncio.gather(*(run(i, span) for i, span in enumerate(spans)))
@@ -177,17 +169,9 @@ class Sampler:
         try:
             while (event := await events.get()) is not None:
                 yield event
-            choices = await everything
-            if job.request.include_usage:
-                yield wire.chunk(id, job.model, None, {}, usage=wire.usage(job.prompt.ids, choices))
-            yield b"data: [DONE]\n\n"
-        except Exception as error:  # noqa: BLE001 - headers are sent; the client hears of it in the stream
-            count_failure(job.address, error)
-            abandon(spans, error)
-            yield b"data: " + json.dumps(wire.error_body(describe(error), kind="server_error")).encode() + b"\n\n"
+            yield writer.end(await everything)
         finally:
             everything.cancel()
-            abandon(spans, ClientDisconnect())
 
 
 def _seed(session: Session, prompt: Prompt) -> int | None:

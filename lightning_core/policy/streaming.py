@@ -10,6 +10,7 @@ class HeldText:
 
     def __init__(self, decode: Callable[[list[int]], str], stops: tuple[str, ...], *, tools: bool) -> None:
         self._decode = decode
+        self._tools = tools
         self._marks = (*stops, "<tool_call>") if tools else stops
         self._sent = ""
 
@@ -24,6 +25,8 @@ class HeldText:
             for size in range(1, len(mark)):
                 if text.endswith(mark[:size]):
                     safe = min(safe, len(text) - size)
+        if self._tools:
+            safe = len(text[:safe].rstrip())  # space before a tool call is not part of the text
         fresh = text[len(self._sent) : safe]
         self._sent += fresh
         return fresh
@@ -33,7 +36,10 @@ class HeldText:
         return content[len(self._sent) :]
 
 
-def cut(text: str, stops: tuple[str, ...]) -> str:
-    """``text`` before the earliest of ``stops``."""
-    ends = [at for at in (text.find(s) for s in stops) if at >= 0]
-    return text[: min(ends)] if ends else text
+def cut(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
+    """``text`` before the earliest of ``stops``, and which of them that was."""
+    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    if not found:
+        return text, None
+    at, stop = min(found)
+    return text[:at], stop

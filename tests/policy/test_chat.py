@@ -156,6 +156,22 @@ def test_tool_calls_are_parsed_and_their_reserialised_form_realigns():
     assert bytes(i for i in second.ids if i < 256).decode().count("<tool_response>\n3\n</tool_response>") == 1
 
 
+def test_other_demands_are_another_conversation(chat: Chat, tokenizer):
+    """The same messages, asked for in two forms, answered alike: each continues its own tokens."""
+    memory = Memory()
+    output = [*encode(chat, "answer"), tokenizer.eos_token_id]
+    firsts = {demands: chat.render([USER], None, memory, demands=demands) for demands in ("", "as JSON", "as XML")}
+    for first in firsts.values():
+        chat.remember(first, output, chat.parse(output, tools=False), memory)
+    turn = [USER, {"role": "assistant", "content": "answer"}, USER]
+    for demands, first in firsts.items():
+        second = chat.render(turn, None, memory, demands=demands)
+        assert second.context == "clean"
+        assert list(second.ids[: len(first.ids) + len(output)]) == [*first.ids, *output]
+        assert second.text.startswith(f"<|im_start|>system\n{demands}<|im_end|>") is bool(demands)
+    assert chat.render(turn, None, memory, demands="as YAML").context == "new"
+
+
 def test_parallel_tool_calls_keep_their_order_and_malformed_ones_stay_visible():
     text = 'so: <tool_call>{"name": "a", "arguments": {}}</tool_call><tool_call>{"name": "b"}</tool_call>'
     message = parse_tool_calls(text)

@@ -16,8 +16,9 @@ from lightning_core.capture import Run, current_address, reward, rollout, scope
 from lightning_core.policy.chat import Chat
 from lightning_core.policy.endpoint import PolicyEndpoint, Routing
 from lightning_core.policy.scripted import ScriptedBackend
-from lightning_core.policy.upstream import Target
+from lightning_core.policy.upstream import UpstreamServer
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
+from tests.recording_server import RecordingServer
 
 TRAINED = Routing(trained=frozenset({"writer"}), temperature=0.7, max_tokens=64)
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -26,7 +27,7 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 @contextmanager
 def serve(
-    script: Any = lambda prompt: "hello", *, upstream: Target | None = None, **options: Any
+    script: Any = lambda prompt: "hello", *, upstream: UpstreamServer | None = None, **options: Any
 ) -> Iterator[PolicyEndpoint]:
     backend = ScriptedBackend(script, **options)
     with PolicyEndpoint(backend, Chat(backend.tokenizer), upstream=upstream) as endpoint:
@@ -109,7 +110,7 @@ def test_tool_calls_streamed_and_not_and_the_second_turn_continues_the_row():
         with client.chat.completions.stream(model="m", messages=HI, tools=TOOLS) as stream:
             streamed = stream.get_final_completion().choices[0]
     assert streamed.finish_reason == "tool_calls"
-    assert streamed.message.content == "let me "
+    assert streamed.message.content == "let me"
     assert streamed.message.tool_calls
     assert streamed.message.tool_calls[0].function.arguments == '{"a": 1}'
     rows = transitions_to_rows(trace_to_transitions(run.trace, agents={"writer"}))
@@ -170,7 +171,7 @@ def test_calls_of_untrained_agents_go_upstream_and_are_recorded():
     with serve(lambda p: "from afar") as far, rollout({"id": "far"}) as far_run:
         key = far.new_key()
         far.open(key, far_run.address, Routing(frozen={"": "policy"}))
-        target = Target(url=f"{far.url}/chat/completions", headers={"authorization": f"Bearer {key}"})
+        target = UpstreamServer(base_url=far.url, api_key=key)
         with serve(upstream=target) as near, speak(near, agent="critic") as (run, client):
             answer = client.chat.completions.create(model="policy-afar", messages=HI)
             streamed = list(client.chat.completions.create(model="policy-afar", messages=HI, stream=True))
@@ -188,7 +189,7 @@ def test_a_configured_model_is_the_one_that_the_upstream_is_asked_for():
     with serve(lambda p: "from afar") as far, rollout({"id": "far"}) as far_run:
         key = far.new_key()
         far.open(key, far_run.address, Routing())
-        target = Target(url=f"{far.url}/chat/completions", headers={"authorization": f"Bearer {key}"})
+        target = UpstreamServer(base_url=far.url, api_key=key)
         near = PolicyEndpoint(backend, Chat(backend.tokenizer), upstream=target)
         with near, speak(near, routing, "critic") as (_, client):
             answer = client.chat.completions.create(model="gpt-x", messages=HI)
@@ -197,23 +198,23 @@ def test_a_configured_model_is_the_one_that_the_upstream_is_asked_for():
 
 
 def test_what_an_upstream_can_do_is_for_the_upstream_to_say():
-    """A frozen agent's forced tool choice is passed on untouched, and refused by the server that cannot do it."""
+    """A frozen agent's grammar is passed on untouched, and refused by the server that cannot do it."""
     with serve() as far, rollout({"id": "far"}) as far_run:
         key = far.new_key()
         far.open(key, far_run.address, Routing(frozen={"": "policy"}))
-        target = Target(url=f"{far.url}/chat/completions", headers={"authorization": f"Bearer {key}"})
+        target = UpstreamServer(base_url=far.url, api_key=key)
         with (
             serve(upstream=target) as near,
             speak(near, agent="critic") as (_, client),
             pytest.raises(openai.APIError) as caught,
         ):
-            client.chat.completions.create(model="far", messages=HI, tools=TOOLS, tool_choice="required")
+            client.chat.completions.create(model="far", messages=HI, extra_body={"guided_grammar": "x"})
     assert f"{far.url}/chat/completions answered 400" in str(caught.value)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_dead_upstream_is_an_infrastructure_failure_with_a_clear_error(stream: bool):
-    dead = Target(url="http://127.0.0.1:9/v1/chat/completions")
+    dead = UpstreamServer(base_url="http://127.0.0.1:9/v1")
     with (
         serve(upstream=dead) as endpoint,
         speak(endpoint, agent="critic") as (run, client),
@@ -240,8 +241,10 @@ def test_a_backend_that_fails_is_an_infrastructure_failure():
     ("extra", "param"),
     [
         ({"frequency_penalty": 1.0}, "frequency_penalty"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tool_choice": "required", "tools": TOOLS}, "tool_choice"),
+        ({"response_format": {"type": "grammar"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}, "tools": TOOLS}, "tool_choice"),
         ({"logit_bias": {"1": 2}}, "logit_bias"),
         ({"temperature": -1}, "temperature"),
         ({"n": 0}, "n"),
@@ -256,13 +259,87 @@ def test_what_cannot_be_honoured_is_refused_by_name(extra: dict[str, Any], param
     assert run.infrastructure == []
 
 
+def test_json_and_a_tool_call_are_asked_for_in_the_prompt():
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object", "title": "Verdict"}}}
+    forms: list[dict[str, Any]] = [
+        {"response_format": {"type": "json_object"}},
+        {"response_format": schema},
+        {
+            "tools": TOOLS,
+            "tool_choice": {"type": "function", "function": {"name": "add"}},
+            "parallel_tool_calls": False,
+        },
+    ]
+    with serve() as endpoint, speak(endpoint) as (run, client):
+        for form in forms:
+            client.chat.completions.create(model="m", messages=[{"role": "system", "content": "be kind"}, *HI], **form)
+    systems: list[str] = []
+    for call in run.trace.calls:
+        assert call.prompt_ids is not None
+        systems.append(bytes(i for i in call.prompt_ids if i < 256).decode().partition("\nuser\n")[0])
+    assert systems[0].startswith("system\nbe kind\n\nWrite your final answer as JSON")
+    assert '"title": "Verdict"' in systems[1]
+    assert "Answer by calling the function add.\nCall at most one function in an answer." in systems[2]
+    assert [list(call.messages) for call in run.trace.calls] == [[{"role": "system", "content": "be kind"}, *HI]] * 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_all_that_an_upstream_says_is_recorded(stream: bool):
+    answer = 'so: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    with serve(lambda p: answer) as far, rollout({"id": "far"}) as far_run:
+        key = far.new_key()
+        far.open(key, far_run.address, Routing(frozen={"": "policy"}))
+        near = serve(upstream=UpstreamServer(base_url=far.url, api_key=key))
+        with near as endpoint, speak(endpoint, agent="critic") as (run, client):
+            options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+            given = client.chat.completions.create(model="gpt", messages=HI, tools=TOOLS, n=2, **options)
+            if stream:
+                list(given)
+    theirs = {call.response["tool_calls"][0]["id"]: call for call in far_run.trace.calls if call.response}
+    assert len(run.trace.calls) == 2
+    for call in run.trace.calls:
+        assert call.response is not None
+        assert (call.response["content"], call.finish_reason, call.model) == ("so:", "tool_calls", "policy")
+        (tool_call,) = call.response["tool_calls"]
+        assert theirs.pop(tool_call["id"]).response == call.response
+    sampled = sum(span.attributes.get("gen_ai.usage.output_tokens", 0) for span in run.spans)
+    assert sampled == sum(len(c.output_ids) for c in far_run.trace.calls if c.output_ids is not None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_upstream_answer_that_cannot_be_recorded_fails_the_call(server: RecordingServer, stream: bool):
+    """A server that answers a request for the Responses API with something else."""
+    upstream = UpstreamServer(base_url=f"{server.url}/v1")
+    with serve(upstream=upstream) as endpoint, speak(endpoint, agent="critic") as (run, client):
+        with pytest.raises(openai.APIError, match="0 complete answers that can be recorded; expected 1"):
+            list(client.responses.create(model="gpt", input="hi", stream=stream))
+        with pytest.raises(openai.APIError, match="1 complete answers that can be recorded; expected 2"):
+            list(client.chat.completions.create(model="gpt", messages=HI, n=2, stream=stream))
+    assert len(run.infrastructure) == 2
+    assert all(call.error is not None for call in run.trace.calls)
+
+
+def test_a_call_passed_on_to_its_origin_keeps_its_credentials(server: RecordingServer):
+    """An untrained agent's redirected request, unchanged but for the address it came from."""
+    origin = f"{server.url}/v1/chat/completions"
+    headers = {"lightning-origin": origin, "lightning-origin-authorization": "Bearer sk-own", "OpenAI-Project": "p"}
+    with serve() as endpoint, speak(endpoint, agent="critic") as (run, client):
+        client.with_options(default_headers=headers).chat.completions.create(model="gpt", messages=HI, temperature=0.5)
+    (noted,) = server.requests
+    assert noted.url == origin
+    assert noted.body == {"model": "gpt", "messages": HI, "temperature": 0.5}
+    assert (noted.headers["authorization"], noted.headers["openai-project"]) == ("Bearer sk-own", "p")
+    assert not [name for name in noted.headers if name.startswith("lightning") or name == "traceparent"]
+    assert (run.trace.calls[0].response or {})["content"] == "ok"
+
+
 def test_an_api_that_is_not_spoken_is_a_clear_404():
     with (
         serve() as endpoint,
         speak(endpoint) as (_, client),
-        pytest.raises(openai.NotFoundError, match="found POST /v1/responses"),
+        pytest.raises(openai.NotFoundError, match="found POST /v1/embeddings"),
     ):
-        client.responses.create(model="m", input="hi")
+        client.embeddings.create(model="m", input="hi")
 
 
 def test_a_prompt_too_long_for_the_context_is_refused_with_both_numbers():

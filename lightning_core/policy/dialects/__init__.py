@@ -1,1 +1,8 @@
-"""One file for each wire format that the endpoint speaks."""
+"""The wire formats that the endpoint speaks: one module each."""
+
+from __future__ import annotations
+
+from lightning_core.policy.dialects import chat_completions, responses
+from lightning_core.policy.dialects.dialect import Dialect
+
+DIALECTS: tuple[Dialect, ...] = (chat_completions, responses)

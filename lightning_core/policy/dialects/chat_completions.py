@@ -5,103 +5,69 @@ A parameter that the endpoint cannot honour is refused with its name; none is ig
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lightning_core.errors import PolicyRequestError
+from lightning_core.policy.demands import ANY_TOOL, Demands, check_tool
+from lightning_core.policy.dialects.dialect import sse
+from lightning_core.policy.dialects.exchange import (
+    Answer,
+    ChatRequest,
+    Choice,
+    Message,
+    Reply,
+    integer,
+    model_name,
+    number,
+    refuse_unknown,
+)
 
-# Parameters without influence on what is sampled: accepted, and meaningless here.
+PATH = "/chat/completions"
+KEY_HEADER = "authorization"
+PASSED_HEADERS = ("openai-organization", "openai-project")
+
+# Parameters without influence on what a model without reasoning samples: accepted, and meaningless here.
 _INERT = frozenset({
-    "metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store", "stream_options", "user",
+    "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "safety_identifier",
+    "service_tier", "store", "stream_options", "user", "verbosity",
 })  # fmt: skip
 _KNOWN = frozenset({
-    "model", "messages", "tools", "tool_choice", "temperature", "top_p", "max_tokens", "max_completion_tokens", "n", "stop", "stream",
-    "seed", "logprobs", "top_logprobs", "response_format", "frequency_penalty", "presence_penalty", "return_token_ids",
+    "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "max_tokens", "max_completion_tokens",
+    "n", "stop", "stream", "seed", "logprobs", "top_logprobs", "response_format", "frequency_penalty", "presence_penalty",
+    "return_token_ids",
 })  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
-    """A checked request; None where the client left the choice to us."""
-
-    model: str
-    messages: Sequence[Any]
-    tools: Sequence[Any] | None
-    temperature: float | None
-    top_p: float | None
-    max_tokens: int | None
-    n: int
-    stop: tuple[str, ...]
-    seed: int | None
-    stream: bool
-    include_usage: bool
-    logprobs: bool
-    return_token_ids: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class Choice:
-    """One sampled response, as far as it has come."""
-
-    message: Mapping[str, Any]
-    token_ids: list[int]
-    logprobs: list[float]
-    finish_reason: str
-
-
-def model_name(body: Any) -> str:
-    """The model that a request names. Raises `PolicyRequestError` if the body is no object."""
-    if not isinstance(body, Mapping):
-        raise PolicyRequestError(f"the request body is a JSON {type(body).__name__}; expected an object")
-    return str(body.get("model") or "")
-
-
-def parse_request(body: Mapping[str, Any], *, check: bool = True) -> ChatRequest:
-    """Read a request body. Raises `PolicyRequestError` naming the parameter that cannot be honoured, if ``check``."""
+def parse_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]], check: bool = True) -> ChatRequest:
+    """See `Dialect.parse_request`."""
+    del said
     if check:
         _refuse_what_cannot_be_honoured(body)
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise PolicyRequestError(f"messages is {messages!r}; expected a list", param="messages")
     stop = body.get("stop") or ()
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
     tools = body.get("tools") or None
     return ChatRequest(
         model=model_name(body),
         messages=messages,
         tools=None if body.get("tool_choice") == "none" else tools,
-        temperature=_number(body, "temperature", 0.0, 100.0),
-        top_p=_number(body, "top_p", 0.0, 1.0),
-        max_tokens=_integer(body, "max_completion_tokens", 1) or _integer(body, "max_tokens", 1),
-        n=_integer(body, "n", 1) or 1,
-        stop=stops,
-        seed=_integer(body, "seed", None),
+        temperature=number(body, "temperature", 0.0, 100.0),
+        top_p=number(body, "top_p", 0.0, 1.0),
+        max_tokens=integer(body, "max_completion_tokens", 1) or integer(body, "max_tokens", 1),
+        n=integer(body, "n", 1) or 1,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        seed=integer(body, "seed", None),
         stream=bool(body.get("stream")),
-        include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
-        logprobs=bool(body.get("logprobs")),
-        return_token_ids=bool(body.get("return_token_ids")),
+        demands=_demands(body, tools) if check else Demands(),
+        body=body,
     )
 
 
 def _refuse_what_cannot_be_honoured(body: Mapping[str, Any]) -> None:
-    unknown = sorted(k for k, v in body.items() if k not in _KNOWN | _INERT and v is not None)
-    if unknown:
-        raise PolicyRequestError(
-            f"unsupported parameters {unknown!r}; supported are {sorted(_KNOWN)!r}", param=str(unknown[0])
-        )
-    choice = body.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise PolicyRequestError(
-            f"tool_choice {choice!r} would need constrained sampling; use 'auto' or 'none'", param="tool_choice"
-        )
-    form = body.get("response_format")
-    if form is not None and form != {"type": "text"}:
-        raise PolicyRequestError(
-            "response_format other than text would need constrained sampling", param="response_format"
-        )
+    refuse_unknown(body, _KNOWN, _INERT)
     for name in ("frequency_penalty", "presence_penalty"):
         if body.get(name):
             raise PolicyRequestError(
@@ -111,98 +77,187 @@ def _refuse_what_cannot_be_honoured(body: Mapping[str, Any]) -> None:
         raise PolicyRequestError("top_logprobs: only the sampled token's logprob is known", param="top_logprobs")
 
 
-def _number(body: Mapping[str, Any], name: str, low: float, high: float) -> float | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise PolicyRequestError(f"{name} is {value!r}; expected a number from {low:g} to {high:g}", param=name)
-    return float(value)
+def _demands(body: Mapping[str, Any], tools: Sequence[Any] | None) -> Demands:
+    match body.get("tool_choice"):
+        case None | "auto" | "none":
+            tool = None
+        case "required":
+            tool = ANY_TOOL
+        case {"type": "function", "function": {"name": str(tool)}}:
+            pass
+        case choice:
+            raise PolicyRequestError(
+                f"tool_choice is {choice!r}; expected 'auto', 'none', 'required' or a function", param="tool_choice"
+            )
+    match body.get("response_format"):
+        case None | {"type": "text"}:
+            schema = None
+        case {"type": "json_object"}:
+            schema = {}
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            pass
+        case form:
+            raise PolicyRequestError(
+                f"response_format is {form!r}; expected the type text, json_object or json_schema with a schema",
+                param="response_format",
+            )
+    one_call = bool(tools) and body.get("parallel_tool_calls") is False
+    return Demands(schema=schema, tool=check_tool(tool, tools), one_call=one_call)
 
 
-def _integer(body: Mapping[str, Any], name: str, low: int | None) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or (low is not None and value < low):
-        raise PolicyRequestError(
-            f"{name} is {value!r}; expected an integer{'' if low is None else f' of at least {low}'}", param=name
-        )
-    return value
-
-
-def completion(
-    request: ChatRequest, choices: Sequence[Choice], *, id: str, model: str, prompt_ids: Sequence[int], decode: Any
-) -> dict[str, Any]:
-    """The answer to a request without streaming."""
+def write_answer(reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
+    """See `Dialect.write_answer`."""
+    asked = reply.request.body
     body: dict[str, Any] = {
-        "id": id,
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": model,
+        **_head(reply, "chat.completion"),
         "choices": [
             {
                 "index": i,
                 "message": choice.message,
                 "finish_reason": choice.finish_reason,
-                "logprobs": _logprobs(choice.token_ids, choice.logprobs, decode) if request.logprobs else None,
-                **({"token_ids": choice.token_ids} if request.return_token_ids else {}),
+                "logprobs": _logprobs(choice.token_ids, choice.logprobs, reply.decode)
+                if asked.get("logprobs")
+                else None,
+                **({"token_ids": choice.token_ids} if asked.get("return_token_ids") else {}),
             }
             for i, choice in enumerate(choices)
         ],
-        "usage": usage(prompt_ids, choices),
+        "usage": _usage(reply, choices),
     }
-    if request.return_token_ids:
-        body["prompt_token_ids"] = list(prompt_ids)
+    if asked.get("return_token_ids"):
+        body["prompt_token_ids"] = list(reply.prompt_ids)
     return body
 
 
-def usage(prompt_ids: Sequence[int], choices: Sequence[Choice]) -> dict[str, int]:
-    """Token counts of a request."""
-    sampled = sum(len(c.token_ids) for c in choices)
-    return {"prompt_tokens": len(prompt_ids), "completion_tokens": sampled, "total_tokens": len(prompt_ids) + sampled}
+class _Writer:
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._asked = reply.request.body
+
+    def begin(self, index: int) -> bytes:
+        return self._chunk(index, {"role": "assistant", "content": ""})
+
+    def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
+        extra: dict[str, Any] = {}
+        if self._asked.get("logprobs"):
+            extra["logprobs"] = _logprobs(token_ids, logprobs, self._reply.decode)
+        if self._asked.get("return_token_ids"):
+            extra["token_ids"] = list(token_ids)
+        return self._chunk(index, {"content": text}, **extra) if text or extra else b""
+
+    def finish(self, index: int, choice: Choice, rest: str) -> bytes:
+        events = self._chunk(index, {"content": rest}) if rest else b""
+        if choice.message.get("tool_calls"):
+            calls = [{"index": i, **call} for i, call in enumerate(choice.message["tool_calls"])]
+            events += self._chunk(index, {"tool_calls": calls})
+        return events + self._chunk(index, {}, finish_reason=choice.finish_reason)
+
+    def end(self, choices: Sequence[Choice]) -> bytes:
+        events = b""
+        if (self._asked.get("stream_options") or {}).get("include_usage"):
+            events = sse({
+                **_head(self._reply, "chat.completion.chunk"), "choices": [], "usage": _usage(self._reply, choices),
+            })  # fmt: skip
+        return events + sse("[DONE]")
+
+    def _chunk(self, index: int, delta: Mapping[str, Any], **more: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "finish_reason": None, "logprobs": None, **more}
+        return sse({**_head(self._reply, "chat.completion.chunk"), "choices": [choice]})
 
 
-def chunk(
-    id: str, model: str, index: int | None, delta: Mapping[str, Any], *, finish_reason: str | None = None, **extra: Any
-) -> bytes:
-    """One server-sent event of a streamed answer; ``index`` None for the closing one that carries usage only."""
-    choices = (
-        [] if index is None else [{"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": None}]
-    )
-    if choices and "logprobs" in extra:
-        choices[0]["logprobs"] = extra.pop("logprobs")
-    if choices and "token_ids" in extra:
-        choices[0]["token_ids"] = extra.pop("token_ids")
-    body = {
-        "id": id,
-        "object": "chat.completion.chunk",
-        "created": int(time.time()),
-        "model": model,
-        "choices": choices,
-        **extra,
-    }
-    return b"data: " + json.dumps(body, ensure_ascii=False).encode() + b"\n\n"
+def stream_writer(reply: Reply) -> _Writer:
+    """See `Dialect.stream_writer`."""
+    return _Writer(reply)
 
 
-def tool_call_delta(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The tool calls of a finished message as one streamed delta."""
-    return {"tool_calls": [{"index": i, **call} for i, call in enumerate(message["tool_calls"])]}
+def _head(reply: Reply, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{reply.call}", "object": kind, "created": int(time.time()), "model": reply.model}
 
 
-def stream_logprobs(token_ids: Sequence[int], logprobs: Sequence[float], decode: Any) -> dict[str, Any]:
-    """Logprobs of newly sampled tokens, for a chunk."""
-    return _logprobs(token_ids, logprobs, decode)
+def _usage(reply: Reply, choices: Sequence[Choice]) -> dict[str, int]:
+    prompt, sampled = len(reply.prompt_ids), sum(len(c.token_ids) for c in choices)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def _logprobs(token_ids: Sequence[int], logprobs: Sequence[float], decode: Any) -> dict[str, Any]:
+def _logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[float], decode: Callable[[Sequence[int]], str]
+) -> dict[str, Any]:
+    return {"content": token_logprobs(token_ids, logprobs, decode), "refusal": None}
+
+
+def token_logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[float], decode: Callable[[Sequence[int]], str]
+) -> list[dict[str, Any]]:
+    """Sampled tokens with their logprobs, in the form that OpenAI's APIs share."""
     content: list[dict[str, Any]] = []
     for token, logprob in zip(token_ids, logprobs, strict=True):
         text = decode([token])
         content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
-    return {"content": content, "refusal": None}
+    return content
 
 
-def error_body(message: str, *, kind: str, param: str | None = None) -> dict[str, Any]:
-    """An error as OpenAI's clients expect it."""
+def read_answer(body: Mapping[str, Any]) -> list[Answer]:
+    """See `Dialect.read_answer`."""
+    counts = body.get("usage") or {}
+    return [
+        Answer(
+            message=choice.get("message") or {},
+            finish_reason=choice.get("finish_reason"),
+            model=body.get("model"),
+            # One count for all choices: it is told once.
+            input_tokens=counts.get("prompt_tokens") if i == 0 else None,
+            output_tokens=counts.get("completion_tokens") if i == 0 else None,
+        )
+        for i, choice in enumerate(body.get("choices") or ())
+    ]
+
+
+class _Reader:
+    """Puts the chunks together to the body that would have come without streaming."""
+
+    def __init__(self) -> None:
+        self._body: dict[str, Any] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
+
+    def read(self, event: Mapping[str, Any]) -> None:
+        for name in ("model", "usage"):
+            self._body[name] = event.get(name) or self._body.get(name)
+        for part in event.get("choices") or ():
+            choice = self._choices.setdefault(part.get("index", 0), {"message": {"role": "assistant", "content": ""}})
+            message, delta = choice["message"], part.get("delta") or {}
+            choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
+            message["content"] += delta.get("content") or ""
+            for call in delta.get("tool_calls") or ():
+                _extend_call(message.setdefault("tool_calls", []), call)
+
+    def answers(self) -> list[Answer]:
+        choices = [choice for _, choice in sorted(self._choices.items())]
+        over = all(choice["finish_reason"] for choice in choices)
+        return read_answer({**self._body, "choices": choices}) if over else []
+
+
+def _extend_call(calls: list[dict[str, Any]], delta: Mapping[str, Any]) -> None:
+    """Add a streamed piece of a tool call to the calls so far."""
+    index = delta.get("index", len(calls))
+    while len(calls) <= index:
+        calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
+    call, function = calls[index], delta.get("function") or {}
+    call["id"] = delta.get("id") or call["id"]
+    for name in ("name", "arguments"):
+        call["function"][name] += function.get(name) or ""
+
+
+def stream_reader() -> _Reader:
+    """See `Dialect.stream_reader`."""
+    return _Reader()
+
+
+def error_body(message: str, *, status: int, param: str | None = None) -> dict[str, Any]:
+    """See `Dialect.error_body`."""
+    kind = "authentication_error" if status == 401 else "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": None}}
+
+
+def error_event(message: str) -> bytes:
+    """See `Dialect.error_event`."""
+    return sse(error_body(message, status=500))
