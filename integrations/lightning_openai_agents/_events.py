@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from agents.tool import default_tool_timeout_error_message
 from lightning_core.capture import StepScope, current_run, record, scope
 from lightning_core.spans import SpanHandle
 from lightning_core.trainable import get_mark
-from lightning_openai_agents._trainable import Members, get_members
+from lightning_openai_agents._trainable import MEMBERS, Members
 
 
 class AgentRun:
@@ -54,10 +54,9 @@ _tool: ContextVar[_Tool | None] = ContextVar("lightning_openai_agents_tool", def
 
 def _open_agent(agent: Any) -> StepScope:
     """A marked or selected agent speaks for itself; any other is a place with a name, which speaks where nobody marked does."""
-    spec = get_mark(agent)
-    if spec is None and (tool := _tool.get()) is not None and id(agent) in tool.members:
-        spec = tool.members[id(agent)][1]
-    if spec is not None:
+    tool = _tool.get()
+    _, known = (tool.members if tool else {}).get(id(agent), (agent, agent))
+    if (spec := get_mark(known)) is not None:
         return StepScope(spec.name)
     run = current_run()
     selected = run is not None and agent.name in run.agents
@@ -80,26 +79,55 @@ def agent_run() -> Generator[None]:
         run.end(ending)
 
 
-@contextmanager
-def agent_turn(bindings: Any) -> Generator[None]:
+def agent_turn(args: Any, kwargs: Any) -> AbstractContextManager[None]:
     """Around one turn of an agent: its model call, and the tools and handoffs that follow from it."""
-    stay: StepScope | None = None
     with record("openai_agents.agent"):
-        run = _run.get()
-        stay = None if run is None else run.stay(bindings.public_agent)
-    if stay is None:
-        yield
-        return
-    with stay.step():
-        yield
+        if (run := _run.get()) is not None:
+            bindings = kwargs["bindings"] if "bindings" in kwargs else args[1]
+            return run.stay(bindings.public_agent).step()
+    return nullcontext()
+
+
+def guardrail_scope(guardrail: Any) -> AbstractContextManager[SpanHandle]:
+    """Around one guardrail: a place of its own beside the agent, which does not speak for its guards."""
+    with record("openai_agents.guardrail"):
+        return scope(guardrail.get_name(), kind="node")
+    return nullcontext(SpanHandle(None))
+
+
+def note_verdict(handle: SpanHandle, result: Any) -> None:
+    """Put on a guardrail's span whether its tripwire fired; that ends the run, but is no failure of the guardrail."""
+    with record("openai_agents.guardrail"):
+        handle.set(lightning__guardrail__triggered=bool(result.output.tripwire_triggered))
+
+
+def handoff_scope(asked: Any) -> AbstractContextManager[SpanHandle]:
+    """Around one handoff, which to the model is the use of a tool. The agent that takes over comes after it, not inside."""
+    with record("openai_agents.handoff"):
+        wish = asked["run_handoffs"][0]
+        attributes = {"lightning.handoff.from": asked["public_agent"].name} | _call_attributes(wish.tool_call)
+        return scope(wish.handoff.tool_name, kind="tool", attributes=attributes)
+    return nullcontext(SpanHandle(None))
+
+
+def note_target(handle: SpanHandle, step: Any) -> None:
+    """Put on a handoff's span who took over, which may be decided while it happens."""
+    with record("openai_agents.handoff"):
+        handle.set(lightning__handoff__to=step.next_step.new_agent.name)
+
+
+def tool_scope(asked: Any) -> AbstractContextManager[SpanHandle]:
+    """Around one use of a function tool; the runs of agents inside it hang under it."""
+    with record("openai_agents.tool"):
+        tool, outer = asked["func_tool"], _tool.get()
+        span = scope(tool.name, kind="tool", attributes=_call_attributes(asked["tool_call"]))
+        return _be_tool(span, getattr(tool, MEMBERS, None) or (outer.members if outer else {}))
+    return nullcontext(SpanHandle(None))
 
 
 @contextmanager
-def tool_scope(tool: Any, call: Any) -> Generator[SpanHandle]:
-    """Around one use of a function tool; the runs of agents inside it hang under it."""
-    with scope(tool.name, kind="tool", attributes=_call_attributes(call)) as handle:
-        outer = _tool.get()
-        members = get_members(tool) or (outer.members if outer else {})
+def _be_tool(span: AbstractContextManager[SpanHandle], members: Members) -> Generator[SpanHandle]:
+    with span as handle:
         token = _tool.set(_Tool(handle, members))
         try:
             yield handle
@@ -107,22 +135,20 @@ def tool_scope(tool: Any, call: Any) -> Generator[SpanHandle]:
             _tool.reset(token)
 
 
-def note_result(handle: SpanHandle, tool: Any, result: Any) -> None:
-    """Put a tool's result on its span. That it ran out of time is an answer of the SDK's own making."""
+def note_result(handle: SpanHandle, asked: Any, result: Any) -> None:
+    """Put a tool's result on its span. That it ran out of time is a result of the SDK's making."""
     with record("openai_agents.tool_result"):
+        tool = asked["func_tool"]
         handle.set(gen_ai__tool__call__result=_to_text(result))
         limit = tool.timeout_seconds
-        if limit is not None and result == default_tool_timeout_error_message(
-            tool_name=tool.name, timeout_seconds=limit
-        ):
+        if limit and result == default_tool_timeout_error_message(tool_name=tool.name, timeout_seconds=limit):
             handle.fail(result)
 
 
 def note_tool_error(error: BaseException | str) -> None:
     """The tool that runs now has failed, although the SDK makes an answer to the model of it."""
     with record("openai_agents.tool_error"):
-        tool = _tool.get()
-        if tool is not None:
+        if (tool := _tool.get()) is not None:
             tool.handle.fail(error)
 
 
@@ -133,41 +159,25 @@ def note_mcp_result(result: Any) -> None:
             note_tool_error(" ".join(getattr(part, "text", "") for part in result.content) or "the MCP tool failed")
 
 
-def note_unknown_tools(asked: Mapping[str, Any], error: BaseException | str) -> None:
-    """Record the calls in a response that name no tool and no handoff of the agent, and so reach none."""
-    with record("openai_agents.unknown_tool"):
+def note_missing_tools(processed: Any) -> None:
+    """Record the calls in a response that name no tool, where the SDK tells the model so."""
+    with record("openai_agents.missing_tool"):
+        for missing in processed.function_tools_not_found:
+            _note_refusal(missing.tool_call, f"there is no tool {missing.tool_name!r}")
+
+
+def note_refused_response(asked: Any, error: BaseException) -> None:
+    """Record the calls in a response that name no tool and no handoff, where the SDK ends the run for it."""
+    with record("openai_agents.missing_tool"):
         known = {tool.name for tool in asked["all_tools"]} | {handoff.tool_name for handoff in asked["handoffs"]}
         for item in asked["response"].output:
             if getattr(item, "type", None) == "function_call" and item.name not in known:
-                with scope(item.name, kind="tool", attributes=_call_attributes(item)) as handle:
-                    handle.fail(error)
+                _note_refusal(item, error)
 
 
-@contextmanager
-def handoff_scope(agent: Any, wish: Any) -> Generator[SpanHandle]:
-    """Around one handoff, which to the model is the use of a tool. The agent that takes over comes after it, not inside."""
-    attributes = {"lightning.handoff.from": agent.name, "lightning.handoff.to": wish.handoff.agent_name}
-    with scope(wish.handoff.tool_name, kind="tool", attributes=attributes | _call_attributes(wish.tool_call)) as handle:
-        yield handle
-
-
-def note_target(handle: SpanHandle, step: Any) -> None:
-    """Put on a handoff's span who took over: its target may be chosen while it happens."""
-    with record("openai_agents.handoff"):
-        handle.set(lightning__handoff__to=step.next_step.new_agent.name)
-
-
-@contextmanager
-def guardrail_scope(guardrail: Any) -> Generator[SpanHandle]:
-    """Around one guardrail: a place of its own beside the agent, which does not speak for its guards."""
-    with scope(guardrail.get_name(), kind="node") as handle:
-        yield handle
-
-
-def note_verdict(handle: SpanHandle, result: Any) -> None:
-    """Put on a guardrail's span whether its tripwire fired; that ends the run, but is no failure of the guardrail."""
-    with record("openai_agents.guardrail"):
-        handle.set(lightning__guardrail__triggered=bool(result.output.tripwire_triggered))
+def _note_refusal(call: Any, error: BaseException | str) -> None:
+    with scope(call.name, kind="tool", attributes=_call_attributes(call)) as handle:
+        handle.fail(error)
 
 
 def _call_attributes(call: Any) -> dict[str, Any]:
@@ -175,9 +185,7 @@ def _call_attributes(call: Any) -> dict[str, Any]:
 
 
 def _to_text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
     try:
-        return json.dumps(value, default=repr, ensure_ascii=False)
+        return value if isinstance(value, str) else json.dumps(value, default=repr, ensure_ascii=False)
     except (TypeError, ValueError):  # keys that are not strings, a value that contains itself
         return repr(value)

@@ -6,16 +6,14 @@ switched off, and a model is shared by agents or named by the run's configuratio
 - Public: ``InputGuardrail.run`` and ``OutputGuardrail.run``; ``call_tool`` of the MCP servers, where a failure is a result like any other.
 - Half public: ``AgentRunner.run``, to which ``Runner.run`` and ``run_sync`` lead; it says where a run ends.
 - Private: ``start_streaming``, the same for ``Runner.run_streamed``: what is streamed runs in a task of its own.
-- Private: ``run_single_turn``, ``run_single_turn_streamed`` and ``resolve_interrupted_turn``, where they are called: one turn of one agent.
+- Private: ``run_single_turn``, ``run_single_turn_streamed``, ``resolve_interrupted_turn``, as they are called: one turn of one agent.
 - Private: ``_FunctionToolBatchExecutor._execute_single_tool_body``, one use of a function tool, and
   ``maybe_invoke_function_tool_failure_error_function``, which makes an answer to the model of the tool's exception.
 - Private: ``execute_handoffs``, and ``process_model_response``, which finds that a tool does not exist.
 
-The private ones were seen in openai-agents 0.22.0 to 0.24.0; ``tests/integrations/test_openai_agents.py::test_private_api`` fails when one moves.
-https://github.com/openai/openai-agents-python/blob/v0.24.0/src/agents/run.py
-https://github.com/openai/openai-agents-python/blob/v0.24.0/src/agents/run_internal/run_loop.py
-https://github.com/openai/openai-agents-python/blob/v0.24.0/src/agents/run_internal/turn_resolution.py
-https://github.com/openai/openai-agents-python/blob/v0.24.0/src/agents/run_internal/tool_execution.py
+The private ones were seen in openai-agents 0.20.0 to 0.24.0; ``tests/integrations/test_openai_agents.py::test_private_api`` fails when one
+moves. https://github.com/openai/openai-agents-python/blob/v0.24.0/src/agents/run.py and, for all the rest,
+https://github.com/openai/openai-agents-python/tree/v0.24.0/src/agents/run_internal
 """
 
 from __future__ import annotations
@@ -32,20 +30,8 @@ from agents import InputGuardrail, OutputGuardrail
 from agents.exceptions import ModelBehaviorError
 from agents.mcp import MCPServerSse, MCPServerStdio, MCPServerStreamableHttp
 
+import lightning_openai_agents._events as events
 from lightning_core.patching import Patches
-from lightning_openai_agents._events import (
-    agent_run,
-    agent_turn,
-    guardrail_scope,
-    handoff_scope,
-    note_mcp_result,
-    note_result,
-    note_target,
-    note_tool_error,
-    note_unknown_tools,
-    note_verdict,
-    tool_scope,
-)
 
 
 def install(patches: Patches) -> None:
@@ -53,13 +39,10 @@ def install(patches: Patches) -> None:
     resolution, execution = agents.run_internal.turn_resolution, agents.run_internal.tool_execution
     patches.wrap(run, "AgentRunner.run", _run)
     patches.wrap(run, "start_streaming", _run)
-    for module, turn in (
-        (run, "run_single_turn"),
-        (loop, "run_single_turn_streamed"),
-        (run, "resolve_interrupted_turn"),
-        (loop, "resolve_interrupted_turn"),
-    ):
-        patches.wrap(module, turn, _run_turn)
+    patches.wrap(run, "run_single_turn", _run_turn)
+    patches.wrap(loop, "run_single_turn_streamed", _run_turn)
+    for module in (run, loop):
+        patches.wrap(module, "resolve_interrupted_turn", _run_turn)
     patches.wrap(execution, "_FunctionToolBatchExecutor._execute_single_tool_body", _run_tool)
     for module in (agents.tool, execution):
         patches.wrap(module, "maybe_invoke_function_tool_failure_error_function", _answer_for_failed_tool)
@@ -72,30 +55,30 @@ def install(patches: Patches) -> None:
 
 
 async def _run(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    with agent_run():
+    with events.agent_run():
         return await wrapped(*args, **kwargs)
 
 
 async def _run_turn(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    with agent_turn(kwargs["bindings"] if "bindings" in kwargs else args[1]):
+    with events.agent_turn(args, kwargs):
         return await wrapped(*args, **kwargs)
 
 
 async def _run_tool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    with tool_scope(kwargs["func_tool"], kwargs["tool_call"]) as handle:
+    with events.tool_scope(kwargs) as handle:
         result = await wrapped(*args, **kwargs)
-        note_result(handle, kwargs["func_tool"], result)
+        events.note_result(handle, kwargs, result)
         return result
 
 
 async def _answer_for_failed_tool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    note_tool_error(kwargs["error"])
+    events.note_tool_error(kwargs.get("error", "unknown"))
     return await wrapped(*args, **kwargs)
 
 
 async def _call_mcp_tool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     result = await wrapped(*args, **kwargs)
-    note_mcp_result(result)
+    events.note_mcp_result(result)
     return result
 
 
@@ -103,22 +86,21 @@ def _process_model_response(wrapped: Callable[..., Any], instance: Any, args: An
     try:
         processed = wrapped(*args, **kwargs)
     except ModelBehaviorError as error:
-        note_unknown_tools(kwargs, error)
+        events.note_refused_response(kwargs, error)
         raise
-    if processed.function_tools_not_found:
-        note_unknown_tools(kwargs, "there is no such tool")
+    events.note_missing_tools(processed)
     return processed
 
 
 async def _hand_off(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    with handoff_scope(kwargs["public_agent"], kwargs["run_handoffs"][0]) as handle:
+    with events.handoff_scope(kwargs) as handle:
         result = await wrapped(*args, **kwargs)
-        note_target(handle, result)
+        events.note_target(handle, result)
         return result
 
 
 async def _run_guardrail(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    with guardrail_scope(instance) as handle:
+    with events.guardrail_scope(instance) as handle:
         result = await wrapped(*args, **kwargs)
-        note_verdict(handle, result)
+        events.note_verdict(handle, result)
         return result

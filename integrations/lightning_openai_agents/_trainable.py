@@ -14,16 +14,17 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from agents import Agent, FunctionTool, Handoff
+from agents import Agent, Handoff
 
 from lightning_core.errors import ConfigError
 from lightning_core.integration import TrainSpec
 from lightning_core.trainable import get_mark, set_mark
 
-Members = Mapping[int, tuple[Any, TrainSpec | None, Any]]
-"""The agents of a graph by identity: each with its mark and its copy, kept alive so that the identity stays its own."""
+Members = Mapping[int, tuple[Any, Any]]
+"""The agents of a graph by identity: each, kept alive so that the identity stays its own, with its copy."""
 
-_MEMBERS = "__lightning_members__"
+MEMBERS = "__lightning_members__"
+"""Where a tool that is an agent keeps the agents whose marks hold inside it."""
 
 
 def mark(obj: Any, spec: TrainSpec) -> Any:
@@ -46,77 +47,68 @@ def mark_members(obj: Any, specs: Sequence[TrainSpec]) -> Any:
     if not isinstance(obj, Agent):
         raise ConfigError(f"expected an agents.Agent, found {obj!r}")
     wanted = {spec.name: spec for spec in specs}
-    found = _reach(obj)
-    names = {agent.name for agent in found}
+    found: dict[int, Any] = {}
+    _reach(obj, found)
+    names = {agent.name for agent in found.values()}
     for name in wanted:
         if name not in names:
             raise ConfigError(f"there is no agent named {name!r}; there are {sorted(names)!r}")
-    members = {id(agent): _member(agent, wanted.get(agent.name)) for agent in found}
-    for _, _, copied in members.values():
+    members = {key: (agent, _copy(agent, wanted.get(agent.name))) for key, agent in found.items()}
+    for _, copied in members.values():
         copied.handoffs = [_relink(handoff, members) for handoff in copied.handoffs]
         copied.tools = [_enclose(tool, members) for tool in copied.tools]
-    return members[id(obj)][2]
+    return members[id(obj)][1]
 
 
-def _member(agent: Any, spec: TrainSpec | None) -> tuple[Any, TrainSpec | None, Any]:
+def _copy(agent: Any, spec: TrainSpec | None) -> Any:
     known = get_mark(agent)
-    if spec is None or known is not None:
-        if spec not in (None, known):
-            raise ConfigError(f"{agent.name!r} is marked as {known!r} already and cannot be {spec!r} too")
-        return agent, known, copy.copy(agent)
-    return agent, spec, mark(agent, spec)
+    if spec is None or spec == known:
+        return copy.copy(agent)
+    if known is not None:
+        raise ConfigError(
+            f"the agent {agent.name!r} is marked as {known.name!r} already and cannot be {spec.name!r} too"
+        )
+    return mark(agent, spec)
 
 
-def _reach(root: Any) -> list[Any]:
-    """``root`` and every agent that it reaches, each once: the graph may have cycles."""
-    found = {id(root): root}
-    waiting = [root]
-    while waiting:
-        agent = waiting.pop()
-        targets = [_target(handoff) for handoff in agent.handoffs] + [_agent_of(tool) for tool in agent.tools]
-        for target in targets:
-            if isinstance(target, Agent) and id(target) not in found:
-                found[id(target)] = target
-                waiting.append(target)
-    return list(found.values())
+def _reach(agent: Any, found: dict[int, Any]) -> None:
+    """Add ``agent`` and all that it reaches to ``found``; the graph may have cycles."""
+    if not isinstance(agent, Agent) or id(agent) in found:
+        return
+    found[id(agent)] = agent
+    for item in (*agent.handoffs, *agent.tools):
+        _reach(_target(item), found)
 
 
-def _target(handoff: Any) -> Any:
-    if isinstance(handoff, Handoff):
-        return None if handoff._agent_ref is None else handoff._agent_ref()  # pyright: ignore[reportPrivateUsage]
-    return handoff
-
-
-def _agent_of(tool: Any) -> Any:
-    return getattr(tool, "_agent_instance", None)
+def _target(item: Any) -> Any:
+    """The agent that a handoff or a tool leads to, if it does."""
+    if isinstance(item, Handoff):
+        reference = item._agent_ref  # pyright: ignore[reportPrivateUsage]
+        return None if reference is None else reference()
+    return getattr(item, "_agent_instance", item)
 
 
 def _relink(handoff: Any, members: Members) -> Any:
     """``handoff``, an agent or a `Handoff`, to the copy of its target."""
     if not isinstance(handoff, Handoff):
-        return members[id(handoff)][2]
+        return members[id(handoff)][1]
 
     async def invoke(context: Any, arguments: str) -> Any:
         agent = await handoff.on_invoke_handoff(context, arguments)
-        return members[id(agent)][2] if id(agent) in members else agent
+        return members[id(agent)][1] if id(agent) in members else agent
 
     linked = copy.copy(handoff)
     linked.on_invoke_handoff = invoke
     target = members.get(id(_target(handoff)))
     if target is not None:
-        linked._agent_ref = weakref.ref(target[2])  # pyright: ignore[reportPrivateUsage]
+        linked._agent_ref = weakref.ref(target[1])  # pyright: ignore[reportPrivateUsage]
     return linked
 
 
 def _enclose(tool: Any, members: Members) -> Any:
     """``tool``; if it is an agent, a copy that knows the marks of those who run inside it, since it is bound to the original."""
-    if not isinstance(tool, FunctionTool) or _agent_of(tool) is None:
+    if getattr(tool, "_agent_instance", None) is None:
         return tool
     enclosed = copy.copy(tool)
-    setattr(enclosed, _MEMBERS, members)
+    setattr(enclosed, MEMBERS, members)
     return enclosed
-
-
-def get_members(tool: Any) -> Members | None:
-    """The marks that hold for agents that run inside ``tool``, if it says so."""
-    return getattr(tool, _MEMBERS, None)
