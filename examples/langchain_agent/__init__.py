@@ -1,0 +1,1 @@
+"""A LangChain agent that answers customers' questions from a shop's catalogue."""

@@ -1,0 +1,29 @@
+"""A made-up shop's catalogue, from a fixed seed: what the agent's tool looks things up in."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from itertools import product
+
+COLUMNS = ("price", "stock", "shelf", "maker")
+_MATERIALS = "brass copper cotton glass iron leather linen oak paper pine silk silver steel stone velvet wool"
+_THINGS = "basket bell blanket bottle bowl box brush chair clock hat knife lamp mirror plate rug spoon stool vase"
+_MAKERS = "Adler Bauer Costa Diaz Evans Fox Garcia Hansen Ivanov Jensen Keller Lopez Moreau Novak Olsen Perez"
+
+Item = dict[str, str]
+
+
+@cache
+def catalogue() -> dict[str, Item]:
+    """Every item by its name, such as ``brass bell``."""
+    rng = random.Random("catalogue")
+    return {
+        f"{material} {thing}": {
+            "price": str(rng.randint(3, 99)),
+            "stock": str(rng.randint(3, 99)),
+            "shelf": f"{rng.choice('ABCDEFGH')}{rng.randint(1, 9)}",
+            "maker": rng.choice(_MAKERS.split()),
+        }
+        for material, thing in product(_MATERIALS.split(), _THINGS.split())
+    }

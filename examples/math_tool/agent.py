@@ -1,0 +1,96 @@
+"""An ordinary AutoGen agent with one tool: it asks for calculations, sees their results, and gives the number.
+
+Nothing here knows of training. ``lightning.yaml`` says which agent is trained, by the name that it has here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from autogen_agentchat.agents import AssistantAgent
+from autogen_agentchat.messages import TextMessage
+from autogen_core import FunctionCall
+from autogen_core.model_context import UnboundedChatCompletionContext
+from autogen_core.models import (
+    AssistantMessage,
+    FunctionExecutionResult,
+    FunctionExecutionResultMessage,
+    LLMMessage,
+    UserMessage,
+)
+from autogen_core.tools import FunctionTool
+from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+from examples.math_tool.calculator import calculator
+
+NAME = "calc_agent"
+TURNS = 3
+"""Turns of the model that may call the tool; whoever calls it in the last one as well has not answered."""
+EXAMPLES = (
+    ("Joe had 20 hats and sold 8. How many hats are left?", "20-8", "12"),
+    ("Joe has 3 rows of 6 hats. How many hats are there?", "3*6", "18"),
+    ("Joe has 4 hats, Amy has 9. How many hats do they have together?", "4+9", "13"),
+    ("Joe puts 24 hats into 4 rows equally. How many hats are in each?", "24/4", "6"),
+    ("Joe has 3 rows of 6 hats, and 5 more. How many hats are there?", "3*6+5", "23"),
+    ("Joe had 6 rows of 7 hats and sold 10. How many hats are left?", "6*7-10", "32"),
+)
+"""Solved problems that stand before each one: question, calculation, answer."""
+
+
+def ask(question: str) -> str:
+    """What the user says. The reminder at its end is what makes a small model think of the tool at all."""
+    return f"{question} Use the calculator."
+
+
+def examples() -> list[LLMMessage]:
+    """`EXAMPLES` as the conversation that the agent had about them."""
+    messages: list[LLMMessage] = []
+    for question, expression, result in EXAMPLES:
+        call = FunctionCall(id="call_0", name="calculator", arguments=f'{{"expression": "{expression}"}}')
+        executed = FunctionExecutionResult(call_id=call.id, name=call.name, content=result, is_error=False)
+        messages += [
+            UserMessage(content=ask(question), source="user"),
+            AssistantMessage(content=[call], source=NAME),
+            FunctionExecutionResultMessage(content=[executed]),
+            AssistantMessage(content=result, source=NAME),
+        ]
+    return messages
+
+
+@cache
+def client() -> OpenAIChatCompletionClient:
+    """One client for all agents; any model name does while training."""
+    key = os.environ.get("OPENAI_API_KEY", "none")  # the client wants one even where no server asks for it
+    return OpenAIChatCompletionClient(model="gpt-4o-mini", max_tokens=36, timeout=60, max_retries=0, api_key=key)
+
+
+def build() -> AssistantAgent:
+    """The agent. It remembers its conversation, so each problem gets one of its own."""
+    return AssistantAgent(
+        NAME,
+        client(),
+        tools=[FunctionTool(calculator, description="Calculates + - * / on numbers.")],
+        system_message="Use the calculator, then give the number.",
+        model_context=UnboundedChatCompletionContext(initial_messages=examples()),
+        max_tool_iterations=TURNS,
+    )
+
+
+def is_right(answer: str, expected: float) -> bool:
+    """Whether ``answer`` is the number and nothing else, but for a full stop."""
+    try:
+        number = float(answer.strip().removesuffix("."))
+    except ValueError:
+        return False
+    return math.isclose(number, expected, rel_tol=1e-6)
+
+
+async def solve(task: Mapping[str, Any]) -> float:
+    """The agent entry: 1 if the agent's last message is the right number."""
+    result = await build().run(task=ask(task["question"]))
+    last = result.messages[-1]
+    return float(isinstance(last, TextMessage) and is_right(last.content, task["answer"]))
