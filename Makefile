@@ -1,4 +1,4 @@
-# make demo | demo-sql | test | lint: each makes the environment in .venv first, once, and again when what it is made from changes.
+# make demo | demo-sql | test | test-lowest | lint: each makes the environment in .venv first, once, and again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
 # pip listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build of torch.
@@ -6,12 +6,13 @@
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
+LOWEST := .venv-lowest
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 TORCH := torch==2.13.0
 
-.PHONY: demo demo-sql test lint environment
+.PHONY: demo demo-sql test test-lowest lint environment
 
 demo: $(INSTALLED)
 	$(BIN)/lightning-rl train examples/calculator/lightning.yaml $(ARGS)
@@ -21,6 +22,10 @@ demo-sql: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)
+
+# The integrations with the lowest versions of the frameworks that the extras admit.
+test-lowest: $(LOWEST)/.installed
+	$(LOWEST)/bin/python -m pytest tests/integrations $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -37,3 +42,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt "$(TORCH)"
 	$(PIP) install -c constraints.txt -e '.[all,dev]'
 	touch $(INSTALLED)
+
+$(LOWEST)/.installed: pyproject.toml constraints.txt .ci/lowest.py
+	$(PYTHON) -m venv $(LOWEST)
+	$(PYTHON) .ci/lowest.py > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python -m pip --disable-pip-version-check --no-input install -c $(LOWEST)/constraints.txt \
+		-e '.[langgraph,openai-agents,autogen-agentchat,dev]'
+	touch $(LOWEST)/.installed

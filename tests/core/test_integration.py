@@ -8,10 +8,12 @@ import threading
 import types
 from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lightning_core.compatibility import compatibility
 from lightning_core.errors import IntegrationUnavailable
 from lightning_core.integration import GROUP, Conflict, Installed, TrainSpec, discover, find_conflicts
 from lightning_core.patching import Patches
@@ -168,3 +170,10 @@ def test_threads(announce: Any) -> None:
     for thread in threads:
         thread.join()
     assert Host.call() == []
+
+
+def test_the_compatibility_page_is_what_the_extras_say() -> None:
+    written = Path(__file__).parents[2] / "docs" / "compatibility.md"
+    assert written.read_text(encoding="utf-8") == compatibility(), (
+        "run: python -m lightning_core.compatibility > docs/compatibility.md"
+    )
