@@ -3,26 +3,59 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
-from collections.abc import Sequence
+import json
+import random
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from agents import (
     Agent,
     AgentHooks,
+    GuardrailFunctionOutput,
+    Handoff,
+    InputGuardrail,
+    InputGuardrailTripwireTriggered,
+    MaxTurnsExceeded,
+    Model,
+    ModelBehaviorError,
+    ModelProvider,
     OpenAIChatCompletionsModel,
+    OutputGuardrail,
+    OutputGuardrailTripwireTriggered,
     RunConfig,
     Runner,
+    UserError,
+    add_trace_processor,
     function_tool,
+    handoff,
+    input_guardrail,
+    set_trace_processors,
+    set_tracing_disabled,
 )
+from agents.mcp import MCPServerStdio
+from agents.models.openai_responses import OpenAIResponsesModel
 from httpx2 import Limits
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from pydantic import BaseModel
 
-from lightning_core.trainable import trainable
-
-from tests.integrations.contract import Adapter, Contract, Part, run_async
+from lightning_core.capture import current_address, reward
+from lightning_core.errors import ConfigError
+from lightning_core.integration import Installed
+from lightning_core.policy.chat import Chat
+from lightning_core.policy.endpoint import PolicyEndpoint
+from lightning_core.policy.scripted import ScriptedBackend
+from lightning_core.signals import tool_signals
+from lightning_core.trace import Call, Event, Trace
+from lightning_core.trainable import get_mark, trainable
+from tests.conftest import Endpoint, redirected
+from tests.integrations.contract import ADD, Adapter, Contract, Part, ancestors, parent_of, run_async, says
 
 QUIET = RunConfig(tracing_disabled=True)
 
@@ -111,3 +144,395 @@ class OpenAIAgentsAdapter(Adapter):
 
 class TestOpenAIAgents(Contract):
     adapter = OpenAIAgentsAdapter()
+
+
+# What follows is told in one script for all agents: who answers what. A name is also the beginning of an agent's instructions.
+
+Answer = str | Callable[[str], str]
+
+
+def call_tool(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def first(answer: str, then: str) -> Answer:
+    """``answer``, and ``then`` as soon as a tool has answered this agent."""
+    return lambda prompt: then if "<tool_response>" in prompt else answer
+
+
+@contextmanager
+def cast(answers: dict[str, Answer], *, delay: float = 0.0) -> Generator[Endpoint]:
+    """An endpoint that answers as the agent whose instructions the prompt begins with."""
+
+    def script(prompt: str) -> str:
+        system = prompt.partition("<|im_start|>system\n")[2]
+        answer = next(answer for name, answer in answers.items() if system.startswith(name))
+        return answer(prompt) if callable(answer) else answer
+
+    backend = ScriptedBackend(script, models=("policy", "gpt-4o"), delay=delay)
+    with PolicyEndpoint(backend, Chat(backend.tokenizer)) as served, redirected():
+        yield Endpoint(served, backend)
+
+
+def make(name: str, **settings: Any) -> Agent[Any]:
+    return Agent(name=name, instructions=name, **{"model": chat_model(), **settings})
+
+
+def run(agent: Agent[Any], text: str, how: str = "run", **settings: Any) -> Any:
+    """Run ``agent`` in one of the ways there are; its result."""
+    settings.setdefault("run_config", QUIET)
+
+    async def work() -> Any:
+        if how == "run_streamed":
+            result = Runner.run_streamed(agent, text, **settings)
+            async for _ in result.stream_events():
+                pass
+            return result
+        return await Runner.run(agent, text, **settings)
+
+    return Runner.run_sync(agent, text, **settings) if how == "run_sync" else run_async(work())
+
+
+HOWS = ["run", "run_sync", "run_streamed"]
+
+
+@pytest.fixture(autouse=True)
+def _installed(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.cls is TestOpenAIAgents:
+        yield
+        return
+    with Installed().installed("openai-agents"):
+        yield
+
+
+def speakers(trace: Trace) -> list[str | None]:
+    return [call.agent for call in trace.calls]
+
+
+def path(trace: Trace, call: Call) -> list[str]:
+    return ancestors(trace, parent_of(trace, call))
+
+
+def tools(trace: Trace) -> list[Event]:
+    return [event for event in trace.events if event.kind == "tool"]
+
+
+def test_private_api() -> None:
+    """The private places that are wrapped are where and what they are taken for."""
+    import agents.run
+    import agents.tool
+    from agents.run_internal import run_loop, tool_execution, turn_resolution
+
+    for place, asynchronous, parameters in (
+        (agents.run.AgentRunner.run, True, ["self", "starting_agent"]),
+        (agents.run.start_streaming, True, ["starting_input", "streamed_result"]),
+        (agents.run.run_single_turn, True, ["bindings"]),
+        (run_loop.run_single_turn_streamed, True, ["streamed_result", "bindings"]),
+        (agents.run.resolve_interrupted_turn, True, ["bindings"]),
+        (run_loop.resolve_interrupted_turn, True, ["bindings"]),
+        (tool_execution._FunctionToolBatchExecutor._execute_single_tool_body, True, ["func_tool", "tool_call"]),
+        (tool_execution.maybe_invoke_function_tool_failure_error_function, True, ["error"]),
+        (agents.tool.maybe_invoke_function_tool_failure_error_function, True, ["error"]),
+        (turn_resolution.execute_handoffs, True, ["public_agent", "run_handoffs"]),
+        (turn_resolution.process_model_response, False, ["all_tools", "response", "handoffs"]),
+    ):
+        assert inspect.iscoroutinefunction(place) is asynchronous, place
+        signature = inspect.signature(place).parameters
+        assert set(parameters) <= set(signature), place
+        # What is not passed by name is where it is looked for.
+        for index, name in enumerate(parameters):
+            assert signature[name].kind is inspect.Parameter.KEYWORD_ONLY or list(signature)[index] == name, place
+    assert {"_agent_ref", "on_invoke_handoff"} <= {field.name for field in dataclasses.fields(Handoff)}
+    assert make("inner").as_tool("ask", "asks")._agent_instance.name == "inner"
+
+
+# What can be marked
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_marked_agent_is_still_an_agent(how: str) -> None:
+    agent = make("Writer")
+    marked = trainable(agent, name="writer")
+    assert isinstance(marked, Agent)
+    assert (marked is not agent, marked.name, type(marked).__name__) == (True, "Writer", "Agent")
+    assert get_mark(agent) is None
+    with cast({"Writer": "ok", "Scribe": "ok"}) as endpoint, endpoint.rollout() as rollout:
+        run(marked, "original", how)
+        run(marked.clone(instructions="Scribe"), "clone", how)
+        run(dataclasses.replace(marked, name="Another"), "replaced", how)
+        run(agent, "unmarked", how)
+    assert speakers(rollout.trace) == ["writer", "writer", "writer", "Writer"]
+    assert [event.kind for event in rollout.trace.events] == ["rollout", "agent", "agent", "agent", "node"]
+
+
+def test_only_agents_can_be_marked() -> None:
+    with pytest.raises(ConfigError, match="expected an agents.Agent"):
+        trainable(add, name="add")
+    with pytest.raises(ConfigError, match="expected an agents.Agent"):
+        trainable(add, agents=["add"])
+
+
+def make_school() -> Agent[Any]:
+    """Triage hands off to Math and History, both hand back; Math has an Assistant as a tool, who may hand off to a Clerk."""
+    clerk = make("Clerk")
+    assistant = make("Assistant", handoffs=[clerk])
+    math = make("Math", tools=[assistant.as_tool("assist", "Helps.")])
+    history = make("History")
+    triage = make("Triage", handoffs=[math, handoff(history, tool_name_override="ask_history")])
+    math.handoffs = [triage]
+    history.handoffs = [handoff(triage)]
+    return triage
+
+
+def triage(prompt: str) -> str:
+    if "<tool_response>\n4" in prompt:
+        return "Done"
+    return call_tool("ask_history" if "when?" in prompt else "transfer_to_math")
+
+
+SCHOOL: dict[str, Answer] = {
+    "Triage": triage,
+    "Math": lambda prompt: (
+        call_tool("transfer_to_triage") if "<tool_response>\n4" in prompt else call_tool("assist", input="2 + 2")
+    ),
+    "Assistant": call_tool("transfer_to_clerk"),
+    "Clerk": "4",
+    "History": "In 1789.",
+}
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_agents_of_a_graph_by_name(how: str) -> None:
+    original = make_school()
+    marked = trainable(original, agents=["Math", "History", "Clerk"])
+    with cast(SCHOOL) as endpoint:
+        with endpoint.rollout() as one:
+            run(marked, "what is 2 + 2?", how)
+        with endpoint.rollout() as two:
+            result = run(marked, "when?", how)
+        with endpoint.rollout() as three:
+            run(original, "when?", how)
+    kinds = {event.name: event.kind for event in one.trace.events}
+    assert speakers(one.trace) == ["Triage", "Math", "Math", "Clerk", "Math", "Triage"]
+    assert {name for name, kind in kinds.items() if kind == "agent"} == {"Math", "Clerk"}
+    assert path(one.trace, one.trace.calls[3]) == ["Clerk", "assist", "Math", "rollout"]
+    assert [event.kind for event in two.trace.events if event.name == "History"] == ["agent"]
+    assert get_mark(result.last_agent) is not None  # a conversation goes on with the agent that it is with
+    assert [event.kind for event in three.trace.events if event.name == "History"] == ["node"]
+
+
+def test_unknown_agents_of_a_graph_are_an_error() -> None:
+    with pytest.raises(
+        ConfigError, match=r"no agent named 'Maths'; there are \['Assistant', 'Clerk', 'History', 'Math',"
+    ):
+        trainable(make_school(), agents=["Maths"])
+    with pytest.raises(ConfigError, match="marked as 'prof' already"):
+        trainable(make("Triage", handoffs=[trainable(make("Math"), name="prof")]), agents=["Math"])
+
+
+# Who follows whom
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_handoff(how: str) -> None:
+    target = make("History")
+    start = make("Triage", handoffs=[handoff(target)])
+    with cast({"Triage": call_tool("transfer_to_history"), "History": "In 1789."}) as endpoint:
+        with endpoint.rollout(agents=["Triage"]) as rollout:
+            run(start, "when?", how)
+    trace = rollout.trace
+    assert speakers(trace) == ["Triage", "History"]
+    assert [path(trace, call) for call in trace.calls] == [["Triage", "rollout"], ["History", "rollout"]]
+    (event,) = tools(trace)
+    assert ancestors(trace, event) == ["transfer_to_history", "Triage", "rollout"]
+    assert (event.attributes["lightning.handoff.from"], event.attributes["lightning.handoff.to"]) == (
+        "Triage",
+        "History",
+    )
+    (signal,) = tool_signals(trace)
+    assert (signal.tool, signal.call, signal.status) == ("transfer_to_history", trace.calls[0].id, "ok")
+
+
+def test_a_handoff_that_fails() -> None:
+    def refuse(context: Any) -> None:
+        raise PermissionError("not today")
+
+    start = make("Triage", handoffs=[handoff(make("History"), on_handoff=refuse)])
+    with cast({"Triage": call_tool("transfer_to_history")}) as endpoint:
+        with pytest.raises(PermissionError), endpoint.rollout() as rollout:
+            run(start, "when?")
+    assert [event.error for event in tools(rollout.trace)] == ["PermissionError: not today"]
+    assert rollout.trace.events[1].error == "PermissionError: not today"
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_stay_is_one_event_whatever_it_takes(how: str) -> None:
+    agent = make("Writer", tools=[add])
+    turns = iter([call_tool("add", a=1, b=2), call_tool("add", a=3, b=4), "7"])
+    with cast({"Writer": lambda prompt: next(turns)}) as endpoint, endpoint.rollout() as rollout:
+        run(agent, "add", how)
+    assert [event.name for event in rollout.trace.events] == ["rollout", "Writer", "add", "add"]
+    assert len({call.parent for call in rollout.trace.calls}) == 1
+    assert current_address() is None
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_agents_as_parallel_tools(how: str) -> None:
+    """Each inner agent's call hangs under the tool that it is, and is its own."""
+    names = ["Spanish", "French", "German"]
+    translators = [trainable(make(name), name=name.lower()) for name in names]
+    agent = make("Desk", tools=[t.as_tool(f"to_{t.name.lower()}", "Translates.") for t in translators])
+    wishes = "".join(call_tool(f"to_{name.lower()}", input=f"{name}: hi") for name in names)
+    with cast({"Desk": first(wishes, "Done"), **dict.fromkeys(names, "Hola")}, delay=0.01) as endpoint:
+        with endpoint.rollout() as rollout:
+            run(agent, "translate", how)
+    trace = rollout.trace
+    assert sorted(map(str, speakers(trace))) == ["Desk", "Desk", "french", "german", "spanish"]
+    for call in trace.calls:
+        if call.agent != "Desk":
+            assert says(call).lower() == f"{call.agent}: hi"
+            assert path(trace, call) == [call.agent, f"to_{call.agent}", "Desk", "rollout"]
+
+
+def test_max_turns_is_the_agents_failure() -> None:
+    with cast({"Writer": call_tool("add", a=1, b=2)}) as endpoint:
+        with pytest.raises(MaxTurnsExceeded), endpoint.rollout() as rollout:
+            run(make("Writer", tools=[add]), "add", max_turns=2)
+    assert len(rollout.trace.calls) == 2
+    assert "MaxTurnsExceeded" in str(rollout.trace.events[1].error)
+
+
+# Tools
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_tool_that_does_not_exist_ends_the_run(how: str) -> None:
+    with cast({"Writer": call_tool("multiply", a=2)}) as endpoint:
+        with pytest.raises(ModelBehaviorError), endpoint.rollout() as rollout:
+            run(make("Writer", tools=[add]), "multiply", how)
+    (event,) = tools(rollout.trace)
+    assert (event.name, event.agent) == ("multiply", "Writer")
+    assert "not found in agent Writer" in str(event.error)
+    assert [signal.status for signal in tool_signals(rollout.trace)] == ["error"]
+
+
+def test_a_tool_that_does_not_exist_is_told_to_the_model() -> None:
+    config = RunConfig(tracing_disabled=True, tool_not_found_behavior="return_error_to_model")
+    with cast({"Writer": first(call_tool("multiply", a=2), "Sorry")}) as endpoint, endpoint.rollout() as rollout:
+        run(make("Writer", tools=[add]), "multiply", run_config=config)
+    assert [(event.name, event.error) for event in tools(rollout.trace)] == [
+        ("multiply", "there is no tool 'multiply'")
+    ]
+    assert len(rollout.trace.calls) == 2
+
+
+def test_how_tools_fail() -> None:
+    @function_tool(failure_error_function=None)
+    def strict() -> str:
+        raise RuntimeError("out of order")
+
+    @function_tool(timeout=0.01)
+    async def slow() -> str:
+        await asyncio.sleep(60)
+        return "never"
+
+    with cast({"Writer": first(call_tool("slow"), "Sorry"), "Editor": call_tool("strict")}) as endpoint:
+        with endpoint.rollout() as rollout:
+            run(make("Writer", tools=[slow]), "wait")
+            with pytest.raises(UserError, match="out of order"):
+                run(make("Editor", tools=[strict]), "fail")
+            run(make("Writer", tools=[add, slow]), "wait", run_config=RunConfig(tracing_disabled=True))
+    errors = [event.error for event in tools(rollout.trace)]
+    assert errors == [
+        "Tool 'slow' timed out after 0.01 seconds.",
+        "RuntimeError: out of order",
+        "Tool 'slow' timed out after 0.01 seconds.",
+    ]
+
+
+def test_a_run_that_waits_for_approval_and_goes_on() -> None:
+    @function_tool(needs_approval=True)
+    def send(text: str) -> str:
+        return "sent"
+
+    agent = make("Writer", tools=[send])
+    with cast({"Writer": first(call_tool("send", text="hi"), "Done")}) as endpoint, endpoint.rollout() as rollout:
+        waiting = run(agent, "send it")
+        assert not tools(rollout.trace)
+        state = waiting.to_state()
+        state.approve(waiting.interruptions[0])
+        assert run(agent, state).final_output == "Done"
+    assert speakers(rollout.trace) == ["Writer", "Writer"]
+    (event,) = tools(rollout.trace)
+    assert (event.error, event.agent) == (None, "Writer")
+    assert ancestors(rollout.trace, event) == ["send", "Writer", "rollout"]
+
+
+MCP_SERVER = """
+import sys
+from mcp.server.fastmcp import FastMCP
+
+server = FastMCP("calculator")
+
+
+@server.tool()
+def divide(a: int, b: int) -> int:
+    return a // b
+
+
+server.run()
+"""
+
+
+# Guardrails
+
+
+class Verdict(BaseModel):
+    is_homework: bool
+
+
+def make_guardrail(**settings: Any) -> InputGuardrail[Any]:
+    guard = make("Guard", output_type=Verdict)
+
+    async def homework(context: Any, agent: Any, text: Any) -> GuardrailFunctionOutput:
+        verdict = (await Runner.run(guard, text, run_config=QUIET)).final_output
+        return GuardrailFunctionOutput(verdict, tripwire_triggered=verdict.is_homework)
+
+    return InputGuardrail(guardrail_function=homework, **settings)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("trips", [True, False])
+def test_an_input_guardrail(how: str, parallel: bool, trips: bool) -> None:
+    """Its agent hangs under it, and is not the agent that it guards."""
+    agent = trainable(make("Tutor", input_guardrails=[make_guardrail(run_in_parallel=parallel)]), name="tutor")
+    verdict = Verdict(is_homework=trips).model_dump_json()
+    with cast({"Guard": verdict, "Tutor": "Think."}) as endpoint, endpoint.rollout() as rollout:
+        try:
+            run(agent, "solve", how)
+        except InputGuardrailTripwireTriggered:
+            assert trips
+    trace = rollout.trace
+    (guard,) = [call for call in trace.calls if "Guard" in str(call.messages[0]["content"])]
+    assert guard.agent == "Guard"
+    assert path(trace, guard) == ["Guard", "homework", "rollout"]
+    (event,) = [event for event in trace.events if event.name == "homework"]
+    assert (event.attributes["lightning.guardrail.triggered"], event.error) == (trips, None)
+    assert [path(trace, call) for call in trace.calls if call.agent == "tutor"] == [["tutor", "rollout"]] * (
+        parallel or not trips
+    )
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_an_output_guardrail(how: str) -> None:
+    def polite(context: Any, agent: Any, output: Any) -> GuardrailFunctionOutput:
+        return GuardrailFunctionOutput(None, tripwire_triggered="please" not in output)
+
+    agent = make("Tutor", output_guardrails=[OutputGuardrail(polite)])
+    with cast({"Tutor": "No."}) as endpoint:
+        with pytest.raises(OutputGuardrailTripwireTriggered), endpoint.rollout() as rollout:
+            run(agent, "solve", how)
+    events = {event.name: event for event in rollout.trace.events}
+    assert events["polite"].attributes["lightning.guardrail.triggered"] is True
+    assert "OutputGuardrailTripwireTriggered" in str(events["Tutor"].error)
