@@ -57,8 +57,9 @@ ORIGIN = "lightning-origin"
 ORIGIN_AUTHORIZATION = "lightning-origin-authorization"
 """The agent's own credentials: an ``Authorization`` value, or ``x-api-key KEY`` / ``api-key KEY`` where it came in that header."""
 
-# What stands before the part that OpenAI-compatible servers have in common: a version, or Azure's deployment.
-_PREFIX = re.compile(r"^.*?/(?:v1(?:beta)?(?:/openai)?|openai/deployments/[^/]+)(?=/)")
+# What stands before the part that OpenAI-compatible servers have in common: a version, or Azure's deployment
+# (a Responses request names that in its body).
+_PREFIX = re.compile(r"^.*?/(?:v1(?:beta)?(?:/openai)?|openai/deployments/[^/]+|openai(?=/responses))(?=/)")
 _KEY_HEADERS = ("x-api-key", "api-key")
 _PORTS = {"http": 80, "https": 443}
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -127,10 +127,9 @@ class PolicyEndpoint:
         return JSONResponse({"object": "list", "data": models})
 
     def _session(self, request: Request) -> Session | None:
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            key = request.headers.get("x-api-key", "")
-        return self._sessions.get(key.strip())
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        session = self._sessions.get(bearer.strip()) if scheme.lower() == "bearer" else None
+        return session or self._sessions.get(request.headers.get("x-api-key", ""))
 
     async def _ask(self, wire: Dialect, request: Request) -> Response:
         """Answer a request in the wire format that it came in."""

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 from langchain_openai import ChatOpenAI
-from openai import OpenAI
+from openai import AzureOpenAI, OpenAI
 from pydantic import BaseModel
 
 from lightning_core.capture import Run, reward, rollout, scope
@@ -63,6 +63,18 @@ def test_an_answer_and_its_record():
     assert part.type == "output_text"
     assert [entry.logprob for entry in part.logprobs or ()] == [-0.5] * 6
     assert run.trace.rewards[0].call == call.id
+
+
+def test_streamed_logprobs_go_with_their_text():
+    with serve(lambda p: "hello world!") as endpoint, speak(endpoint) as (_, client):
+        events = list(
+            client.responses.create(model="m", input="hi", include=["message.output_text.logprobs"], stream=True)
+        )
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert len(deltas) == 3
+    assert ["".join(entry.token for entry in delta.logprobs) for delta in deltas] == [delta.delta for delta in deltas]
+    (done,) = [event for event in events if event.type == "response.output_text.done"]
+    assert [entry.logprob for entry in done.logprobs] == [-0.5] * 13
 
 
 def test_truncation_says_so():
@@ -230,8 +242,15 @@ def test_a_backend_that_fails_raises_in_the_client(stream: bool):
     assert run.trace.calls[0].error is not None
 
 
-def test_a_provider_s_client_is_redirected_with_the_address(endpoint: Endpoint):
-    client = OpenAI(api_key="sk-own", max_retries=0)
+@pytest.mark.parametrize(
+    "client",
+    [
+        OpenAI(api_key="sk-own", max_retries=0),
+        AzureOpenAI(api_key="own", azure_endpoint="https://my.openai.azure.com", api_version="1", max_retries=0),
+    ],
+    ids=["openai", "azure"],
+)
+def test_a_provider_s_client_is_redirected_with_the_address(endpoint: Endpoint, client: OpenAI):
     with endpoint.rollout(agents=["writer"]) as run, scope("writer"):
         answer = client.responses.create(model="policy", input="hi")
         streamed = list(client.responses.create(model="policy", input="hi", stream=True))
