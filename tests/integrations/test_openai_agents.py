@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,16 +30,15 @@ from agents import (
     OutputGuardrailTripwireTriggered,
     RunConfig,
     Runner,
+    TracingProcessor,
     UserError,
-    add_trace_processor,
     function_tool,
     handoff,
-    input_guardrail,
     set_trace_processors,
     set_tracing_disabled,
 )
 from agents.mcp import MCPServerStdio
-from agents.models.openai_responses import OpenAIResponsesModel
+from agents.models import get_default_model
 from httpx2 import Limits
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from pydantic import BaseModel
@@ -55,7 +53,7 @@ from lightning_core.signals import tool_signals
 from lightning_core.trace import Call, Event, Trace
 from lightning_core.trainable import get_mark, trainable
 from tests.conftest import Endpoint, redirected
-from tests.integrations.contract import ADD, Adapter, Contract, Part, ancestors, parent_of, run_async, says
+from tests.integrations.contract import Adapter, Contract, Part, ancestors, parent_of, run_async, says
 
 QUIET = RunConfig(tracing_disabled=True)
 
@@ -169,7 +167,7 @@ def cast(answers: dict[str, Answer], *, delay: float = 0.0) -> Generator[Endpoin
         answer = next(answer for name, answer in answers.items() if system.startswith(name))
         return answer(prompt) if callable(answer) else answer
 
-    backend = ScriptedBackend(script, models=("policy", "gpt-4o"), delay=delay)
+    backend = ScriptedBackend(script, models=("policy", "gpt-4o", get_default_model()), delay=delay)
     with PolicyEndpoint(backend, Chat(backend.tokenizer)) as served, redirected():
         yield Endpoint(served, backend)
 
@@ -198,6 +196,7 @@ HOWS = ["run", "run_sync", "run_streamed"]
 
 @pytest.fixture(autouse=True)
 def _installed(request: pytest.FixtureRequest) -> Iterator[None]:
+    set_trace_processors([])  # the SDK's own would send traces to the provider
     if request.cls is TestOpenAIAgents:
         yield
         return
@@ -358,9 +357,12 @@ def test_a_handoff_that_fails() -> None:
         raise PermissionError("not today")
 
     start = make("Triage", handoffs=[handoff(make("History"), on_handoff=refuse)])
-    with cast({"Triage": call_tool("transfer_to_history")}) as endpoint:
-        with pytest.raises(PermissionError), endpoint.rollout() as rollout:
-            run(start, "when?")
+    with (
+        cast({"Triage": call_tool("transfer_to_history")}) as endpoint,
+        pytest.raises(PermissionError),
+        endpoint.rollout() as rollout,
+    ):
+        run(start, "when?")
     assert [event.error for event in tools(rollout.trace)] == ["PermissionError: not today"]
     assert rollout.trace.events[1].error == "PermissionError: not today"
 
@@ -383,9 +385,11 @@ def test_agents_as_parallel_tools(how: str) -> None:
     translators = [trainable(make(name), name=name.lower()) for name in names]
     agent = make("Desk", tools=[t.as_tool(f"to_{t.name.lower()}", "Translates.") for t in translators])
     wishes = "".join(call_tool(f"to_{name.lower()}", input=f"{name}: hi") for name in names)
-    with cast({"Desk": first(wishes, "Done"), **dict.fromkeys(names, "Hola")}, delay=0.01) as endpoint:
-        with endpoint.rollout() as rollout:
-            run(agent, "translate", how)
+    with (
+        cast({"Desk": first(wishes, "Done"), **dict.fromkeys(names, "Hola")}, delay=0.01) as endpoint,
+        endpoint.rollout() as rollout,
+    ):
+        run(agent, "translate", how)
     trace = rollout.trace
     assert sorted(map(str, speakers(trace))) == ["Desk", "Desk", "french", "german", "spanish"]
     for call in trace.calls:
@@ -395,9 +399,12 @@ def test_agents_as_parallel_tools(how: str) -> None:
 
 
 def test_max_turns_is_the_agents_failure() -> None:
-    with cast({"Writer": call_tool("add", a=1, b=2)}) as endpoint:
-        with pytest.raises(MaxTurnsExceeded), endpoint.rollout() as rollout:
-            run(make("Writer", tools=[add]), "add", max_turns=2)
+    with (
+        cast({"Writer": call_tool("add", a=1, b=2)}) as endpoint,
+        pytest.raises(MaxTurnsExceeded),
+        endpoint.rollout() as rollout,
+    ):
+        run(make("Writer", tools=[add]), "add", max_turns=2)
     assert len(rollout.trace.calls) == 2
     assert "MaxTurnsExceeded" in str(rollout.trace.events[1].error)
 
@@ -407,9 +414,12 @@ def test_max_turns_is_the_agents_failure() -> None:
 
 @pytest.mark.parametrize("how", HOWS)
 def test_a_tool_that_does_not_exist_ends_the_run(how: str) -> None:
-    with cast({"Writer": call_tool("multiply", a=2)}) as endpoint:
-        with pytest.raises(ModelBehaviorError), endpoint.rollout() as rollout:
-            run(make("Writer", tools=[add]), "multiply", how)
+    with (
+        cast({"Writer": call_tool("multiply", a=2)}) as endpoint,
+        pytest.raises(ModelBehaviorError),
+        endpoint.rollout() as rollout,
+    ):
+        run(make("Writer", tools=[add]), "multiply", how)
     (event,) = tools(rollout.trace)
     assert (event.name, event.agent) == ("multiply", "Writer")
     assert "not found in agent Writer" in str(event.error)
@@ -436,12 +446,14 @@ def test_how_tools_fail() -> None:
         await asyncio.sleep(60)
         return "never"
 
-    with cast({"Writer": first(call_tool("slow"), "Sorry"), "Editor": call_tool("strict")}) as endpoint:
-        with endpoint.rollout() as rollout:
-            run(make("Writer", tools=[slow]), "wait")
-            with pytest.raises(UserError, match="out of order"):
-                run(make("Editor", tools=[strict]), "fail")
-            run(make("Writer", tools=[add, slow]), "wait", run_config=RunConfig(tracing_disabled=True))
+    with (
+        cast({"Writer": first(call_tool("slow"), "Sorry"), "Editor": call_tool("strict")}) as endpoint,
+        endpoint.rollout() as rollout,
+    ):
+        run(make("Writer", tools=[slow]), "wait")
+        with pytest.raises(UserError, match="out of order"):
+            run(make("Editor", tools=[strict]), "fail")
+        run(make("Writer", tools=[add, slow]), "wait", run_config=RunConfig(tracing_disabled=True))
     errors = [event.error for event in tools(rollout.trace)]
     assert errors == [
         "Tool 'slow' timed out after 0.01 seconds.",
@@ -468,11 +480,15 @@ def test_a_run_that_waits_for_approval_and_goes_on() -> None:
     assert ancestors(rollout.trace, event) == ["send", "Writer", "rollout"]
 
 
-MCP_SERVER = """
+CALCULATOR = """
 import sys
-from mcp.server.fastmcp import FastMCP
 
-server = FastMCP("calculator")
+try:
+    from mcp.server.mcpserver import MCPServer
+except ImportError:
+    from mcp.server.fastmcp import FastMCP as MCPServer
+
+server = MCPServer("calculator")
 
 
 @server.tool()
@@ -482,6 +498,29 @@ def divide(a: int, b: int) -> int:
 
 server.run()
 """
+
+
+@pytest.mark.parametrize("divisor", [2, 0])
+def test_tools_of_an_mcp_server(divisor: int) -> None:
+    """A server of its own process, over its standard input and output. Its failure is a result to the SDK."""
+
+    async def work() -> None:
+        async with MCPServerStdio({"command": sys.executable, "args": ["-c", CALCULATOR]}) as server:
+            await Runner.run(make("Solver", mcp_servers=[server]), "8 / 2", run_config=QUIET)
+
+    with cast({"Solver": first(call_tool("divide", a=8, b=divisor), "4")}) as endpoint, endpoint.rollout() as rollout:
+        run_async(work())
+    assert speakers(rollout.trace) == ["Solver", "Solver"]
+    (signal,) = tool_signals(rollout.trace)
+    assert (signal.tool, signal.call, signal.arguments) == (
+        "divide",
+        rollout.trace.calls[0].id,
+        json.dumps({"a": 8, "b": divisor}),
+    )
+    if divisor:
+        assert signal.status == "ok"
+    else:
+        assert (signal.status, "Error executing tool" in str(signal.error)) == ("error", True)
 
 
 # Guardrails
@@ -530,9 +569,226 @@ def test_an_output_guardrail(how: str) -> None:
         return GuardrailFunctionOutput(None, tripwire_triggered="please" not in output)
 
     agent = make("Tutor", output_guardrails=[OutputGuardrail(polite)])
-    with cast({"Tutor": "No."}) as endpoint:
-        with pytest.raises(OutputGuardrailTripwireTriggered), endpoint.rollout() as rollout:
-            run(agent, "solve", how)
+    with (
+        cast({"Tutor": "No."}) as endpoint,
+        pytest.raises(OutputGuardrailTripwireTriggered),
+        endpoint.rollout() as rollout,
+    ):
+        run(agent, "solve", how)
     events = {event.name: event for event in rollout.trace.events}
     assert events["polite"].attributes["lightning.guardrail.triggered"] is True
     assert "OutputGuardrailTripwireTriggered" in str(events["Tutor"].error)
+
+
+# The SDK's own
+
+
+class Spans(TracingProcessor):
+    """Notes the names of the agents in the SDK's own spans."""
+
+    def __init__(self) -> None:
+        self.agents: list[str] = []
+
+    def on_span_start(self, span: Any) -> None:
+        if span.span_data.type == "agent":
+            self.agents.append(span.span_data.name)
+
+    def on_span_end(self, span: Any) -> None: ...
+    def on_trace_start(self, trace: Any) -> None: ...
+    def on_trace_end(self, trace: Any) -> None: ...
+    def shutdown(self) -> None: ...
+    def force_flush(self) -> None: ...
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_the_sdks_own_tracing_is_not_needed_and_not_changed(how: str) -> None:
+    recorded: list[Any] = []
+    agent = make("Triage", handoffs=[make("Math", tools=[add])])
+    script: dict[str, Answer] = {
+        "Triage": call_tool("transfer_to_math"),
+        "Math": lambda prompt: "3" if "<tool_response>\n3" in prompt else call_tool("add", a=1, b=2),
+    }
+    processor = Spans()
+    set_trace_processors([processor])
+    for disabled in (False, True):
+        set_tracing_disabled(disabled)
+        try:
+            with cast(script) as endpoint, endpoint.rollout() as rollout:
+                run(agent, "what is 1 + 2?", how, run_config=RunConfig())
+        finally:
+            set_tracing_disabled(False)
+        recorded.append([(event.kind, event.name, event.error) for event in rollout.trace.events])
+    assert recorded[0] == recorded[1]
+    assert [name for _, name, _ in recorded[0]] == ["rollout", "Triage", "transfer_to_math", "Math", "add"]
+    assert processor.agents == ["Triage", "Math"]
+
+
+class Delegate(Model):
+    """A model of somebody else's."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    async def get_response(self, *args: Any, **kwargs: Any) -> Any:
+        return await self.model.get_response(*args, **kwargs)
+
+    def stream_response(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model.stream_response(*args, **kwargs)
+
+
+class Provider(ModelProvider):
+    def get_model(self, model_name: str | None) -> Model:
+        return Delegate(chat_model())
+
+
+@pytest.mark.parametrize("how", ["run", "run_streamed"])
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        pytest.param(Delegate(chat_model()), {}, id="somebody else's model"),
+        pytest.param(None, {"model_provider": Provider()}, id="no model, another provider"),
+        pytest.param("gpt-4o", {}, id="the SDK's default API"),
+        pytest.param("openai/gpt-4o", {}, id="several providers"),
+        pytest.param(chat_model(), {"model": "gpt-4o"}, id="the run's model instead"),
+        pytest.param(None, {}, id="no model at all"),
+    ],
+)
+def test_models(monkeypatch: pytest.MonkeyPatch, how: str, model: Any, settings: dict[str, Any]) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-agent")
+    agent = trainable(make("Writer", model=model, tools=[add]), name="writer")
+    config = RunConfig(tracing_disabled=True, **settings)
+    with cast({"Writer": first(call_tool("add", a=1, b=2), "3")}) as endpoint, endpoint.rollout() as rollout:
+        assert run(agent, "1 + 2?", how, run_config=config).final_output == "3"
+    assert speakers(rollout.trace) == ["writer", "writer"]
+    assert [event.attributes["gen_ai.tool.call.result"] for event in tools(rollout.trace)] == ["3"]
+    assert [signal.status for signal in tool_signals(rollout.trace)] == ["ok"]
+    assert says(rollout.trace.calls[0]) == "1 + 2?"
+
+
+# Programs
+
+
+class Homework(BaseModel):
+    is_homework: bool
+    reasoning: str
+
+
+class Solution(BaseModel):
+    answer: str
+
+
+@pytest.mark.parametrize("how", ["run", "run_streamed"])
+def test_a_triage_with_a_guardrail(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """The program that the SDK's introduction builds, with nothing but the SDK's defaults."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-agent")
+    guard = Agent(name="Guardrail check", instructions="Guard: is this homework?", output_type=Homework)
+    history = Agent(name="History Tutor", handoff_description="Knows history", instructions="History: tell when.")
+    math = Agent(name="Math Tutor", handoff_description="Knows math", instructions="Math: reckon.")
+
+    async def is_homework(context: Any, agent: Any, text: Any) -> GuardrailFunctionOutput:
+        result = await Runner.run(guard, text, context=context.context, run_config=QUIET)
+        verdict = result.final_output_as(Homework)
+        return GuardrailFunctionOutput(verdict, tripwire_triggered=not verdict.is_homework)
+
+    triage = Agent(
+        name="Triage Agent",
+        instructions="Triage: choose a tutor.",
+        handoffs=[history, math],
+        input_guardrails=[InputGuardrail(guardrail_function=is_homework)],
+    )
+    verdicts = [Homework(is_homework=yes, reasoning="because").model_dump_json() for yes in (True, False)]
+    script: dict[str, Answer] = {
+        "Guard": lambda prompt: verdicts["meaning of life" in prompt],
+        "Triage": call_tool("transfer_to_history_tutor"),
+        "History": "George Washington.",
+    }
+    with cast(script) as endpoint:
+        with endpoint.rollout(agents=["History Tutor"]) as one:
+            result = run(triage, "Who was the first president of the United States?", how)
+        with pytest.raises(InputGuardrailTripwireTriggered), endpoint.rollout() as two:
+            run(triage, "What is the meaning of life?", how)
+    assert result.final_output == "George Washington."
+    assert sorted(map(str, speakers(one.trace))) == ["Guardrail check", "History Tutor", "Triage Agent"]
+    paths = [path(one.trace, call) for call in one.trace.calls if call.agent == "Guardrail check"]
+    assert paths == [["Guardrail check", "is_homework", "rollout"]]
+    assert "Guardrail check" in speakers(two.trace)
+    assert "InputGuardrailTripwireTriggered" in str(two.trace.error)
+
+
+def test_a_guardrail_and_an_evaluation_in_a_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Judge(AgentHooks[Any]):
+        async def on_end(self, context: Any, agent: Any, output: Any) -> None:
+            reward(float(output == "Paris"), agent=agent.name)
+
+    main = make("Main Agent", hooks=Judge(), input_guardrails=[make_guardrail()])
+    verdict = Verdict(is_homework=False).model_dump_json()
+    with cast({"Main": "Paris", "Guard": verdict}) as endpoint, endpoint.rollout(agents=["Main Agent"]) as rollout:
+        run(main, "The capital of France?")
+    assert sorted(map(str, speakers(rollout.trace))) == ["Guard", "Main Agent"]
+    assert [(given.value, given.agent) for given in rollout.trace.rewards] == [(1.0, "Main Agent")]
+
+
+def test_rewards_reach_the_call_that_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two questions, one by way of a tool: five calls of three agents, whose answers are structured."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-agent")
+    math = Agent(name="MathAgent", instructions="Math", tools=[add], output_type=Solution)
+    history = Agent(name="HistoryAgent", instructions="History", output_type=Solution)
+    triage = Agent(name="TriageAgent", instructions="Triage", handoffs=[math, history])
+    script: dict[str, Answer] = {
+        "Triage": lambda prompt: call_tool("transfer_to_mathagent" if "+" in prompt else "transfer_to_historyagent"),
+        "Math": lambda prompt: '{"answer": "3"}' if "<tool_response>\n3" in prompt else call_tool("add", a=1, b=2),
+        "History": '{"answer": "1789"}',
+    }
+    with cast(script) as endpoint, endpoint.rollout(agents=["MathAgent", "HistoryAgent"]) as rollout:
+        three = run(triage, "What is 1 + 2?")
+        reward(1.0, call=three.raw_responses[1].response_id)
+        year = run(triage, "When was the revolution?")
+        reward(0.5, agent="HistoryAgent")
+    assert (three.final_output, year.final_output) == (Solution(answer="3"), Solution(answer="1789"))
+    assert speakers(rollout.trace) == ["TriageAgent", "MathAgent", "MathAgent", "TriageAgent", "HistoryAgent"]
+    given = [(one.value, one.call, one.agent) for one in rollout.trace.rewards]
+    assert given == [(1.0, rollout.trace.calls[1].id, None), (0.5, None, "HistoryAgent")]
+
+
+def test_shared_agents_in_rollouts_at_once() -> None:
+    """Twenty rollouts of one program, in one loop: each call belongs to its rollout and its agent."""
+    pauses = random.Random(0)
+
+    @function_tool
+    async def pause() -> str:
+        await asyncio.sleep(pauses.random() * 0.02)
+        return "waited"
+
+    solver = trainable(make("Solver", tools=[pause]), name="solver")
+    triage = make("Triage", handoffs=[solver], tools=[make("Adviser").as_tool("advise", "Advises.")])
+
+    def decide(prompt: str) -> str:
+        number = prompt.partition("number ")[2].partition("<|im_end|>")[0]
+        return call_tool("transfer_to_solver") if "well" in prompt else call_tool("advise", input=f"number {number}")
+
+    script: dict[str, Answer] = {
+        "Triage": decide,
+        "Adviser": "well",
+        "Solver": lambda prompt: "Done" if "waited" in prompt else call_tool("pause"),
+    }
+
+    async def work(endpoint: Endpoint, number: int) -> Trace:
+        with endpoint.rollout() as rollout:
+            await asyncio.sleep(pauses.random() * 0.02)
+            if number % 2:
+                await Runner.run(triage, f"number {number}", run_config=QUIET)
+            else:
+                async for _ in Runner.run_streamed(triage, f"number {number}", run_config=QUIET).stream_events():
+                    await asyncio.sleep(0)
+        return rollout.trace
+
+    async def work_all(endpoint: Endpoint) -> list[Trace]:
+        return list(await asyncio.gather(*(work(endpoint, number) for number in range(20))))
+
+    with cast(script, delay=0.001) as endpoint:
+        traces = run_async(work_all(endpoint))
+    for number, trace in enumerate(traces):
+        assert speakers(trace) == ["Triage", "Adviser", "Triage", "solver", "solver"]
+        assert {says(call) for call in trace.calls} == {f"number {number}"}
+        assert {call.rollout for call in trace.calls} == {trace.rollout}
+        assert [event.name for event in tools(trace)] == ["advise", "transfer_to_solver", "pause"]
