@@ -233,19 +233,18 @@ class PolicyEndpoint:
     async def _pass_on_stream(
         self, wire: Dialect, spans: list[CallSpan], body: Mapping[str, Any], target: Target
     ) -> AsyncGenerator[bytes]:
-        """The events as they come, but for a closing mark: after it nobody would hear that the answer could not be recorded."""
+        """The events as they come. The answer is recorded before the last of them, after which a client may hang up."""
         reader = wire.stream_reader()
-        mark = b""
+        recorded = False
         async for event, data in self._forward.stream(target, body):
             if data is not None:
                 reader.read(data)
-            if data is None and b"[DONE]" in event:
-                mark = event
-            else:
-                yield event
-        _record(spans, reader.answers(), target)
-        if mark:
-            yield mark
+            if not recorded and (reader.over or (data is None and b"[DONE]" in event)):
+                _record(spans, reader.answers(), target)
+                recorded = True
+            yield event
+        if not recorded:
+            _record(spans, reader.answers(), target)
 
 
 def _record(spans: list[CallSpan], answers: list[Answer], target: Target) -> None:

@@ -216,6 +216,7 @@ class _Reader:
     """Puts the chunks together to the body that would have come without streaming."""
 
     def __init__(self) -> None:
+        self.over = False
         self._body: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
 
@@ -232,8 +233,8 @@ class _Reader:
 
     def answers(self) -> list[Answer]:
         choices = [choice for _, choice in sorted(self._choices.items())]
-        over = all(choice["finish_reason"] for choice in choices)
-        return read_answer({**self._body, "choices": choices}) if over else []
+        complete = all(choice["finish_reason"] for choice in choices)
+        return read_answer({**self._body, "choices": choices}) if complete else []
 
 
 def _extend_call(calls: list[dict[str, Any]], delta: Mapping[str, Any]) -> None:

@@ -32,12 +32,15 @@ class StreamWriter(Protocol):
 class StreamReader(Protocol):
     """Reads the streamed answer of somebody else's server."""
 
+    over: bool
+    """Whether the last event has come; False for ever where a closing mark says so."""
+
     def read(self, event: Mapping[str, Any]) -> None:
         """Take in the JSON of one event."""
         ...
 
     def answers(self) -> list[Answer]:
-        """All responses, once the stream is over; empty if it broke off."""
+        """All responses, once the stream is at its end; empty if it broke off."""
         ...
 
 

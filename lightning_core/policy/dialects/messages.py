@@ -210,7 +210,7 @@ class _Reader:
     def __init__(self) -> None:
         self._body: dict[str, Any] = {}
         self._blocks: list[dict[str, Any]] = []
-        self._over = False
+        self.over = False
 
     def read(self, event: Mapping[str, Any]) -> None:
         match event:
@@ -226,7 +226,7 @@ class _Reader:
                 usage = {**(self._body.get("usage") or {}), **(event.get("usage") or {})}
                 self._body |= {**(event.get("delta") or {}), "usage": usage}
             case {"type": "message_stop"}:
-                self._over = True
+                self.over = True
             case _:
                 pass
 
@@ -234,7 +234,7 @@ class _Reader:
         for block in self._blocks:
             if "json" in block:
                 block["input"] = json.loads(block.pop("json") or "{}")
-        return read_answer({**self._body, "content": self._blocks}) if self._over else []
+        return read_answer({**self._body, "content": self._blocks}) if self.over else []
 
 
 def stream_reader() -> _Reader:

@@ -287,11 +287,13 @@ class _Reader:
     """The last event of a stream holds the whole response."""
 
     def __init__(self) -> None:
+        self.over = False
         self._response: Mapping[str, Any] = {}
 
     def read(self, event: Mapping[str, Any]) -> None:
         if event.get("type") in ("response.completed", "response.incomplete"):
             self._response = event.get("response") or {}
+            self.over = True
 
     def answers(self) -> list[Answer]:
         return read_answer(self._response)
