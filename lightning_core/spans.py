@@ -13,6 +13,7 @@ from typing import Any
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import Span as SdkSpan
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags, set_span_in_context
 
@@ -22,6 +23,7 @@ from lightning_core.trace import Address, SpanRecord, describe
 logger = logging.getLogger(__name__)
 
 _listeners: dict[str, Callable[[SpanRecord], None]] = {}
+_processors: tuple[SpanProcessor, ...] = ()
 
 
 def listen(rollout: str, listener: Callable[[SpanRecord], None]) -> None:
@@ -34,8 +36,22 @@ def stop_listening(rollout: str) -> None:
     _listeners.pop(rollout, None)
 
 
+def hand_in(record: SpanRecord) -> bool:
+    """Make a span from elsewhere part of its rollout, in place of one of the same id; False if the rollout is over."""
+    listener = _listeners.get(record.trace_id)
+    if listener is not None:
+        listener(record)
+    return listener is not None
+
+
 class _Collector(SpanProcessor):
+    def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
+        for processor in _processors:
+            processor.on_start(span, parent_context)
+
     def on_end(self, span: ReadableSpan) -> None:
+        for processor in _processors:
+            processor.on_end(span)
         record = to_record(span)
         listener = _listeners.get(record.trace_id)
         if listener is None:
@@ -60,7 +76,14 @@ _tracer = _provider.get_tracer("lightning_core")
 
 def add_span_processor(processor: SpanProcessor) -> None:
     """Send every span of every rollout to ``processor`` too, for instance a BatchSpanProcessor with an OTLP exporter."""
-    _provider.add_span_processor(processor)
+    global _processors
+    _processors = (*_processors, processor)
+
+
+def remove_span_processor(processor: SpanProcessor) -> None:
+    """Send it no more. Flushing and shutting it down is up to whoever added it."""
+    global _processors
+    _processors = tuple(known for known in _processors if known is not processor)
 
 
 def start_root(attributes: Mapping[str, Any]) -> Span:

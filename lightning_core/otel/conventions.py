@@ -1,0 +1,93 @@
+"""Foreign spans in our terms: each span by its own convention, then what only the trace as a whole tells.
+
+- **Who spoke** is told by the chain of parents, never by time: the nearest agent around a call, or else the nearest node of a graph. An
+  agent that is built as a graph is one agent, as in `capture.scope`.
+- **A call counts once.** Where two instrumentations watch the same call, one span lies within the other; the outermost is the call,
+  and the inner ones become other events.
+- No tokens: what a foreign span says of token ids and rewards, under ``lightning.``, is not believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lightning_core import trace as tr
+from lightning_core.otel.genai import from_genai
+from lightning_core.otel.openinference import from_openinference
+from lightning_core.otel.otlp import MESSAGE_EVENTS
+from lightning_core.otel.traceloop import from_traceloop
+from lightning_core.trace import SpanRecord
+
+NODE = "lightning.node"
+
+Convention = Callable[[str, Mapping[str, Any]], dict[str, Any] | None]
+
+CONVENTIONS: Mapping[str, Convention] = {
+    "OpenInference": from_openinference,
+    "Traceloop": from_traceloop,
+    "OpenTelemetry GenAI": from_genai,
+}
+"""Given a span's name and attributes, what it has in our terms, or None if it does not follow the convention. The first counts."""
+
+
+def to_our_names(span: SpanRecord) -> SpanRecord:
+    """``span`` with our attributes added to its own. One that follows no convention keeps its own."""
+    own = {
+        key: value
+        for key, value in span.attributes.items()
+        if key == NODE or not (key.startswith("lightning.") or key == MESSAGE_EVENTS)
+    }
+    if own.get(tr.OPERATION) == "reward":
+        del own[tr.OPERATION]
+    for convention in CONVENTIONS.values():
+        found = convention(span.name, span.attributes)
+        if found is not None:
+            return replace(span, attributes={**own, **found})
+    return replace(span, attributes=own)
+
+
+def understand(spans: Iterable[SpanRecord]) -> list[SpanRecord]:
+    """Foreign spans of one or several traces, in our terms, in order of start: with names of agents, and each call once."""
+    ordered = sorted(map(to_our_names, spans), key=lambda s: (s.start_ns, s.span_id))
+    by_id = {span.span_id: span for span in ordered}
+    understood: list[SpanRecord] = []
+    for span in ordered:
+        around = _around(span, by_id)
+        operation = span.attributes.get(tr.OPERATION)
+        if operation == "chat" and _within_a_call(around):
+            attributes = {key: value for key, value in span.attributes.items() if key != tr.OPERATION}
+            understood.append(replace(span, attributes=attributes))
+        elif operation in ("chat", "execute_tool") and (agent := _speaker(around)) is not None:
+            understood.append(replace(span, attributes={tr.AGENT: agent, **span.attributes}))
+        else:
+            understood.append(span)
+    return understood
+
+
+def _around(span: SpanRecord, by_id: Mapping[str, SpanRecord]) -> Sequence[SpanRecord]:
+    """The spans that ``span`` lies within, the nearest first. A foreign span may be its own ancestor."""
+    found: list[SpanRecord] = []
+    seen = {span.span_id}
+    parent = by_id.get(span.parent_id or "")
+    while parent is not None and parent.span_id not in seen:
+        seen.add(parent.span_id)
+        found.append(parent)
+        parent = by_id.get(parent.parent_id or "")
+    return found
+
+
+def _within_a_call(around: Sequence[SpanRecord]) -> bool:
+    for span in around:
+        if span.attributes.get(tr.OPERATION) == "chat":
+            return True
+        if span.attributes.get(tr.OPERATION) in ("invoke_agent", "execute_tool") or NODE in span.attributes:
+            return False
+    return False
+
+
+def _speaker(around: Sequence[SpanRecord]) -> str | None:
+    agents = (s.attributes.get(tr.AGENT) for s in around if s.attributes.get(tr.OPERATION) == "invoke_agent")
+    nodes = (s.attributes[NODE] for s in around if NODE in s.attributes)
+    return next(agents, None) or next(nodes, None)

@@ -1,0 +1,143 @@
+"""Traces that were recorded elsewhere, as `Trace`: from files of OTLP or of OpenTelemetry's and Phoenix's JSON, or from spans at hand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, cast
+
+from opentelemetry.sdk.trace import ReadableSpan
+
+from lightning_core import trace as tr
+from lightning_core.otel.conventions import understand
+from lightning_core.otel.flattened import flatten
+from lightning_core.otel.otlp import MESSAGE_EVENTS, spans_from_otlp, spans_from_protobuf
+from lightning_core.spans import to_record
+from lightning_core.trace import SpanRecord, Trace, spans_to_trace
+
+
+def read_traces(source: str | Path | Iterable[SpanRecord | ReadableSpan]) -> list[Trace]:
+    """One `Trace` for each trace id in ``source``, in order of start.
+
+    A file is OTLP, in protobuf or JSON (one document, or one after the other, as a collector's file exporter writes them), or the JSON of
+    OpenTelemetry's console exporter or of Phoenix. A trace that holds the root of a rollout of ours is read as it was written; in any
+    other foreign conventions are understood, and a root is put above the spans that have none. Its calls have no token ids, and
+    nothing makes them up: they can be looked at and rewarded, not trained on.
+
+    Raises ValueError for what is none of this, with what was found.
+    """
+    spans = _read_file(Path(source)) if isinstance(source, (str, Path)) else [_to_record(span) for span in source]
+    by_trace: dict[str, list[SpanRecord]] = {}
+    for span in sorted(spans, key=lambda s: s.start_ns):
+        by_trace.setdefault(span.trace_id, []).append(span)
+    return [_read_trace(found) for found in by_trace.values()]
+
+
+def _read_trace(spans: Sequence[SpanRecord]) -> Trace:
+    if any(tr.TASK_ID in span.attributes for span in spans):
+        return spans_to_trace(spans)
+    trace_id = spans[0].trace_id
+    root = SpanRecord(
+        name="rollout",
+        trace_id=trace_id,
+        span_id=hashlib.blake2b(trace_id.encode(), digest_size=8).hexdigest(),
+        parent_id=None,
+        start_ns=min(span.start_ns for span in spans),
+        end_ns=max(span.end_ns for span in spans),
+        attributes={tr.TASK_ID: trace_id},
+    )
+    known = {span.span_id for span in spans}
+    understood = understand(
+        span if span.parent_id in known else replace(span, parent_id=root.span_id) for span in spans
+    )
+    return spans_to_trace([root, *_numbered(understood)])
+
+
+def _numbered(spans: Iterable[SpanRecord]) -> Iterator[SpanRecord]:
+    for number, span in enumerate(spans, 1):
+        is_call = span.attributes.get(tr.OPERATION) == "chat"
+        yield replace(span, attributes={**span.attributes, tr.SEQUENCE: number}) if is_call else span
+
+
+def _to_record(span: SpanRecord | ReadableSpan) -> SpanRecord:
+    if isinstance(span, SpanRecord):
+        return span
+    record = to_record(span)
+    told = [{"name": e.name, **(e.attributes or {})} for e in span.events if e.name.startswith("gen_ai.")]
+    if not told:
+        return record
+    return replace(record, attributes={**record.attributes, MESSAGE_EVENTS: json.dumps(told, default=str)})
+
+
+def _read_file(path: Path) -> list[SpanRecord]:
+    data = path.read_bytes()
+    if data.lstrip()[:1] not in (b"{", b"["):
+        return spans_from_protobuf(data)
+    try:
+        return [span for document in _documents(data.decode()) for span in _read_document(document)]
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r}: {error}") from error
+
+
+def _documents(text: str) -> Iterator[Any]:
+    """JSON documents that follow each other, with nothing but space between."""
+    decoder = json.JSONDecoder()
+    position = 0
+    while position < len(text):
+        document, end = decoder.raw_decode(text, position)
+        yield document
+        position = end + len(text[end:]) - len(text[end:].lstrip())
+
+
+def _read_document(document: Any) -> Iterator[SpanRecord]:
+    if isinstance(document, list):
+        for item in cast("list[Any]", document):
+            yield from _read_document(item)
+    elif not isinstance(document, Mapping):
+        raise ValueError(f"expected a JSON object or a list of them, found {document!r:.100}")
+    elif "context" in document:
+        yield _from_sdk_json(cast("Mapping[str, Any]", document))
+    elif isinstance(data := cast("Mapping[str, Any]", document).get("data"), list):  # a page of Phoenix's REST API
+        yield from _read_document(data)
+    else:
+        yield from spans_from_otlp(cast("Mapping[str, Any]", document))
+
+
+def _from_sdk_json(span: Mapping[str, Any]) -> SpanRecord:
+    """A span as ``ReadableSpan.to_json`` writes it, or Phoenix, whose status is flat and whose attributes may be nested."""
+    try:
+        status = span.get("status") or {}
+        code = str(span.get("status_code") or status.get("status_code") or "")
+        message = span.get("status_message") or status.get("description")
+        told = [
+            {"name": e["name"], **(e.get("attributes") or {})}
+            for e in span.get("events") or ()
+            if e["name"].startswith("gen_ai.")
+        ]
+        attributes = dict(flatten(span.get("attributes") or {}))
+        return SpanRecord(
+            name=str(span.get("name", "")),
+            trace_id=_hex(span["context"]["trace_id"], 32),
+            span_id=_hex(span["context"]["span_id"], 16),
+            parent_id=_hex(span["parent_id"], 16) if span.get("parent_id") else None,
+            start_ns=_nanoseconds(span["start_time"]),
+            end_ns=_nanoseconds(span["end_time"]),
+            attributes={**attributes, MESSAGE_EVENTS: json.dumps(told)} if told else attributes,
+            error=str(message or "error") if code == "ERROR" else None,
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a span in JSON, {type(error).__name__} {error}: {span!r:.200}") from error
+
+
+def _hex(text: str, digits: int) -> str:
+    number = int(str(text), 16)  # "0x…" from the SDK, bare digits from Phoenix
+    return f"{number:0{digits}x}"
+
+
+def _nanoseconds(text: str) -> int:
+    moment = datetime.fromisoformat(text)
+    return int(moment.timestamp()) * 1_000_000_000 + moment.microsecond * 1000
