@@ -149,8 +149,11 @@ class PolicyEndpoint:
             # A configured model takes the place of the one that the agent names, here and upstream.
             body = _with_model(body, session.routing, address.agent)
             model = self._route(wire, session.routing, address.agent, body["model"], request)
-            # What somebody else's model can do is for them to say.
-            parsed = wire.parse_request(body, said=session.said, check=not isinstance(model, Target))
+            try:
+                # What somebody else's model can do is for them to say.
+                parsed = wire.parse_request(body, said=session.said, check=not isinstance(model, Target))
+            except (AttributeError, TypeError) as error:  # a string where an object belongs, and the like
+                raise PolicyRequestError(f"this is no request to {wire.PATH}: {describe(error)}") from error
             if isinstance(model, Target):
                 return await self._pass_on(wire, session, address, parsed, model)
             return await self._sample(wire, session, address, parsed, model, request)

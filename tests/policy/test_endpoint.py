@@ -259,6 +259,27 @@ def test_what_cannot_be_honoured_is_refused_by_name(extra: dict[str, Any], param
     assert run.infrastructure == []
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/chat/completions", {"messages": HI, "tools": ["add"]}),
+        ("/chat/completions", {"messages": HI, "stop": 5}),
+        ("/responses", {"input": "hi", "text": "json"}),
+        ("/responses", {"input": [None]}),
+        ("/messages", {"messages": HI, "max_tokens": 9, "output_config": "json"}),
+        ("/messages", {"messages": [{"role": "user", "content": 5}], "max_tokens": 9}),
+    ],
+)
+def test_a_malformed_request_is_the_agents_failure_and_not_the_machinerys(path: str, body: dict[str, Any]):
+    with serve() as endpoint, speak(endpoint) as (run, client):
+        response = httpx.post(
+            f"{endpoint.url}{path}", json={"model": "policy", **body}, headers={"x-api-key": client.api_key}
+        )
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert run.infrastructure == []
+
+
 def test_json_and_a_tool_call_are_asked_for_in_the_prompt():
     schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object", "title": "Verdict"}}}
     forms: list[dict[str, Any]] = [
