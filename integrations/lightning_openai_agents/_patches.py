@@ -4,15 +4,14 @@ Identity has to stand around the model call. The SDK's public hooks run beside i
 switched off, and a model is shared by agents or named by the run's configuration. So these places are wrapped:
 
 - Public: ``InputGuardrail.run`` and ``OutputGuardrail.run``; ``call_tool`` of the MCP servers, where a failure is a result like any other.
-- Half public: ``AgentRunner.run``, to which ``Runner.run`` and ``run_sync`` lead; it says where a run ends.
-- Private: ``start_streaming``, the same for ``Runner.run_streamed``: what is streamed runs in a task of its own.
+- Private: ``AgentRunner.run``, to which ``Runner.run`` and ``run_sync`` lead, and ``start_streaming`` under ``run_streamed``: one run.
 - Private: ``run_single_turn``, ``run_single_turn_streamed``, ``resolve_interrupted_turn``, as they are called: one turn of one agent.
 - Private: ``_FunctionToolBatchExecutor._execute_single_tool_body``, one use of a function tool, and
   ``maybe_invoke_function_tool_failure_error_function``, which makes an answer to the model of the tool's exception.
 - Private: ``execute_handoffs``, and ``process_model_response``, which finds that a tool does not exist.
 
-The private ones were seen in openai-agents 0.20.0 to 0.24.0; ``tests/integrations/test_openai_agents.py::test_private_api`` fails when one
-moves. https://github.com/openai/openai-agents-python/blob/v0.24.0/src/agents/run.py and, for all the rest,
+Seen in openai-agents 0.20.0 to 0.24.0; ``tests/integrations/test_openai_agents.py::test_private_api`` fails when a private one moves.
+https://github.com/openai/openai-agents-python/blob/v0.24.0/src/agents/run.py
 https://github.com/openai/openai-agents-python/tree/v0.24.0/src/agents/run_internal
 """
 

@@ -265,9 +265,9 @@ def test_a_marked_agent_is_still_an_agent(how: str) -> None:
 
 
 def test_only_agents_can_be_marked() -> None:
-    with pytest.raises(ConfigError, match="expected an agents.Agent"):
+    with pytest.raises(ConfigError, match=r"expected an agents\.Agent"):
         trainable(add, name="add")
-    with pytest.raises(ConfigError, match="expected an agents.Agent"):
+    with pytest.raises(ConfigError, match=r"expected an agents\.Agent"):
         trainable(add, agents=["add"])
 
 
@@ -336,9 +336,9 @@ def test_unknown_agents_of_a_graph_are_an_error() -> None:
 def test_a_handoff(how: str) -> None:
     target = make("History")
     start = make("Triage", handoffs=[handoff(target)])
-    with cast({"Triage": call_tool("transfer_to_history"), "History": "In 1789."}) as endpoint:
-        with endpoint.rollout(agents=["Triage"]) as rollout:
-            run(start, "when?", how)
+    script: dict[str, Answer] = {"Triage": call_tool("transfer_to_history"), "History": "In 1789."}
+    with cast(script) as endpoint, endpoint.rollout(agents=["Triage"]) as rollout:
+        run(start, "when?", how)
     trace = rollout.trace
     assert speakers(trace) == ["Triage", "History"]
     assert [path(trace, call) for call in trace.calls] == [["Triage", "rollout"], ["History", "rollout"]]
@@ -453,13 +453,8 @@ def test_how_tools_fail() -> None:
         run(make("Writer", tools=[slow]), "wait")
         with pytest.raises(UserError, match="out of order"):
             run(make("Editor", tools=[strict]), "fail")
-        run(make("Writer", tools=[add, slow]), "wait", run_config=RunConfig(tracing_disabled=True))
     errors = [event.error for event in tools(rollout.trace)]
-    assert errors == [
-        "Tool 'slow' timed out after 0.01 seconds.",
-        "RuntimeError: out of order",
-        "Tool 'slow' timed out after 0.01 seconds.",
-    ]
+    assert errors == ["Tool 'slow' timed out after 0.01 seconds.", "RuntimeError: out of order"]
 
 
 def test_a_run_that_waits_for_approval_and_goes_on() -> None:
@@ -558,9 +553,10 @@ def test_an_input_guardrail(how: str, parallel: bool, trips: bool) -> None:
     assert path(trace, guard) == ["Guard", "homework", "rollout"]
     (event,) = [event for event in trace.events if event.name == "homework"]
     assert (event.attributes["lightning.guardrail.triggered"], event.error) == (trips, None)
-    assert [path(trace, call) for call in trace.calls if call.agent == "tutor"] == [["tutor", "rollout"]] * (
-        parallel or not trips
-    )
+    answers = [call for call in trace.calls if call is not guard]
+    assert all((call.agent, path(trace, call)) == ("tutor", ["tutor", "rollout"]) for call in answers)
+    if not (parallel and trips):  # beside the guardrail the model may be asked in vain
+        assert len(answers) == (not trips)
 
 
 @pytest.mark.parametrize("how", HOWS)
