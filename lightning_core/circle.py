@@ -21,6 +21,7 @@ from lightning_core.config import Config
 from lightning_core.credit import Credit, Episode
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
 from lightning_core.integration import installed
+from lightning_core.otel import exporting
 from lightning_core.patching import Patches
 from lightning_core.policy.chat import Chat
 from lightning_core.policy.client import install_client
@@ -212,6 +213,7 @@ def open_circle(
 ) -> Generator[Circle]:
     """Open everything: patches and integrations on, weights loaded, endpoint listening; and close it all in reverse."""
     with ExitStack() as stack:
+        stack.enter_context(exporting(config.otlp.endpoint, headers_env=config.otlp.headers_env))
         patches = Patches(lambda: current_run() is not None)
         stack.callback(patches.undo)
         install_client(patches)

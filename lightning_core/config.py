@@ -242,6 +242,15 @@ class Eval(Section):
     """Also evaluate after every so many steps; 0: only before and after."""
 
 
+class Otlp(Section):
+    """Where the spans of all rollouts are sent as well, while they happen. Needs the extra `otlp`."""
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    """The whole URL of an OTLP/HTTP traces receiver, such as `http://localhost:4318/v1/traces`; null: nowhere."""
+    headers_env: str | None = None
+    """Name of the environment variable that holds headers for it, as `name=value,name=value`; null: none are sent."""
+
+
 class Run(Section):
     """The run and its folder."""
 
@@ -271,6 +280,7 @@ class Config(Section):
     rollouts: Rollouts = Rollouts()
     trainer: Trainer = Trainer()
     eval: Eval = Eval()
+    otlp: Otlp = Otlp()
     run: Run = Run()
 
     @model_validator(mode="after")
@@ -318,6 +328,8 @@ def _impossible(c: Config) -> Iterator[tuple[KeyPath, str]]:
         )
     if c.trainer.name == "verl":
         yield ("trainer", "name"), "'verl' is not in this version of lightning-rl; use 'torch'"
+    if c.otlp.headers_env is not None and c.otlp.endpoint is None:
+        yield ("otlp", "headers_env"), "headers for no endpoint; set otlp.endpoint"
     if c.eval.temperature == 0 and c.eval.samples > 1:
         yield ("eval", "samples"), f"at eval.temperature 0 all {c.eval.samples} attempts are equal; use 1"
 

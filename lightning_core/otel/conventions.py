@@ -44,8 +44,23 @@ def to_our_names(span: SpanRecord) -> SpanRecord:
     for convention in CONVENTIONS.values():
         found = convention(span.name, span.attributes)
         if found is not None:
-            return replace(span, attributes={**own, **found})
+            both = {**own, **found}
+            return replace(span, attributes=_as_call(both, found) if both.get(tr.OPERATION) == "chat" else both)
     return replace(span, attributes=own)
+
+
+def _as_call(both: dict[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is not of the form that a call's attributes have, whatever their program wrote there."""
+    for key in ("gen_ai.input.messages", "gen_ai.output.messages"):
+        if key not in found:
+            both.pop(key, None)
+    reasons = both.pop("gen_ai.response.finish_reasons", ())
+    reasons = (reasons,) if isinstance(reasons, str) else reasons
+    if isinstance(reasons, (tuple, list)) and reasons:
+        both["gen_ai.response.finish_reasons"] = tuple(str(reason) for reason in reasons)
+    if not isinstance(both.get("gen_ai.request.temperature", 1.0), (int, float)):
+        del both["gen_ai.request.temperature"]
+    return both
 
 
 def understand(spans: Iterable[SpanRecord]) -> list[SpanRecord]:

@@ -48,7 +48,7 @@ def _all_of(text: Any) -> list[dict[str, Any]]:
 def _messages(message: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     """One message of theirs as ours; one that holds the results of several tools becomes several."""
     if "parts" not in message:
-        yield dict(message)
+        yield _said(message, "user")
         return
     role = str(message.get("role") or "user")
     parts = _objects(message["parts"])
@@ -96,11 +96,17 @@ def _from_events(a: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[
 
 def _said(told: Mapping[str, Any], role: str) -> dict[str, Any]:
     found: dict[str, Any] = {"role": str(told.get("role") or role), "content": told.get("content")}
-    if calls := _objects(told.get("tool_calls")):
+    if calls := [_asked(call) for call in _objects(told.get("tool_calls"))]:
         found["tool_calls"] = calls
-    if found["role"] == "tool" and told.get("id"):
-        found["tool_call_id"] = told["id"]
+    if identity := told.get("tool_call_id") or (found["role"] == "tool" and told.get("id")):
+        found["tool_call_id"] = str(identity)
     return found
+
+
+def _asked(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    told = cast("Mapping[str, Any]", function) if isinstance(function, Mapping) else call
+    return tool_call(call.get("id"), told.get("name"), told.get("arguments"))
 
 
 def _objects(value: Any) -> list[Mapping[str, Any]]:

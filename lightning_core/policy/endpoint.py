@@ -31,6 +31,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lightning_core.errors import InfrastructureError, PolicyRequestError, UpstreamError
+from lightning_core.policy import otlp_receiver
 from lightning_core.policy.backend import Backend
 from lightning_core.policy.chat import Chat
 from lightning_core.policy.client import ORIGIN, ORIGIN_AUTHORIZATION
@@ -63,6 +64,7 @@ class PolicyEndpoint:
         self._upstream = upstream
         self._forward = Upstream()
         self._sessions: dict[str, Session] = {}
+        self._spans = otlp_receiver.OtlpReceiver()
         self._socket = socket.create_server((host, port))
         # asyncio sets this on sockets it makes itself; without it every answer waits some 40 ms for a delayed acknowledgement.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -70,6 +72,7 @@ class PolicyEndpoint:
         routes = [
             *(Route(f"/v1{wire.PATH}", partial(self._ask, wire), methods=["POST"]) for wire in DIALECTS),
             Route("/v1/models", self._models, methods=["GET"]),
+            Route(otlp_receiver.PATH, self._traces, methods=["POST"]),
             Route("/health", self._health, methods=["GET"]),
             Route("/{path:path}", _no_such_api, methods=["GET", "POST"]),
         ]
@@ -116,6 +119,8 @@ class PolicyEndpoint:
         session = self._sessions.pop(key, None)
         if session is not None and session.tasks:
             asyncio.run_coroutine_threadsafe(_cancel(session.tasks), self._loop).result(timeout_seconds)
+        if session is not None:
+            self._spans.close(session.root)
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -125,6 +130,10 @@ class PolicyEndpoint:
             return _error("unknown API key", 401)
         models = [{"id": m, "object": "model", "created": 0, "owned_by": "lightning"} for m in self._backend.models]
         return JSONResponse({"object": "list", "data": models})
+
+    async def _traces(self, request: Request) -> Response:
+        session = self._session(request)
+        return await self._spans.receive(request, None if session is None else session.root)
 
     def _session(self, request: Request) -> Session | None:
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
@@ -140,7 +149,10 @@ class PolicyEndpoint:
             )
         address = Address.from_headers(request.headers)
         if address is None or address.rollout != session.root.rollout:
-            address = session.root  # a process of its own knows its key but perhaps not its place
+            # A process of its own knows its key and perhaps its name but not its place; a traceparent may be its own tracing's.
+            root = session.root.to_headers()
+            address = Address.from_headers({**root, **request.headers, "traceparent": root["traceparent"]})
+            assert address is not None
         task = asyncio.current_task()
         assert task is not None
         session.tasks.add(task)
