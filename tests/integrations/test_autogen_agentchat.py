@@ -6,10 +6,9 @@ import asyncio
 import inspect
 import json
 import random
-import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import autogen_core._single_threaded_agent_runtime as runtimes
@@ -33,7 +32,7 @@ from autogen_agentchat.teams._group_chat._events import GroupChatRequestPublish
 from autogen_agentchat.tools import AgentTool, TeamTool
 from autogen_core import CancellationToken, RoutedAgent, SingleThreadedAgentRuntime
 from autogen_core.models import ModelFamily, ModelInfo, UserMessage
-from autogen_core.tools import BaseTool, FunctionTool, ToolResult, Workbench
+from autogen_core.tools import BaseTool, FunctionTool, TextResultContent, ToolResult, Workbench
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 from lightning_core.capture import current_run
@@ -42,7 +41,7 @@ from lightning_core.integration import Installed
 from lightning_core.trace import Event, Trace
 from lightning_core.trainable import trainable
 from tests.conftest import Endpoint, redirected, serve_script
-from tests.integrations.contract import ADD, Adapter, Contract, Part, ancestors, parent_of, run_async, says
+from tests.integrations.contract import Adapter, Contract, Part, ancestors, parent_of, run_async
 
 INFO = ModelInfo(
     vision=False, function_calling=True, json_output=False, structured_output=False, family=ModelFamily.UNKNOWN
@@ -146,3 +145,599 @@ class AutoGenAdapter(Adapter):
 
 class TestAutoGen(Contract):
     adapter = AutoGenAdapter()
+
+
+def test_private_api() -> None:
+    """The private places that are wrapped or read are where and what they are taken for."""
+    execute = {"tool_call", "workbench", "handoff_tools", "agent_name", "cancellation_token", "stream"}
+    assert set(inspect.signature(AssistantAgent._execute_tool_call).parameters) == execute
+    handoff = {"model_result", "executed_calls_and_results", "inner_messages", "handoffs", "agent_name"}
+    assert set(inspect.signature(AssistantAgent._check_and_handle_handoff).parameters) == handoff
+    for method in ("_execute_tool_call(", "_check_and_handle_handoff("):
+        call = inspect.getsource(AssistantAgent._process_model_result).partition(method)[2].partition(")")[0]
+        assert "tool_call=call" in call or "model_result=current_model_result" in call  # by keyword
+    assert list(inspect.signature(RoutedAgent.on_message_impl).parameters) == ["self", "message", "ctx"]
+    assert list(inspect.signature(ChatAgentContainer.handle_request).parameters) == ["self", "message", "ctx"]
+    assert GroupChatRequestPublish in ChatAgentContainer.handle_request.target_types
+    for method in (SingleThreadedAgentRuntime._process_send, SingleThreadedAgentRuntime._process_publish):
+        assert list(inspect.signature(method).parameters) == ["self", "message_envelope"]
+        assert inspect.iscoroutinefunction(method)
+    assert "recipient" in runtimes.SendMessageEnvelope.__annotations__
+    assert "topic_id" in runtimes.PublishMessageEnvelope.__annotations__
+    team = RoundRobinGroupChat([assistant("writer", chat_client())])
+    told = {"_name", "_description", "_participants", "_group_chat_manager_name", "_base_group_chat_manager_class"}
+    told |= {"_termination_condition", "_max_turns", "_runtime", "_emit_team_events"}
+    made = {"_team_id", "_embedded_runtime", "_message_factory", "_initialized"}
+    assert told | made <= vars(team).keys()
+    constructor = inspect.signature(BaseGroupChat.__init__).parameters
+    assert {"group_chat_manager_name", "group_chat_manager_class", "runtime", "emit_team_events"} <= constructor.keys()
+    graph = GraphFlow(
+        [assistant("writer", chat_client())], DiGraphBuilder().add_node(assistant("writer", chat_client())).build()
+    )
+    assert "_input_participants" in vars(graph)
+    container = ChatAgentContainer.__init__.__code__.co_names
+    assert "_agent" in container
+
+
+# Programs in the manner of AgentChat's documentation
+
+
+def role(prompt: str) -> str:
+    """Who is asked, by the first line of the system message."""
+    return prompt.partition("<|im_start|>system\n")[2].partition("<|im_end|>")[0].partition("\n")[0]
+
+
+def has_result(prompt: str) -> bool:
+    """Whether a tool has answered, and nobody has said anything since."""
+    last = prompt.removesuffix("<|im_start|>assistant\n").rpartition("<|im_start|>")[2]
+    return last.startswith("tool\n") or "<tool_response>" in last
+
+
+def call_tool(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def assistant(name: str, model: Any, **options: Any) -> AssistantAgent:
+    return AssistantAgent(name, model_client=model, **{"system_message": name, **options})
+
+
+def played(script: Any, program: Any, *, agents: Sequence[str] = ()) -> Trace:
+    """The trace of ``program(model)``, with the model playing ``script``."""
+
+    async def work() -> None:
+        # An assistant waits for ever for a tool whose workbench raised.
+        async with client() as model, asyncio.timeout(30):
+            await program(model)
+
+    with (
+        serve_script(script) as endpoint,
+        redirected(),
+        Installed().installed("autogen-agentchat"),
+        endpoint.rollout(agents=agents) as run,
+    ):
+        asyncio.run(work())
+    return run.trace
+
+
+def agents_of(trace: Trace) -> list[str | None]:
+    return [call.agent for call in trace.calls]
+
+
+def paths(trace: Trace) -> list[list[str]]:
+    """What each call hangs under, innermost first, without the rollout."""
+    return [ancestors(trace, parent_of(trace, call))[:-1] for call in trace.calls]
+
+
+def tools_of(trace: Trace) -> list[Event]:
+    return [event for event in trace.events if event.kind == "tool"]
+
+
+def poem(prompt: str) -> str:
+    """The critic approves of the second version."""
+    if role(prompt) != "critic":
+        return "A poem."
+    return "APPROVE" if prompt.count("A poem.") == 2 else "Make it shorter."
+
+
+def reflection_team(model: Any) -> RoundRobinGroupChat:
+    primary_agent = AssistantAgent("primary", model_client=model, system_message="You are a helpful AI assistant.")
+    critic_agent = AssistantAgent("critic", model_client=model, system_message="critic")
+    text_termination = TextMentionTermination("APPROVE")
+    return RoundRobinGroupChat([primary_agent, critic_agent], termination_condition=text_termination)
+
+
+@pytest.mark.parametrize("how", ["unmarked", "selected", "parts", "agent", "team"])
+def test_round_robin(how: str) -> None:
+    async def program(model: Any) -> None:
+        team = reflection_team(model)
+        if how == "parts":
+            team = trainable(team, agents=["primary"])
+        elif how == "agent":
+            primary = trainable(assistant("primary", model), name="primary")
+            stop = TextMentionTermination("APPROVE")
+            team = RoundRobinGroupChat([primary, assistant("critic", model)], termination_condition=stop)
+        elif how == "team":
+            team = trainable(team, name="poets")
+        result = await team.run(task="Write a short poem about the fall season.")
+        assert result.stop_reason == "Text 'APPROVE' mentioned"
+        assert [message.source for message in result.messages] == ["user", "primary", "critic", "primary", "critic"]
+
+    trace = played(poem, program, agents=["primary"] if how == "selected" else ())
+    team = "poets" if how == "team" else "RoundRobinGroupChat"
+    assert paths(trace) == [["primary", team], ["critic", team]] * 2
+    if how == "team":
+        assert agents_of(trace) == ["poets"] * 4
+    else:
+        assert agents_of(trace) == ["primary", "critic"] * 2
+    marked = {"unmarked": set(), "team": {"poets"}}.get(how, {"primary"})
+    assert {event.name for event in trace.events if event.kind == "agent"} == marked
+    assert all(event.error is None for event in trace.events)
+
+
+@pytest.mark.parametrize("use", [True, False])
+def test_calculator(use: bool) -> None:
+    def calculator(expression: str) -> str:
+        """Work out an arithmetic expression."""
+        return str(sum(int(number) for number in expression.split("+")))
+
+    async def program(model: Any) -> None:
+        agent = AssistantAgent("calc_agent", model_client=model, tools=[calculator], system_message="calculator")
+        result = await trainable(agent).run(task="What is 19 + 23?")
+        assert result.messages[-1].content == "42"
+
+    trace = played(lambda prompt: call_tool("calculator", expression="19+23") if use else "42", program)
+    assert agents_of(trace) == ["calc_agent"]
+    assert [(t.name, t.agent, t.attributes["gen_ai.tool.call.result"]) for t in tools_of(trace)] == (
+        [("calculator", "calc_agent", "42")] if use else []
+    )
+
+
+class Shelf(Workbench):
+    """A workbench that does its work itself, as one that asks a server does."""
+
+    async def list_tools(self) -> list[Any]:
+        return [FunctionTool(add, description="Add two numbers.").schema]
+
+    async def call_tool(
+        self, name: str, arguments: Any = None, cancellation_token: Any = None, call_id: str | None = None
+    ) -> ToolResult:
+        is_error = arguments["b"] < 0
+        text = "b is negative" if is_error else str(add(**arguments))
+        return ToolResult(name=name, result=[TextResultContent(content=text)], is_error=is_error)
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def reset(self) -> None: ...
+    async def save_state(self) -> Any: ...
+    async def load_state(self, state: Any) -> None: ...
+
+
+@pytest.mark.parametrize("b", [3, -3])
+def test_workbench(b: int) -> None:
+    async def program(model: Any) -> None:
+        await assistant("writer", model, workbench=Shelf()).run(task="go")
+
+    trace = played(lambda prompt: call_tool("add", a=2, b=b), program)
+    (tool,) = tools_of(trace)
+    assert (tool.name, tool.attributes["gen_ai.tool.call.result"]) == ("add", "5" if b > 0 else "b is negative")
+    assert tool.error == (None if b > 0 else "b is negative")
+    assert ancestors(trace, tool) == ["add", "writer", "rollout"]
+
+
+def test_calls_that_reach_no_tool() -> None:
+    """A tool that is not there, and arguments that are not JSON: the model's own mistakes, next to a call that is right."""
+
+    def script(prompt: str) -> str:
+        return call_tool("add", a=1, b=1) + call_tool("multiply", a=2) + call_tool("add", a=1, b="x")
+
+    async def program(model: Any) -> None:
+        await assistant("writer", model, tools=[add]).run(task="go")
+
+    trace = played(script, program)
+    tools = sorted(tools_of(trace), key=lambda tool: tool.attributes["gen_ai.tool.call.arguments"])
+    assert [tool.name for tool in tools] == ["add", "add", "multiply"]
+    assert tools[1].error is None
+    assert tools[0].error is not None
+    assert "not found" in str(tools[2].error)
+    assert len({tool.attributes["gen_ai.tool.call.id"] for tool in tools}) == 3
+
+
+def test_swarm() -> None:
+    def script(prompt: str) -> str:
+        if role(prompt) == "support":
+            return call_tool("transfer_to_refunds")
+        return "Refunded. TERMINATE" if has_result(prompt) else call_tool("add", a=2, b=3)
+
+    async def program(model: Any) -> None:
+        support = assistant("support", model, handoffs=["refunds", "user"])
+        refunds = assistant("refunds", model, tools=[add], max_tool_iterations=2, handoffs=["support"])
+        stop = HandoffTermination(target="user") | TextMentionTermination("TERMINATE")
+        team = trainable(Swarm([support, refunds], termination_condition=stop, max_turns=4), agents=["refunds"])
+        result = await team.run(task="I want my money back.")
+        assert isinstance(result.messages[3], HandoffMessage)
+
+    trace = played(script, program)
+    assert agents_of(trace) == ["support", "refunds", "refunds"]
+    handoff, tool = tools_of(trace)
+    assert (handoff.name, handoff.agent, handoff.error) == ("transfer_to_refunds", "support", None)
+    assert handoff.attributes["lightning.handoff.from"] == "support"
+    assert handoff.attributes["lightning.handoff.to"] == "refunds"
+    assert handoff.attributes["gen_ai.tool.call.id"]
+    assert ancestors(trace, handoff)[1:] == ["support", "Swarm", "rollout"]
+    assert (tool.name, tool.agent) == ("add", "refunds")
+
+
+def test_only_the_first_of_several_handoffs_is_made() -> None:
+    async def program(model: Any) -> None:
+        support = assistant("support", model, handoffs=["refunds", "user"])
+        with pytest.warns(UserWarning, match="Multiple handoffs"):
+            await support.run(task="go")
+
+    trace = played(lambda prompt: call_tool("transfer_to_user") + call_tool("transfer_to_refunds"), program)
+    handoffs = [(tool.attributes["lightning.handoff.to"], tool.error is None) for tool in tools_of(trace)]
+    assert handoffs == [("user", True), ("refunds", False)]
+
+
+@pytest.mark.parametrize("marked", [None, "selector", "writer"])
+def test_selector(marked: str | None) -> None:
+    """The manager's own call, which chooses who speaks, is the team's."""
+
+    def script(prompt: str) -> str:
+        if role(prompt) == "writer":
+            return "A poem."
+        if role(prompt) == "critic":
+            return "APPROVE"
+        return "critic" if "A poem." in prompt else "writer"
+
+    async def program(model: Any) -> None:
+        stop = TextMentionTermination("APPROVE")
+        agents: list[Any] = [assistant("writer", model), assistant("critic", model), assistant("idle", model)]
+        team = SelectorGroupChat(agents, model, name="selector", termination_condition=stop)
+        if marked == "selector":
+            team = trainable(team, name="selector")
+        elif marked is not None:
+            team = trainable(team, agents=[marked])
+        await team.run(task="Write a poem.")
+
+    trace = played(script, program)
+    assert paths(trace) == [["selector"], ["writer", "selector"], ["selector"], ["critic", "selector"]]
+    speaks = ["selector"] * 4 if marked == "selector" else ["selector", "writer", "selector", "critic"]
+    assert agents_of(trace) == speaks
+
+
+@pytest.mark.parametrize("how", ["unmarked", "inner team", "inner agent"])
+def test_nested_team(how: str) -> None:
+    async def program(model: Any) -> None:
+        inner = RoundRobinGroupChat([assistant("writer", model), assistant("critic", model)], name="inner", max_turns=2)
+        if how == "inner agent":
+            inner = trainable(inner, agents=["writer"])
+        outer = RoundRobinGroupChat([inner, assistant("translator", model)], max_turns=2)
+        if how == "inner team":
+            outer = trainable(outer, agents=["inner"])
+        await outer.run(task="Write a poem.")
+
+    trace = played(lambda prompt: f"by {role(prompt)}", program)
+    outer = "RoundRobinGroupChat"
+    assert paths(trace) == [["writer", "inner", outer], ["critic", "inner", outer], ["translator", outer]]
+    first = ["inner", "inner"] if how == "inner team" else ["writer", "critic"]
+    assert agents_of(trace) == [*first, "translator"]
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_society_of_mind(marked: bool) -> None:
+    async def program(model: Any) -> None:
+        inner = RoundRobinGroupChat([assistant("writer", model), assistant("critic", model)], max_turns=2)
+        society: Any = SocietyOfMindAgent("society", team=inner, model_client=model)
+        team = RoundRobinGroupChat(
+            [trainable(society) if marked else society, assistant("translator", model)], max_turns=2
+        )
+        await team.run(task="Write a poem.")
+
+    trace = played(lambda prompt: "ok", program)
+    speaks = ["society"] * 3 if marked else ["writer", "critic", "society"]
+    assert agents_of(trace) == [*speaks, "translator"]
+    assert paths(trace)[0] == ["writer", "RoundRobinGroupChat", "society", "RoundRobinGroupChat"]
+
+
+def test_graph_flow_with_parallel_nodes() -> None:
+    async def program(model: Any) -> None:
+        writer, editor, reviewer, final = (assistant(n, model) for n in ("writer", "editor", "reviewer", "final"))
+        filtered = MessageFilterAgent(
+            "final", final, MessageFilterConfig(per_source=[PerSourceFilter(source="editor", position="last", count=1)])
+        )
+        builder = DiGraphBuilder()
+        for agent in (writer, editor, reviewer, filtered):
+            builder.add_node(agent)
+        builder.add_edge(writer, editor).add_edge(writer, reviewer)
+        builder.add_edge(editor, filtered).add_edge(reviewer, filtered)
+        flow = GraphFlow(builder.get_participants(), builder.build())
+        await trainable(flow, agents=["editor", "reviewer"]).run(task="Write.")
+
+    trace = played(lambda prompt: f"by {role(prompt)}", program)
+    assert agents_of(trace)[0] == "writer"
+    assert sorted(map(str, agents_of(trace)[1:3])) == ["editor", "reviewer"]
+    assert agents_of(trace)[3] == "final"
+    assert paths(trace)[3] == ["final", "GraphFlow"]
+
+
+def test_magentic_one() -> None:
+    def script(prompt: str) -> str:
+        if role(prompt) == "writer":
+            return "A poem."
+        if "JSON" not in prompt:
+            return "So be it."
+        answers = {"is_request_satisfied": "A poem." in prompt, "is_in_loop": False, "is_progress_being_made": True}
+        answers |= {"next_speaker": "writer", "instruction_or_question": "Write."}
+        return json.dumps({key: {"reason": "", "answer": answer} for key, answer in answers.items()})
+
+    async def program(model: Any) -> None:
+        team = MagenticOneGroupChat([assistant("writer", model)], model_client=model, name="magentic")
+        await trainable(team, agents=["writer"]).run(task="Write a poem.")
+
+    trace = played(script, program)
+    assert Counter(agents_of(trace)) == {"magentic": 5, "writer": 1}
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_agents_and_teams_as_tools(marked: bool) -> None:
+    def script(prompt: str) -> str:
+        if role(prompt) != "boss" or has_result(prompt):
+            return "done"
+        return call_tool("writer", task="Write.") + call_tool("board", task="Judge.")
+
+    async def program(model: Any) -> None:
+        writer = assistant("writer", model)
+        board = RoundRobinGroupChat([assistant("critic", model)], max_turns=1, name="board")
+        if marked:
+            writer, board = trainable(writer), trainable(board, name="board")
+        tools: list[Any] = [AgentTool(writer), TeamTool(board, name="board", description="Judges.")]
+        await assistant("boss", model, tools=tools, max_tool_iterations=2).run(task="go")
+
+    trace = played(script, program)
+    assert sorted(map(str, agents_of(trace))) == sorted(["boss", "boss", "writer", "board" if marked else "critic"])
+    assert sorted(paths(trace)) == [
+        ["boss"],
+        ["boss"],
+        ["critic", "board", "board", "boss"],
+        ["writer", "writer", "boss"],
+    ]
+    assert [(tool.name, tool.error) for tool in tools_of(trace)] == [("writer", None), ("board", None)]
+
+
+def test_streaming() -> None:
+    chunks: list[str] = []
+
+    async def program(model: Any) -> None:
+        agents: list[Any] = [assistant(name, model, model_client_stream=True) for name in ("writer", "critic")]
+        team = trainable(RoundRobinGroupChat(agents, max_turns=2), agents=["critic"])
+        async for message in team.run_stream(task="Write a poem."):
+            chunks.append(type(message).__name__)
+            if not isinstance(message, TaskResult):
+                assert message.source in ("user", "writer", "critic")
+
+    trace = played(lambda prompt: f"a poem by {role(prompt)}", program)
+    assert agents_of(trace) == ["writer", "critic"]
+    assert chunks.count("ModelClientStreamingChunkEvent") > 4
+    assert chunks[-1] == "TaskResult"
+
+
+@pytest.mark.parametrize("shared_runtime", [False, True])
+def test_twenty_rollouts_at_once(shared_runtime: bool) -> None:
+    """Teams of one factory with one model client in one loop; the runtime, where they share one, was started outside of all rollouts."""
+    chance = random.Random(1)
+
+    async def answer_late(endpoint: Endpoint) -> list[Trace]:
+        runtime = SingleThreadedAgentRuntime() if shared_runtime else None
+        if runtime is not None:
+            assert current_run() is None
+            runtime.start()
+        async with client() as model:
+
+            def make_team() -> Any:
+                agents: list[Any] = [assistant(name, model, model_client_stream=True) for name in ("writer", "critic")]
+                team = SelectorGroupChat(
+                    [*agents, assistant("other", model)], model, name="desk", max_turns=4, runtime=runtime
+                )
+                return trainable(team, agents=["writer"])
+
+            async def attempt(number: int) -> Trace:
+                with endpoint.rollout() as run:
+                    await asyncio.sleep(chance.random() / 50)  # so that they start at odds
+                    await make_team().run(task=f"task {number}.")
+                return run.trace
+
+            traces = await asyncio.gather(*(attempt(number) for number in range(20)))
+        if runtime is not None:
+            await runtime.stop_when_idle()
+        return traces
+
+    def script(prompt: str) -> str:
+        if role(prompt) in ("writer", "critic"):
+            return f"by {role(prompt)}" + "." * chance.randrange(30)  # four tokens to a delta: as many delays
+        return "critic" if prompt.rstrip().count("by writer") > prompt.count("by critic") else "writer"
+
+    with (
+        serve_script(script, delay=0.001) as endpoint,
+        redirected(),
+        Installed().installed("autogen-agentchat"),
+    ):
+        traces = asyncio.run(answer_late(endpoint))
+    assert len({trace.rollout for trace in traces}) == 20
+    assert len({call.id for trace in traces for call in trace.calls}) == 20 * 8
+    for number, trace in enumerate(traces):
+        assert agents_of(trace) == ["desk", "writer", "desk", "critic"] * 2
+        assert paths(trace) == [["desk"], ["writer", "desk"], ["desk"], ["critic", "desk"]] * 2
+        assert all(f"task {number}." in json.dumps(call.messages) for call in trace.calls)
+
+
+# What can be marked
+
+
+class Chorus(BaseChatAgent):
+    """A custom agent with a model and a tool, which it uses by itself."""
+
+    produced_message_types = (TextMessage,)
+
+    def __init__(self, name: str, model: Any) -> None:
+        super().__init__(name, "sings")
+        self.model = model
+
+    async def on_messages(self, messages: Any, cancellation_token: CancellationToken) -> Response:
+        answer = await self.model.create([UserMessage(content="sing", source="user")])
+        tool: BaseTool[Any, Any] = FunctionTool(add, description="Add.")
+        await tool.run_json({"a": 1, "b": 2}, cancellation_token)
+        return Response(chat_message=TextMessage(content=str(answer.content), source=self.name))
+
+    async def on_reset(self, cancellation_token: CancellationToken) -> None: ...
+
+
+RUNS = ["run", "run_stream", "on_messages", "on_messages_stream", "team", "inside a tool"]
+
+
+async def start(agent: Any, how: str, model: Any) -> None:
+    token, messages = CancellationToken(), [TextMessage(content="go", source="user")]
+    match how:
+        case "run":
+            await agent.run(task="go")
+        case "run_stream":
+            assert [message async for message in agent.run_stream(task="go")]
+        case "on_messages":
+            await agent.on_messages(messages, token)
+        case "on_messages_stream":
+            assert [message async for message in agent.on_messages_stream(messages, token)]
+        case "team":
+            await RoundRobinGroupChat([agent], max_turns=1).run(task="go")
+        case _:
+            await AgentTool(agent).run_json({"task": "go"}, token)
+
+
+@pytest.mark.parametrize("integration", [True, False])
+@pytest.mark.parametrize("how", RUNS)
+@pytest.mark.parametrize("kind", [AssistantAgent, Chorus])
+def test_marked_agents(endpoint: Endpoint, kind: Any, how: str, integration: bool) -> None:
+    async def program() -> None:
+        async with client() as model:
+            agent = kind("writer", model)
+            marked = trainable(agent, name="poet")
+            assert isinstance(marked, kind)
+            assert (marked.name, type(marked).__name__, marked is agent) == ("writer", kind.__name__, False)
+            await start(marked, how, model)
+
+    installed = Installed()
+    if integration:
+        installed.install("autogen-agentchat")
+    with endpoint.rollout() as run:
+        run_async(program())
+    installed.uninstall("autogen-agentchat")
+    assert agents_of(run.trace) == ["poet"]
+    assert [event.name for event in run.trace.events if event.kind == "agent"] == ["poet"]
+    assert "writer" not in [event.name for event in run.trace.events if event.kind == "node"]
+
+
+@pytest.mark.parametrize("agents", [(), ("writer",)])
+@pytest.mark.parametrize("how", RUNS)
+@pytest.mark.parametrize("kind", [AssistantAgent, Chorus])
+def test_unmarked_agents(endpoint: Endpoint, kind: Any, how: str, agents: Sequence[str]) -> None:
+    async def program() -> None:
+        async with client() as model:
+            await start(kind("writer", model), how, model)
+
+    with Installed().installed("autogen-agentchat"), endpoint.rollout(agents=agents) as run:
+        run_async(program())
+    places = [event.kind for event in run.trace.events if event.name == "writer" and event.kind != "tool"]
+    if kind is Chorus and how.startswith("on_"):  # a method of the user's own, which only a mark reaches
+        assert (agents_of(run.trace), places) == ([None], [])
+    else:
+        assert (agents_of(run.trace), places) == (["writer"], ["agent" if agents else "node"])
+    if kind is Chorus:
+        tool = tools_of(run.trace)[-1]
+        assert (tool.name, tool.attributes["gen_ai.tool.call.result"]) == ("add", "3")
+
+
+def test_a_team_whose_runs_began_before_the_integration_was_installed(endpoint: Endpoint) -> None:
+    async def program() -> None:
+        async with client(endpoint.url) as model:
+            team = RoundRobinGroupChat([assistant("writer", model)], max_turns=1)
+            await team.run(task="one")
+            with Installed().installed("autogen-agentchat"), endpoint.rollout() as run:
+                await team.run(task="two")
+            assert agents_of(run.trace) == ["writer"]
+
+    with endpoint.rollout():
+        run_async(program())
+
+
+def test_state_moves_between_an_agent_and_its_copy(endpoint: Endpoint) -> None:
+    async def program() -> None:
+        async with client() as model:
+            agent = assistant("writer", model)
+            marked = trainable(agent, name="poet")
+            await marked.run(task="one")
+            other = assistant("writer", model)
+            await other.load_state(await marked.save_state())
+            assert len(await other.model_context.get_messages()) == 2
+            assert marked.dump_component() == agent.dump_component()
+
+    with endpoint.rollout():
+        run_async(program())
+
+
+@pytest.mark.parametrize("first", ["original", "copy"])
+def test_a_team_and_its_copy_both_run(endpoint: Endpoint, first: str) -> None:
+    async def program() -> None:
+        async with client() as model:
+            runtime = SingleThreadedAgentRuntime()
+            runtime.start()
+            for options in ({}, {"runtime": runtime}):
+                team = RoundRobinGroupChat([assistant("writer", model)], max_turns=1, **options)
+                copy = trainable(team, agents=["writer"])
+                assert isinstance(copy, RoundRobinGroupChat)
+                for one in (team, copy) if first == "original" else (copy, team):
+                    await one.run(task="one")
+                assert (await copy.save_state()).keys() == (await team.save_state()).keys()
+                await copy.load_state(await copy.save_state())
+            await runtime.stop_when_idle()
+
+    with endpoint.rollout() as run:
+        run_async(program())
+    assert [call.agent for call in run.trace.calls] == (
+        [None, "writer"] if first == "original" else ["writer", None]
+    ) * 2
+
+
+def test_what_cannot_be_marked(endpoint: Endpoint) -> None:
+    async def program() -> None:
+        async with client() as model:
+            writer = assistant("writer", model)
+            team = RoundRobinGroupChat([writer, assistant("critic", model)], max_turns=1)
+            with pytest.raises(ConfigError, match=r"no participant named 'write'; there are \['critic', 'writer'\]"):
+                trainable(team, agents=["write"])
+            with pytest.raises(ConfigError, match="expected a team, found AssistantAgent"):
+                trainable(writer, agents=["writer"])
+            with pytest.raises(ConfigError, match="expected an agent or a team"):
+                trainable(MaxMessageTermination(1), name="stop")
+            poets = RoundRobinGroupChat([trainable(writer, name="poet")])
+            with pytest.raises(ConfigError, match="is marked as 'poet' already"):
+                trainable(poets, agents=["writer"])
+            await team.run(task="go")
+            for mark in ({"name": "team"}, {"agents": ["writer"]}):
+                with pytest.raises(ConfigError, match="mark it before that"):
+                    trainable(team, **mark)
+
+    with endpoint.rollout():
+        run_async(program())
+
+
+def test_an_agent_that_fails_in_a_team(endpoint: Endpoint) -> None:
+    """The team makes an error of its own of it, as without us; the agent's span has the agent's."""
+
+    async def program() -> None:
+        async with client() as model:
+            part = Part("writer", marked=True, error=RuntimeError("the agent's own"))
+            await RoundRobinGroupChat([make_agent(part, model, stream=False)], max_turns=1).run(task="go")
+
+    with Installed().installed("autogen-agentchat"), endpoint.rollout() as run, pytest.raises(RuntimeError):
+        run_async(program())
+    errors = {event.name: event.error for event in run.trace.events}
+    assert errors["writer"] == "RuntimeError: the agent's own"
+    assert str(errors["RoundRobinGroupChat"]).startswith("RuntimeError: RuntimeError: the agent's own")
