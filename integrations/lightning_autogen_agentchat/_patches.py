@@ -84,7 +84,7 @@ def _on_message(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     with record("autogen_agentchat.participant"):
         message = args[0] if args else kwargs["message"]
         if isinstance(instance, ChatAgentContainer) and isinstance(message, GroupChatRequestPublish):
-            agent = instance._agent
+            agent = instance._agent  # pyright: ignore[reportPrivateUsage]
     if not isinstance(agent, BaseChatAgent):
         return wrapped(*args, **kwargs)
     return _scoped(agent, wrapped, "coroutine", once=True)(*args, **kwargs)
@@ -97,7 +97,7 @@ def _run_team(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
                 async for message in messages:
                     yield message
 
-    run_stream = wrapped if instance._embedded_runtime else stream
+    run_stream = wrapped if getattr(instance, "_embedded_runtime", True) else stream
     return _scoped(instance, run_stream, "async_generator", once=False)(*args, **kwargs)
 
 

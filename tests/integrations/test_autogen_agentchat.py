@@ -656,7 +656,7 @@ def test_unmarked_agents(endpoint: Endpoint, kind: Any, how: str, agents: Sequen
 
 def test_a_team_whose_runs_began_before_the_integration_was_installed(endpoint: Endpoint) -> None:
     async def program() -> None:
-        async with client(endpoint.url) as model:
+        async with client() as model:
             team = RoundRobinGroupChat([assistant("writer", model)], max_turns=1)
             await team.run(task="one")
             with Installed().installed("autogen-agentchat"), endpoint.rollout() as run:
