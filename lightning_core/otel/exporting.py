@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -22,7 +23,7 @@ _BATCH = 64
 _QUEUE = 16384
 """Spans that may wait; a rollout ends no sooner for them."""
 _TIMEOUT_SECONDS = 5.0
-_GIVE_UP_MILLIS = 15_000
+"""For one batch, its retries included."""
 
 
 def otlp_processor(endpoint: str, *, headers: Mapping[str, str] | None = None) -> SpanProcessor:
@@ -36,7 +37,7 @@ def otlp_processor(endpoint: str, *, headers: Mapping[str, str] | None = None) -
     except ModuleNotFoundError:
         raise MissingExtra("opentelemetry-exporter-otlp-proto-http", "otlp", "sending spans to a collector") from None
     sender = exporter.OTLPSpanExporter(endpoint=endpoint, headers=dict(headers or {}), timeout=_TIMEOUT_SECONDS)
-    return BatchSpanProcessor(_SaysOnce(sender, endpoint), max_queue_size=_QUEUE, max_export_batch_size=_BATCH)
+    return _Processor(_SaysOnce(sender, endpoint, logging.getLogger(exporter.__name__)))
 
 
 @contextmanager
@@ -73,22 +74,33 @@ def _headers(variable: str) -> dict[str, str]:
 class _SaysOnce(SpanExporter):
     """Passes spans on; the first failure is logged as a warning, with what it means, and all are counted."""
 
-    def __init__(self, exporter: Any, endpoint: str) -> None:
+    def __init__(self, exporter: Any, endpoint: str, theirs: logging.Logger) -> None:
+        self.closing = False
+        """From here on nobody waits for a collector that is not there: a second failure is not tried for."""
         self._exporter = exporter
         self._endpoint = endpoint
+        self._theirs = theirs
+        self._overheard = _Overheard()
         self._lost = 0
+        self._given_up = False
+        theirs.addFilter(self._overheard)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send ``spans``."""
-        result: SpanExportResult = self._exporter.export(spans)
+        result = SpanExportResult.FAILURE
+        if not self._given_up:
+            with self._overheard:
+                result = self._exporter.export(spans)
         if result is not SpanExportResult.SUCCESS:
             if self._lost == 0:
                 logger.warning(
-                    "the OTLP collector at %s takes no spans: is it running, and is this its whole URL, such as "
+                    "the OTLP collector at %s takes no spans (%s). Is it running, and is this its whole URL, such as "
                     "http://localhost:4318/v1/traces? Training goes on without it; the run's own record is complete",
                     self._endpoint,
+                    self._overheard.last,
                 )
             self._lost += len(spans)
+            self._given_up = self.closing
         return result
 
     def shutdown(self) -> None:
@@ -96,7 +108,39 @@ class _SaysOnce(SpanExporter):
         if self._lost:
             logger.warning("%d spans did not reach the OTLP collector at %s", self._lost, self._endpoint)
         self._exporter.shutdown()
+        self._theirs.removeFilter(self._overheard)
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
         """Nothing waits here."""
         return bool(self._exporter.force_flush(timeout_millis))
+
+
+class _Overheard(logging.Filter):
+    """Keeps what OpenTelemetry's exporter logs on this thread meanwhile, which is every attempt at every batch, to itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = "no reason given"
+        self._thread: int | None = None
+
+    def __enter__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self._thread = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self._thread != threading.get_ident():
+            return True
+        self.last = record.getMessage()
+        return False
+
+
+class _Processor(BatchSpanProcessor):
+    def __init__(self, exporter: _SaysOnce) -> None:
+        super().__init__(exporter, max_queue_size=_QUEUE, max_export_batch_size=_BATCH)
+        self._says_once = exporter
+
+    def shutdown(self) -> None:
+        self._says_once.closing = True
+        super().shutdown()

@@ -1,24 +1,36 @@
-"""Spans out and in again, through OTLP/JSON and through a real exporter to a real HTTP server."""
+"""Spans out and in again, through OTLP in JSON and protobuf, and through a real exporter to a real HTTP server."""
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from lightning_core import trace as tr
-from lightning_core.capture import current_address, reward, rollout
-from lightning_core.errors import MissingExtra
-from lightning_core.otel import otlp_processor, spans_from_otlp, spans_to_otlp
-from lightning_core.spans import add_span_processor, start_span
+from lightning_core.capture import current_address, reward, rollout, scope
+from lightning_core.errors import ConfigError, MissingExtra
+from lightning_core.otel import (
+    exporting,
+    otlp_processor,
+    read_traces,
+    spans_from_otlp,
+    spans_from_protobuf,
+    spans_to_otlp,
+    spans_to_protobuf,
+)
+from lightning_core.spans import start_span
 from lightning_core.trace import SpanRecord, spans_to_trace
+from lightning_core.transitions import trace_to_transitions
+from tests.conftest import Endpoint
 
 
 def captured() -> tuple[SpanRecord, ...]:
@@ -69,12 +81,57 @@ def test_refused_documents(document: dict[str, Any], expected: str) -> None:
         spans_from_otlp(document)
 
 
+def test_protobuf_round_trip() -> None:
+    spans = captured()
+    assert by_id(spans_from_protobuf(spans_to_protobuf(spans))) == by_id(spans)
+
+
+@pytest.mark.parametrize("through", ["json", "protobuf"])
+def test_a_whole_trace_is_the_same_after_export_and_import(through: str, tmp_path: Path, endpoint: Endpoint) -> None:
+    """Calls with tokens, agents, a failed tool, rewards of all kinds and the task."""
+    with endpoint.rollout(agents=["writer"]) as run:
+        with scope("writer"):
+            answer = openai.OpenAI(api_key="sk-own").chat.completions.create(
+                model="policy", messages=[{"role": "user", "content": "hé"}]
+            )
+            with pytest.raises(ZeroDivisionError), scope("divide", kind="tool"):
+                raise ZeroDivisionError("by zero")
+        reward(0.25, call=answer.id)
+        reward(0.5, agent="writer", name="style")
+        reward(1)
+    path = tmp_path / "spans"
+    if through == "json":
+        path.write_text(json.dumps(spans_to_otlp(run.spans)))
+    else:
+        path.write_bytes(spans_to_protobuf(run.spans))
+    (back,) = read_traces(path)
+    assert len(back.calls) == 1
+    assert back.calls[0].logprobs is not None
+    assert comparable(back) == comparable(run.trace)
+    assert trace_to_transitions(back, agents={"writer"})[0].output_ids.tolist() == [*b"answer to h\xc3\xa9", 257]
+
+
+def comparable(trace: Any) -> Any:
+    """Arrays as lists: those do not compare to one truth value."""
+    return json.loads(json.dumps(asdict(trace), default=lambda v: v.tolist() if hasattr(v, "tolist") else repr(v)))
+
+
+def test_what_is_not_protobuf() -> None:
+    with pytest.raises(ValueError, match="found 9 bytes that are not"):
+        spans_from_protobuf(b"\xff" * 9)
+
+
+sent_headers: dict[str, str] = {}
+
+
 @contextmanager
 def collector() -> Generator[tuple[str, list[bytes]]]:
     bodies: list[bytes] = []
+    sent_headers.clear()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            sent_headers.update((name.lower(), value) for name, value in self.headers.items())
             bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
             self.send_response(200)
             self.end_headers()
@@ -93,25 +150,49 @@ def collector() -> Generator[tuple[str, list[bytes]]]:
 
 
 def test_a_collector_receives_every_span() -> None:
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-    from google.protobuf.json_format import MessageToDict
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
-    with collector() as (url, bodies):
-        processor = otlp_processor(url)
-        add_span_processor(processor)
+    with collector() as (url, bodies), exporting(url):
         spans = captured()
-        processor.shutdown()
-    document: dict[str, Any] = {"resourceSpans": []}
-    for body in bodies:
-        document["resourceSpans"] += MessageToDict(ExportTraceServiceRequest.FromString(body))["resourceSpans"]
-    # Protobuf's own JSON writes ids in base64, OTLP/JSON in hexadecimal.
-    for resource in document["resourceSpans"]:
-        for span in resource["scopeSpans"][0]["spans"]:
-            for key in {"traceId", "spanId", "parentSpanId"} & set(span):
-                span[key] = base64.b64decode(span[key]).hex()
-    received = by_id(spans_from_otlp(document))
-    assert received == by_id(spans)
+    received = [span for body in bodies for span in spans_from_protobuf(body)]
+    assert by_id(received) == by_id(spans)
+
+
+def test_nothing_is_sent_before_or_after() -> None:
+    with collector() as (url, bodies):
+        captured()
+        with exporting(url), exporting(None):
+            pass
+        captured()
+    assert bodies == []
+
+
+def test_a_collector_that_is_down_is_named_once_and_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with collector() as (url, _):
+        pass
+    with caplog.at_level("WARNING"), exporting(url):
+        spans = [span for _ in range(100) for span in captured()]
+    assert [record.name for record in caplog.records] == ["lightning_core.otel.exporting"] * 2
+    first, last = (record.getMessage() for record in caplog.records)
+    assert first.startswith(f"the OTLP collector at {url} takes no spans (")
+    assert last == f"{len(spans)} spans did not reach the OTLP collector at {url}"
+
+
+def test_headers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLLECTOR_HEADERS", "authorization=Bearer a=b, x-team = blue")
+    with collector() as (url, _), exporting(url, headers_env="COLLECTOR_HEADERS"):
+        captured()
+    assert sent_headers["authorization"] == "Bearer a=b"
+    assert sent_headers["x-team"] == "blue"
+    monkeypatch.setenv("COLLECTOR_HEADERS", "secret")
+    with (
+        pytest.raises(ConfigError, match="'COLLECTOR_HEADERS' does not have the form"),
+        exporting(url, headers_env="COLLECTOR_HEADERS"),
+    ):
+        pass
+    with (
+        pytest.raises(ConfigError, match="'NOT_THERE', but that environment variable is not set"),
+        exporting(url, headers_env="NOT_THERE"),
+    ):
+        pass
 
 
 def test_without_the_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
