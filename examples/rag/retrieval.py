@@ -1,0 +1,35 @@
+"""Search by BM25 over the titles and texts of a corpus."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import bm25s
+import numpy
+
+from examples.rag.corpus import Document
+
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it logs its own progress, at a level of its own
+
+
+class Index:
+    """A corpus that can be searched, from any thread."""
+
+    def __init__(self, documents: Sequence[Document]) -> None:
+        self._documents = documents
+        self._index = bm25s.BM25()
+        self._index.index(_words([f"{document.title} {document.text}" for document in documents]), show_progress=False)
+
+    def search(self, query: str, count: int = 1) -> list[Document]:
+        """The ``count`` documents that fit best, the best first; fewer if fewer share a word with the query."""
+        words = _words([query])[0]
+        if not words:
+            return []
+        scores = self._index.get_scores(words)
+        best = numpy.argsort(-scores, kind="stable")[:count]
+        return [self._documents[index] for index in best if scores[index] > 0]
+
+
+def _words(texts: list[str]) -> list[list[str]]:
+    return bm25s.tokenize(texts, return_ids=False, show_progress=False)

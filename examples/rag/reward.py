@@ -1,0 +1,28 @@
+"""The reward of an answer: token-level F1 on normalised text, as SQuAD and MuSiQue measure it, and a little for the format."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalize(text: str) -> list[str]:
+    """Words in lower case without punctuation and articles."""
+    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+
+
+def f1(answer: str, gold: str) -> float:
+    """The harmonic mean of precision and recall of the words of ``answer``."""
+    found, wanted = normalize(answer), normalize(gold)
+    common = sum((Counter(found) & Counter(wanted)).values())
+    return 2 * common / (len(found) + len(wanted)) if common else 0.0
+
+
+def score(answer: str, golds: Sequence[str], *, well_formed: bool) -> float:
+    """0.9 · the best F1 against any of the accepted answers + 0.1 if the format was kept."""
+    return 0.9 * max(f1(answer, gold) for gold in golds) + 0.1 * well_formed

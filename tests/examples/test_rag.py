@@ -1,0 +1,249 @@
+"""The RAG example without a model: rewards by hand, honest splits, real retrieval, MuSiQue's format, and the program over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.rag import agent, musique, tasks
+from examples.rag.corpus import Document, countries, documents, things
+from examples.rag.retrieval import Index
+from examples.rag.reward import f1, normalize, score
+from lightning_core import load_config, rollout, trace_to_transitions, transitions_to_rows
+from lightning_core.capture import Run
+from lightning_core.policy.chat import Chat
+from lightning_core.policy.endpoint import PolicyEndpoint, Routing
+from lightning_core.policy.scripted import ScriptedBackend
+from lightning_core.tasks import load_tasks
+from tests.conftest import redirected
+
+ROOT = Path(__file__).parents[2]
+SPLITS = {"train": tasks.train(), "test": tasks.test(), "test_form": tasks.test_form()}
+
+
+# --- the reward
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "expected"),
+    [
+        ("euro", "euro", 1.0),
+        ("The Euro.", "euro", 1.0),
+        ("pa'anga", "Paanga", 1.0),
+        ("Haitian", "Haitian Creole", 2 / 3),
+        ("the Peruvian sol", "sol", 2 / 3),
+        ("dollar dollar", "dollar", 2 / 3),
+        ("The currency of Peru is the sol, the language is Spanish, the calling code 51.", "sol", 2 / 12),
+        ("peso", "euro", 0.0),
+        ("", "euro", 0.0),
+        ("the", "the", 0.0),
+    ],
+)
+def test_f1_by_hand(answer: str, gold: str, expected: float) -> None:
+    assert f1(answer, gold) == pytest.approx(expected)
+
+
+def test_the_reward_is_the_best_f1_and_a_tenth_for_the_format() -> None:
+    assert normalize("An A.B.C. of the  Theatre") == ["abc", "of", "theatre"]
+    assert score("CFA franc", ["franc", "CFA franc"], well_formed=True) == pytest.approx(1.0)
+    assert score("CFA franc", ["franc"], well_formed=True) == pytest.approx(0.9 * 2 / 3 + 0.1)
+    assert score("euro", ["franc"], well_formed=True) == pytest.approx(0.1)
+    assert score("franc", ["franc"], well_formed=False) == pytest.approx(0.9)
+    assert score("", ["franc"], well_formed=False) == 0.0
+
+
+# --- the corpus and the questions
+
+
+def test_the_corpus_is_consistent() -> None:
+    assert len(documents()) > 500
+    assert len({document.title for document in documents()}) == len(documents())
+    assert {thing.country for thing in things()} <= set(countries())
+    assert {thing.kind for thing in things()} == {"landmark", "mountain", "dish", "person"}
+    assert len({country.capital for country in countries().values()}) == len(countries())
+    assert all(value for country in countries().values() for value in (country.currency, country.language))
+    assert all(re.fullmatch(r"\d{1,4}", country.code) for country in countries().values())
+
+
+def test_two_hops_take_two_documents() -> None:
+    by_title = {document.title.lower(): document.text for document in documents()}
+    for task in (task for split in SPLITS.values() for task in split if task["hops"] == 2):
+        start = next(title for title in by_title if task["id"].startswith(title.replace(" ", "-") + "-"))
+        assert not set(normalize(task["answers"][0])) <= set(normalize(by_title[start])), task["question"]
+
+
+def test_splits_share_no_question_and_no_country() -> None:
+    for one, other in combinations(SPLITS, 2):
+        assert not {t["question"] for t in SPLITS[one]} & {t["question"] for t in SPLITS[other]}
+        assert not {t["id"] for t in SPLITS[one]} & {t["id"] for t in SPLITS[other]}
+    asked = " ".join(task["question"] for task in SPLITS["train"])
+    for name in tasks.test_countries():
+        country = countries()[name]
+        for entity in (name, country.capital, *(thing.name for thing in things() if thing.country == name)):
+            assert not re.search(rf"\b{re.escape(entity)}\b", asked), entity
+
+
+def test_the_mix_of_forms_is_the_stated_one_in_any_slice() -> None:
+    assert (len(SPLITS["train"]), len(SPLITS["test"]), len(SPLITS["test_form"])) >= (570, 300, 60)
+    for name in ("train", "test"):
+        for start in range(0, 300, 60):
+            forms = Counter(task["form"] for task in SPLITS[name][start : start + 60])
+            assert forms == {"country": 20, "capital": 10, "landmark": 10, "mountain": 10, "dish": 10}
+    assert {task["form"] for task in SPLITS["test_form"]} == {"person"}
+    assert tasks.train() == SPLITS["train"]
+
+
+def test_nothing_of_the_prompt_is_in_the_corpus() -> None:
+    shown = " ".join(str(item["content"]) for item in agent.EXAMPLES)
+    for invented in ("Ruritania", "Nassau", "Bahamas", "Streslau", "Conch"):
+        assert invented in shown
+        assert not any(invented in document.title + document.text for document in documents())
+
+
+# --- retrieval
+
+
+def test_gold_queries_find_the_gold_document() -> None:
+    index = Index(documents())
+    found = [index.search(document.title)[0] == document for document in documents()]
+    assert sum(found) / len(found) > 0.98
+
+
+def test_a_question_as_it_is_finds_the_first_document_only() -> None:
+    index = Index(documents())
+    hits = Counter[int]()
+    asked = Counter[int]()
+    for task in SPLITS["test"]:
+        asked[task["hops"]] += 1
+        hits[task["hops"]] += set(normalize(task["answers"][0])) <= set(
+            normalize(index.search(task["question"])[0].text)
+        )
+    assert hits[1] / asked[1] > 0.9
+    assert hits[2] / asked[2] < 0.1
+
+
+def test_a_search_without_a_known_word_finds_nothing() -> None:
+    index = Index([Document(title="Cat", text="Cats purr."), Document(title="Dog", text="Dogs bark.")])
+    assert index.search("dogs") == [Document(title="Dog", text="Dogs bark.")]
+    assert [document.title for document in index.search("cat dog", 3)] == ["Cat", "Dog"]
+    assert index.search("elephant") == index.search("") == index.search("the") == []
+
+
+# --- the program, over real HTTP
+
+
+@contextmanager
+def scripted(*answers: str) -> Iterator[tuple[Run, list[str]]]:
+    """A rollout whose researcher says ``answers``; and the prompts that it was shown."""
+    prompts: list[str] = []
+    rest = iter(answers)
+
+    def script(prompt: str) -> str:
+        prompts.append(prompt)
+        return next(rest)
+
+    backend = ScriptedBackend(script)
+    agent.researcher.cache_clear()  # its client belongs to the event loop that it was first used on
+    with redirected(), PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint:
+        key = endpoint.new_key()
+        with rollout("task", endpoint=endpoint.url, api_key=key) as run:
+            endpoint.open(key, run.address, Routing(trained=frozenset({"researcher"})))
+            yield run, prompts
+            endpoint.close(key)
+    agent.researcher.cache_clear()
+
+
+def _question(text: str, answer: str) -> Mapping[str, Any]:
+    return {"id": "one", "question": text, "answers": [answer]}
+
+
+def test_two_hops_are_one_conversation_and_one_row() -> None:
+    task = _question("What is the language of the country where Elbrus is?", "Russian")
+    with scripted("Search: Elbrus", "Search: language of Russia", "Answer: Russian") as (run, prompts):
+        assert asyncio.run(agent.solve(task)) == pytest.approx(1.0)
+    assert [call.agent for call in run.trace.calls] == ["researcher"] * 3
+    assert "Elbrus is a mountain in Russia." in prompts[1]
+    assert "The language of Russia is Russian." in prompts[2]
+    assert all(later.startswith(earlier) for earlier, later in zip(prompts, prompts[1:], strict=False))
+    (row,) = transitions_to_rows(trace_to_transitions(run.trace, agents={"researcher"}))
+    assert row.mask.sum() == sum(len(call.output_ids) for call in run.trace.calls)
+
+
+@pytest.mark.parametrize(
+    ("answers", "reward"),
+    [
+        (["Search: Madrid", "Search: language of Spain", "Answer: Spanish"], 1.0),
+        (["Search: nowhere at all", "Search: language of Spain", "Answer: the Spanish"], 1.0),
+        (["Search: Spain", "Answer: euro"], 0.1),
+        (["Answer: Spanish"], 0.9),
+        (["Answer: French"], 0.0),
+        (["Spanish"], 0.0),
+        (["Search: Madrid", "Spanish"], 0.0),
+        (["Search: Madrid", "Search: language of Spain", "Search: Spain"], 0.0),
+        (["Search: Spain", "Answer: the currency is the euro, the language is Spanish"], 0.9 * 2 / 7 + 0.1),
+    ],
+)
+def test_rewards_of_whole_conversations(answers: list[str], reward: float) -> None:
+    task = _question("What is the language of the country whose capital is Madrid?", "Spanish")
+    with scripted(*answers) as (run, _):
+        assert asyncio.run(agent.solve(task)) == pytest.approx(reward)
+    assert len(run.trace.calls) == len(answers)
+
+
+# --- MuSiQue's format
+
+
+@pytest.fixture
+def musique_file(tmp_path: Path) -> Path:
+    """Two questions in MuSiQue's layout, one of them not answerable."""
+
+    def item(identity: str, *, answerable: bool) -> dict[str, Any]:
+        texts = {"Green": "Green is a song by Ana Lund.", "Ana Lund": "Ana Lund was born in Oslo.", "Elk": "Elks eat."}
+        paragraphs = [
+            {"idx": i, "title": title, "paragraph_text": text, "is_supporting": title != "Elk"}
+            for i, (title, text) in enumerate(texts.items())
+        ]
+        steps = [
+            {"id": 1, "question": "Green >> performer", "answer": "Ana Lund", "paragraph_support_idx": 0},
+            {"id": 2, "question": "#1 >> place of birth", "answer": "Oslo", "paragraph_support_idx": 1},
+        ]
+        return {
+            "id": identity,
+            "paragraphs": paragraphs,
+            "question": "Where was the singer of Green born?",
+            "question_decomposition": steps,
+            "answer": "Oslo",
+            "answer_aliases": ["Oslo, Norway", "Kristiania"],
+            "answerable": answerable,
+        }
+
+    path = tmp_path / "musique.jsonl"
+    lines = [json.dumps(item("2hop__1_2", answerable=True)), json.dumps(item("2hop__3_4", answerable=False)), ""]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_musique_questions_search_their_own_paragraphs(musique_file: Path) -> None:
+    source = {"source": "examples.rag.musique:load", "args": {"path": str(musique_file)}}
+    config = load_config(ROOT / "examples/rag/lightning.yaml", [f"tasks.eval={json.dumps(source)}"])
+    assert config.tasks.eval is not None
+    (task,) = load_tasks(config.tasks.eval)
+    assert task == musique.load(str(musique_file))[0]
+    assert (task["id"], task["split"], task["turns"]) == ("2hop__1_2", "2 hops", 3)
+    assert task["answers"] == ["Oslo", "Oslo, Norway", "Kristiania"]
+    with scripted("Search: Green", "Search: Ana Lund", "Answer: in Kristiania") as (_, prompts):
+        assert asyncio.run(agent.solve(task)) == pytest.approx(0.9 * 2 / 3 + 0.1)
+    assert "Green is a song by Ana Lund." in prompts[1]
+    assert "Ana Lund was born in Oslo." in prompts[2]
+    with scripted("Search: Peru", "Answer: Oslo Norway") as (_, prompts):
+        assert asyncio.run(agent.solve(task)) == pytest.approx(1.0)
+    assert "Nothing found." in prompts[1]
