@@ -34,7 +34,7 @@ EXAMPLES = (
 def look_up(item: str, column: str) -> str:
     """Looks up price, stock, shelf or maker."""
     if column not in COLUMNS:
-        return f"there is no column {column!r}"
+        return f"there is no column {column!r}, only {', '.join(COLUMNS)}"
     found = catalogue().get(item)
     return f"there is no item {item!r}" if found is None else found[column]
 
@@ -63,7 +63,7 @@ def ask(question: str) -> str:
 def clerk() -> CompiledStateGraph:
     """The agent, for all threads; any model name does while training."""
     key = os.environ.get("OPENAI_API_KEY", "none")  # the client wants one even where no server asks for it
-    model = ChatOpenAI(model="gpt-4o-mini", max_tokens=36, timeout=60, max_retries=0, api_key=key)
+    model = ChatOpenAI(model="gpt-4o-mini", api_key=key)
     limit = ModelCallLimitMiddleware(run_limit=TURNS, exit_behavior="end")
     return create_agent(
         model, tools=[look_up], system_prompt="Look it up, then give the fact.", middleware=[limit], name="clerk"

@@ -65,7 +65,7 @@ def examples() -> list[LLMMessage]:
 def client() -> OpenAIChatCompletionClient:
     """One client for all agents; any model name does while training."""
     key = os.environ.get("OPENAI_API_KEY", "none")  # the client wants one even where no server asks for it
-    return OpenAIChatCompletionClient(model="gpt-4o-mini", max_tokens=36, timeout=60, max_retries=0, api_key=key)
+    return OpenAIChatCompletionClient(model="gpt-4o-mini", api_key=key)
 
 
 def build() -> AssistantAgent:
