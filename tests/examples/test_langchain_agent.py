@@ -12,7 +12,7 @@ import pytest
 from examples.langchain_agent import agent, tasks
 from examples.langchain_agent.catalogue import COLUMNS, catalogue
 from lightning_core import load_config, rollout, trace_to_transitions, trainable, transitions_to_rows
-from lightning_core.integration import Installed
+from lightning_core.integration import installed
 from lightning_core.policy.chat import Chat
 from lightning_core.policy.endpoint import PolicyEndpoint, Routing
 from lightning_core.policy.scripted import ScriptedBackend
@@ -77,7 +77,7 @@ def _play(*turns: str, integration: bool = True) -> tuple[float, Trace]:
     with (
         PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint,
         redirected(),
-        Installed().installed("langgraph") if integration else nullcontext(),
+        installed("langgraph") if integration else nullcontext(),
         rollout(TASK, agents={"clerk"}, endpoint=endpoint.url, api_key=endpoint.new_key(), strict=True) as run,
     ):
         endpoint.open(run.api_key or "", run.address, Routing(trained=frozenset({"clerk"})))

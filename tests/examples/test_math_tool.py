@@ -16,7 +16,7 @@ from examples.math_tool import agent, calc_x, tasks
 from examples.math_tool.calculator import calculator
 from lightning_core import load_config, rollout, trace_to_transitions, transitions_to_rows
 from lightning_core.errors import ConfigError
-from lightning_core.integration import Installed
+from lightning_core.integration import installed
 from lightning_core.policy.chat import Chat
 from lightning_core.policy.endpoint import PolicyEndpoint, Routing
 from lightning_core.policy.scripted import ScriptedBackend
@@ -222,7 +222,7 @@ def _play(task: dict[str, Any], *turns: str) -> tuple[float, Trace]:
     with (
         PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint,
         redirected(),
-        Installed().installed("autogen-agentchat"),
+        installed("autogen-agentchat"),
         rollout(task, agents={agent.NAME}, endpoint=endpoint.url, api_key=endpoint.new_key(), strict=True) as run,
     ):
         endpoint.open(run.api_key or "", run.address, Routing(trained=frozenset({agent.NAME})))
