@@ -18,12 +18,13 @@ Item = dict[str, str]
 def catalogue() -> dict[str, Item]:
     """Every item by its name, such as ``brass bell``."""
     rng = random.Random("catalogue")
-    return {
-        f"{material} {thing}": {
-            "price": str(rng.randint(3, 99)),
-            "stock": str(rng.randint(3, 99)),
+    items: dict[str, Item] = {}
+    for material, thing in product(_MATERIALS.split(), _THINGS.split()):
+        price, stock = rng.sample(range(3, 100), 2)  # never equal, so that the wrong column is never right by accident
+        items[f"{material} {thing}"] = {
+            "price": str(price),
+            "stock": str(stock),
             "shelf": f"{rng.choice('ABCDEFGH')}{rng.randint(1, 9)}",
             "maker": rng.choice(_MAKERS.split()),
         }
-        for material, thing in product(_MATERIALS.split(), _THINGS.split())
-    }
+    return items

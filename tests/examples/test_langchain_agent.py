@@ -43,6 +43,10 @@ def test_every_question_names_its_item_and_has_the_catalogues_answer() -> None:
     assert set(Counter(task["column"] for task in tasks.test()).values()) == {len(tasks.test()) // len(COLUMNS)}
 
 
+def test_no_column_has_another_columns_value() -> None:
+    assert all(len(set(row.values())) == len(COLUMNS) for row in catalogue().values())
+
+
 def test_a_wording_asks_for_one_column_only() -> None:
     asked: dict[str, set[str]] = {}
     for task in (*tasks.train(), *tasks.test()):
