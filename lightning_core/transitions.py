@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 
 from lightning_core.trace import Call, Floats, TokenIds, Trace
 
+_NO_IDS: TokenIds = np.empty(0, dtype=np.uint32)
+_NO_LOGPROBS: Floats = np.empty(0, dtype=np.float32)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
@@ -40,6 +43,8 @@ class Transition:
     """float32 [T], at ``temperature``"""
     temperature: float
     finish_reason: str | None
+    refusal: str | None = None
+    """Why it cannot be trained on; None for what can. Without token ids its arrays are empty, and what was said is in `Trace.calls`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,30 +87,34 @@ class Row:
     """The calls whose tokens this row trains, in order."""
 
 
-def trace_to_transitions(trace: Trace, *, agents: Collection[str]) -> list[Transition]:
-    """The calls of ``agents`` (exact names) that can be trained on, in order of arrival. `refused_calls` tells of the others."""
-    return [
-        Transition(
-            call=call.id,
-            rollout=trace.rollout,
-            task_id=trace.task_id,
-            agent=call.agent or "",
-            policy=call.model,
-            version=call.policy_version or 0,
-            sequence=call.sequence,
-            prompt_ids=call.prompt_ids,
-            output_ids=call.output_ids,
-            logprobs=call.logprobs,
-            temperature=call.temperature,
-            finish_reason=call.finish_reason,
-        )
-        for call in trace.calls
-        if call.agent in agents
-        and _refusal_reason(call) is None
-        and call.prompt_ids is not None
-        and call.output_ids is not None
-        and call.logprobs is not None
-    ]
+def trace_to_transitions(trace: Trace, *, agents: Collection[str], refused: bool = False) -> list[Transition]:
+    """The calls of ``agents`` (exact names) that can be trained on, in order of arrival. `refused_calls` tells of the others.
+
+    With ``refused`` those are there too, each with its ``refusal``, to be looked at and credited: a trace that somebody else's
+    instrumentation recorded has no others.
+    """
+    found: list[Transition] = []
+    for call in trace.calls:
+        reason = _refusal_reason(call)
+        if call.agent in agents and (refused or reason is None):
+            found.append(
+                Transition(
+                    call=call.id,
+                    rollout=trace.rollout,
+                    task_id=trace.task_id,
+                    agent=call.agent or "",
+                    policy=call.model,
+                    version=call.policy_version or 0,
+                    sequence=call.sequence,
+                    prompt_ids=_NO_IDS if call.prompt_ids is None else call.prompt_ids,
+                    output_ids=_NO_IDS if call.output_ids is None else call.output_ids,
+                    logprobs=_NO_LOGPROBS if call.logprobs is None else call.logprobs,
+                    temperature=call.temperature,
+                    finish_reason=call.finish_reason,
+                    refusal=reason,
+                )
+            )
+    return found
 
 
 def refused_calls(trace: Trace, *, agents: Collection[str]) -> list[Refusal]:
@@ -136,11 +145,14 @@ def _refusal_reason(call: Call) -> str | None:
 def transitions_to_rows(transitions: Iterable[Transition], advantages: Mapping[str, float] | None = None) -> list[Row]:
     """Merge transitions into rows, in the order of their first calls.
 
-    ``advantages`` maps call ids to the advantage of every token of that call. Raises KeyError if it lacks a call.
+    ``advantages`` maps call ids to the advantage of every token of that call. Raises KeyError if it lacks a call, and ValueError for
+    a transition that is refused.
     """
     open_rows: dict[tuple[str, str, str], list[_OpenRow]] = {}
     order: list[_OpenRow] = []
     for t in sorted(transitions, key=lambda t: t.sequence):
+        if t.refusal is not None:
+            raise ValueError(f"call {t.call} of agent {t.agent!r} cannot be trained on: {t.refusal}")
         family = open_rows.setdefault((t.rollout, t.agent, t.policy), [])
         prompt = t.prompt_ids.tobytes()
         # The longest context that the prompt starts with; ids are four bytes each, so a byte prefix is a token prefix.

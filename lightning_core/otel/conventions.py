@@ -2,8 +2,8 @@
 
 - **Who spoke** is told by the chain of parents, never by time: the nearest agent around a call, or else the nearest node of a graph. An
   agent that is built as a graph is one agent, as in `capture.scope`.
-- **A call counts once.** Where two instrumentations watch the same call, one span lies within the other; the outermost is the call,
-  and the inner ones become other events.
+- **A call counts once.** Where two instrumentations watch the same call, one span lies within the other, or both hold the same
+  response's id. The outermost is the call, or the one that knows its agent; the others become other events.
 - No tokens: what a foreign span says of token ids and rewards, under ``lightning.``, is not believed.
 """
 
@@ -67,18 +67,35 @@ def understand(spans: Iterable[SpanRecord]) -> list[SpanRecord]:
     """Foreign spans of one or several traces, in our terms, in order of start: with names of agents, and each call once."""
     ordered = sorted(map(to_our_names, spans), key=lambda s: (s.start_ns, s.span_id))
     by_id = {span.span_id: span for span in ordered}
+    around = {span.span_id: _around(span, by_id) for span in ordered}
+    speakers = {span_id: _speaker(spans) for span_id, spans in around.items()}
+    repeated = _repeated(ordered, around, speakers)
     understood: list[SpanRecord] = []
     for span in ordered:
-        around = _around(span, by_id)
-        operation = span.attributes.get(tr.OPERATION)
-        if operation == "chat" and _within_a_call(around):
+        agent = speakers[span.span_id]
+        if span.span_id in repeated:
             attributes = {key: value for key, value in span.attributes.items() if key != tr.OPERATION}
             understood.append(replace(span, attributes=attributes))
-        elif operation in ("chat", "execute_tool") and (agent := _speaker(around)) is not None:
+        elif span.attributes.get(tr.OPERATION) in ("chat", "execute_tool") and agent is not None:
             understood.append(replace(span, attributes={tr.AGENT: agent, **span.attributes}))
         else:
             understood.append(span)
     return understood
+
+
+def _repeated(
+    ordered: Iterable[SpanRecord], around: Mapping[str, Sequence[SpanRecord]], speakers: Mapping[str, str | None]
+) -> set[str]:
+    """Spans of calls that another span is already the call of."""
+    calls = [span for span in ordered if span.attributes.get(tr.OPERATION) == "chat"]
+    repeated = {span.span_id for span in calls if _within_a_call(around[span.span_id])}
+    answers: dict[str, str] = {}
+    # Of two that do not lie within each other, the one that knows its agent is the call.
+    for span in sorted(calls, key=lambda s: speakers[s.span_id] is None):
+        answer = span.attributes.get("gen_ai.response.id")
+        if span.span_id not in repeated and answer and answers.setdefault(answer, span.span_id) != span.span_id:
+            repeated.add(span.span_id)
+    return repeated
 
 
 def _around(span: SpanRecord, by_id: Mapping[str, SpanRecord]) -> Sequence[SpanRecord]:

@@ -43,6 +43,12 @@ def listed(entries: Any) -> list[Any]:
     return [numbered[key] for key in sorted((key for key in numbered if key.isdecimal()), key=int)]
 
 
+def nested(entry: Any, key: str) -> Mapping[str, Any]:
+    """The object under ``key``, or an empty one: what other programs write there is theirs to say."""
+    value = cast("Mapping[str, Any]", entry).get(key) if isinstance(entry, Mapping) else None
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
 def tool_call(identity: Any, name: Any, arguments: Any) -> dict[str, Any]:
     """A tool call as chat completions write it."""
     function = {"name": str(name or ""), "arguments": as_text({} if arguments is None else arguments)}

@@ -25,7 +25,7 @@ from lightning_core.trace import Address, SpanRecord
 
 ORIGIN = "lightning.origin.trace_id"
 
-_RESPONSE_ID = re.compile(r"\b(?:chatcmpl|cmpl|resp|msg)[-_]\w*?([0-9a-f]{16})\b")
+_RESPONSE_ID = re.compile(r"[-_]([0-9a-f]{16})$")
 """A response's id on the wire has the id of its call at its end."""
 
 
@@ -38,7 +38,7 @@ def join_spans(root: Address, ours: Iterable[SpanRecord], theirs: Iterable[SpanR
     calls = {i: s for i, s in own.items() if s.attributes.get(tr.OPERATION) == "chat"}
     foreign = {span.span_id: _taken_over(span, root) for span in theirs if span.span_id not in own}
     understood = understand(foreign.values())
-    same = _same_calls(understood, foreign, calls)
+    same = _same_calls(understood, calls)
     joined: list[SpanRecord] = []
     for span in understood:
         origin = foreign[span.span_id].attributes.get(ORIGIN)
@@ -63,18 +63,16 @@ def _taken_over(span: SpanRecord, root: Address) -> SpanRecord:
     )
 
 
-def _same_calls(
-    understood: Sequence[SpanRecord], foreign: Mapping[str, SpanRecord], calls: Mapping[str, SpanRecord]
-) -> dict[str, str]:
+def _same_calls(understood: Sequence[SpanRecord], calls: Mapping[str, SpanRecord]) -> dict[str, str]:
     """Their spans of calls that are ours, with the ids of ours."""
     left = dict(sorted(calls.items(), key=lambda item: int(item[1].attributes.get(tr.SEQUENCE, 0))))
     same: dict[str, str] = {}
     theirs = [span for span in understood if span.attributes.get(tr.OPERATION) == "chat"]
     for span in theirs:
-        call = next((i for i in _response_ids(foreign[span.span_id]) if i in left), None)
-        if call is not None:
-            same[span.span_id] = call
-            del left[call]
+        match = _RESPONSE_ID.search(str(span.attributes.get("gen_ai.response.id", "")))
+        if match is not None and match[1] in left:
+            same[span.span_id] = match[1]
+            del left[match[1]]
     said = {call: _exchange(span) for call, span in left.items()}
     for span in theirs:
         if span.span_id not in same:
@@ -84,12 +82,6 @@ def _same_calls(
                 same[span.span_id] = call
                 del said[call]
     return same
-
-
-def _response_ids(span: SpanRecord) -> list[str]:
-    """Ids of calls that the answer in ``span`` may have come from."""
-    told = (span.attributes.get("gen_ai.response.id"), span.attributes.get("output.value"))
-    return [found for text in told if isinstance(text, str) for found in _RESPONSE_ID.findall(text)]
 
 
 def _exchange(span: SpanRecord) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lightning_core import trace as tr
-from lightning_core.otel.flattened import as_text, collect, listed, tool_call
+from lightning_core.otel.flattened import as_text, collect, listed, nested, tool_call
 
 _KIND = "openinference.span.kind"
 
@@ -46,18 +46,33 @@ def _call(a: Mapping[str, Any]) -> dict[str, Any]:
     }
     if answers:
         found["gen_ai.output.messages"] = json.dumps(answers, ensure_ascii=False)
+    if response := _response_id(_json(a.get("output.value"))):
+        found["gen_ai.response.id"] = response
     if a.get("llm.finish_reason"):
         found["gen_ai.response.finish_reasons"] = (str(a["llm.finish_reason"]),)
     if isinstance(temperature := _json(a.get("llm.invocation_parameters")).get("temperature"), (int, float)):
         found["gen_ai.request.temperature"] = float(temperature)
     for theirs, ours in (("prompt", "input"), ("completion", "output")):
-        if (count := a.get(f"llm.token_count.{theirs}")) is not None:
+        if isinstance(count := a.get(f"llm.token_count.{theirs}"), (int, float)):
             found[f"gen_ai.usage.{ours}_tokens"] = int(count)
     return found
 
 
+def _response_id(output: Mapping[str, Any]) -> str | None:
+    """The provider's id of a response, in its own JSON or in LangChain's."""
+    if isinstance(identity := output.get("id"), str):
+        return identity
+    place: Any = output
+    for key in ("generations", 0, 0, "message", "kwargs", "response_metadata", "id"):
+        try:
+            place = place[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return place if isinstance(place, str) else None
+
+
 def _messages(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    message: Mapping[str, Any] = entry.get("message") or {}
+    message = nested(entry, "message")
     if message.get("role") == "function":  # AutoGen's: the results of several tools, each as JSON
         for result in listed(entry.get("function")):
             told = _json(result)
@@ -65,8 +80,8 @@ def _messages(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         return
     found: dict[str, Any] = {"role": str(message.get("role") or "user"), "content": _content(message)}
     calls = [
-        tool_call(call.get("id"), call.get("function", {}).get("name"), call.get("function", {}).get("arguments"))
-        for call in (entry.get("tool_call") or {} for entry in listed(message.get("tool_calls")))
+        tool_call(call.get("id"), nested(call, "function").get("name"), nested(call, "function").get("arguments"))
+        for call in (nested(wish, "tool_call") for wish in listed(message.get("tool_calls")))
     ]
     if calls:
         found["tool_calls"] = calls
@@ -81,7 +96,7 @@ def _content(message: Mapping[str, Any]) -> Any:
         return message.get("content")
     parts: list[dict[str, Any]] = []
     for entry in listed(message["contents"]):
-        part = entry.get("message_content") or {}
+        part = nested(entry, "message_content")
         kind = str(part.get("type") or "text")
         parts.append({"type": kind, "text": part.get("text") or ""} if kind == "text" else {"type": kind})
     if all(part["type"] == "text" for part in parts):
@@ -96,7 +111,7 @@ def _tool(a: Mapping[str, Any]) -> dict[str, Any]:
     if (result := a.get("output.value")) is not None:
         found["gen_ai.tool.call.result"] = as_text(result)
     # LangChain's tools answer with a message that names the call.
-    identity = a.get("tool_call.id") or (_json(result).get("data") or {}).get("tool_call_id")
+    identity = a.get("tool_call.id") or nested(_json(result), "data").get("tool_call_id")
     if identity:
         found["gen_ai.tool.call.id"] = str(identity)
     return found

@@ -31,36 +31,35 @@ def read_traces(source: str | Path | Iterable[SpanRecord | ReadableSpan]) -> lis
     Raises ValueError for what is none of this, with what was found.
     """
     spans = _read_file(Path(source)) if isinstance(source, (str, Path)) else [_to_record(span) for span in source]
+    ours = {span.trace_id for span in spans if tr.TASK_ID in span.attributes}
+    foreign = understand(span for span in spans if span.trace_id not in ours)
     by_trace: dict[str, list[SpanRecord]] = {}
-    for span in sorted(spans, key=lambda s: s.start_ns):
+    for span in sorted([*(s for s in spans if s.trace_id in ours), *foreign], key=lambda s: s.start_ns):
         by_trace.setdefault(span.trace_id, []).append(span)
-    return [_read_trace(found) for found in by_trace.values()]
+    return [
+        spans_to_trace(found if trace_id in ours else _with_root(_numbered(found)))
+        for trace_id, found in by_trace.items()
+    ]
 
 
-def _read_trace(spans: Sequence[SpanRecord]) -> Trace:
-    if any(tr.TASK_ID in span.attributes for span in spans):
-        return spans_to_trace(spans)
+def _with_root(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
     trace_id = spans[0].trace_id
     root = SpanRecord(
         name="rollout",
         trace_id=trace_id,
         span_id=hashlib.blake2b(trace_id.encode(), digest_size=8).hexdigest(),
         parent_id=None,
-        start_ns=min(span.start_ns for span in spans),
+        start_ns=min(span.start_ns for span in spans) - 1,  # before what it is the root of
         end_ns=max(span.end_ns for span in spans),
         attributes={tr.TASK_ID: trace_id},
     )
     known = {span.span_id for span in spans}
-    understood = understand(
-        span if span.parent_id in known else replace(span, parent_id=root.span_id) for span in spans
-    )
-    return spans_to_trace([root, *_numbered(understood)])
+    return [root, *(s if s.parent_id in known else replace(s, parent_id=root.span_id) for s in spans)]
 
 
-def _numbered(spans: Iterable[SpanRecord]) -> Iterator[SpanRecord]:
-    for number, span in enumerate(spans, 1):
-        is_call = span.attributes.get(tr.OPERATION) == "chat"
-        yield replace(span, attributes={**span.attributes, tr.SEQUENCE: number}) if is_call else span
+def _numbered(spans: Iterable[SpanRecord]) -> list[SpanRecord]:
+    """Calls in order of start: nobody counted them when they arrived."""
+    return [replace(s, attributes={**s.attributes, tr.SEQUENCE: number}) for number, s in enumerate(spans, 1)]
 
 
 def _to_record(span: SpanRecord | ReadableSpan) -> SpanRecord:

@@ -39,15 +39,18 @@ def _call(a: Mapping[str, Any]) -> dict[str, Any]:
     }
     if answers:
         found["gen_ai.output.messages"] = json.dumps([_message(entry) for entry in answers], ensure_ascii=False)
-        reasons = tuple(str(entry["finish_reason"]) for entry in answers if entry.get("finish_reason"))
+        reasons = tuple(str(e["finish_reason"]) for e in answers if isinstance(e, Mapping) and e.get("finish_reason"))
         if reasons:
             found["gen_ai.response.finish_reasons"] = reasons
     return found
 
 
-def _message(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _message(entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, Mapping):
+        return {"role": "assistant", "content": as_text(entry)}
     found: dict[str, Any] = {"role": str(entry.get("role") or "assistant"), "content": entry.get("content")}
-    calls = [tool_call(c.get("id"), c.get("name"), c.get("arguments")) for c in listed(entry.get("tool_calls"))]
+    wishes = [wish for wish in listed(entry.get("tool_calls")) if isinstance(wish, Mapping)]
+    calls = [tool_call(wish.get("id"), wish.get("name"), wish.get("arguments")) for wish in wishes]
     if calls:
         found["tool_calls"] = calls
     if entry.get("tool_call_id"):
