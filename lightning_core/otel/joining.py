@@ -13,6 +13,7 @@ They come with the rollout's key, so which rollout is certain; where in it, they
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,10 +40,14 @@ def join_spans(root: Address, ours: Iterable[SpanRecord], theirs: Iterable[SpanR
     foreign = {span.span_id: _taken_over(span, root) for span in theirs if span.span_id not in own}
     understood = understand(foreign.values())
     same = _same_calls(understood, calls)
+    sequence = itertools.count(1 + max((int(c.attributes.get(tr.SEQUENCE, 0)) for c in calls.values()), default=0))
     joined: list[SpanRecord] = []
     for span in understood:
-        origin = foreign[span.span_id].attributes.get(ORIGIN)
-        attributes = span.attributes if origin is None else {**span.attributes, ORIGIN: origin}
+        attributes = dict(span.attributes)
+        if (origin := foreign[span.span_id].attributes.get(ORIGIN)) is not None:
+            attributes[ORIGIN] = origin
+        if span.attributes.get(tr.OPERATION) == "chat":
+            attributes[tr.SEQUENCE] = next(sequence)  # nobody counted it when it was made
         parent = same.get(span.parent_id or "", span.parent_id)
         if span.span_id in same:
             call = calls[same[span.span_id]]
