@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from examples.rag.retrieval import Index
 from examples.rag.reward import f1, normalize, score
 from lightning_core import load_config, rollout, trace_to_transitions, transitions_to_rows
 from lightning_core.capture import Run
+from lightning_core.integration import installed
 from lightning_core.policy.chat import Chat
 from lightning_core.policy.endpoint import PolicyEndpoint, Routing
 from lightning_core.policy.scripted import ScriptedBackend
@@ -153,12 +154,15 @@ def scripted(*answers: str) -> Iterator[tuple[Run, list[str]]]:
 
     backend = ScriptedBackend(script)
     agent.researcher.cache_clear()  # its client belongs to the event loop that it was first used on
-    with redirected(), PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint:
-        key = endpoint.new_key()
-        with rollout("task", endpoint=endpoint.url, api_key=key) as run:
-            endpoint.open(key, run.address, Routing(trained=frozenset({"researcher"})))
-            yield run, prompts
-            endpoint.close(key)
+    with (
+        PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint,
+        redirected(),
+        installed("openai-agents"),
+        rollout("task", agents={"researcher"}, endpoint=endpoint.url, api_key=endpoint.new_key(), strict=True) as run,
+    ):
+        endpoint.open(run.api_key or "", run.address, Routing(trained=frozenset({"researcher"})))
+        yield run, prompts
+        endpoint.close(run.api_key or "")
     agent.researcher.cache_clear()
 
 
@@ -173,7 +177,7 @@ def test_two_hops_are_one_conversation_and_one_row() -> None:
     assert [call.agent for call in run.trace.calls] == ["researcher"] * 3
     assert "Elbrus is a mountain in Russia." in prompts[1]
     assert "The language of Russia is Russian." in prompts[2]
-    assert all(later.startswith(earlier) for earlier, later in zip(prompts, prompts[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in pairwise(prompts))
     (row,) = transitions_to_rows(trace_to_transitions(run.trace, agents={"researcher"}))
     assert row.mask.sum() == sum(len(call.output_ids) for call in run.trace.calls)
 
