@@ -17,6 +17,8 @@ import pytest
 
 from lightning_core import trace as tr
 from lightning_core.capture import current_address, reward, rollout, scope
+from lightning_core.circle import open_circle
+from lightning_core.config import load_config
 from lightning_core.errors import ConfigError, MissingExtra
 from lightning_core.otel import (
     exporting,
@@ -27,10 +29,13 @@ from lightning_core.otel import (
     spans_to_otlp,
     spans_to_protobuf,
 )
+from lightning_core.progress import SilentProgress
 from lightning_core.spans import start_span
 from lightning_core.trace import SpanRecord, spans_to_trace
 from lightning_core.transitions import trace_to_transitions
+from tests import bandit
 from tests.conftest import Endpoint
+from tests.tiny_model import make_tiny_model
 
 
 def captured() -> tuple[SpanRecord, ...]:
@@ -193,6 +198,33 @@ def test_headers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
         exporting(url, headers_env="NOT_THERE"),
     ):
         pass
+
+
+def test_a_run_sends_what_its_record_holds(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    with collector() as (url, bodies):
+        config = load_config(
+            {
+                "policy": {"model": str(model), "max_context": 256, "dtype": "float32"},
+                "rollouts": {"max_tokens": 4},
+                "otlp": {"endpoint": url},
+            }
+        )
+        with open_circle(config, bandit.solve, folder=tmp_path, progress=SilentProgress()) as circle:
+            (made,) = circle.roll_out(bandit.tasks(1), copies=1, phase="train")
+    assert by_id(span for body in bodies for span in spans_from_protobuf(body)) == by_id(made.spans)
+
+
+def test_without_the_exporter_a_run_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    config = load_config({"policy": {"model": "not-there"}, "otlp": {"endpoint": "http://127.0.0.1:1/v1/traces"}})
+    with pytest.raises(MissingExtra, match=r"lightning-rl\[otlp\]"):
+        open_circle(config, bandit.solve, folder=tmp_path, progress=SilentProgress()).__enter__()
+
+
+def test_headers_need_an_endpoint() -> None:
+    with pytest.raises(ConfigError, match=r"otlp\.headers_env: headers for no endpoint"):
+        load_config({"policy": {"model": "m"}, "otlp": {"headers_env": "H"}})
 
 
 def test_without_the_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
