@@ -65,7 +65,7 @@ def attempt(task: dict[str, str], endpoint: PolicyEndpoint) -> tuple[str, Trace]
     with rollout(task=task, endpoint=endpoint.url, api_key=key, strict=True) as run:
         endpoint.open(key, run.address, Routing(trained=frozenset({"writer"}), temperature=1.0, max_tokens=6))
         text = solve(task)
-    endpoint.close(key)
+        endpoint.close(key)
     return text, run.trace
 
 

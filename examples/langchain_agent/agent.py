@@ -60,7 +60,7 @@ def ask(question: str) -> str:
 
 
 @cache
-def clerk() -> CompiledStateGraph:
+def clerk() -> CompiledStateGraph[Any, Any, Any, Any]:
     """The agent, for all threads; any model name does while training."""
     key = os.environ.get("OPENAI_API_KEY", "none")  # the client wants one even where no server asks for it
     model = ChatOpenAI(model="gpt-4o-mini", api_key=key)

@@ -5,10 +5,17 @@ from __future__ import annotations
 import ast
 import math
 import operator
+from collections.abc import Callable
+from typing import Any
 
 MAX_LENGTH = 80
 """Characters in an expression, so that neither nesting nor numbers can grow large."""
-_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], int | float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 def calculator(expression: str) -> str:
@@ -31,7 +38,7 @@ def _value(node: ast.expr) -> int | float:
             return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
         case ast.UnaryOp(op=ast.USub()):
             return -_value(node.operand)
-        case ast.Constant(value=number) if type(number) in (int, float):
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             return number
         case _:
             raise ValueError(f"only + - * / on numbers can be calculated, found {ast.unparse(node)!r}")
