@@ -229,8 +229,8 @@ async def _aiohttp_send(session: Any, method: str, url: str, rest: dict[str, Any
 
 # One line a place where a client library lets its requests leave. httpx2 is httpx's successor under a name of its own; the openai package
 # sends through it from 3.0 on. Private are:
-# - https://github.com/encode/httpx/blob/0.28.1/httpx/_client.py#L760 ``_transport_for_url``, seen in httpx 0.27 to 0.28 and httpx2 2.16;
-# - https://github.com/aio-libs/aiohttp/blob/v3.14.5/aiohttp/client.py#L558 ``_request``, seen in 3.12 to 3.14: the public ``request`` only
+# - https://github.com/encode/httpx/blob/0.28.1/httpx/_client.py#L760 ``_transport_for_url``, seen in httpx 0.28 and httpx2 2.16;
+# - https://github.com/aio-libs/aiohttp/blob/v3.14.5/aiohttp/client.py#L558 ``_request``, seen in 3.14: the public ``request`` only
 #   makes what is awaited. The attributes of the session that are named above belong to it.
 _CLIENTS: tuple[tuple[str, str, Wrapper], ...] = (
     ("httpx", "Client.send", _httpx_send),
