@@ -62,7 +62,7 @@ EXAMPLES: list[TResponseInputItem] = [
 def researcher() -> Agent[None]:
     """The agent; its client is made once, and any model name does while training."""
     key = os.environ.get("OPENAI_API_KEY", "none")  # the client wants one even where no server asks for it
-    client = AsyncOpenAI(api_key=key, timeout=60, max_retries=0)
+    client = AsyncOpenAI(api_key=key, timeout=60)
     model = OpenAIChatCompletionsModel(model="gpt-4o-mini", openai_client=client)
     return Agent(name="researcher", instructions="Search, then answer.", model=model)
 
