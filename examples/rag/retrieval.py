@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import cast
 
 import bm25s
 import numpy
@@ -32,4 +33,4 @@ class Index:
 
 
 def _words(texts: list[str]) -> list[list[str]]:
-    return bm25s.tokenize(texts, return_ids=False, show_progress=False)
+    return cast(list[list[str]], bm25s.tokenize(texts, return_ids=False, show_progress=False))
