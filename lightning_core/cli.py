@@ -9,15 +9,14 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from statistics import fmean
 
+from lightning_core.cli_trace import run_folder, trace
 from lightning_core.config import Config, dump_config, load_config
 from lightning_core.errors import ConfigError, IntegrationUnavailable, LightningError, MissingExtra
 
@@ -29,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
-        return {"train": _train, "eval": _eval, "trace": _trace}[options.command](options)
+        return {"train": _train, "eval": _eval, "trace": trace}[options.command](options)
     except (ConfigError, MissingExtra, IntegrationUnavailable) as error:
         print(f"lightning-rl: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -61,15 +60,19 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate = commands.add_parser("eval", help="measure a policy on held-out tasks")
     evaluate.add_argument("config", metavar="CONFIG|RUN", help="a YAML file, or a run's folder: its newest checkpoint")
 
-    trace = commands.add_parser("trace", help="show who said what: rollouts of a run, or one task tried now")
-    trace.add_argument("config", metavar="RUN|CONFIG", help="a run's folder such as runs/latest, or a YAML file")
-    trace.add_argument(
-        "--rollout", metavar="N", help="number or id of the rollout to show; without: a list of them all"
+    show = commands.add_parser(
+        "trace", help="show who said what: rollouts of a run, stored traces, or one task tried now"
     )
-    trace.add_argument("--task", metavar="ID", help="with CONFIG: the task to try; without: the first")
-    trace.add_argument("--full", action="store_true", help="whole prompts and responses")
+    show.add_argument(
+        "config",
+        metavar="RUN|TRACES|CONFIG",
+        help="a run's folder such as runs/latest, a file of traces (.json, .jsonl, .pb), or a YAML file",
+    )
+    show.add_argument("--rollout", metavar="N", help="number or id of the rollout to show; without: a list of them all")
+    show.add_argument("--task", metavar="ID", help="with CONFIG: the task to try; without: the first")
+    show.add_argument("--full", action="store_true", help="whole prompts and responses")
 
-    for command in (train, evaluate, trace):
+    for command in (train, evaluate, show):
         command.add_argument("overrides", metavar="key=value", nargs="*", help="settings that win over the file's")
     return parser
 
@@ -125,7 +128,7 @@ def _eval(options: argparse.Namespace) -> int:
     from lightning_core.progress import show_progress
     from lightning_core.report import format_estimate
 
-    run = _run_folder(options.config)
+    run = run_folder(options.config)
     source = options.config if run is None else run / "config.yaml"
     config = load_config(source, options.overrides, needs=("agent", "tasks.eval"))
     if run is None:
@@ -150,91 +153,6 @@ def _eval(options: argparse.Namespace) -> int:
         print(f"{result.left_out} rollouts were left out: the machinery failed, not the agent")
     print(f"recorded in {folder}")
     return EXIT_OK
-
-
-def _trace(options: argparse.Namespace) -> int:
-    run = _run_folder(options.config)
-    if run is None:
-        if options.rollout is not None:
-            raise ConfigError(f"--rollout is for a run's folder; {options.config!r} is a file: use --task")
-        return _trace_task(options)
-    if options.overrides or options.task is not None:
-        raise ConfigError(
-            "--task and key=value are for a configuration; a run's rollouts are what they are: use --rollout"
-        )
-    _show(run / "store.db", options.rollout, options.full)
-    return EXIT_OK
-
-
-def _trace_task(options: argparse.Namespace) -> int:
-    config = load_config(options.config, options.overrides, needs=("agent",))
-    from lightning_core.loop import evaluate
-    from lightning_core.tasks import load_tasks
-
-    key, source = (
-        ("tasks.eval", config.tasks.eval) if config.tasks.train is None else ("tasks.train", config.tasks.train)
-    )
-    if source is None:
-        raise ConfigError("tasks.train and tasks.eval are missing; a task is needed to run the agent on")
-    tasks = load_tasks(source, key=key)
-    chosen = tasks[0] if options.task is None else next((t for t in tasks if t["id"] == options.task), None)
-    if chosen is None:
-        raise ConfigError(f"--task: {key} has no task with the id {options.task!r}; the first is {tasks[0]['id']!r}")
-    with tempfile.TemporaryDirectory(prefix="lightning-trace-") as scratch:
-        store, failure = Path(scratch) / "store.db", None
-        try:
-            evaluate(config=config, folder=Path(scratch), tasks=[chosen])
-        except LightningError as error:
-            # A name that no agent has, a server that is not there: what was recorded shows what to do about it.
-            failure = error
-        last = _last_rollout(store)
-        if last is not None:
-            _show(store, str(last), options.full)
-    if failure is not None:
-        raise failure
-    return EXIT_OK
-
-
-def _last_rollout(path: Path) -> int | None:
-    from lightning_core.store import Store
-
-    if not path.is_file():
-        return None
-    with Store(path, read_only=True) as store:
-        records = store.rollouts()
-    return records[-1].ordinal if records else None
-
-
-def _show(store_path: Path, rollout: str | None, full: bool) -> None:
-    from lightning_core.store import Store
-    from lightning_core.tree import format_agents, format_rollouts, format_trace
-
-    width = shutil.get_terminal_size((120, 24)).columns
-    with Store(store_path, read_only=True) as store:
-        if rollout is None:
-            print(format_rollouts(store.rollouts(), width=width))
-            print(format_agents(store.agents(), {row.agent for row in store.credit()}))
-            print("one of them: --rollout N")
-            return
-        try:
-            record = store.rollout(int(rollout) if rollout.isdecimal() and len(rollout) < 32 else rollout)
-            trace = store.trace(record.id)
-        except (LookupError, ValueError) as error:
-            raise ConfigError(f"--rollout {rollout}: {error}") from None
-        credit = store.credit(rollout=record.id)
-    print(format_trace(record, trace, credit, width=width, full=full))
-    calls = [call.agent for call in trace.calls]
-    print(format_agents({name: calls.count(name) for name in dict.fromkeys(calls)}, {row.agent for row in credit}))
-
-
-def _run_folder(path: str) -> Path | None:
-    """The folder of a run, or None for a file; a folder that is no run is refused."""
-    folder = Path(path)
-    if not folder.is_dir():
-        return None
-    if not (folder / "config.yaml").is_file():
-        raise ConfigError(f"{path!r} is a folder, but not a run's: expected config.yaml and store.db in it")
-    return folder
 
 
 if __name__ == "__main__":

@@ -13,26 +13,36 @@ _INDENT = "  "
 
 
 def format_trace(
-    record: RolloutRecord, trace: Trace, credit: Iterable[CallCredit] = (), *, width: int, full: bool = False
+    trace: Trace,
+    record: RolloutRecord | None = None,
+    credit: Iterable[CallCredit] = (),
+    *,
+    width: int,
+    full: bool = False,
 ) -> str:
-    """The tree of one rollout. Lines are cut at ``width`` columns and texts to one line, unless ``full``."""
-    lines = list(_header(record, trace))
+    """The tree of one rollout; ``record`` says what its run knew of it. Lines are cut at ``width`` columns and texts to one line,
+    unless ``full``.
+    """
+    lines = list(_header(trace, record))
     lines += _children(trace, {row.call: row for row in credit}, full)
     return "\n".join(lines if full else (_cut(line, width) for line in lines))
 
 
 def format_rollouts(records: Sequence[RolloutRecord], *, width: int) -> str:
     """A table of rollouts, one a line; errors are cut at ``width`` columns."""
-    rows = [("N", "phase", "step", "task", "reward", "calls", "status")]
-    for r in records:
-        status = r.status if r.error is None else f"{r.status}: {r.error}"
-        row = (r.ordinal, r.phase, r.step, _one_line(r.task_id), _number(r.reward), r.calls, _one_line(status))
-        rows.append(tuple(str(cell) for cell in row))  # pyright: ignore[reportArgumentType]
-    widths = [min(40, max(len(row[i]) for row in rows)) for i in range(6)] + [0]
-    return "\n".join(
-        _cut("  ".join(_cut(cell, w or len(cell)).ljust(w) for cell, w in zip(row, widths, strict=True)), width)
-        for row in rows
-    )
+    rows = [
+        (r.ordinal, r.phase, r.step, r.task_id, _number(r.reward), r.calls, _status(r.status, r.error)) for r in records
+    ]
+    return _table(("N", "phase", "step", "task", "reward", "calls", "status"), rows, width)
+
+
+def format_traces(traces: Sequence[Trace], *, width: int) -> str:
+    """A table of traces that no run of ours recorded, one a line, numbered from 1; errors are cut at ``width`` columns."""
+    rows = [
+        (n, t.task_id, _number(t.reward), len(t.calls), _status("ok" if t.error is None else "failed", t.error))
+        for n, t in enumerate(traces, 1)
+    ]
+    return _table(("N", "task", "reward", "calls", "status"), rows, width)
 
 
 def format_agents(agents: Mapping[str | None, int], trained: Iterable[str] = ()) -> str:
@@ -46,14 +56,31 @@ def format_agents(agents: Mapping[str | None, int], trained: Iterable[str] = ())
     return f"agents: {'; '.join(names) or 'none'}"
 
 
-def _header(record: RolloutRecord, trace: Trace) -> Iterator[str]:
-    seconds = max(0, record.ended_ns - record.started_ns) / 1e9
-    status = record.status if record.error is None else f"{record.status} ({_one_line(record.error)})"
-    yield (
-        f"rollout {record.ordinal}  {record.phase} at step {record.step}  reward {_number(record.reward)}  {status}  "
-        f"{seconds:.1f} s"
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]], width: int) -> str:
+    """Columns as wide as their content, up to 40, but for the last."""
+    cells = [list(head), *([_one_line(str(cell)) for cell in row] for row in rows)]
+    widths = [min(40, max(map(len, column))) for column in zip(*cells, strict=True)]
+    widths[-1] = 0
+    return "\n".join(
+        _cut("  ".join(_cut(cell, w or len(cell)).ljust(w) for cell, w in zip(row, widths, strict=True)), width)
+        for row in cells
     )
-    yield f"task {record.task_id}: {_one_line(json.dumps(trace.task, ensure_ascii=False))}"
+
+
+def _status(status: str, error: str | None) -> str:
+    return status if error is None else f"{status}: {_one_line(error)}"
+
+
+def _header(trace: Trace, record: RolloutRecord | None) -> Iterator[str]:
+    if record is None:
+        yield f"trace {trace.rollout}  reward {_number(trace.reward)}  {_status('ok' if trace.error is None else 'failed', trace.error)}"
+    else:
+        seconds = max(0, record.ended_ns - record.started_ns) / 1e9
+        yield (
+            f"rollout {record.ordinal}  {record.phase} at step {record.step}  reward {_number(record.reward)}  "
+            f"{_status(record.status, record.error)}  {seconds:.1f} s"
+        )
+    yield f"task {trace.task_id}: {_one_line(json.dumps(trace.task, ensure_ascii=False))}"
     named = [r for r in trace.rewards if r.call is None and (r.agent is not None or r.name is not None)]
     for reward in named:
         whose = "" if reward.agent is None else f" to agent {reward.agent}"

@@ -45,6 +45,10 @@ from lightning_core.trace import Address, describe
 
 logger = logging.getLogger(__name__)
 
+IDLE_SECONDS = 3600
+"""How long an idle connection is kept. Clients drop theirs after seconds (httpx: 5, aiohttp: 15): were the server to do it first, a request
+that is sent at that moment, as the first one after an update, would be lost."""
+
 
 class PolicyEndpoint:
     """Serves ``backend`` at ``url``. Start with ``with PolicyEndpoint(...) as endpoint:``; it listens on a thread of its own."""
@@ -77,7 +81,14 @@ class PolicyEndpoint:
             Route("/{path:path}", _no_such_api, methods=["GET", "POST"]),
         ]
         app = Starlette(routes=routes, exception_handlers={Exception: _internal_error})
-        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=2,
+        )
         self._server = uvicorn.Server(config)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="lightning-endpoint", daemon=True)

@@ -18,6 +18,7 @@ from lightning_core.cli import main
 from lightning_core.config import Config, dump_config, load_config
 from lightning_core.errors import ConfigError, InfrastructureError
 from lightning_core.intervals import compare
+from lightning_core.otel import spans_to_otlp
 from lightning_core.report import Summary
 from lightning_core.spans import start_span
 from lightning_core.store import CallCredit, RolloutRecord, Store
@@ -305,12 +306,46 @@ def test_the_full_tree_has_every_message_and_line(run_folder: Path, capsys: pyte
         (["runs/one", "--rollout", "x"], "--rollout x: no rollout with id 'x'"),
         (["runs/one", "--task", "q17"], "--task and key=value are for a configuration"),
         (["runs"], "'runs' is a folder, but not a run's: expected config.yaml and store.db in it"),
-        (["c.yaml", "--rollout", "1"], "--rollout is for a run's folder; 'c.yaml' is a file: use --task"),
+        (
+            ["c.yaml", "--rollout", "1"],
+            "--rollout is for a run's folder or a file of traces; 'c.yaml' is a configuration: use --task",
+        ),
+        (["nowhere.json"], "no traces could be read from 'nowhere.json'"),
+        (["c.jsonl"], "no traces could be read from 'c.jsonl'"),
+        (["two.json", "--rollout", "3"], "--rollout 3: expected a number from 1 to 2, or a trace id"),
+        (["two.json", "--task", "q17"], "--task and key=value are for a configuration"),
     ],
 )
 def test_trace_usage(run_folder: Path, arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("c.jsonl").write_text("some text", encoding="utf-8")
+    write_traces("two.json", 2)
     assert main(["trace", *arguments]) == 2
     assert expected in capsys.readouterr().err
+
+
+def write_traces(file: str, count: int) -> list[Run]:
+    """A file of OTLP in JSON lines, as a collector writes it, with as many rollouts."""
+    runs = [try_it()[0] for _ in range(count)]
+    Path(file).write_text("\n".join(json.dumps(spans_to_otlp(run.spans)) for run in runs), encoding="utf-8")
+    return runs
+
+
+def test_stored_traces(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = write_traces("two.jsonl", 2)
+    assert main(["trace", "two.jsonl"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "N  task  reward  calls  status",
+        "1  q17   1.000   2      ok",
+        "2  q17   1.000   2      ok",
+        "agents: writer 2 calls; judge 2 calls",
+        "one of them: --rollout N",
+    ]
+    for chosen, run in (("1", first), ("2", second), (second.trace.rollout, second)):
+        assert main(["trace", "two.jsonl", "--rollout", chosen]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == f"trace {run.trace.rollout}  reward 1.000  ok"
+        assert "    call of writer  policy version 3  12 → 5 tokens  context new  given 0.250 (syntax)" in lines
+        assert lines[-1] == "agents: writer 1 call; judge 1 call"
 
 
 def test_trace_of_one_task(home: Path, loop: Install, capsys: pytest.CaptureFixture[str]) -> None:

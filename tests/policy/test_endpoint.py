@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx
@@ -352,6 +353,17 @@ def test_a_call_passed_on_to_its_origin_keeps_its_credentials(server: RecordingS
     assert (noted.headers["authorization"], noted.headers["openai-project"]) == ("Bearer sk-own", "p")
     assert not [name for name in noted.headers if name.startswith("lightning") or name == "traceparent"]
     assert (run.trace.calls[0].response or {})["content"] == "ok"
+
+
+def test_an_idle_connection_outlives_what_clients_keep():
+    with serve() as endpoint:
+        connection = HTTPConnection(endpoint.url.removeprefix("http://").removesuffix("/v1"))
+        connection.request("GET", "/health")
+        connection.getresponse().read()
+        time.sleep(5.5)  # httpx drops its own after 5
+        connection.sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")  # a request() would connect again
+        assert connection.sock.recv(64).startswith(b"HTTP/1.1 200")
+        connection.close()
 
 
 def test_an_api_that_is_not_spoken_is_a_clear_404():
