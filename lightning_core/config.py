@@ -139,7 +139,8 @@ class Policy(Section):
     max_context: Count | None = None
     """Most tokens that prompt and response may have together; null: what the model allows."""
     upstream: Upstream | None = None
-    """The server that calls for other models are forwarded to; null: such calls are refused."""
+    """The server that calls for other models are forwarded to; null: each goes on to the provider that its agent was calling, and one
+    without such a provider is refused."""
 
     @model_validator(mode="before")
     @classmethod
