@@ -80,6 +80,11 @@ class TorchTrainer:
     def backend(self) -> TorchBackend:
         return self._backend
 
+    @property
+    def dtype(self) -> str:
+        """The type of the weights, such as ``bfloat16``."""
+        return str(self._model.dtype).removeprefix("torch.")
+
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
         """See `Trainer.step`. Rows without any advantage cost nothing, but count where the loss takes means."""
         self._check(rows)
