@@ -21,8 +21,10 @@ from lightning_core.trace import describe
 
 RELOAD_SECONDS = 900
 """How long loading new weights may take."""
+CPU_ARGS = ("--no-enable-chunked-prefill",)
+"""What a server on a CPU must be started with besides. vLLM (0.27.1 and 0.32.0) sets back the random numbers of a seeded request whose
+prompt it has computed a piece of, which PyTorch's generator for CPUs cannot do: the engine dies, and the server with it."""
 _ANSWER_SECONDS = 120
-_PROBE = SamplingParams(max_tokens=4, top_p=1e-4, seed=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,8 @@ class Served:
     model: str
     """The name that its requests carry."""
     max_context: int
+    device: str
+    """Such as ``cuda`` or ``cpu``."""
 
 
 class VllmApi:
@@ -63,12 +67,13 @@ class VllmApi:
             else:
                 await response.aread()
                 answers = _only(response.text)
-            finished = False
+            last: Part | None = None
             async for answer in answers:
-                part = self._read(answer, prompt_ids, params)
-                finished = part.finish_reason is not None
-                yield part
-            if not finished:
+                last = self._read(answer, prompt_ids, params)
+                yield last
+            if last is None:  # vLLM sends no event for a response that is aborted before its first token
+                yield Part(token_ids=(), logprobs=(), finish_reason="abort")
+            elif last.finish_reason is None:
                 raise self._unexpected("a response that breaks off")
 
     @asynccontextmanager
@@ -115,28 +120,33 @@ class VllmApi:
     # Control ------------------------------------------------------------------------------------------------------------
 
     def served(self) -> Served:
-        """The model that is served."""
-        value = self._call("GET", "/v1/models")
-        try:
-            first = value["data"][0]
-            return Served(model=str(first["id"]), max_context=int(first["max_model_len"]))
-        except (LookupError, TypeError, ValueError) as error:
-            raise self._unexpected(str(value)) from error
-
-    def check(self, model: str) -> None:
-        """Raise `ConfigError` if the server was not started as it must be, and end a pause that another run left behind."""
+        """What is served. Raises `ConfigError` if the server was not started as it must be."""
+        models = self._call("GET", "/v1/models")
         if self._status("/is_paused") == 404:
             raise ConfigError(
                 f"the vLLM server {self.url} takes no new weights: start it with the environment variable VLLM_SERVER_DEV_MODE=1"
             )
-        self._call("POST", "/resume")
-        # All but the likeliest token are cut off, so its probability is 1 where logprobs are those of the distribution sampled from.
-        value = self._call("POST", "/v1/completions", json=_request([1], _PROBE, model, stream=False))
-        if any(abs(logprob) > 1e-3 for logprob in self._read(json.dumps(value), [1], _PROBE).logprobs):
+        config = self._call("GET", "/server_info", params={"config_format": "json"})
+        try:
+            first = models["data"][0]
+            config = config["vllm_config"]
+            mode: str = config["model_config"]["logprobs_mode"]
+            device: str = config["device_config"]["device"]
+            pieces: bool = config["scheduler_config"]["enable_chunked_prefill"]
+            found = Served(model=first["id"], max_context=int(first["max_model_len"]), device=device)
+        except (LookupError, TypeError, ValueError) as error:
+            raise self._unexpected(f"{models} and {config}") from error
+        if mode != "processed_logprobs":
             raise ConfigError(
-                f"the vLLM server {self.url} reports logprobs before temperature and top_p, which cannot be trained on: "
+                f"the vLLM server {self.url} reports {mode}, not the logprobs of the distribution that is sampled from: "
                 "start it with --logprobs-mode processed_logprobs"
             )
+        if device == "cpu" and pieces:
+            raise ConfigError(
+                f"the vLLM server {self.url} runs on a CPU and computes long prompts in pieces, which there ends it when a request has a "
+                f"seed: start it with {' '.join(CPU_ARGS)}"
+            )
+        return found
 
     def abort(self) -> None:
         """Hold back new requests, and end those under way: they return what was sampled so far, with the reason ``abort``."""

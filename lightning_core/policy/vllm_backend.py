@@ -38,10 +38,9 @@ class VllmBackend:
 
     def __init__(self, url: str, *, max_context: int | None = None, version: int = 0) -> None:
         self._api = VllmApi(url)
-        served = self._api.served()
-        self._api.check(served.model)
-        self._model = served.model
-        self._max_context = min(served.max_context, max_context or served.max_context)
+        self.served = self._api.served()
+        self._api.resume()  # from a pause that another run may have left behind
+        self._max_context = min(self.served.max_context, max_context or self.served.max_context)
         self._version = version
         self._changed = threading.Condition()
         self._sampling = 0
@@ -82,7 +81,7 @@ class VllmBackend:
             aborted, delta = False, None
             try:
                 parts = self._api.sample(
-                    [*prompt_ids, *sampled], _rest(params, len(sampled)), model=self._model, stream=stream
+                    [*prompt_ids, *sampled], _rest(params, len(sampled)), model=self.served.model, stream=stream
                 )
                 async with aclosing(parts):
                     async for part in parts:

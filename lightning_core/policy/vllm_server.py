@@ -27,7 +27,8 @@ STOP_SECONDS = 10
 """How long it may take to stop by itself, before it is killed."""
 
 # Ends a process group once nobody holds the other end of its standard input any more: when we want it to, and also when this process is
-# killed. First its leader is asked, which lets vLLM's children tidy up (their shared memory, for one).
+# killed. First the leader is asked, which stops its children in order; then all are, which Python's resource tracker lives through,
+# to remove the shared memory of the others; then nobody is asked.
 _WATCH = """
 import os, signal, sys, time
 leader, seconds = int(sys.argv[1]), float(sys.argv[2])
@@ -37,11 +38,12 @@ try:
 except ProcessLookupError:
     pass
 try:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        time.sleep(0.05)
-        os.killpg(leader, 0)
-    os.killpg(leader, signal.SIGKILL)
+    for last_resort, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, 2)):
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            os.killpg(leader, 0)
+        os.killpg(leader, last_resort)
 except ProcessLookupError:
     pass
 """

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from lightning_core.errors import ConfigError
+from lightning_core.policy.vllm_api import CPU_ARGS
 from lightning_core.policy.vllm_backend import VllmBackend
 from lightning_core.policy.vllm_server import serve_vllm
 from lightning_core.trainers.model import resolve_model
@@ -25,18 +27,36 @@ class VllmTrainer:
 
     def __init__(self, trainer: TorchTrainer, *, url: str | None = None, args: Sequence[str] = ()) -> None:
         self._trainer = trainer
+        self._untied = False
         with ExitStack() as stack:
             stack.callback(trainer.close)
             limit = trainer.backend.max_context
-            server = url
-            if server is None:
-                model = resolve_model(trainer.config.model)
-                server = stack.enter_context(serve_vllm(model, dtype=trainer.dtype, max_context=limit, args=args))
+            server = url or stack.enter_context(self._serve(limit, args))
             self._backend = VllmBackend(server, max_context=limit)
             stack.callback(self._backend.close)
+            if self._backend.served.device == "cpu" and trainer.tied and not self._untied:
+                raise ConfigError(
+                    f"the vLLM server {server} runs on a CPU, where it cannot take new weights for an output layer that is tied to "
+                    f"the embeddings, as that of {trainer.config.model!r} is; leave policy.vllm.url out, to have it served untied"
+                )
             if url is not None:
                 self._push()  # whatever that server was started with, or another run has left there
             self._open = stack.pop_all()
+
+    @contextmanager
+    def _serve(self, max_context: int, args: Sequence[str]) -> Generator[str]:
+        """A server of our own; yields its URL."""
+        trainer = self._trainer
+        with tempfile.TemporaryDirectory(prefix="lightning-model-") as folder:
+            model = resolve_model(trainer.config.model)
+            if trainer.device == "cpu":
+                args = (*CPU_ARGS, *args)
+                if trainer.tied:
+                    self._untied = True
+                    model = folder
+                    trainer.save_pretrained(Path(folder), untied=True)
+            with serve_vllm(model, dtype=trainer.dtype, max_context=max_context, args=args) as url:
+                yield url
 
     @property
     def version(self) -> int:
@@ -76,5 +96,5 @@ class VllmTrainer:
 
     def _push(self) -> None:
         with tempfile.TemporaryDirectory(prefix="lightning-weights-") as folder:
-            self._trainer.save_pretrained(Path(folder))
+            self._trainer.save_pretrained(Path(folder), untied=self._untied)
             self._backend.push(Path(folder), self._trainer.version)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from lightning_core.policy.vllm_api import CPU_ARGS
 from lightning_core.policy.vllm_backend import VllmBackend
 from lightning_core.policy.vllm_server import serve_vllm
 from tests.tiny_model import make_tiny_model
 
-ARGS = ("--enforce-eager", "--max-num-seqs", "16")
+ARGS = (*CPU_ARGS, "--enforce-eager", "--max-num-seqs", "16")
 MAX_CONTEXT = 1024
 
 
@@ -44,18 +44,19 @@ def no_shared_memory_leaks(environment: None) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), heads=2)  # vLLM on a CPU wants 32 dimensions a head
+    # vLLM on a CPU wants 32 dimensions a head, and an output layer that is not tied to the embeddings.
+    return make_tiny_model(tmp_path_factory.mktemp("model"), arch="qwen2", heads=2)
 
 
 @pytest.fixture(scope="session")
 def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("other"), heads=2, seed=1)
+    return make_tiny_model(tmp_path_factory.mktemp("other"), arch="qwen2", heads=2, seed=1)
 
 
 @pytest.fixture(scope="session")
 def server(environment: None, no_shared_memory_leaks: None, model: Path) -> Iterator[str]:
     """The URL of a server that all tests share; each begins with the weights of ``model``."""
-    with serve_vllm(model, dtype="float32", max_context=MAX_CONTEXT, args=ARGS, start_seconds=240) as url:
+    with serve_vllm(model, dtype="float32", max_context=MAX_CONTEXT, args=ARGS, start_seconds=270) as url:
         yield url
 
 

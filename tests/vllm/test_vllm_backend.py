@@ -20,14 +20,23 @@ END = 257
 """The tiny model's end of turn."""
 
 
+def metric(server: str, name: str) -> float:
+    page = httpx.get(f"{server}/metrics").text
+    return float(re.findall(rf"^vllm:{name}{{.*}} (.*)$", page, re.MULTILINE)[0])
+
+
 def running(server: str) -> int:
     """Responses that the server is sampling."""
-    page = httpx.get(f"{server}/metrics").text
-    return int(float(re.findall(r"^vllm:num_requests_running{.*} (.*)$", page, re.MULTILINE)[0]))
+    return int(metric(server, "num_requests_running"))
+
+
+def sampled(server: str) -> int:
+    """Tokens that the server has sampled since it was started."""
+    return int(metric(server, "generation_tokens_total"))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -42,9 +51,7 @@ def test_logprobs_are_those_of_the_distribution_that_sampled(backend: VllmBacken
 
     async def run() -> list[list[Delta]]:
         pairs = zip(prompts, params, strict=True)
-        return await asyncio.gather(
-            *(collect(backend.generate(p, s, model="policy", stream=stream)) for p, s in pairs)
-        )
+        return await asyncio.gather(*(collect(backend.generate(p, s, model="policy", stream=stream)) for p, s in pairs))
 
     reference = Reference(model)
     for prompt, setting, deltas in zip(prompts, params, asyncio.run(run()), strict=True):
@@ -76,28 +83,32 @@ def test_any_of_several_stop_tokens_ends_the_response_and_is_part_of_it(backend:
 
 
 def test_the_models_own_end_token_stops_nothing_that_was_not_asked_for(backend: VllmBackend):
-    params = [SamplingParams(max_tokens=400, temperature=2.0, seed=seed) for seed in range(4)]
-    responses = [sample(backend, tokens(1, 20), p) for p in params]
-    assert [len(r.token_ids) for r in responses] == [400] * 4
+    async def run() -> list[list[Delta]]:
+        params = [SamplingParams(max_tokens=120, temperature=2.0, seed=seed) for seed in range(16)]
+        return await asyncio.gather(*(collect(backend.generate([1, 2], p, model="policy")) for p in params))
+
+    responses = [join(deltas) for deltas in asyncio.run(run())]
+    assert [len(r.token_ids) for r in responses] == [120] * 16
     assert any(END in r.token_ids for r in responses)
 
 
 def test_closing_the_generator_aborts_the_response(backend: VllmBackend, server: str):
     async def run(*, stream: bool) -> None:
         deltas = backend.generate(tokens(1, 10), SamplingParams(max_tokens=1000), model="policy", stream=stream)
+        response = asyncio.ensure_future(anext(deltas))
+        await asyncio.to_thread(wait_until, lambda: running(server) == 1)
         if stream:
-            await anext(deltas)
-            assert running(server) == 1
-            await deltas.aclose()
+            await response
         else:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(deltas), 0.5)
+            response.cancel()
+            await asyncio.wait([response])
+        await deltas.aclose()
 
     for stream in (True, False):
+        before = sampled(server)
         asyncio.run(run(stream=stream))
-        began = time.monotonic()
         wait_until(lambda: running(server) == 0)
-        assert time.monotonic() - began < 1.5, "it was aborted, not sampled to its end"
+        assert sampled(server) - before < 900, "it was aborted, not sampled to its end"
 
 
 def test_what_cannot_be_sampled_is_refused(backend: VllmBackend):
@@ -106,13 +117,13 @@ def test_what_cannot_be_sampled_is_refused(backend: VllmBackend):
         backend.generate(tokens(1, 1000), SamplingParams(max_tokens=25), model="policy")
     with pytest.raises(PolicyRequestError, match="unknown model 'base'"):
         backend.generate([1], SamplingParams(max_tokens=1), model="base")
-    with pytest.raises(PolicyRequestError, match="temperature is 0.005"):
+    with pytest.raises(PolicyRequestError, match=r"temperature is 0\.005"):
         backend.generate([1], SamplingParams(max_tokens=1, temperature=0.005), model="policy")
 
 
 def test_a_request_that_the_server_refuses_is_an_infrastructure_error(backend: VllmBackend):
     for stream in (False, True):
-        with pytest.raises(InfrastructureError, match=r"/v1/completions with 400.*out of vocabulary"):
+        with pytest.raises(InfrastructureError, match="out of vocabulary"):
             sample(backend, [100_000], SamplingParams(max_tokens=1), stream=stream)
 
 
@@ -128,8 +139,8 @@ def test_pushed_weights_are_those_that_sample(backend: VllmBackend, model: Path,
 
 def test_responses_under_way_live_through_a_push(backend: VllmBackend, model: Path, other_model: Path, server: str):
     """More than the server runs at once, half of them streamed: each goes on where it was, under the new weights."""
-    count, versions = 24, {0: Reference(model), 1: Reference(other_model), 2: Reference(model)}
-    params = SamplingParams(max_tokens=500, temperature=1.0, seed=5)
+    count, versions = 20, {0: Reference(model), 1: Reference(other_model), 2: Reference(model)}
+    params = SamplingParams(max_tokens=300, temperature=1.0, seed=5)
 
     async def run() -> list[list[Delta]]:
         def one(i: int) -> asyncio.Task[list[Delta]]:
@@ -138,30 +149,23 @@ def test_responses_under_way_live_through_a_push(backend: VllmBackend, model: Pa
 
         tasks = [one(i) for i in range(count)]
         for version, folder in ((1, other_model), (2, model)):
-            await asyncio.to_thread(wait_until, lambda: running(server) == 16)
-            await asyncio.sleep(0.3)
+            before = sampled(server)
+            await asyncio.to_thread(wait_until, lambda before=before: sampled(server) > before + 16 * 20)
             await asyncio.to_thread(backend.push, folder, version)
-        late = [one(i) for i in range(count, count + 4)]
-        return await asyncio.gather(*tasks, *late)
+        return await asyncio.gather(*tasks)
 
     responses = asyncio.run(run())
     for i, deltas in enumerate(responses):
         response = join(deltas)
-        assert len(response.token_ids) == 500
+        assert len(response.token_ids) == 300
         assert [d.version for d in deltas] == sorted(d.version for d in deltas)
-        for version, reference in versions.items():
-            start = sum(len(d.token_ids) for d in deltas if d.version < version)
-            part = [d for d in deltas if d.version == version]
-            upto = start + sum(len(d.token_ids) for d in part)
-            if part:
-                reference.assert_logprobs(
-                    tokens(i, 30), response.token_ids[:upto], [p for d in part for p in d.logprobs], params, start=start
-                )
-    assert {d.version for d in responses[0]} == {0, 1, 2}
-    assert {d.version for d in responses[1]} == {0, 1, 2}
-    assert {d.version for d in responses[-1]} == {2}
-    # A continued response draws fresh random numbers: with the seed it began with it would repeat its beginning's.
-    assert backend.version == 2
+        end = 0
+        for version in sorted({d.version for d in deltas}):
+            logprobs = [p for d in deltas if d.version == version for p in d.logprobs]
+            start, end = end, end + len(logprobs)
+            versions[version].assert_logprobs(tokens(i, 30), response.token_ids[:end], logprobs, params, start=start)
+    for deltas in responses[:2]:
+        assert {d.version for d in deltas} == {0, 1, 2}
 
 
 def test_somebody_elses_abort_is_an_error_and_not_a_shorter_response(backend: VllmBackend, server: str):
