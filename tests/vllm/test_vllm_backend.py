@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -14,32 +11,11 @@ import pytest
 from lightning_core.errors import InfrastructureError, PolicyRequestError
 from lightning_core.policy.backend import Delta, SamplingParams
 from lightning_core.policy.vllm_backend import VllmBackend
+from tests.vllm.metrics import running, sampled, wait_until
 from tests.vllm.reference import Reference, collect, join, sample, tokens
 
 END = 257
 """The tiny model's end of turn."""
-
-
-def metric(server: str, name: str) -> float:
-    page = httpx.get(f"{server}/metrics").text
-    return float(re.findall(rf"^vllm:{name}{{.*}} (.*)$", page, re.MULTILINE)[0])
-
-
-def running(server: str) -> int:
-    """Responses that the server is sampling."""
-    return int(metric(server, "num_requests_running"))
-
-
-def sampled(server: str) -> int:
-    """Tokens that the server has sampled since it was started."""
-    return int(metric(server, "generation_tokens_total"))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

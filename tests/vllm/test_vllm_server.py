@@ -1,0 +1,89 @@
+"""A server that is never left behind, and servers that were started otherwise than they must be."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lightning_core.errors import ConfigError, InfrastructureError
+from lightning_core.policy.vllm_backend import VllmBackend
+from lightning_core.policy.vllm_server import serve_vllm
+from tests.vllm.conftest import ARGS
+
+
+def processes(model: Path) -> list[psutil.Process]:
+    """vLLM processes that serve ``model``, and all below them."""
+    found: set[psutil.Process] = set()
+    for process in psutil.process_iter():
+        try:
+            command = process.cmdline()
+            if str(model) in command and "serve" in command:
+                found |= {process, *process.children(recursive=True)}
+        except psutil.Error:
+            continue
+    return list(found)
+
+
+def wait_for(model: Path) -> list[psutil.Process]:
+    """The processes of a server that is starting, once there are some."""
+    deadline = time.monotonic() + 60
+    while not (found := processes(model)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def test_a_server_that_does_not_come_up_in_time_is_stopped(model: Path):
+    with (
+        pytest.raises(InfrastructureError, match=r"not ready after 1 s"),
+        serve_vllm(model, args=ARGS, start_seconds=1),
+    ):
+        pytest.fail("it cannot have started")
+    assert processes(model) == []
+
+
+def test_a_server_that_fails_says_why(tmp_path: Path):
+    with (
+        pytest.raises(InfrastructureError, match=r"ended with status 1:[\s\S]*nothing-here"),
+        serve_vllm(tmp_path / "nothing-here", args=ARGS, start_seconds=120),
+    ):
+        pytest.fail("it cannot have started")
+
+
+def test_an_exception_inside_stops_the_server(server: str, model: Path):
+    """And no other server that runs beside it."""
+    folder = model.parent / "same"
+    folder.symlink_to(model)
+    with pytest.raises(InfrastructureError, match="not ready"), serve_vllm(folder, start_seconds=0.5):
+        pass
+    assert processes(folder) == []
+    assert VllmBackend(server).max_context == 1024
+
+
+RUN = """
+import sys
+from lightning_core.policy.vllm_server import serve_vllm
+with serve_vllm(sys.argv[1], args=sys.argv[2:]):
+    pass
+"""
+
+
+def test_a_server_dies_with_the_process_that_started_it(other_model: Path):
+    parent = subprocess.Popen([sys.executable, "-c", RUN, str(other_model), *ARGS])
+    found = wait_for(other_model)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    assert psutil.wait_procs(found, timeout=30)[1] == []
+    assert processes(other_model) == []
+
+
+@pytest.mark.parametrize("args", [["--port", "1"], ["--logprobs-mode=raw_logprobs"], ["--max_model_len", "5"]])
+def test_what_is_set_here_cannot_be_set_otherwise(model: Path, args: list[str]):
+    with pytest.raises(ConfigError, match=f"^{args[0].partition('=')[0].replace('_', '-')} cannot be"):
+        serve_vllm(model, args=args).__enter__()
