@@ -225,10 +225,14 @@ def _request(prompt_ids: Sequence[int], params: SamplingParams, model: str, stre
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[str]:
-    """The data of server-sent events, without the closing mark."""
-    async for line in response.aiter_lines():
-        if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
-            yield data
+    """The data of server-sent events, without the closing mark. (``aiter_lines`` also splits at what Unicode takes for line ends, which
+    stand unescaped in the events' text.)"""
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                yield data.decode()
 
 
 async def _only(text: str) -> AsyncIterator[str]:

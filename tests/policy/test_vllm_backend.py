@@ -94,6 +94,13 @@ def test_what_is_as_it_should_be_is_taken():
     assert (delta.token_ids, delta.logprobs, delta.finish_reason, delta.version) == ([5, 9], [-0.5, -1.5], "stop", 0)
 
 
+def test_line_ends_of_unicode_inside_an_event_do_not_end_it():
+    choice = json.dumps({**CHOICE, "text": "\x85 \u2028"}, ensure_ascii=False)
+    with answering(v1__completions=f'data: {{"choices": [{choice}]}}\n\ndata: [DONE]\n\n') as url:
+        (delta,) = sample(url, stream=True)
+    assert delta.token_ids == [5, 9]
+
+
 def test_a_server_that_is_not_there():
     with pytest.raises(
         InfrastructureError, match=r"no answer from the vLLM server http://127.0.0.1:9: .* Is it running\?"

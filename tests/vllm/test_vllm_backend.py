@@ -114,34 +114,31 @@ def test_pushed_weights_are_those_that_sample(backend: VllmBackend, model: Path,
 
 
 def test_responses_under_way_live_through_a_push(backend: VllmBackend, model: Path, other_model: Path, server: str):
-    """More than the server runs at once, half of them streamed: each goes on where it was, under the new weights."""
-    count, versions = 20, {0: Reference(model), 1: Reference(other_model), 2: Reference(model)}
-    params = SamplingParams(max_tokens=300, temperature=1.0, seed=5)
+    """More than the server runs at once, some of them streamed: each goes on where it was, under the new weights."""
+    weights = [Reference(model), Reference(other_model), Reference(model)]
+    params = SamplingParams(max_tokens=600, temperature=1.0, seed=5)
 
     async def run() -> list[list[Delta]]:
-        def one(i: int) -> asyncio.Task[list[Delta]]:
-            deltas = backend.generate(tokens(i, 30), params, model="policy", stream=i % 2 == 0)
-            return asyncio.create_task(collect(deltas))
-
-        tasks = [one(i) for i in range(count)]
+        deltas = [backend.generate(tokens(i, 30), params, model="policy", stream=i % 5 == 0) for i in range(20)]
+        tasks = [asyncio.create_task(collect(d)) for d in deltas]
         for version, folder in ((1, other_model), (2, model)):
             before = sampled(server)
-            await asyncio.to_thread(wait_until, lambda before=before: sampled(server) > before + 16 * 20)
+            await asyncio.to_thread(wait_until, lambda before=before: sampled(server) > before + 16 * 10)
             await asyncio.to_thread(backend.push, folder, version)
         return await asyncio.gather(*tasks)
 
-    responses = asyncio.run(run())
-    for i, deltas in enumerate(responses):
+    versions: list[set[int]] = []
+    for i, deltas in enumerate(asyncio.run(run())):
         response = join(deltas)
-        assert len(response.token_ids) == 300
+        assert len(response.token_ids) == 600
         assert [d.version for d in deltas] == sorted(d.version for d in deltas)
+        versions.append({d.version for d in deltas})
         end = 0
-        for version in sorted({d.version for d in deltas}):
+        for version in sorted(versions[-1]):
             logprobs = [p for d in deltas if d.version == version for p in d.logprobs]
             start, end = end, end + len(logprobs)
-            versions[version].assert_logprobs(tokens(i, 30), response.token_ids[:end], logprobs, params, start=start)
-    for deltas in responses[:2]:
-        assert {d.version for d in deltas} == {0, 1, 2}
+            weights[version].assert_logprobs(tokens(i, 30), response.token_ids[:end], logprobs, params, start=start)
+    assert sum({0, 1, 2} == v for v in versions) >= 4
 
 
 def test_somebody_elses_abort_is_an_error_and_not_a_shorter_response(backend: VllmBackend, server: str):

@@ -121,19 +121,18 @@ def test_a_client_that_hangs_up_ends_the_sampling(endpoint: PolicyEndpoint, clie
 def test_clients_see_no_error_while_weights_change(
     endpoint: PolicyEndpoint, client: OpenAI, run: Run, backend: VllmBackend, other_model: Path, server: str
 ):
-    routing = Routing(trained=frozenset({"writer"}), temperature=1.0, max_tokens=200)
+    # So cold that it says the same again and again, instead of ending its turn by chance.
+    routing = Routing(trained=frozenset({"writer"}), temperature=0.05, max_tokens=900)
     endpoint.open(run.api_key or "", run.address, routing, seed=4)
-    lengths: list[int] = []
+    reasons: list[str | None] = []
 
     def ask(i: int) -> None:
         if i % 2:
             answer = client.chat.completions.create(model="gpt", messages=HI, seed=i)
-            assert answer.usage is not None
-            lengths.append(answer.usage.completion_tokens)
+            reasons.append(answer.choices[0].finish_reason)
         else:
             chunks = list(client.chat.completions.create(model="gpt", messages=HI, seed=i, stream=True))
-            assert chunks[-1].choices[0].finish_reason in ("stop", "length")
-            lengths.append(0)
+            reasons.append(chunks[-1].choices[0].finish_reason)
 
     before = sampled(server)
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(6)]
@@ -143,6 +142,6 @@ def test_clients_see_no_error_while_weights_change(
     backend.push(other_model, 1)
     for thread in threads:
         thread.join(60)
-    assert len(lengths) == 6
+    assert [reason in ("stop", "length") for reason in reasons] == [True] * 6
     assert [c.error for c in run.trace.calls] == [None] * 6
     assert 1 in {c.policy_version for c in run.trace.calls}
