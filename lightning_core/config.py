@@ -151,6 +151,7 @@ class Policy(Section):
     backend: Literal["torch", "vllm"] = "torch"
     """Who samples: `torch`: this process, from the very weights that are trained; `vllm`: a vLLM server."""
     vllm: Vllm = Vllm()
+    """With `vllm`: the server."""
     upstream: Upstream | None = None
     """The server that calls for other models are forwarded to; null: each goes on to the provider that its agent was calling, and one
     without such a provider is refused."""
@@ -367,6 +368,9 @@ def _impossible_sampling(c: Config) -> Iterator[tuple[KeyPath, str]]:
                 "'base' is not served with policy.backend: vllm, whose server has the live policy only; serve the frozen model "
                 "with another server, name that under policy.upstream, and give the agent the model's name there",
             )
+    for section, temperature in (("rollouts", c.rollouts.temperature), ("eval", c.eval.temperature)):
+        if temperature is not None and 0 < temperature < 0.01:
+            yield (section, "temperature"), f"found {temperature}; vLLM samples at 0 (greedy), or at 0.01 and above"
     for key in ("max_batch", "gather_ms"):
         if getattr(c.trainer, key) != Trainer.model_fields[key].default:
             yield (
