@@ -87,37 +87,41 @@ def serve_vllm(
         "VLLM_SERVER_DEV_MODE": "1",  # has the endpoints that weights are pushed through
         "PATH": f"{executable.parent}{os.pathsep}{os.environ.get('PATH', '')}",  # vLLM calls ninja
     }
-    with tempfile.NamedTemporaryFile(prefix="lightning-vllm-", suffix=".log") as log:
-        logger.info("starting %s, which writes to %s", " ".join(command), log.name)
+    log = Path(tempfile.mkstemp(prefix="lightning-vllm-", suffix=".log")[1])
+    logger.info("starting %s, which writes to %s", " ".join(command), log)
+    with log.open("wb") as output:
         process = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        watch = subprocess.Popen(
-            [sys.executable, "-I", "-c", _WATCH, str(process.pid), str(STOP_SECONDS)],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            deadline = time.monotonic() + start_seconds
-            while not _healthy(url):
-                if process.poll() is not None:
-                    raise InfrastructureError(
-                        f"vllm serve ended with status {process.returncode}:\n{_tail(log.fileno())}"
-                    )
-                if time.monotonic() > deadline:
-                    raise InfrastructureError(
-                        f"vllm serve was not ready after {start_seconds:g} s:\n{_tail(log.fileno())}"
-                    )
-                time.sleep(0.2)
-            yield url
-        finally:
-            _stop(process, watch)
+    watch = subprocess.Popen(
+        [sys.executable, "-I", "-c", _WATCH, str(process.pid), str(STOP_SECONDS)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    ready = False
+    try:
+        url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + start_seconds
+        while not _healthy(url):
+            if process.poll() is not None:
+                raise InfrastructureError(f"vllm serve ended with status {process.returncode}; {_tail(log)}")
+            if time.monotonic() > deadline:
+                raise InfrastructureError(f"vllm serve was not ready after {start_seconds:g} s; {_tail(log)}")
+            time.sleep(0.2)
+        ready = True
+        yield url
+    finally:
+        ended = process.poll()
+        _stop(process, watch)
+        if ready and ended is None:
+            log.unlink()
+        elif ready:
+            logger.error("vllm serve ended by itself with status %s; %s", ended, _tail(log))
 
 
 def _find_executable() -> Path:
@@ -147,7 +151,6 @@ def _healthy(url: str) -> bool:
         return False
 
 
-def _tail(log: int) -> str:
-    """The end of what the server wrote."""
-    size = os.fstat(log).st_size
-    return os.pread(log, 4000, max(0, size - 4000)).decode(errors="replace")
+def _tail(log: Path) -> str:
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return f"all it wrote is in {log}, which ends so:\n{text[-2000:]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,6 +16,15 @@ from lightning_core.errors import ConfigError, InfrastructureError
 from lightning_core.policy.vllm_backend import VllmBackend
 from lightning_core.policy.vllm_server import serve_vllm
 from tests.vllm.conftest import ARGS
+
+
+@pytest.fixture(autouse=True)
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where servers that fail leave their logs."""
+    (folder := tmp_path / "logs").mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder
 
 
 def processes(model: Path) -> list[psutil.Process]:
@@ -50,12 +60,14 @@ def test_a_server_that_does_not_come_up_in_time_is_stopped_and_no_other(server: 
     assert VllmBackend(server).max_context == 1024
 
 
-def test_a_server_that_fails_says_why(tmp_path: Path):
+def test_a_server_that_fails_leaves_its_log(tmp_path: Path, logs: Path):
     with (
-        pytest.raises(InfrastructureError, match=r"ended with status 1:[\s\S]*nothing-here"),
-        serve_vllm(tmp_path / "nothing-here", args=ARGS, start_seconds=120),
+        pytest.raises(InfrastructureError, match=r"ended with status [12]; all it wrote is in [\s\S]*--no-such-option"),
+        serve_vllm(tmp_path / "model", args=["--no-such-option"], start_seconds=120),
     ):
         pytest.fail("it cannot have started")
+    (log,) = logs.glob("*.log")
+    assert "--no-such-option" in log.read_text()
 
 
 RUN = """
