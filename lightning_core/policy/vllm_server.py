@@ -87,9 +87,10 @@ def serve_vllm(
         "VLLM_SERVER_DEV_MODE": "1",  # has the endpoints that weights are pushed through
         "PATH": f"{executable.parent}{os.pathsep}{os.environ.get('PATH', '')}",  # vLLM calls ninja
     }
-    log = Path(tempfile.mkstemp(prefix="lightning-vllm-", suffix=".log")[1])
+    handle, name = tempfile.mkstemp(prefix="lightning-vllm-", suffix=".log")
+    log = Path(name)
     logger.info("starting %s, which writes to %s", " ".join(command), log)
-    with log.open("wb") as output:
+    with os.fdopen(handle, "wb") as output:
         process = subprocess.Popen(
             command,
             env=environment,

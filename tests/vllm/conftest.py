@@ -13,7 +13,7 @@ from lightning_core.policy.vllm_server import serve_vllm
 from tests.tiny_model import make_tiny_model
 
 ARGS = (*CPU_ARGS, "--enforce-eager", "--max-num-seqs", "16")
-MAX_CONTEXT = 1024
+MAX_CONTEXT = 4096
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import httpx
 
+_CLIENT = httpx.Client()  # one for all calls: making it takes longer than they do, and these tests race with the server
+
 
 def running(server: str) -> int:
     """Responses that it is sampling."""
@@ -27,5 +29,5 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def _metric(server: str, name: str) -> float:
-    page = httpx.get(f"{server}/metrics").text
+    page = _CLIENT.get(f"{server}/metrics").text
     return float(re.findall(rf"^vllm:{name}{{.*}} (.*)$", page, re.MULTILINE)[0])

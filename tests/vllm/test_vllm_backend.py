@@ -14,7 +14,7 @@ from lightning_core.policy.vllm_backend import VllmBackend
 from tests.vllm.metrics import running, sampled, wait_until
 from tests.vllm.reference import Reference, collect, join, sample, tokens
 
-END = 257
+END = 256
 """The tiny model's end of turn."""
 
 
@@ -70,12 +70,13 @@ def test_the_models_own_end_token_stops_nothing_that_was_not_asked_for(backend: 
 
 def test_closing_the_generator_aborts_the_response(backend: VllmBackend, server: str):
     async def run(*, stream: bool) -> None:
-        deltas = backend.generate(tokens(1, 10), SamplingParams(max_tokens=1000), model="policy", stream=stream)
+        deltas = backend.generate(tokens(1, 10), SamplingParams(max_tokens=4000), model="policy", stream=stream)
         response = asyncio.ensure_future(anext(deltas))
-        await asyncio.to_thread(wait_until, lambda: running(server) == 1)
         if stream:
             await response
         else:
+            before = sampled(server)
+            await asyncio.to_thread(wait_until, lambda: sampled(server) > before)
             response.cancel()
             await asyncio.wait([response])
         await deltas.aclose()
@@ -84,13 +85,13 @@ def test_closing_the_generator_aborts_the_response(backend: VllmBackend, server:
         before = sampled(server)
         asyncio.run(run(stream=stream))
         wait_until(lambda: running(server) == 0)
-        assert sampled(server) - before < 900, "it was aborted, not sampled to its end"
+        assert sampled(server) - before < 3900, "it was aborted, not sampled to its end"
 
 
 def test_what_cannot_be_sampled_is_refused(backend: VllmBackend):
-    assert backend.max_context == 1024
-    with pytest.raises(PolicyRequestError, match="1024"):
-        backend.generate(tokens(1, 1000), SamplingParams(max_tokens=25), model="policy")
+    assert backend.max_context == 4096
+    with pytest.raises(PolicyRequestError, match="4096"):
+        backend.generate(tokens(1, 4000), SamplingParams(max_tokens=97), model="policy")
     with pytest.raises(PolicyRequestError, match="unknown model 'base'"):
         backend.generate([1], SamplingParams(max_tokens=1), model="base")
     with pytest.raises(PolicyRequestError, match=r"temperature is 0\.005"):
@@ -138,12 +139,12 @@ def test_responses_under_way_live_through_a_push(backend: VllmBackend, model: Pa
             logprobs = [p for d in deltas if d.version == version for p in d.logprobs]
             start, end = end, end + len(logprobs)
             weights[version].assert_logprobs(tokens(i, 30), response.token_ids[:end], logprobs, params, start=start)
-    assert sum({0, 1, 2} == v for v in versions) >= 4
+    assert sum(len(v) > 1 for v in versions) >= 4
 
 
 def test_somebody_elses_abort_is_an_error_and_not_a_shorter_response(backend: VllmBackend, server: str):
     async def run() -> None:
-        deltas = backend.generate(tokens(1, 10), SamplingParams(max_tokens=1000), model="policy")
+        deltas = backend.generate(tokens(1, 10), SamplingParams(max_tokens=4000), model="policy")
         task = asyncio.create_task(collect(deltas))
         await asyncio.to_thread(wait_until, lambda: running(server) == 1)
         async with httpx.AsyncClient(base_url=server) as client:

@@ -107,7 +107,7 @@ def test_a_stop_string_cuts_the_text_and_ends_the_sampling(client: OpenAI, run: 
 
 
 def test_a_client_that_hangs_up_ends_the_sampling(endpoint: PolicyEndpoint, client: OpenAI, run: Run, server: str):
-    routing = Routing(trained=frozenset({"writer"}), temperature=TEMPERATURE, max_tokens=900)
+    routing = Routing(trained=frozenset({"writer"}), temperature=TEMPERATURE, max_tokens=3000)
     endpoint.open(run.api_key or "", run.address, routing, seed=3)
     stream = client.chat.completions.create(model="gpt", messages=HI, stream=True)
     next(iter(stream))
@@ -121,13 +121,13 @@ def test_a_client_that_hangs_up_ends_the_sampling(endpoint: PolicyEndpoint, clie
 def test_clients_see_no_error_while_weights_change(
     endpoint: PolicyEndpoint, client: OpenAI, run: Run, backend: VllmBackend, other_model: Path, server: str
 ):
-    # So cold that it says the same again and again, instead of ending its turn by chance.
-    routing = Routing(trained=frozenset({"writer"}), temperature=0.05, max_tokens=900)
+    # The likeliest tokens go round in circles, so that no response ends by chance before the push.
+    routing = Routing(trained=frozenset({"writer"}), temperature=0, max_tokens=1500)
     endpoint.open(run.api_key or "", run.address, routing, seed=4)
     reasons: list[str | None] = []
 
     def ask(i: int) -> None:
-        if i % 2:
+        if i:
             answer = client.chat.completions.create(model="gpt", messages=HI, seed=i)
             reasons.append(answer.choices[0].finish_reason)
         else:
@@ -135,13 +135,13 @@ def test_clients_see_no_error_while_weights_change(
             reasons.append(chunks[-1].choices[0].finish_reason)
 
     before = sampled(server)
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(6)]
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
     for thread in threads:
         thread.start()
     wait_until(lambda: sampled(server) > before + 20)
     backend.push(other_model, 1)
     for thread in threads:
         thread.join(60)
-    assert [reason in ("stop", "length") for reason in reasons] == [True] * 6
-    assert [c.error for c in run.trace.calls] == [None] * 6
+    assert [reason in ("stop", "length") for reason in reasons] == [True] * 4
+    assert [c.error for c in run.trace.calls] == [None] * 4
     assert 1 in {c.policy_version for c in run.trace.calls}

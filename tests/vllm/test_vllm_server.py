@@ -57,7 +57,7 @@ def test_a_server_that_does_not_come_up_in_time_is_stopped_and_no_other(server: 
     ):
         pytest.fail("it cannot have started")
     assert processes(same) == []
-    assert VllmBackend(server).max_context == 1024
+    assert VllmBackend(server).max_context == 4096
 
 
 def test_a_server_that_fails_leaves_its_log(tmp_path: Path, logs: Path):
