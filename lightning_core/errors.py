@@ -76,3 +76,7 @@ class PolicyRequestError(LightningError, ValueError):
 
 class TrainingError(LightningError, RuntimeError):
     """The trainer cannot take a step: non-finite loss, no rows, a checkpoint that does not fit."""
+
+
+class ProofError(TrainingError):
+    """What is about to be trained on is not what was sampled. The weights are as before."""

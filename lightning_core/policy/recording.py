@@ -32,8 +32,8 @@ class CallSpan:
         self._span: Span = start_span(address, model, "chat", agent=address.agent, attributes=attributes)
         self.id = f"{self._span.get_span_context().span_id:016x}"
 
-    def sampled(self, prompt: Prompt, choice: Choice, *, version: int | None, temperature: float, top_p: float) -> None:
-        """Note what was sampled, and from what. ``version`` None means weights that are not trained."""
+    def sampled(self, prompt: Prompt, choice: Choice, *, temperature: float, top_p: float) -> None:
+        """Note what was sampled, and from what."""
         self._span.set_attributes({
             tr.PROMPT_IDS: pack(prompt.ids, "<u4"),
             tr.OUTPUT_IDS: pack(choice.token_ids, "<u4"),
@@ -44,11 +44,13 @@ class CallSpan:
             "gen_ai.usage.output_tokens": len(choice.token_ids),
             "lightning.context": prompt.context,
         })  # fmt: skip
-        if version is not None:
-            self._span.set_attribute("lightning.policy_version", version)
         if prompt.reason is not None:
             self._span.set_attribute("lightning.context.reason", prompt.reason)
         self.answered(choice.message, choice.finish_reason)
+
+    def trainable(self, *, version: int, digest: str) -> None:
+        """Note that the policy sampled it: with which version of its weights, and the digest of all of it."""
+        self._span.set_attributes({tr.VERSION: version, tr.DIGEST: digest})
 
     def answered(self, message: Mapping[str, Any], finish_reason: str | None) -> None:
         """Note the answer as the agent gets it."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lightning_core.capture import find_run
+from lightning_core.digest import sampling_digest
 from lightning_core.errors import PolicyRequestError
-from lightning_core.policy.backend import Backend, SamplingParams
+from lightning_core.policy.backend import Backend, Delta, SamplingParams
 from lightning_core.policy.chat import Chat, Memory, Prompt
 from lightning_core.policy.dialects.dialect import StreamWriter
 from lightning_core.policy.dialects.exchange import ChatRequest, Choice, Message
@@ -105,17 +106,17 @@ class Sampler:
         if params.seed is not None and index:
             params = replace(params, seed=params.seed + index)
         choice = Choice(message={}, token_ids=[], logprobs=[], finish_reason="stop")
-        version = 0
+        sampled: list[Delta] = []
         stopped_by_text = False
         deltas = self._backend.generate(
             job.prompt.ids, params, model=job.model, stream=request.stream or bool(request.stop)
         )
         try:
             async for delta in deltas:
+                sampled.append(delta)
                 choice.token_ids += delta.token_ids
                 choice.logprobs += delta.logprobs
                 choice.finish_reason = delta.finish_reason or "stop"
-                version = delta.version
                 stopped_by_text = any(s in self._chat.text(choice.token_ids) for s in request.stop)
                 if emit is not None:
                     emit(choice, list(delta.token_ids), list(delta.logprobs))
@@ -135,13 +136,20 @@ class Sampler:
         choice.message = message
         if request.carried is not None:
             job.session.said[span.id] = (*request.carried, message)
-        span.sampled(
-            job.prompt,
-            choice,
-            version=version if job.model == POLICY else None,
-            temperature=params.temperature,
-            top_p=params.top_p,
-        )
+        span.sampled(job.prompt, choice, temperature=params.temperature, top_p=params.top_p)
+        if job.model == POLICY:
+            version = sampled[-1].version
+            span.trainable(
+                version=version,
+                # From what the backend handed over, and not from what has become of it since.
+                digest=sampling_digest(
+                    prompt_ids=job.prompt.ids,
+                    output_ids=[token for delta in sampled for token in delta.token_ids],
+                    logprobs=[logprob for delta in sampled for logprob in delta.logprobs],
+                    temperature=params.temperature,
+                    version=version,
+                ),
+            )
         span.end()
         return choice
 

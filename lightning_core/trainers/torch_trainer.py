@@ -22,6 +22,7 @@ from lightning_core.trainers.attention import NAME, TreeAttention, plan_blocks, 
 from lightning_core.trainers.loss import policy_loss, selected_logprobs, token_weights
 from lightning_core.trainers.model import load_model, load_tokenizer, resolve_model
 from lightning_core.trainers.packing import PackedBatch, pack_rows
+from lightning_core.trainers.proof import prove_batch, prove_once
 from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.trainers.torch_backend import SampledModel, TorchBackend
 from lightning_core.trainers.tuning import Tuning, choose_device, choose_dtype, tune
@@ -116,6 +117,7 @@ class TorchTrainer:
                     f"a row of rollout {row.rollout!r} has {len(row.token_ids)} tokens, more than max_context="
                     f"{self._backend.max_context}"
                 )
+        prove_once(rows)
 
     def _update(
         self, rows: Sequence[Row], weights: Sequence[Floats], batches: Sequence[PackedBatch]
@@ -126,9 +128,10 @@ class TorchTrainer:
         advantages = [row.advantages for row in rows if row.advantages is not None]
         loss, sums, maxima = 0.0, Counter[str](), dict[str, float]()
         for batch in batches:
+            columns = [batch.gather(values) for values in (logprobs, advantages, weights)]
+            prove_batch(rows, batch, columns[0])
             logprobs_E = self._logprobs(batch)
-            columns = [self._tensor(batch.gather(values)) for values in (logprobs, advantages, weights)]
-            found = policy_loss(logprobs_E, *columns, clip_low=self.config.clip_low, clip_high=self.config.clip_high)
+            found = policy_loss(logprobs_E, *map(self._tensor, columns), clip_low=self.config.clip_low, clip_high=self.config.clip_high)
             found.loss.backward()
             self._tuning.collect_grad()
             loss += float(found.loss.detach())
