@@ -43,9 +43,7 @@ def prove_batch(rows: Sequence[Row], batch: PackedBatch, logprobs_E: Floats) -> 
         _prove_row(rows[index], columns, places, batch, slice(start, stop), logprobs_E[start:stop])
 
 
-def _prove_row(
-    row: Row, columns: Ints, places: Ints, batch: PackedBatch, trained: slice, logprobs: Floats
-) -> None:
+def _prove_row(row: Row, columns: Ints, places: Ints, batch: PackedBatch, trained: slice, logprobs: Floats) -> None:
     targets = batch.targets_E[trained]
     token_ids = np.append(batch.token_ids_S[places], targets[-1])
     sources = batch.source_E[trained]
@@ -54,7 +52,9 @@ def _prove_row(
         and np.array_equal(batch.places_P[sources], places[columns - 1])
         and np.array_equal(token_ids[columns], targets)
     ):
-        raise ProofError(f"a row of rollout {row.rollout!r} was packed wrongly: its tokens are predicted from other places")
+        raise ProofError(
+            f"a row of rollout {row.rollout!r} was packed wrongly: its tokens are predicted from other places"
+        )
     for segment in row.segments:
         own = slice(*np.searchsorted(columns, (segment.start, segment.stop)))
         temperature = float(row.temperatures[segment.start])

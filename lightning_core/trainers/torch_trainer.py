@@ -131,7 +131,9 @@ class TorchTrainer:
             columns = [batch.gather(values) for values in (logprobs, advantages, weights)]
             prove_batch(rows, batch, columns[0])
             logprobs_E = self._logprobs(batch)
-            found = policy_loss(logprobs_E, *map(self._tensor, columns), clip_low=self.config.clip_low, clip_high=self.config.clip_high)
+            found = policy_loss(
+                logprobs_E, *map(self._tensor, columns), clip_low=self.config.clip_low, clip_high=self.config.clip_high
+            )
             found.loss.backward()
             self._tuning.collect_grad()
             loss += float(found.loss.detach())

@@ -82,7 +82,9 @@ def test_a_call_that_would_be_trained_twice_is_noticed() -> None:
         prove_once([row, replace(row, rollout="copy")])
 
 
-@pytest.mark.parametrize("field", ["token_ids_S", "position_ids_S", "places_P", "source_E", "targets_E", "temperatures_P"])
+@pytest.mark.parametrize(
+    "field", ["token_ids_S", "position_ids_S", "places_P", "source_E", "targets_E", "temperatures_P"]
+)
 def test_a_batch_that_is_packed_wrongly_is_noticed(field: str) -> None:
     rows = step_rows()
     (batch,) = pack_rows(rows, range(3), budget=100)
@@ -97,7 +99,9 @@ def test_a_batch_that_is_packed_wrongly_is_noticed(field: str) -> None:
 def test_logprobs_that_stand_at_other_tokens_are_noticed() -> None:
     rows = step_rows()
     (batch,) = pack_rows(rows, range(3), budget=100)
-    with pytest.raises(ProofError, match=r"its tokens, logprobs, temperature or version are not those that were sampled"):
+    with pytest.raises(
+        ProofError, match=r"its tokens, logprobs, temperature or version are not those that were sampled"
+    ):
         prove_batch(rows, batch, np.roll(batch.gather([row.logprobs for row in rows]), 1))
 
 
