@@ -21,9 +21,10 @@ def sampling_digest(
     logprobs: Sequence[float] | Floats,
     temperature: float,
     version: int,
+    constraint: str | None,
 ) -> str:
     """32 hexadecimal digits of BLAKE2b over the tokens seen [P] and sampled [T] as uint32, the logprobs [T] and the temperature as
-    float32, and the policy version; each with its length, so that no token can move from one to the next.
+    float32, the policy version and the constraint; each with its length, so that no token can move from one to the next.
     """
     digest = hashlib.blake2b(digest_size=16)
     for values, dtype in (
@@ -32,6 +33,7 @@ def sampling_digest(
         (logprobs, "<f4"),
         ([temperature], "<f4"),
         ([version], "<i8"),
+        (list((constraint or "").encode()), "u1"),
     ):
         data = np.asarray(values, dtype=dtype).tobytes()
         digest.update(len(data).to_bytes(8, "little"))

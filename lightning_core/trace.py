@@ -39,6 +39,7 @@ OUTPUT_IDS = "lightning.output_token_ids"
 LOGPROBS = "lightning.output_logprobs"
 VERSION = "lightning.policy_version"
 DIGEST = "lightning.digest"
+CONSTRAINT = "lightning.constraint"
 
 _TRACEPARENT = re.compile(r"^00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$")
 _AGENT_HEADER = "lightning-agent"
@@ -108,6 +109,8 @@ class Call:
     logprobs: Floats | None
     """float32 [T], of the distribution that was sampled from."""
     temperature: float
+    constraint: str | None
+    """What the response was constrained to (``SamplingParams.constraint``); ``logprobs`` are those among the allowed tokens."""
     digest: str | None
     """`sampling_digest` of the above, taken where it was sampled; None for every model but the trained one."""
     finish_reason: str | None
@@ -229,6 +232,7 @@ def _call(span: SpanRecord) -> Call:
         output_ids=_unpack(a.get(OUTPUT_IDS), "<u4"),
         logprobs=_unpack(a.get(LOGPROBS), "<f4"),
         temperature=float(a.get("gen_ai.request.temperature", 1.0)),
+        constraint=a.get(CONSTRAINT),
         digest=a.get(DIGEST),
         finish_reason=next(iter(a.get("gen_ai.response.finish_reasons", ())), None),
         context=a.get("lightning.context"),

@@ -42,6 +42,7 @@ class Transition:
     logprobs: Floats
     """float32 [T], at ``temperature``"""
     temperature: float
+    constraint: str | None
     digest: str | None
     """`sampling_digest` as it was when the call was sampled; None only where there is a ``refusal``."""
     finish_reason: str | None
@@ -66,6 +67,7 @@ class Segment:
     start: int
     stop: int
     version: int
+    constraint: str | None
     digest: str | None
     """`sampling_digest` of ``token_ids[:start]`` and the tokens from there to ``stop``, as they were when they were sampled."""
 
@@ -114,6 +116,7 @@ def trace_to_transitions(trace: Trace, *, agents: Collection[str], refused: bool
                     output_ids=_NO_IDS if call.output_ids is None else call.output_ids,
                     logprobs=_NO_LOGPROBS if call.logprobs is None else call.logprobs,
                     temperature=call.temperature,
+                    constraint=call.constraint,
                     digest=call.digest,
                     finish_reason=call.finish_reason,
                     refusal=reason,
@@ -199,7 +202,16 @@ class _OpenRow:
             temperatures[start:stop] = t.temperature
             if values is not None and advantages is not None:
                 values[start:stop] = advantages[t.call]
-            segments.append(Segment(call=t.call, start=start, stop=stop, version=t.version, digest=t.digest))
+            segments.append(
+                Segment(
+                    call=t.call,
+                    start=start,
+                    stop=stop,
+                    version=t.version,
+                    constraint=t.constraint,
+                    digest=t.digest,
+                )
+            )
         first = self.calls[0]
         return Row(
             rollout=first.rollout,

@@ -10,6 +10,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 
 from lightning_core import trace as tr
 from lightning_core.capture import next_sequence
+from lightning_core.policy.backend import SamplingParams
 from lightning_core.policy.chat import Prompt
 from lightning_core.policy.dialects.exchange import Answer, ChatRequest, Choice
 from lightning_core.spans import start_span
@@ -32,18 +33,20 @@ class CallSpan:
         self._span: Span = start_span(address, model, "chat", agent=address.agent, attributes=attributes)
         self.id = f"{self._span.get_span_context().span_id:016x}"
 
-    def sampled(self, prompt: Prompt, choice: Choice, *, temperature: float, top_p: float) -> None:
+    def sampled(self, prompt: Prompt, choice: Choice, params: SamplingParams) -> None:
         """Note what was sampled, and from what."""
         self._span.set_attributes({
             tr.PROMPT_IDS: pack(prompt.ids, "<u4"),
             tr.OUTPUT_IDS: pack(choice.token_ids, "<u4"),
             tr.LOGPROBS: pack(choice.logprobs, "<f4"),
-            "gen_ai.request.temperature": temperature,
-            "gen_ai.request.top_p": top_p,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
             "gen_ai.usage.input_tokens": len(prompt.ids),
             "gen_ai.usage.output_tokens": len(choice.token_ids),
             "lightning.context": prompt.context,
         })  # fmt: skip
+        if params.constraint is not None:
+            self._span.set_attribute(tr.CONSTRAINT, params.constraint)
         if prompt.reason is not None:
             self._span.set_attribute("lightning.context.reason", prompt.reason)
         self.answered(choice.message, choice.finish_reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 POLICY = "policy"
 """The model name of the weights that are trained."""
+
+
+_ANY_OBJECT = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +89,18 @@ class Sampler:
         temperature = 1.0 if request.temperature is None else request.temperature
         if trained and routing.temperature is not None:
             temperature = routing.temperature
-        return SamplingParams(
+        schema = request.demands.schema
+        params = SamplingParams(
             max_tokens=min(request.max_tokens or routing.max_tokens, routing.max_tokens, room),
             temperature=temperature,
             # Training needs the logprobs of the whole distribution, so a trained agent samples from all of it.
             top_p=1.0 if trained or request.top_p is None else request.top_p,
             seed=_seed(session, prompt) if request.seed is None else request.seed,
             stop_token_ids=self._chat.stop_token_ids,
+            json_schema=None if schema is None else json.dumps(schema or _ANY_OBJECT),
         )
+        self._backend.check(params)
+        return params
 
     async def respond(
         self,
@@ -136,7 +144,7 @@ class Sampler:
         choice.message = message
         if request.carried is not None:
             job.session.said[span.id] = (*request.carried, message)
-        span.sampled(job.prompt, choice, temperature=params.temperature, top_p=params.top_p)
+        span.sampled(job.prompt, choice, params)
         if job.model == POLICY:
             version = sampled[-1].version
             span.trainable(
@@ -148,6 +156,7 @@ class Sampler:
                     logprobs=[logprob for delta in sampled for logprob in delta.logprobs],
                     temperature=params.temperature,
                     version=version,
+                    constraint=params.constraint,
                 ),
             )
         span.end()

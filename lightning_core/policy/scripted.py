@@ -84,6 +84,9 @@ class ScriptedBackend:
         """The tokenizer that goes with this backend."""
         return self._tokenizer
 
+    def check(self, params: SamplingParams) -> None:
+        """A script says what it says, in whatever form is asked for."""
+
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:

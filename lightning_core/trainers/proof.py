@@ -67,6 +67,7 @@ def _prove_row(row: Row, columns: Ints, places: Ints, batch: PackedBatch, traine
             logprobs=logprobs[own],
             temperature=temperature,
             version=segment.version,
+            constraint=segment.constraint,
         )
         if found != segment.digest:
             raise ProofError(

@@ -6,7 +6,7 @@ import copy
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.trace import Floats
 from lightning_core.trainers import checkpoint
 from lightning_core.trainers.attention import NAME, TreeAttention, plan_blocks, use_lightning_attention
+from lightning_core.trainers.constraint import Constraints
 from lightning_core.trainers.loss import policy_loss, selected_logprobs, token_weights
 from lightning_core.trainers.model import load_model, load_tokenizer, resolve_model
 from lightning_core.trainers.packing import PackedBatch, pack_rows
@@ -56,6 +57,7 @@ class TorchTrainer:
             fused=True,
         )
         self._version = 0
+        self._constraints = Constraints(self._tokenizer, model.get_output_embeddings().weight.shape[0])
         models = {"policy": SampledModel(model=model, geometry=self._geometry)}
         if self._tuning.base is not None:
             base, context = self._tuning.base
@@ -67,6 +69,7 @@ class TorchTrainer:
             gather_ms=config.gather_ms,
             cached_tokens=config.cached_tokens,
             seed=config.seed,
+            constraints=self._constraints,
         )
 
     @property
@@ -130,7 +133,7 @@ class TorchTrainer:
         for batch in batches:
             columns = [batch.gather(values) for values in (logprobs, advantages, weights)]
             prove_batch(rows, batch, columns[0])
-            logprobs_E = self._logprobs(batch)
+            logprobs_E = self._logprobs(batch, rows)
             found = policy_loss(
                 logprobs_E, *map(self._tensor, columns), clip_low=self.config.clip_low, clip_high=self.config.clip_high
             )
@@ -162,7 +165,7 @@ class TorchTrainer:
             **maxima,
         }
 
-    def _logprobs(self, batch: PackedBatch) -> Tensor:
+    def _logprobs(self, batch: PackedBatch, rows: Sequence[Row]) -> Tensor:
         """Logprobs [E] of a micro-batch's trained tokens under the weights as they are."""
         tree = TreeAttention(plan_blocks(batch.forest), groups=self._geometry.groups, device=self._device)
         logits_PV = self._model(
@@ -173,8 +176,27 @@ class TorchTrainer:
             **{NAME: tree},
         ).logits[0]
         return selected_logprobs(
-            logits_PV, self._tensor(batch.temperatures_P), self._tensor(batch.source_E), self._tensor(batch.targets_E)
+            logits_PV,
+            self._tensor(batch.temperatures_P),
+            self._tensor(batch.source_E),
+            self._tensor(batch.targets_E),
+            self._forbidden(batch, rows),
         )
+
+    def _forbidden(self, batch: PackedBatch, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
+        """The places of constrained tokens, each with bool [V] of what was not allowed there."""
+        allowed = (
+            allowed_V
+            for row in (rows[index] for index in batch.rows)
+            for segment in row.segments
+            if segment.constraint is not None
+            for allowed_V in self._constraints.allowed(
+                segment.constraint, row.token_ids[segment.start : segment.stop].tolist()
+            )
+        )
+        places = np.argsort(batch.constrained_P)[np.count_nonzero(batch.constrained_P < 0) :]
+        for place, allowed_V in zip(places.tolist(), allowed, strict=True):
+            yield place, self._tensor(~allowed_V)
 
     def save(self, folder: Path) -> None:
         """See `Trainer.save`."""

@@ -51,6 +51,9 @@ class LoggingBackend:
         self._numbers = itertools.count(1)
         self._random = random.Random(seed)
 
+    def check(self, params: SamplingParams) -> None:
+        pass
+
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:

@@ -19,6 +19,7 @@ def make_row(
     advantage: float | Sequence[float] = 1.0,
     logprobs: Sequence[float] | None = None,
     temperature: float = 1.0,
+    constraint: str | None = None,
 ) -> Row:
     """A row from runs of tokens, each sampled in a call of its own or not; ``logprobs`` and ``advantage`` are those of the sampled tokens."""
     token_ids = np.array([token for tokens, _ in parts for token in tokens], dtype=np.uint32)
@@ -38,8 +39,13 @@ def make_row(
                 logprobs=sampled_logprobs[start:stop],
                 temperature=temperature,
                 version=0,
+                constraint=constraint,
             )
-            segments.append(Segment(call=f"c{next(_numbers)}", start=start, stop=stop, version=0, digest=digest))
+            segments.append(
+                Segment(
+                    call=f"c{next(_numbers)}", start=start, stop=stop, version=0, constraint=constraint, digest=digest
+                )
+            )
     return Row(
         rollout=rollout,
         agent="writer",

@@ -65,6 +65,7 @@ def with_segment(**changes: Any) -> Callable[[Row], Row]:
         with_segment(version=1),
         with_segment(start=1),
         with_segment(stop=3),
+        with_segment(constraint="{}"),
         with_segment(digest="0" * 32),
         with_segment(digest=None),
         lambda row: replace(row, segments=row.segments[1:]),
