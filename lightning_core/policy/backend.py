@@ -36,7 +36,7 @@ class SamplingParams:
         if self.json_schema is None:
             return None
         wanted = {"json_schema": json.loads(self.json_schema), "stop_token_ids": sorted(self.stop_token_ids)}
-        return json.dumps(wanted, sort_keys=True)
+        return json.dumps(wanted)  # in the order given: properties are written in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ class CallSpan:
         }
         if request.tools:
             attributes["gen_ai.tool.definitions"] = json.dumps(list(request.tools), ensure_ascii=False)
+        self._request = request
         self._span: Span = start_span(address, model, "chat", agent=address.agent, attributes=attributes)
         self.id = f"{self._span.get_span_context().span_id:016x}"
 
@@ -45,6 +46,10 @@ class CallSpan:
             "gen_ai.usage.output_tokens": len(choice.token_ids),
             "lightning.context": prompt.context,
         })  # fmt: skip
+        for name in ("temperature", "top_p"):
+            asked, used = getattr(self._request, name), getattr(params, name)
+            if asked is not None and asked != used:
+                self._span.set_attribute(f"lightning.replaced.{name}", asked)
         if params.constraint is not None:
             self._span.set_attribute(tr.CONSTRAINT, params.constraint)
         if prompt.reason is not None:

@@ -74,6 +74,8 @@ def test_a_call_is_answered_and_recorded_with_its_tokens():
     assert call.finish_reason == "stop"
     assert answer.id == f"chatcmpl-{call.id}"
     assert call.parent == next(e.id for e in run.trace.events if e.name == "writer")
+    span = next(s for s in run.spans if s.span_id == call.id)
+    assert {k: v for k, v in span.attributes.items() if "replaced" in k} == {"lightning.replaced.temperature": 0.1}
 
 
 def test_streaming_gives_the_same_text_and_the_same_record():
