@@ -370,9 +370,9 @@ def test_an_api_that_is_not_spoken_is_a_clear_404():
     with (
         serve() as endpoint,
         speak(endpoint) as (_, client),
-        pytest.raises(openai.NotFoundError, match="found POST /v1/embeddings"),
+        pytest.raises(openai.NotFoundError, match="found POST /v1/moderations"),
     ):
-        client.embeddings.create(model="m", input="hi")
+        client.moderations.create(input="hi")
 
 
 def test_a_prompt_too_long_for_the_context_is_refused_with_both_numbers():
@@ -428,7 +428,7 @@ def test_closing_a_rollout_aborts_its_calls_and_closes_their_spans():
 
             thread = threading.Thread(target=ask)
             thread.start()
-            while not endpoint._sessions[key].tasks:
+            while not endpoint._sessions._by_key[key].work:
                 time.sleep(0.01)
             time.sleep(0.1)
             began = time.monotonic()
