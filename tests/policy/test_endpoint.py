@@ -15,7 +15,7 @@ from openai import OpenAI
 
 from lightning_core.capture import Run, current_address, reward, rollout, scope
 from lightning_core.policy.chat import Chat
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
+from lightning_core.policy.endpoint import Limits, PolicyEndpoint, Routing
 from lightning_core.policy.scripted import ScriptedBackend
 from lightning_core.policy.upstream import UpstreamServer
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
@@ -28,10 +28,19 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 @contextmanager
 def serve(
-    script: Any = lambda prompt: "hello", *, upstream: UpstreamServer | None = None, **options: Any
+    script: Any = lambda prompt: "hello",
+    *,
+    upstream: UpstreamServer | None = None,
+    limits: Limits | None = None,
+    **options: Any,
 ) -> Iterator[PolicyEndpoint]:
-    backend = ScriptedBackend(script, **options)
-    with PolicyEndpoint(backend, Chat(backend.tokenizer), upstream=upstream) as endpoint:
+    with serve_backend(ScriptedBackend(script, **options), upstream=upstream, limits=limits) as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def serve_backend(backend: ScriptedBackend, **options: Any) -> Iterator[PolicyEndpoint]:
+    with PolicyEndpoint(backend, Chat(backend.tokenizer), **options) as endpoint:
         yield endpoint
 
 

@@ -70,7 +70,7 @@ def parse_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Messag
     check_tools(tools)
     for name in ("logprobs", "return_token_ids", "parallel_tool_calls"):
         flag(body, name)
-    flag(body.get("stream_options") or {}, "include_usage")
+    wants_usage(body)
     return replace(
         request,
         tools=None if body.get("tool_choice") == "none" else tools or None,
@@ -198,8 +198,9 @@ def _head(reply: Reply, kind: str) -> dict[str, Any]:
 
 
 def wants_usage(asked: Mapping[str, Any]) -> bool:
-    """Whether a stream is to end with the token counts."""
-    return bool((asked.get("stream_options") or {}).get("include_usage"))
+    """Whether a stream is to end with the token counts. Raises `PolicyRequestError` if that is neither true nor false."""
+    name = "stream_options.include_usage"
+    return flag({name: (asked.get("stream_options") or {}).get("include_usage")}, name) or False
 
 
 def usage(reply: Reply, choices: Sequence[Choice]) -> dict[str, int]:

@@ -68,7 +68,7 @@ def parse_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Messag
             param="logprobs",
         )
     flag(body, "return_token_ids")
-    flag(body.get("stream_options") or {}, "include_usage")
+    wants_usage(body)
     return replace(
         request,
         temperature=temperature(body),
