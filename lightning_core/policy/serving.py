@@ -23,7 +23,7 @@ from lightning_core.policy.dialects.dialect import Dialect
 from lightning_core.policy.limits import Limits
 from lightning_core.policy.receiving import read_body, read_json
 from lightning_core.policy.recording import ModelSpan
-from lightning_core.policy.sessions import UNKNOWN_KEY, Session, Sessions
+from lightning_core.policy.sessions import UNKNOWN_KEY, Session, Sessions, abort
 from lightning_core.trace import Address, describe
 
 logger = logging.getLogger(__name__)
@@ -105,8 +105,7 @@ class Service:
             left = hang_up.done() and not work.done()
             hang_up.cancel()
             if not work.done():
-                work.cancel("the client closed the connection" if left else "the endpoint is shutting down")
-                await asyncio.wait({work})
+                await abort(work, "the client closed the connection" if left else "the endpoint is shutting down")
             asked.session.work.discard(work)
         if not work.cancelled():
             work.result()

@@ -113,8 +113,11 @@ class Sessions:
 
 async def stop(session: Session) -> None:
     """Abort the answers in progress; returns when their spans are closed."""
-    work = list(session.work)
-    for task in work:
-        task.cancel("the rollout ended")
-    if work:
-        await asyncio.wait(work)
+    await asyncio.gather(*(abort(task, "the rollout ended") for task in list(session.work)))
+
+
+async def abort(work: asyncio.Task[Any], why: str) -> None:
+    """Cancel ``work`` for the reason ``why``, and wait until it has cleaned up after itself; a second time would disturb that."""
+    if not work.cancelling():
+        work.cancel(why)
+    await asyncio.wait({work})
