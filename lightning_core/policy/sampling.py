@@ -6,60 +6,30 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning_core.capture import find_run
 from lightning_core.digest import sampling_digest
 from lightning_core.errors import PolicyRequestError
 from lightning_core.policy.backend import Backend, Delta, SamplingParams
-from lightning_core.policy.chat import Chat, Memory, Prompt
+from lightning_core.policy.chat import Chat, Prompt
 from lightning_core.policy.dialects.dialect import StreamWriter
-from lightning_core.policy.dialects.exchange import ChatRequest, Choice, Message
+from lightning_core.policy.dialects.exchange import ChatRequest, Choice
 from lightning_core.policy.recording import CallSpan
+from lightning_core.policy.sessions import POLICY, Session
 from lightning_core.policy.streaming import HeldText, cut
 from lightning_core.trace import Address, describe
 
 logger = logging.getLogger(__name__)
 
-POLICY = "policy"
-"""The model name of the weights that are trained."""
-
-
 _ANY_OBJECT = {"type": "object"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
-    """Who answers whom, the same for all rollouts of a phase."""
-
-    trained: frozenset[str] = frozenset()
-    frozen: Mapping[str, str] = field(default_factory=dict[str, str])
-    temperature: float | None = None
-    """Sampling temperature of trained agents; None leaves it to the request."""
-    max_tokens: int = 1024
-    """Most tokens in a response of a model served here."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Session:
-    """What the endpoint knows of one live rollout."""
-
-    root: Address
-    routing: Routing
-    seed: int | None
-    seen: Counter[str] = field(default_factory=Counter[str])
-    memory: Memory = field(default_factory=Memory)
-    said: dict[str, Sequence[Message]] = field(default_factory=dict[str, Sequence[Message]])
-    """Conversations that a later request may continue by naming their last call."""
-    tasks: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingJob:
-    """One request, ready to be sampled."""
+    """One response, ready to be sampled."""
 
     session: Session
     address: Address
@@ -77,25 +47,27 @@ class Sampler:
         self._chat = chat
 
     def params(self, session: Session, request: ChatRequest, prompt: Prompt, *, trained: bool) -> SamplingParams:
-        """How ``prompt`` is sampled. Raises `PolicyRequestError` if it leaves no room in the context."""
+        """How the first answer to ``prompt`` is sampled. Raises `PolicyRequestError` if no room is left in the context."""
         routing = session.routing
         room = self._backend.max_context - len(prompt.ids)
         if room < 1:
             raise PolicyRequestError(
                 f"the prompt has {len(prompt.ids)} tokens, but the model's context holds {self._backend.max_context}; "
                 "shorten it or raise policy.max_context",
-                param="messages",
+                param=request.prompt_field,
             )
         temperature = 1.0 if request.temperature is None else request.temperature
         if trained and routing.temperature is not None:
             temperature = routing.temperature
+        # A seed of a trained agent's own would make all attempts of a group the same, with nothing to learn from their differences.
+        runs_seed = request.seed is None or (trained and session.seed is not None)
         schema = request.demands.schema
         params = SamplingParams(
             max_tokens=min(request.max_tokens or routing.max_tokens, routing.max_tokens, room),
             temperature=temperature,
             # Training needs the logprobs of the whole distribution, so a trained agent samples from all of it.
             top_p=1.0 if trained or request.top_p is None else request.top_p,
-            seed=_seed(session, prompt) if request.seed is None else request.seed,
+            seed=_seed(session, prompt) if runs_seed else request.seed,
             stop_token_ids=self._chat.stop_token_ids,
             json_schema=None if schema is None else json.dumps(schema or _ANY_OBJECT),
         )
@@ -103,16 +75,10 @@ class Sampler:
         return params
 
     async def respond(
-        self,
-        job: SamplingJob,
-        span: CallSpan,
-        index: int,
-        emit: Callable[[Choice, list[int], list[float]], None] | None = None,
+        self, job: SamplingJob, span: CallSpan, emit: Callable[[Choice, list[int], list[float]], None] | None = None
     ) -> Choice:
         """Sample one response to its end, record it, and return it. ``emit`` hears of every delta."""
         request, params = job.request, job.params
-        if params.seed is not None and index:
-            params = replace(params, seed=params.seed + index)
         choice = Choice(message={}, token_ids=[], logprobs=[], finish_reason="stop")
         sampled: list[Delta] = []
         stopped_by_text = False
@@ -137,7 +103,7 @@ class Sampler:
         if stopped_by_text:
             content, choice.stop = cut(message["content"] or "", request.stop)
             message = {**message, "content": content}
-        else:
+        elif not request.prompts:
             self._chat.remember(job.prompt, choice.token_ids, message, job.session.memory)
         if message.get("tool_calls"):
             choice.finish_reason = "tool_calls"
@@ -162,7 +128,13 @@ class Sampler:
         span.end()
         return choice
 
-    async def stream(self, job: SamplingJob, spans: list[CallSpan], writer: StreamWriter) -> AsyncGenerator[bytes]:
+    async def respond_to_all(self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan]) -> list[Choice]:
+        """Sample all responses to a request. When one fails, so do the others, and none is still being sampled."""
+        return await _together(self.respond(job, span) for job, span in zip(jobs, spans, strict=True))
+
+    async def stream(
+        self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan], writer: StreamWriter
+    ) -> AsyncGenerator[bytes]:
         """Server-sent events as tokens come. Text that may still become a tool call, a stop or half a character is held back."""
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
 
@@ -170,18 +142,20 @@ class Sampler:
             if event:
                 events.put_nowait(event)
 
-        async def run(index: int, span: CallSpan) -> Choice:
+        async def run(index: int, job: SamplingJob, span: CallSpan) -> Choice:
             held = HeldText(self._chat.text, job.request.stop, tools=bool(job.request.tools))
             send(writer.begin(index))
 
             def emit(choice: Choice, ids: list[int], logprobs: list[float]) -> None:
                 send(writer.more(index, held.more(choice.token_ids), ids, logprobs))
 
-            choice = await self.respond(job, span, index, emit)
+            choice = await self.respond(job, span, emit)
             send(writer.finish(index, choice, held.rest(choice.message.get("content") or "")))
             return choice
 
-        everything = asyncio.gather(*(run(i, span) for i, span in enumerate(spans)))
+        everything = asyncio.ensure_future(
+            _together(run(i, *pair) for i, pair in enumerate(zip(jobs, spans, strict=True)))
+        )
         everything.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:
@@ -189,6 +163,22 @@ class Sampler:
             yield writer.end(await everything)
         finally:
             everything.cancel()
+            await asyncio.wait({everything})
+
+
+async def _together(works: Iterable[Coroutine[Any, Any, Choice]]) -> list[Choice]:
+    """The results of ``works``, which run at the same time; the first error ends them all."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def seeded(params: SamplingParams, choice: int) -> SamplingParams:
+    """``params`` for answer number ``choice`` to the same prompt: other tokens, and as repeatable."""
+    return params if params.seed is None else replace(params, seed=(params.seed + choice) % (1 << 63))
 
 
 def _seed(session: Session, prompt: Prompt) -> int | None:
@@ -196,14 +186,8 @@ def _seed(session: Session, prompt: Prompt) -> int | None:
         return None
     digest = hashlib.blake2b(repr((session.seed, prompt.ids)).encode(), digest_size=8).hexdigest()
     session.seen[digest] += 1
-    # Requests for several choices add the choice's index, so repeats are spaced further apart than that.
+    # Requests for several choices add the choice's index (see `seeded`), so repeats are spaced further apart than that.
     return (int(digest, 16) + 65536 * session.seen[digest]) % (1 << 62)
-
-
-def abandon(spans: list[CallSpan], error: BaseException) -> None:
-    """Close those of ``spans`` that are still open, as failed."""
-    for span in spans:
-        span.abandon(error)
 
 
 def count_failure(address: Address, error: Exception) -> None:

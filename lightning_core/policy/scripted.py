@@ -23,6 +23,9 @@ class ByteTokenizer:
     all_special_tokens = list(_SPECIALS)  # noqa: RUF012 - the name and type that Hugging Face tokenizers have
     eos_token = "<|im_end|>"
 
+    def __len__(self) -> int:
+        return 256 + len(_SPECIALS)
+
     def apply_chat_template(
         self,
         conversation: list[dict[str, Any]],

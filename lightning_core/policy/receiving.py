@@ -1,0 +1,113 @@
+"""What comes in from the network: in time, not too large, and JSON.
+
+The server's own settings bound headers in size, but not what a client may take over them, and neither bodies. Where a limit is passed
+the request gets its 4xx, or its connection is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import h11
+from pydantic_core import from_json
+from starlette.requests import Request
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from lightning_core.errors import PolicyRequestError
+
+_MAY_BE_INFINITE = re.compile(rb"[eE]\+?\d{3}|\d{300}")
+"""No shorter number overflows a float."""
+
+
+async def read_body(request: Request, *, most_bytes: int, seconds: float) -> bytes:
+    """The body of ``request``.
+
+    Raises `PolicyRequestError` if it is larger than ``most_bytes`` (413; it is not read then) or takes longer than ``seconds`` (408),
+    and starlette's ``ClientDisconnect`` if the client hangs up.
+    """
+    said = request.headers.get("content-length", "")
+    size = int(said) if said.isdecimal() else 0
+    chunks: list[bytes] = []
+    try:
+        async with asyncio.timeout(seconds):
+            if size <= most_bytes:
+                size = 0
+                async for chunk in request.stream():
+                    chunks.append(chunk)
+                    size += len(chunk)
+                    if size > most_bytes:
+                        break
+    except TimeoutError:
+        raise PolicyRequestError(f"the request body did not arrive within {seconds:g} s", status=408) from None
+    if size > most_bytes:
+        raise PolicyRequestError(f"a request body may have {most_bytes} bytes, and this one has more", status=413)
+    return b"".join(chunks)
+
+
+def read_json(data: bytes) -> Any:
+    """The value that ``data`` stands for: UTF-8, 200 levels deep at most, without NaN, infinities and half surrogate pairs.
+
+    Raises `PolicyRequestError` for anything else.
+    """
+    try:
+        value = from_json(data, allow_inf_nan=False)
+        if _MAY_BE_INFINITE.search(data):
+            json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise PolicyRequestError(f"the request body is not JSON: {error}") from None
+    return value
+
+
+def connection_class(header_seconds: float) -> type[H11Protocol]:
+    """uvicorn's connections, closed where the client takes longer than ``header_seconds`` over what is not a request's body."""
+
+    class Connection(H11Protocol):
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._expect()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._answering():
+                self._forget()
+            else:
+                self._expect()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.conn.their_state is h11.SEND_BODY:  # what is left of a body that was refused
+                self._expect()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._forget()
+            super().connection_lost(exc)
+
+        def _expect(self) -> None:
+            if self._deadline is None:
+                self._deadline = self.loop.call_later(header_seconds, self._give_up)
+
+        def _forget(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+        def _give_up(self) -> None:
+            self._deadline = None
+            # Between requests a connection may rest; what has begun to come must come to an end.
+            begun = self.conn.their_state is not h11.IDLE or bool(self.conn.trailing_data[0])
+            if not self._answering() and (begun or self._last() is None):
+                self.transport.close()
+
+        def _last(self) -> RequestResponseCycle | None:
+            return self.cycle  # None until there is a request, whatever its type says
+
+        def _answering(self) -> bool:
+            last = self._last()
+            return last is not None and not last.response_complete
+
+    return Connection
