@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from lightning_core.capture import find_run
@@ -124,11 +125,9 @@ class Sampler:
                     break
         finally:
             await deltas.aclose()
-        message = self._chat.parse(choice.token_ids, tools=bool(request.tools))
-        if stopped_by_text:
-            content, choice.stop = cut(message["content"] or "", request.stop)
-            message = {**message, "content": content}
-        else:
+        text, choice.stop = cut(self._chat.text(choice.token_ids), request.stop)
+        message = self._chat.read(text, tools=bool(request.tools), thinking=job.prompt.thinking)
+        if not stopped_by_text:
             self._chat.remember(job.prompt, choice.token_ids, message, job.session.memory)
         if message.get("tool_calls"):
             choice.finish_reason = "tool_calls"
@@ -154,14 +153,24 @@ class Sampler:
                 events.put_nowait(event)
 
         async def run(index: int, span: CallSpan) -> Choice:
-            held = HeldText(self._chat.text, job.request.stop, tools=bool(job.request.tools))
+            split = partial(self._chat.split, thinking=job.prompt.thinking, final=False)
+            form = self._chat.tool_format if job.request.tools else None
+            held = HeldText(self._chat.text, split, job.request.stop, tools=form)
             send(writer.begin(index))
 
+            def think(reasoning: str) -> None:
+                if reasoning:
+                    send(writer.think(index, reasoning))
+
             def emit(choice: Choice, ids: list[int], logprobs: list[float]) -> None:
-                send(writer.more(index, held.more(choice.token_ids), ids, logprobs))
+                reasoning, text = held.more(choice.token_ids)
+                think(reasoning)
+                send(writer.more(index, text, ids, logprobs))
 
             choice = await self.respond(job, span, index, emit)
-            send(writer.finish(index, choice, held.rest(choice.message.get("content") or "")))
+            reasoning, rest = held.rest(choice.message)
+            think(reasoning)
+            send(writer.finish(index, choice, rest))
             return choice
 
         everything = asyncio.gather(*(run(i, span) for i, span in enumerate(spans)))
