@@ -142,7 +142,7 @@ _PYTHON_TAG = "<|python_tag|>"
 def _read_llama(text: str) -> Reading:
     """After the tag, or instead of an answer: JSON objects, with semicolons between them."""
     before, tag, body = text.partition(_PYTHON_TAG)
-    if not tag:
+    if not tag or before.lstrip().startswith("{"):
         before, body = "", text
     calls: list[ToolCall] = []
     at = _skip(body, 0)
