@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from lightning_core.capture import find_run
@@ -16,7 +17,7 @@ from lightning_core.errors import PolicyRequestError
 from lightning_core.policy.backend import Backend, Delta, SamplingParams
 from lightning_core.policy.chat import Chat, Prompt
 from lightning_core.policy.dialects.dialect import StreamWriter
-from lightning_core.policy.dialects.exchange import ChatRequest, Choice
+from lightning_core.policy.dialects.exchange import ChatRequest, Choice, Message
 from lightning_core.policy.recording import CallSpan
 from lightning_core.policy.sessions import POLICY, Session
 from lightning_core.policy.streaming import HeldText, cut
@@ -99,11 +100,9 @@ class Sampler:
                     break
         finally:
             await deltas.aclose()
-        message = self._chat.parse(choice.token_ids, tools=bool(request.tools))
-        if stopped_by_text:
-            content, choice.stop = cut(message["content"] or "", request.stop)
-            message = {**message, "content": content}
-        elif not request.prompts:
+        text, choice.stop = cut(self._chat.text(choice.token_ids), request.stop)
+        message = self._read(job, text)
+        if not stopped_by_text and not request.prompts:
             self._chat.remember(job.prompt, choice.token_ids, message, job.session.memory)
         if message.get("tool_calls"):
             choice.finish_reason = "tool_calls"
@@ -128,6 +127,18 @@ class Sampler:
         span.end()
         return choice
 
+    def _read(self, job: SamplingJob, text: str) -> Message:
+        if job.request.prompts:
+            return {"role": "assistant", "content": text}
+        return self._chat.read(text, tools=bool(job.request.tools), thinking=job.prompt.thinking)
+
+    def _held(self, job: SamplingJob) -> HeldText:
+        split = (
+            _all_answer if job.request.prompts else partial(self._chat.split, thinking=job.prompt.thinking, final=False)
+        )
+        form = self._chat.tool_format if job.request.tools else None
+        return HeldText(self._chat.text, split, job.request.stop, tools=form)
+
     async def respond_to_all(self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan]) -> list[Choice]:
         """Sample all responses to a request. When one fails, so do the others, and none is still being sampled."""
         return await _together(self.respond(job, span) for job, span in zip(jobs, spans, strict=True))
@@ -143,14 +154,22 @@ class Sampler:
                 events.put_nowait(event)
 
         async def run(index: int, job: SamplingJob, span: CallSpan) -> Choice:
-            held = HeldText(self._chat.text, job.request.stop, tools=bool(job.request.tools))
+            held = self._held(job)
             send(writer.begin(index))
 
+            def think(reasoning: str) -> None:
+                if reasoning:
+                    send(writer.think(index, reasoning))
+
             def emit(choice: Choice, ids: list[int], logprobs: list[float]) -> None:
-                send(writer.more(index, held.more(choice.token_ids), ids, logprobs))
+                reasoning, text = held.more(choice.token_ids)
+                think(reasoning)
+                send(writer.more(index, text, ids, logprobs))
 
             choice = await self.respond(job, span, emit)
-            send(writer.finish(index, choice, held.rest(choice.message.get("content") or "")))
+            reasoning, rest = held.rest(choice.message)
+            think(reasoning)
+            send(writer.finish(index, choice, rest))
             return choice
 
         everything = asyncio.ensure_future(
@@ -164,6 +183,11 @@ class Sampler:
         finally:
             everything.cancel()
             await asyncio.wait({everything})
+
+
+def _all_answer(text: str) -> tuple[str, str]:
+    """A completion of a plain prompt is no turn of a chat, and has no reasoning apart."""
+    return "", text
 
 
 async def _together(works: Iterable[Coroutine[Any, Any, Choice]]) -> list[Choice]:

@@ -26,6 +26,9 @@ class ByteTokenizer:
     def __len__(self) -> int:
         return 256 + len(_SPECIALS)
 
+    def get_added_vocab(self) -> dict[str, int]:
+        return {token: self.convert_tokens_to_ids(token) for token in _SPECIALS}
+
     def apply_chat_template(
         self,
         conversation: list[dict[str, Any]],
@@ -33,8 +36,9 @@ class ByteTokenizer:
         tools: list[Any] | None,
         add_generation_prompt: bool,
         tokenize: Literal[False],
+        **variables: Any,
     ) -> str:
-        del tools, tokenize
+        del tools, tokenize, variables
         text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in conversation)
         return text + ("<|im_start|>assistant\n" if add_generation_prompt else "")
 
@@ -47,7 +51,10 @@ class ByteTokenizer:
             ids += [self.convert_tokens_to_ids(part)] if part in _SPECIALS else part.encode()
         return ids
 
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+    def decode(
+        self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool = False
+    ) -> str:
+        del clean_up_tokenization_spaces
         pieces: list[bytes] = []
         for token in token_ids:
             if token < 256:

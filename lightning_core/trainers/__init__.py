@@ -38,6 +38,11 @@ class Trainer(Protocol):
         """The tokenizer of the weights."""
         ...
 
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Tokens that end a response, as the model's generation settings have them."""
+        ...
+
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
         """Update the weights once on all ``rows`` (each with advantages) and return the step's metrics.
 

@@ -21,7 +21,7 @@ from lightning_core.trainers import checkpoint
 from lightning_core.trainers.attention import NAME, TreeAttention, plan_blocks, use_lightning_attention
 from lightning_core.trainers.constraint import Constraints
 from lightning_core.trainers.loss import policy_loss, selected_logprobs, token_weights
-from lightning_core.trainers.model import load_model, load_tokenizer, resolve_model
+from lightning_core.trainers.model import eos_token_ids, load_model, load_tokenizer, resolve_model
 from lightning_core.trainers.packing import PackedBatch, pack_rows
 from lightning_core.trainers.proof import prove_batch, prove_once
 from lightning_core.trainers.settings import TorchTrainerConfig
@@ -43,6 +43,7 @@ class TorchTrainer:
         folder = resolve_model(config.model)
         self._tokenizer = load_tokenizer(folder)
         model: Any = load_model(folder, choose_dtype(config.dtype, self._device), self._device)
+        self._stop_token_ids = eos_token_ids(model)
         limit = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_context or 0)
         if config.max_context is not None and config.max_context > limit:
             raise ConfigError(f"max_context={config.max_context}, but {config.model!r} allows {limit} tokens")
@@ -79,6 +80,10 @@ class TorchTrainer:
     @property
     def tokenizer(self) -> Any:
         return self._tokenizer
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        return self._stop_token_ids
 
     @property
     def backend(self) -> TorchBackend:

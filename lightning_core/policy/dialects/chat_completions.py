@@ -159,6 +159,9 @@ class _Writer:
     def begin(self, index: int) -> bytes:
         return self._chunk(index, {"role": "assistant", "content": ""})
 
+    def think(self, index: int, reasoning: str) -> bytes:
+        return self._chunk(index, {"reasoning_content": reasoning})
+
     def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
         extra: dict[str, Any] = {}
         if self._asked.get("logprobs"):

@@ -17,6 +17,10 @@ class StreamWriter(Protocol):
         """Choice ``index`` is about to be sampled."""
         ...
 
+    def think(self, index: int, reasoning: str) -> bytes:
+        """All that choice ``index`` thought, said once and before any of its text."""
+        ...
+
     def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
         """``token_ids`` were sampled; ``text``, perhaps empty, may be said already."""
         ...

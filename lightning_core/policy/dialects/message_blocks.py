@@ -44,7 +44,7 @@ def _assistant(blocks: Sequence[Any], where: str, *, check: bool) -> Message:
                 written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
                 calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": written}})
             case {"type": "thinking" | "redacted_thinking"}:
-                pass  # another model's
+                pass  # another model's, or known here
             case _:
                 texts.append(text_of([block], where, check=check))
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
@@ -96,6 +96,8 @@ def text_of(content: Any, where: str, *, check: bool) -> str:
 def to_blocks(message: Message) -> list[dict[str, Any]]:
     """The content blocks of a chat's assistant message."""
     blocks: list[dict[str, Any]] = []
+    if message.get("reasoning_content"):
+        blocks.append({"type": "thinking", "thinking": message["reasoning_content"], "signature": ""})
     if message.get("content"):
         blocks.append({"type": "text", "text": message["content"]})
     for call in message.get("tool_calls") or ():

@@ -161,19 +161,29 @@ class _Writer:
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
         self._blocks = 0
+        self._text_block: int | None = None
 
     def begin(self, index: int) -> bytes:
         usage = {"input_tokens": self._reply.prompt_tokens, "output_tokens": 0}
         empty = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return _event("message_start", message={**_head(self._reply), **empty})
 
+    def think(self, index: int, reasoning: str) -> bytes:
+        self._blocks = 1
+        empty = {"type": "thinking", "thinking": "", "signature": ""}
+        return (
+            _event("content_block_start", index=0, content_block=empty)
+            + _event("content_block_delta", index=0, delta={"type": "thinking_delta", "thinking": reasoning})
+            + _event("content_block_stop", index=0)
+        )
+
     def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
         return self._text(text) if text else b""
 
     def finish(self, index: int, choice: Choice, rest: str) -> bytes:
         events = self._text(rest) if rest else b""
-        if self._blocks:
-            events += _event("content_block_stop", index=0)
+        if self._text_block is not None:
+            events += _event("content_block_stop", index=self._text_block)
         for block in to_blocks(choice.message):
             if block["type"] == "tool_use":
                 events += self._tool_use(block)
@@ -188,10 +198,13 @@ class _Writer:
 
     def _text(self, text: str) -> bytes:
         events = b""
-        if not self._blocks:
-            self._blocks = 1
-            events = _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
-        return events + _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
+        if self._text_block is None:
+            self._text_block, self._blocks = self._blocks, self._blocks + 1
+            started = {"type": "text", "text": ""}
+            events = _event("content_block_start", index=self._text_block, content_block=started)
+        return events + _event(
+            "content_block_delta", index=self._text_block, delta={"type": "text_delta", "text": text}
+        )
 
     def _tool_use(self, block: Mapping[str, Any]) -> bytes:
         index, self._blocks = self._blocks, self._blocks + 1

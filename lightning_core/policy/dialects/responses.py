@@ -1,13 +1,14 @@
 """OpenAI's Responses API on the wire: items in, items out, and the events of a stream.
 
-Items are the turns of a chat: a message and the function calls beside it are one assistant message. Reasoning items belong to the model
-that wrote them and are left out. What an earlier response said is known for as long as its rollout lasts (``previous_response_id``);
-nothing can be retrieved.
+Items are the turns of a chat: a message and the function calls beside it are one assistant message. Reasoning is an item of its own. One
+that comes back is left out: what was sampled here is known here, and other reasoning belongs to another model. What an earlier response
+said is known for as long as its rollout lasts (``previous_response_id``); nothing can be retrieved.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ from lightning_core.policy.dialects.fields import (
     top_p,
 )
 from lightning_core.policy.dialects.response_items import function_tool, items_to_messages
+from lightning_core.policy.reasoning import CLOSE
 
 PATH = "/responses"
 KEY_HEADER = "authorization"
@@ -172,15 +174,30 @@ def _usage(reply: Reply, choice: Choice) -> dict[str, Any]:
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": sampled,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": _reasoning_tokens(reply, choice)},
         "total_tokens": prompt + sampled,
     }
+
+
+def _reasoning_tokens(reply: Reply, choice: Choice) -> int:
+    """How many tokens were sampled until the reasoning ended."""
+    if not choice.message.get("reasoning_content"):
+        return 0
+    ids = choice.token_ids
+    return bisect_left(range(len(ids)), True, key=lambda count: CLOSE in reply.decode(ids[:count]))
+
+
+def _reasoning(reply: Reply, status: str, text: str) -> dict[str, Any]:
+    content = [{"type": "reasoning_text", "text": text}] if text else []
+    return {"id": f"rs_{reply.call}", "type": "reasoning", "summary": [], "status": status, "content": content}
 
 
 def _items(reply: Reply, choice: Choice) -> list[dict[str, Any]]:
     status = "incomplete" if choice.finish_reason == "length" else "completed"
     text, calls = choice.message.get("content") or "", choice.message.get("tool_calls") or ()
     items: list[dict[str, Any]] = []
+    if reasoning := choice.message.get("reasoning_content"):
+        items.append(_reasoning(reply, status, reasoning))
     if text or not calls:
         logprobs = token_logprobs(choice.token_ids, choice.logprobs, reply.decode) if _wants_logprobs(reply) else []
         items.append(_message(reply, status, [_part(text, logprobs)]))
@@ -216,12 +233,28 @@ class _Writer:
         self._reply = reply
         self._sent = 0
         self._speaking = False
+        self._thoughts = 0
+        """1 if there is a reasoning item before the others."""
         self._unsaid: list[dict[str, Any]] = []
         """Logprobs of tokens whose text is held back."""
 
     def begin(self, index: int) -> bytes:
         started = _response(self._reply, None)
         return self._event("response.created", response=started) + self._event("response.in_progress", response=started)
+
+    def think(self, index: int, reasoning: str) -> bytes:
+        self._thoughts = 1
+        begun, done = (_reasoning(self._reply, s, t) for s, t in (("in_progress", ""), ("completed", reasoning)))
+        place = {"item_id": done["id"], "output_index": 0, "content_index": 0}
+        empty = {"type": "reasoning_text", "text": ""}
+        return b"".join((
+            self._event("response.output_item.added", output_index=0, item=begun),
+            self._event("response.content_part.added", **place, part=empty),
+            self._event("response.reasoning_text.delta", **place, delta=reasoning),
+            self._event("response.reasoning_text.done", **place, text=reasoning),
+            self._event("response.content_part.done", **place, part={**empty, "text": reasoning}),
+            self._event("response.output_item.done", output_index=0, item=done),
+        ))  # fmt: skip
 
     def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
         if _wants_logprobs(self._reply):
@@ -232,6 +265,8 @@ class _Writer:
         items = _items(self._reply, choice)
         events = b""
         for i, item in enumerate(items):
+            if item["type"] == "reasoning":
+                continue  # said already
             if item["type"] == "message":
                 events += (self._delta(rest) if rest or not self._speaking else b"") + self._end_text(item)
             else:
@@ -255,7 +290,7 @@ class _Writer:
         if not self._speaking:
             self._speaking = True
             item = _message(self._reply, "in_progress", [])
-            events += self._event("response.output_item.added", output_index=0, item=item)
+            events += self._event("response.output_item.added", output_index=self._thoughts, item=item)
             events += self._event("response.content_part.added", **self._place(item), part=_part("", []))
         logprobs, self._unsaid = self._unsaid, []
         place = self._place(_message(self._reply, "in_progress", []))
@@ -269,7 +304,7 @@ class _Writer:
         return done + self._event("response.content_part.done", **self._place(item), part=part)
 
     def _place(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        return {"item_id": item["id"], "output_index": 0, "content_index": 0}
+        return {"item_id": item["id"], "output_index": self._thoughts, "content_index": 0}
 
     def _event(self, kind: str, **more: Any) -> bytes:
         self._sent += 1
