@@ -89,7 +89,8 @@ FAMILIES = [
         more_stops=("<|eom_id|>", "<|end_of_text|>"), format="llama",
     ),
     Family(
-        name="gemma3", eos="<eos>", bos="<bos>", specials=("<bos>", "<eos>", "<pad>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>"),
+        name="gemma3", eos="<eos>", bos="<bos>",
+        specials=("<bos>", "<eos>", "<pad>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>"),
         added=("<table>", "\n\n", "\n\n\n"), stops=("<eos>", "<end_of_turn>"),
     ),
     Family(
@@ -97,7 +98,8 @@ FAMILIES = [
         stops=("<eos>", "<end_of_turn>"), system=False,
     ),
     Family(
-        name="mistral_v3", eos="</s>", bos="<s>", specials=_MISTRAL, stops=("</s>",), format="mistral", moves=frozenset({"tools", "system"}),
+        name="mistral_v3", eos="</s>", bos="<s>", specials=_MISTRAL, stops=("</s>",), format="mistral",
+        moves=frozenset({"tools", "system"}),
     ),
     Family(name="mistral_v7", eos="</s>", bos="<s>", specials=_MISTRAL_7, stops=("</s>",), format="mistral"),
     Family(name="mistral_v13", eos="</s>", bos="<s>", specials=_MISTRAL_7, stops=("</s>",), format="mistral"),

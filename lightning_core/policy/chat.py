@@ -5,7 +5,8 @@ are taken as they are, and only what is new is rendered and encoded. How a promp
 
 - ``new``: nothing recorded stands at its beginning;
 - ``clean``: the recorded response came back as it was said;
-- ``realigned``: it came back written differently (stripped, or a tool call re-serialised); the recorded ids stand in for it;
+- ``realigned``: it came back written differently (stripped, or a tool call re-serialised), or the template now sets white space
+  around earlier turns in another way; the recorded ids stand in for it;
 - ``forked``: the beginning was recorded, but the template renders it differently now (it strips earlier reasoning, or moves the tools
   to the last question), so everything is encoded anew.
 
@@ -58,13 +59,6 @@ class _Turn:
     ended: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Fork:
-    """Why a recorded context cannot be continued."""
-
-    reason: str
-
-
 class Memory:
     """What one rollout has said so far, found again by the messages that a later request begins with. Thread-safe."""
 
@@ -103,6 +97,11 @@ class Chat:
         shown = {vocabulary[m] for m in marks if m in vocabulary} - self.stop_token_ids
         self._hidden = {i for i in self._special_ids - shown if not self._decode([i], skip=True)} | self.stop_token_ids
         self._plain: dict[str, list[int]] = {}
+        # SentencePiece puts a space before the text that it is given; a part of a text is encoded behind a line's end instead.
+        self._line: list[int] = []
+        x, line, both = (self._encode(t) for t in ("x", "\n", "\nx"))
+        if both != line + x:
+            self._line = line
 
     @property
     def tool_format(self) -> ToolFormat:
@@ -141,15 +140,15 @@ class Chat:
         ids: tuple[int, ...] | None = None
         last = max((i for i, turn in enumerate(turns) if turn is not None), default=None)
         if last is not None and (turn := turns[last]) is not None:
-            tail = self._tail(quoted, last, quoted_tools, turn)
-            if isinstance(tail, _Fork):
-                context, reason = "forked", tail.reason
+            tail, reason = self._tail(quoted, last, quoted_tools, turn)
+            if tail is None:
+                context = "forked"
             else:
                 same = text_of(turn.response) == text_of(plain[last])
                 same = same and functions_of(turn.response) == functions_of(plain[last])
-                context = "clean" if same else "realigned"
-                reason = None if same else "the response came back written differently"
-                ids = (*turn.ids, *self._encode(tail))
+                reason = reason if same else "the response came back written differently"
+                context = "realigned" if reason else "clean"
+                ids = (*turn.ids, *self._encode(tail, start=False))
         return Prompt(
             ids=tuple(self._encode(text)) if ids is None else ids,
             text=text,
@@ -189,55 +188,71 @@ class Chat:
         """`read` of sampled tokens."""
         return self.read(self.text(output_ids), tools=tools, thinking=thinking)
 
-    def _tail(self, messages: list[dict[str, Any]], last: int, tools: Sequence[Any] | None, turn: _Turn) -> str | _Fork:
-        """The text of all that follows the response at ``last``; or the reason why its recorded context no longer holds."""
+    def _tail(
+        self, messages: list[dict[str, Any]], last: int, tools: Sequence[Any] | None, turn: _Turn
+    ) -> tuple[str | None, str | None]:
+        """The text of all that follows the response at ``last``, and in what the template renders the turns up to it differently now.
+
+        The text is None where that is more than white space, so that the recorded context no longer holds.
+        """
         response = _marked(messages[last])
-        thought = bool(response.get("reasoning_content"))
         try:
             with self._lock:
                 text = self._template.render([*messages[:last], response, *messages[last + 1 :]], tools, generate=True)
         except PolicyRequestError:
-            return _Fork("the template does not render this conversation without its tool calls")
+            return None, "the template does not render this conversation without what was said"
         before, here, after = text.partition(_RESPONSE)
         if not here:
-            return _Fork("the template leaves out earlier turns")
-        if thought and _THOUGHT not in before:
-            return _Fork("the template leaves out earlier reasoning")
-        # Between prompt and response there may be what the model wrote itself: the tags of its reasoning, the opening of a call, a space.
-        lead = before.removeprefix(turn.text)
+            return None, "the template leaves out earlier turns"
+        if response.get("reasoning_content") and _THOUGHT not in before:
+            return None, "the template leaves out earlier reasoning"
+        prompt, start = _squeeze(turn.text), _squeeze(before)
+        # Between prompt and response there may be what the model wrote itself: the tags of its reasoning, the opening of a call.
+        lead = start.removeprefix(prompt)
         for written in (_THOUGHT, OPEN, CLOSE):
             lead = lead.replace(written, "")
         ends = [(at, -len(stop)) for stop in self._stops if (at := after.find(stop)) >= 0]
-        if not before.startswith(turn.text) or not ends:
-            return _Fork("the template renders earlier turns differently than it did")
-        at, length = min(ends)
-        if not response.get("tool_calls") and (lead.strip() or after[:at].strip()):
-            return _Fork("the template renders earlier turns differently than it did")
+        at, length = min(ends, default=(0, 0))
+        calls = bool(response.get("tool_calls"))
+        if not ends or not start.startswith(prompt) or (not calls and (lead or after[:at].strip())):
+            return None, "the template renders earlier turns differently than it did"
         # Whichever stop token was sampled stands in for the template's.
-        return after[at - length :] if turn.ended else after[at:]
+        tail = after[at - length :] if turn.ended else after[at:]
+        return tail, None if before.startswith(
+            turn.text
+        ) else "the template renders earlier turns with other white space"
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, *, start: bool = True) -> list[int]:
+        """Ids of a rendered text; ``start``: nothing stands before it."""
         ids: list[int] = []
         with self._lock:
             for piece, quoted in self._quoting.pieces(text):
-                if quoted:
-                    ids += self._encode_plain(piece)
-                else:
-                    ids += self._tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=False)
+                ids += self._encode_plain(piece) if quoted else self._encode_piece(piece, start=start and not ids)
         return ids
 
     def _encode_plain(self, token: str) -> list[int]:
         """Ids of a special token's letters. Tokenizers split only some of theirs when asked to."""
         if token not in self._plain:
-            ids = self._tokenizer.encode(token, add_special_tokens=False, split_special_tokens=True)
+            ids = self._encode_piece(token, split=True)
             if len(token) > 1 and not self._special_ids.isdisjoint(ids):
                 ids = self._encode_plain(token[0]) + self._encode_plain(token[1:])
             self._plain[token] = ids
         return self._plain[token]
 
+    def _encode_piece(self, text: str, *, split: bool = False, start: bool = False) -> list[int]:
+        if self._line and not start:
+            ids = self._tokenizer.encode(f"\n{text}", add_special_tokens=False, split_special_tokens=split)
+            if ids[: len(self._line)] == self._line:
+                return ids[len(self._line) :]
+        return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=split)
+
     def _decode(self, token_ids: list[int], *, skip: bool = False) -> str:
         with self._lock:
             return self._tokenizer.decode(token_ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+
+
+def _squeeze(text: str) -> str:
+    return "".join(text.split())
 
 
 def _marked(response: dict[str, Any]) -> dict[str, Any]:

@@ -25,17 +25,36 @@ class Quoting:
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = sorted({*tokens, _LEFT, _RIGHT}, key=lambda t: (-len(t), t))
         self._numbers = {token: f"{_LEFT}{number}{_RIGHT}" for number, token in enumerate(self._tokens)}
-        self._pattern = re.compile("|".join(map(re.escape, self._tokens)))
+        # Vocabularies have thousands of such tokens, too many for one pattern; but they begin with few letters, and have few lengths.
+        self._lengths: dict[str, list[int]] = {}
+        for token in self._tokens:
+            if len(token) not in (lengths := self._lengths.setdefault(token[0], [])):
+                lengths.append(len(token))
+        self._first = re.compile("[" + "".join(map(re.escape, self._lengths)) + "]")
 
     def quote(self, value: Any) -> Any:
         """``value`` with all strings in it quoted, those of lists and objects (keys too) included."""
         if isinstance(value, str):
-            return self._pattern.sub(lambda found: self._numbers[found[0]], value)
+            return self._quote(value)
         if isinstance(value, Mapping):
             return {self.quote(key): self.quote(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [self.quote(item) for item in value]
         return value
+
+    def _quote(self, text: str) -> str:
+        parts: list[str] = []
+        done = 0
+        for found in self._first.finditer(text):
+            at = found.start()
+            if at < done:
+                continue
+            # The longest token that begins here
+            token = next((t for n in self._lengths[found[0]] if (t := text[at : at + n]) in self._numbers), None)
+            if token is not None:
+                parts += [text[done:at], self._numbers[token]]
+                done = at + len(token)
+        return "".join([*parts, text[done:]])
 
     def pieces(self, text: str) -> Iterator[tuple[str, bool]]:
         """The parts of a rendered text in order; True for a quoted token, as it was before."""

@@ -37,7 +37,8 @@ ONE, TWO = '{"a": 1}', '{"a": 2}'
 CALLS: dict[str, tuple[str, str]] = {
     "hermes": (
         f'<tool_call>\n{{"name": "add", "arguments": {ONE}}}\n</tool_call>',
-        f'<tool_call>\n{{"name": "add", "arguments": {ONE}}}\n</tool_call>\n<tool_call>\n{{"name": "add", "arguments": {TWO}}}\n</tool_call>',
+        f'<tool_call>\n{{"name": "add", "arguments": {ONE}}}\n</tool_call>\n'
+        f'<tool_call>\n{{"name": "add", "arguments": {TWO}}}\n</tool_call>',
     ),
     "llama": (
         f'{{"name": "add", "parameters": {ONE}}}',

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from lightning_core.policy.tool_formats import FORMATS, ToolCall, ToolFormat, read_message
 
 BY_NAME = {form.name: form for form in FORMATS}
-DS = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>"
+DS = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>%s\n```json\n%s\n```<｜tool▁call▁end｜>"
+X = '{"x": 1}'
+A_TEXT = f'{{"name": "a", "arguments": {X}}}'
 A, B = ToolCall("a", {"x": 1}), ToolCall("b", {})
 
 READ = [
     ("hermes", '<tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>', "", [A]),
-    ("hermes", 'so <tool_call>{"name": "a", "arguments": {"x": 1}}</tool_call> then <tool_call>{"name": "b"}</tool_call>.', "so  then .", [A, B]),
+    ("hermes", f'so <tool_call>{A_TEXT}</tool_call> then <tool_call>{{"name": "b"}}</tool_call>.', "so  then .", [A, B]),
     ("hermes", '<tool_call>[{"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": {}}]</tool_call>', "", [A, B]),
     ("hermes", '<tool_call>\n{"name": "a", "arguments": {"x": 1}}\n', "", [A]),
     ("hermes", '<tool_call>{"name": "a", "arguments": {"x": 1}}\n<tool_call>{"name": "b"}', "", [A, B]),
@@ -33,7 +35,7 @@ READ = [
     ("llama", ' {"type": "function", "name": "a", "parameters": {"x": 1}}; {"name": "b", "parameters": {}} ', "", [A, B]),
     ("llama", '<|python_tag|>{"name": "a", "parameters": {"x": 1}}', "", [A]),
     ("llama", '{"name": "a", "parameters": {"x": "<|python_tag|>"}}', "", [ToolCall("a", {"x": "<|python_tag|>"})]),
-    ("deepseek", "<｜tool▁calls▁begin｜>" + DS.format(name="a", arguments='{"x": 1}') + "\n" + DS.format(name="b", arguments="{}") + "<｜tool▁calls▁end｜>", "", [A, B]),
+    ("deepseek", f"<｜tool▁calls▁begin｜>{DS % ('a', X)}\n{DS % ('b', '{}')}<｜tool▁calls▁end｜>", "", [A, B]),
     ("deepseek", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a<｜tool▁sep｜>{"x": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>', "", [A]),
 ]  # fmt: skip
 
@@ -92,10 +94,11 @@ def test_what_is_written_is_read_again(form: ToolFormat, calls: list[ToolCall]):
     assert (content.strip(), read) == ("", calls)
 
 
+MARKS = [mark for form in FORMATS for mark in form.marks]
 PIECES = st.lists(
-    st.sampled_from([m for form in FORMATS for m in form.marks] + ['{"name": "a"', ', "arguments": {}}', "[", "]", "{", "}", " ", "x", "```json", "\n"]),
+    st.sampled_from([*MARKS, '{"name": "a"', ', "arguments": {}}', "[", "]", "{", "}", " ", "x", "```json", "\n"]),
     max_size=12,
-).map("".join)  # fmt: skip
+).map("".join)
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
