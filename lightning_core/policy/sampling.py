@@ -36,6 +36,10 @@ class Routing:
     """Sampling temperature of trained agents; None leaves it to the request."""
     max_tokens: int = 1024
     """Most tokens in a response of a model served here."""
+    default_temperature: float = 1.0
+    """Where neither the run nor the request says one."""
+    default_max_tokens: int | None = None
+    """Most tokens in a response where the request asks for no number; None: ``max_tokens``."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,11 +85,12 @@ class Sampler:
                 "shorten it or raise policy.max_context",
                 param="messages",
             )
-        temperature = 1.0 if request.temperature is None else request.temperature
+        temperature = routing.default_temperature if request.temperature is None else request.temperature
         if trained and routing.temperature is not None:
             temperature = routing.temperature
+        asked = request.max_tokens or routing.default_max_tokens or routing.max_tokens
         return SamplingParams(
-            max_tokens=min(request.max_tokens or routing.max_tokens, routing.max_tokens, room),
+            max_tokens=min(asked, routing.max_tokens, room),
             temperature=temperature,
             # Training needs the logprobs of the whole distribution, so a trained agent samples from all of it.
             top_p=1.0 if trained or request.top_p is None else request.top_p,
