@@ -156,7 +156,7 @@ class PolicyEndpoint:
         session = self._session(request)
         if session is None:
             return _error(
-                "unknown API key: requests to a policy endpoint carry the key of a live rollout", 401, wire=wire
+                "unknown API key: expected the key of a live rollout, or that of a served model", 401, wire=wire
             )
         address = Address.from_headers(request.headers)
         if address is None or address.rollout != session.root.rollout:
