@@ -70,11 +70,14 @@ class PolicyEndpoint:
         host: str = "127.0.0.1",
         port: int = 0,
         limits: Limits | None = None,
+        sessions: Sessions | None = None,
+        standalone: bool = False,
     ) -> None:
+        """``standalone``: answers come from ``backend`` only, whatever a request says of where it was going, and no spans are taken in."""
         limits = limits or Limits()
         self._backend = backend
-        self._sessions = Sessions(limits)
-        self._passing = Passing(upstream)
+        self._sessions = Sessions(limits) if sessions is None else sessions
+        self._passing = Passing(upstream, to_origins=not standalone)
         self._spans = otlp_receiver.OtlpReceiver(limits)
         self._socket = socket.create_server((host, port))
         # asyncio sets this on sockets it makes itself; without it every answer waits some 40 ms for a delayed acknowledgement.
@@ -90,7 +93,7 @@ class PolicyEndpoint:
             serve(EMBEDDINGS, chat_completions, self._passing.embed),
             Route("/v1/models", self._admitted(self._list_models), methods=["GET"]),
             Route("/v1/models/{model:path}", self._admitted(self._find_model), methods=["GET"]),
-            Route(otlp_receiver.PATH, self._traces, methods=["POST"]),
+            *([] if standalone else [Route(otlp_receiver.PATH, self._traces, methods=["POST"])]),
             Route("/health", self._health, methods=["GET"]),
             Route("/{path:path}", self._admitted(self._no_such_api), methods=["GET", "POST"]),
         ]

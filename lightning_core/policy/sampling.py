@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from lightning_core.capture import find_run
 from lightning_core.digest import sampling_digest
 from lightning_core.errors import PolicyRequestError
 from lightning_core.policy.backend import Backend, Delta, SamplingParams
@@ -21,9 +19,7 @@ from lightning_core.policy.dialects.exchange import ChatRequest, Choice, Message
 from lightning_core.policy.recording import CallSpan
 from lightning_core.policy.sessions import POLICY, Session
 from lightning_core.policy.streaming import HeldText, cut
-from lightning_core.trace import Address, describe
-
-logger = logging.getLogger(__name__)
+from lightning_core.trace import Address
 
 _ANY_OBJECT = {"type": "object"}
 
@@ -57,14 +53,15 @@ class Sampler:
                 "shorten it or raise policy.max_context",
                 param=request.prompt_field,
             )
-        temperature = 1.0 if request.temperature is None else request.temperature
+        temperature = routing.default_temperature if request.temperature is None else request.temperature
         if trained and routing.temperature is not None:
             temperature = routing.temperature
         # A seed of a trained agent's own would make all attempts of a group the same, with nothing to learn from their differences.
         runs_seed = request.seed is None or (trained and session.seed is not None)
         schema = request.demands.schema
+        asked = request.max_tokens or routing.default_max_tokens or routing.max_tokens
         params = SamplingParams(
-            max_tokens=min(request.max_tokens or routing.max_tokens, routing.max_tokens, room),
+            max_tokens=min(asked, routing.max_tokens, room),
             temperature=temperature,
             # Training needs the logprobs of the whole distribution, so a trained agent samples from all of it.
             top_p=1.0 if trained or request.top_p is None else request.top_p,
@@ -212,11 +209,3 @@ def _seed(session: Session, prompt: Prompt) -> int | None:
     session.seen[digest] += 1
     # Requests for several choices add the choice's index (see `seeded`), so repeats are spaced further apart than that.
     return (int(digest, 16) + 65536 * session.seen[digest]) % (1 << 62)
-
-
-def count_failure(address: Address, error: Exception) -> None:
-    """Blame the machinery, on the rollout that the call belonged to."""
-    logger.warning("a model call of agent %r failed: %s", address.agent, describe(error))
-    run = find_run(address.rollout)
-    if run is not None:
-        run.blame_infrastructure(describe(error))

@@ -19,7 +19,7 @@ from lightning_core.trace import Address
 POLICY = "policy"
 """The model name of the weights that are trained."""
 
-UNKNOWN_KEY = "unknown API key: requests to a policy endpoint carry the key of a live rollout"
+UNKNOWN_KEY = "unknown API key: expected the key of a live rollout, or that of a served model"
 """Said of every key that opens nothing, whether it never did or does no longer."""
 
 
@@ -33,6 +33,10 @@ class Routing:
     """Sampling temperature of trained agents; None leaves it to the request."""
     max_tokens: int = 1024
     """Most tokens in a response of a model served here."""
+    default_temperature: float = 1.0
+    """Where neither the run nor the request says one."""
+    default_max_tokens: int | None = None
+    """Most tokens in a response where the request asks for no number; None: ``max_tokens``."""
 
     def trains(self, agent: str | None) -> bool:
         """Whether ``agent`` is one that is trained."""

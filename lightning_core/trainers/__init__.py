@@ -54,8 +54,11 @@ class Trainer(Protocol):
         """Write everything that `load` needs to continue exactly: weights, optimiser, version, random state."""
         ...
 
-    def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote. Raises `TrainingError` if it belongs to another model or tuning."""
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
+        """Continue from what `save` wrote; with ``weights_only`` to sample, without the optimiser's state.
+
+        Raises `TrainingError` if it belongs to another model or tuning.
+        """
         ...
 
     def close(self) -> None:

@@ -208,9 +208,9 @@ class TorchTrainer:
         with self._backend.pause():
             checkpoint.write(folder, self._checkpoint())
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """See `Trainer.load`."""
-        state = checkpoint.read(folder, self._fingerprint())
+        state = checkpoint.read(folder, self._fingerprint(), weights_only=weights_only)
         with self._backend.pause():
             self._backend.forget()
             self._restore(state)
