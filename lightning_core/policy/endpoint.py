@@ -99,7 +99,8 @@ class PolicyEndpoint:
         ]
         config = uvicorn.Config(
             Starlette(routes=routes, exception_handlers={Exception: _internal_error}),
-            http=connection_class(limits.header_seconds),
+            http=connection_class(limits),
+            h11_max_incomplete_event_size=limits.header_bytes,
             ws="none",
             log_level="warning",
             access_log=False,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 class Limits:
     """What is beyond a limit is answered with the status that stands here, and nothing else is affected.
 
-    Fixed besides: 64 KiB of headers (400), and JSON nested 200 levels deep (400).
+    Fixed besides: JSON is at most 200 levels deep (400).
     """
 
     body_bytes: int = 32 << 20
@@ -17,7 +17,9 @@ class Limits:
     body_seconds: float = 60.0
     """Longest that a body may take to arrive (408)."""
     header_seconds: float = 30.0
-    """Longest that a client may take over a request's first line and headers (the connection is closed)."""
+    """Longest that a request's first line and headers may take to arrive (the connection is closed)."""
+    header_bytes: int = 64 << 10
+    """Most bytes of a request's first line and headers (400, or the connection is closed)."""
     requests_per_rollout: int = 256
     """Most requests of one rollout at a time, answers that are still streamed included (429). Below it they wait for the backend."""
     requests: int = 4096

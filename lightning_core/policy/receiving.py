@@ -1,7 +1,7 @@
 """What comes in from the network: in time, not too large, and JSON.
 
-The server's own settings bound headers in size, but not what a client may take over them, and neither bodies. Where a limit is passed
-the request gets its 4xx, or its connection is closed.
+The server's own settings bound the size of headers, for one of its parsers, and nothing else: not what a client may take over them,
+and neither bodies. Where a limit is passed the request gets its 4xx, or its connection is closed.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import json
 import re
 from typing import Any
 
-import h11
 from pydantic_core import from_json
 from starlette.requests import Request
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lightning_core.errors import PolicyRequestError
+from lightning_core.policy.limits import Limits
 
 _MAY_BE_INFINITE = re.compile(rb"[eE]\+?\d{3}|\d{300}")
 """No shorter number overflows a float."""
@@ -61,13 +61,19 @@ def read_json(data: bytes) -> Any:
     return value
 
 
-def connection_class(header_seconds: float) -> type[H11Protocol]:
-    """uvicorn's connections, closed where the client takes longer than ``header_seconds`` over what is not a request's body."""
+def connection_class(limits: Limits) -> type[asyncio.Protocol]:
+    """uvicorn's connections, whichever parser it has, closed where a client takes too long or needs too much for what is no body.
 
-    class Connection(H11Protocol):
+    Private: ``cycle``, the request at hand, and ``on_response_complete``, seen in uvicorn 0.30 to 0.54, in both parsers' classes
+    (https://github.com/encode/uvicorn/blob/0.30.0/uvicorn/protocols/http/h11_impl.py#L57).
+    """
+    parser: Any = AutoHTTPProtocol
+
+    class Connection(parser):  # pyright: ignore[reportUntypedBaseClass]
         _deadline: asyncio.TimerHandle | None = None
+        _header_bytes = 0
 
-        def connection_made(self, transport: Any) -> None:
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
             self._expect()
 
@@ -75,39 +81,37 @@ def connection_class(header_seconds: float) -> type[H11Protocol]:
             super().data_received(data)
             if self._answering():
                 self._forget()
-            else:
-                self._expect()
+                return
+            self._expect()
+            if self.cycle is None or not self.cycle.more_body:
+                self._header_bytes += len(data)
+                if self._header_bytes > limits.header_bytes:
+                    self.transport.close()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if self.conn.their_state is h11.SEND_BODY:  # what is left of a body that was refused
+            if self.cycle.more_body:  # what is left of a body that was refused
                 self._expect()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._forget()
             super().connection_lost(exc)
 
+        def _answering(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
+
         def _expect(self) -> None:
             if self._deadline is None:
-                self._deadline = self.loop.call_later(header_seconds, self._give_up)
+                self._deadline = self.loop.call_later(limits.header_seconds, self._give_up)
 
         def _forget(self) -> None:
+            self._header_bytes = 0
             if self._deadline is not None:
                 self._deadline.cancel()
                 self._deadline = None
 
         def _give_up(self) -> None:
-            self._deadline = None
-            # Between requests a connection may rest; what has begun to come must come to an end.
-            begun = self.conn.their_state is not h11.IDLE or bool(self.conn.trailing_data[0])
-            if not self._answering() and (begun or self._last() is None):
+            if not self._answering():
                 self.transport.close()
-
-        def _last(self) -> RequestResponseCycle | None:
-            return self.cycle  # None until there is a request, whatever its type says
-
-        def _answering(self) -> bool:
-            last = self._last()
-            return last is not None and not last.response_complete
 
     return Connection

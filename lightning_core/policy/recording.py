@@ -50,8 +50,8 @@ class EmbeddingsSpan(ModelSpan):
     """The span of a request for embeddings. What was embedded is not kept: it is no part of what is trained, and can be large."""
 
     def __init__(self, address: Address, body: Mapping[str, Any], model: str) -> None:
-        attributes: dict[str, Any] = {"gen_ai.request.model": model}
-        if isinstance(size := body.get("dimensions"), int):
+        attributes: dict[str, Any] = {"gen_ai.provider.name": "lightning", "gen_ai.request.model": model}
+        if isinstance(size := body.get("dimensions"), int) and size < 1 << 63:
             attributes["gen_ai.embeddings.dimension.count"] = size
         if isinstance(form := body.get("encoding_format"), str):
             attributes["gen_ai.request.encoding_formats"] = [form]
