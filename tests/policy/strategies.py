@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -45,19 +45,23 @@ JUNK: SearchStrategy[Any] = st.recursive(
 _DEEPEST = 5
 
 
-def request(params: Any, least: Mapping[str, Any]) -> SearchStrategy[bytes]:
-    """Bodies of ``params``, an SDK's TypedDict: ``least`` with a few of the fields besides, often as documented, sometimes not."""
+def request(params: Any, least: Mapping[str, Any], read: Collection[str]) -> SearchStrategy[bytes]:
+    """Bodies of ``params``, an SDK's TypedDict: ``least`` with a few of the fields besides, often as documented, sometimes not.
+
+    Those that are in ``read`` come more often than the others, which are refused or ignored, whatever is in them.
+    """
     hints = get_type_hints(params)
+    names = st.sampled_from(sorted(set(read) & set(hints))) | st.sampled_from(sorted(hints))
 
     @st.composite
     def draw(draw: st.DrawFn) -> bytes:
         body: dict[str, Any] = copy.deepcopy(dict(least))
-        for name in draw(st.lists(st.sampled_from(sorted(hints)), max_size=3)):
+        for name in draw(st.lists(names, min_size=1, max_size=3)):
             body[name] = draw(of(hints[name]))
-        if draw(st.integers(0, 3)) == 0:
+        if draw(st.booleans()):
             spoil(body, draw)
         data = json.dumps(body).encode()
-        if draw(st.integers(0, 9)) == 0:
+        if draw(st.integers(0, 19)) == 0:
             at, size = draw(st.integers(0, len(data))), draw(st.integers(0, 9))
             data = data[:at] + draw(st.binary(max_size=4)) + data[at + size :]
         return data
@@ -65,14 +69,13 @@ def request(params: Any, least: Mapping[str, Any]) -> SearchStrategy[bytes]:
     return draw()
 
 
-def spoil(value: Any, draw: st.DrawFn) -> None:
-    """Put junk somewhere into ``value``."""
+def spoil(body: dict[str, Any], draw: st.DrawFn) -> None:
+    """Put junk somewhere into ``body``, deep inside as often as not."""
+    value: Any = body
     while True:
         places = list(value) if isinstance(value, dict) else list(range(len(value)))
-        if not places:
-            return
         place = draw(st.sampled_from(places))
-        if isinstance(value[place], (dict, list)) and value[place] and draw(st.booleans()):
+        if isinstance(value[place], (dict, list)) and value[place] and draw(st.integers(0, 3)):
             value = value[place]
         else:
             value[place] = draw(JUNK)
