@@ -104,18 +104,24 @@ def asking(
         endpoint.close(key)
 
 
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[PolicyEndpoint]:
+    with serve() as endpoint:
+        yield endpoint
+
+
 REFUSED = [(wire, name) for wire in DIALECTS for name in sorted(wire.FIELDS.refused)]
 
 
 @pytest.mark.parametrize(("wire", "name"), REFUSED, ids=[f"{wire.PATH[1:]}-{name}" for wire, name in REFUSED])
-def test_what_is_refused_names_the_field_and_says_why(wire: Dialect, name: str):
+def test_what_is_refused_names_the_field_and_says_why(endpoint: PolicyEndpoint, wire: Dialect, name: str):
     outer, _, inner = name.partition(".")
 
     def body(value: Any) -> dict[str, Any]:
         return {**LEAST[wire.PATH], outer: {inner: value} if inner else value}
 
     refusal = wire.FIELDS.refused[name]
-    with serve() as endpoint, asking(endpoint) as (run, client):
+    with asking(endpoint) as (run, client):
         answer = client.post(wire.PATH, json=body("asked for"))
         assert answer.status_code == 400
         error = answer.json()["error"]
@@ -129,9 +135,9 @@ def test_what_is_refused_names_the_field_and_says_why(wire: Dialect, name: str):
 
 
 @pytest.mark.parametrize("wire", DIALECTS, ids=lambda wire: wire.PATH)
-def test_what_nobody_knows_is_refused_at_every_level(wire: Dialect):
+def test_what_nobody_knows_is_refused_at_every_level(endpoint: PolicyEndpoint, wire: Dialect):
     outers = {name.partition(".")[0] for name in wire.FIELDS.honoured if "." in name}
-    with serve() as endpoint, asking(endpoint) as (_, client):
+    with asking(endpoint) as (_, client):
         for body in ({"guided_json": {}}, *({outer: {"guided_json": {}}} for outer in outers)):
             answer = client.post(wire.PATH, json={**LEAST[wire.PATH], **body})
             assert answer.status_code == 400
@@ -139,12 +145,12 @@ def test_what_nobody_knows_is_refused_at_every_level(wire: Dialect):
 
 
 @pytest.mark.parametrize("wire", DIALECTS, ids=lambda wire: wire.PATH)
-def test_what_is_inert_changes_nothing(wire: Dialect):
+def test_what_is_inert_changes_nothing(endpoint: PolicyEndpoint, wire: Dialect):
     bodies: list[dict[str, Any]] = []
     for name in wire.FIELDS.inert:
         outer, _, inner = name.partition(".")
         bodies.append({outer: {inner: None} if inner else {"any": "thing"}})
-    with serve() as endpoint, asking(endpoint) as (run, client):
+    with asking(endpoint) as (run, client):
         for body in ({}, *bodies):
             assert client.post(wire.PATH, json={**LEAST[wire.PATH], **body}).status_code == 200
     assert len({call.prompt_ids.tobytes() for call in run.trace.calls if call.prompt_ids is not None}) == 1
@@ -251,8 +257,10 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("wire", "wrong", "name"), WRONG)
-def test_a_wrong_value_is_refused_with_its_name(wire: Dialect, wrong: dict[str, Any], name: str):
-    with serve() as endpoint, asking(endpoint) as (run, client):
+def test_a_wrong_value_is_refused_with_its_name(
+    endpoint: PolicyEndpoint, wire: Dialect, wrong: dict[str, Any], name: str
+):
+    with asking(endpoint) as (run, client):
         answer = client.post(wire.PATH, json={**LEAST[wire.PATH], **wrong})
     assert answer.status_code == 400
     assert name in answer.json()["error"]["message"]
