@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-
-from lightning_core.trace import Floats, TokenIds
+from numpy.typing import NDArray
 
 
 def sampling_digest(
     *,
-    prompt_ids: Sequence[int] | TokenIds,
-    output_ids: Sequence[int] | TokenIds,
-    logprobs: Sequence[float] | Floats,
+    prompt_ids: Sequence[int] | NDArray[np.integer[Any]],
+    output_ids: Sequence[int] | NDArray[np.integer[Any]],
+    logprobs: Sequence[float] | NDArray[np.floating[Any]],
     temperature: float,
     version: int,
     constraint: str | None,

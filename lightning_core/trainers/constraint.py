@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lightning_core.errors import MissingExtra, PolicyRequestError
 
-_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """One way to write a document: a small model that may put any white space anywhere writes white space for ever."""
 
 
@@ -60,13 +60,10 @@ class Constraints:
             self._tokenizers[stops] = from_tokenizer(
                 self._tokenizer, n_vocab=self._vocabulary, eos_token=list(stops) or None
             )
-        try:
-            grammar = LLMatcher.grammar_from_json_schema(wanted["json_schema"], overrides=_COMPACT)
-            matcher = LLMatcher(self._tokenizers[stops], grammar, log_level=0)
+        grammar = LLMatcher.grammar_from_json_schema(wanted["json_schema"], overrides=_COMPACT)
+        matcher = LLMatcher(self._tokenizers[stops], grammar, log_level=0)
+        if matcher.is_error():
             problem = matcher.get_error()
-        except ValueError as error:
-            problem = str(error)
-        if problem:
             raise PolicyRequestError(f"this JSON schema cannot be honoured: {problem}", param="response_format")
         return matcher
 

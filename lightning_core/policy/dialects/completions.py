@@ -154,6 +154,9 @@ class _Writer:
     def begin(self, index: int) -> bytes:
         return b""
 
+    def think(self, index: int, reasoning: str) -> bytes:
+        return b""  # a completion has no reasoning apart
+
     def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
         entry = _entry(self._reply, index, text, self._offsets[index], token_ids, logprobs)
         if entry["logprobs"]:
