@@ -58,12 +58,13 @@ class Answering:
             asked.headers, wire.PATH, key_header=wire.KEY_HEADER, passed_headers=wire.PASSED_HEADERS
         )
         if target is None:
-            raise PolicyRequestError(
-                f"agent {asked.address.agent!r} is not trained and asks for model {requested!r}, which is not served here; served are "
-                f"{list(self._backend.models)!r}. Train the agent, give it a model under agents.frozen, or set policy.upstream",
-                status=404,
-                param="model",
-            )
+            missing = f"model {requested!r} is not served here; served are {list(self._backend.models)!r}"
+            if self._passing.to_origins:
+                missing = (
+                    f"agent {asked.address.agent!r} is not trained, and {missing}. Train the agent, give it a model under agents.frozen, "
+                    "or set policy.upstream"
+                )
+            raise PolicyRequestError(missing, status=404, param="model")
         return target
 
     def _check_limits(self, request: ChatRequest) -> None:

@@ -23,7 +23,7 @@ class Passing:
 
     def __init__(self, server: UpstreamServer | None, *, to_origins: bool = True) -> None:
         self._server = server
-        self._to_origins = to_origins
+        self.to_origins = to_origins
         self._client = Upstream()
 
     async def close(self) -> None:
@@ -37,7 +37,7 @@ class Passing:
         passed = {name: headers[name] for name in passed_headers if name in headers}
         if self._server is not None:
             return with_headers(self._server.target(path, key_header), passed)
-        origin = headers.get(ORIGIN) if self._to_origins else None
+        origin = headers.get(ORIGIN) if self.to_origins else None
         return with_headers(origin_target(origin, headers.get(ORIGIN_AUTHORIZATION)), passed) if origin else None
 
     async def pass_on(self, wire: Dialect, asked: Asked, request: ChatRequest, target: Target) -> Response:

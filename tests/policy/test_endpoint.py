@@ -175,7 +175,7 @@ def test_an_unknown_model_of_an_untrained_agent_is_a_clear_404():
         pytest.raises(openai.NotFoundError) as caught,
     ):
         client.chat.completions.create(model="gpt-x", messages=HI)
-    assert "agent 'checker' is not trained and asks for model 'gpt-x'" in str(caught.value)
+    assert "agent 'checker' is not trained, and model 'gpt-x' is not served here" in str(caught.value)
 
 
 def test_calls_of_untrained_agents_go_upstream_and_are_recorded():
