@@ -17,7 +17,7 @@ from lightning_core.policy.chat import Chat, Memory, Prompt
 from lightning_core.policy.dialects.dialect import StreamWriter
 from lightning_core.policy.dialects.exchange import ChatRequest, Choice, Message
 from lightning_core.policy.recording import CallSpan
-from lightning_core.policy.streaming import HeldText, cut
+from lightning_core.policy.streaming import HeldText, RunningText, cut
 from lightning_core.trace import Address, describe
 
 logger = logging.getLogger(__name__)
@@ -112,6 +112,7 @@ class Sampler:
         choice = Choice(message={}, token_ids=[], logprobs=[], finish_reason="stop")
         version = 0
         stopped_by_text = False
+        running = RunningText(self._chat.text)
         deltas = self._backend.generate(
             job.prompt.ids, params, model=job.model, stream=request.stream or bool(request.stop)
         )
@@ -121,7 +122,9 @@ class Sampler:
                 choice.logprobs += delta.logprobs
                 choice.finish_reason = delta.finish_reason or "stop"
                 version = delta.version
-                stopped_by_text = any(s in self._chat.text(choice.token_ids) for s in request.stop)
+                if request.stop:
+                    text = running(choice.token_ids)
+                    stopped_by_text = any(s in text for s in request.stop)
                 if emit is not None:
                     emit(choice, list(delta.token_ids), list(delta.logprobs))
                 if stopped_by_text:
@@ -159,7 +162,7 @@ class Sampler:
                 events.put_nowait(event)
 
         async def run(index: int, span: CallSpan) -> Choice:
-            held = HeldText(self._chat.text, job.request.stop, tools=bool(job.request.tools))
+            held = HeldText(RunningText(self._chat.text), job.request.stop, tools=bool(job.request.tools))
             send(writer.begin(index))
 
             def emit(choice: Choice, ids: list[int], logprobs: list[float]) -> None:
@@ -172,8 +175,13 @@ class Sampler:
         everything = asyncio.gather(*(run(i, span) for i, span in enumerate(spans)))
         everything.add_done_callback(lambda _: events.put_nowait(None))
         try:
-            while (event := await events.get()) is not None:
-                yield event
+            over = False
+            while not over:
+                # What waits goes out together, so that an endpoint that is behind catches up.
+                waiting = [await events.get(), *(events.get_nowait() for _ in range(events.qsize()))]
+                over = waiting[-1] is None
+                if ready := b"".join(event for event in waiting if event):
+                    yield ready
             yield writer.end(await everything)
         finally:
             everything.cancel()

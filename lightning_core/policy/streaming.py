@@ -5,6 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
+class RunningText:
+    """The text of a response that is still being sampled. Only what is new is decoded: all of it for each token would be quadratic."""
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._settled = ""
+        # Tokens from ``start`` are decoded again with each new one, since what stands before a token can change its text (a space
+        # that SentencePiece drops at the beginning); those up to ``end`` are in ``settled``.
+        self._start = self._end = 0
+
+    def __call__(self, token_ids: list[int]) -> str:
+        """The text of ``token_ids``, which begin with those of the last call."""
+        before = self._decode(token_ids[self._start : self._end])
+        fresh = self._decode(token_ids[self._start :])[len(before) :]
+        if fresh and not fresh.endswith("\ufffd"):  # an unfinished character
+            self._settled += fresh
+            self._start, self._end = self._end, len(token_ids)
+            return self._settled
+        return self._settled + fresh
+
+
 class HeldText:
     """Decides how much of a response's text may be streamed already."""
 
