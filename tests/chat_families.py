@@ -187,6 +187,9 @@ class FamilyBackend:
         self._family = family
         self._script = script
 
+    def check(self, params: SamplingParams) -> None:
+        pass
+
     async def generate(
         self, prompt_ids: Any, params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import threading
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -54,7 +55,8 @@ class _Turn:
     """A recorded exchange: what was rendered, what it was sampled from, and what came back."""
 
     text: str
-    ids: tuple[int, ...]
+    ids: array[int]
+    """Packed: four bytes each instead of forty, and there may be many turns."""
     response: Message
     ended: bool
 
@@ -163,7 +165,7 @@ class Chat:
         """Record what was sampled from ``prompt``, so that the next turn continues these very tokens."""
         turn = _Turn(
             text=prompt.text,
-            ids=(*prompt.ids, *output_ids),
+            ids=array("I", (*prompt.ids, *output_ids)),
             response=response,
             ended=bool(output_ids) and output_ids[-1] in self.stop_token_ids,
         )

@@ -18,7 +18,7 @@ from lightning_core.policy.dialects.dialect import StreamWriter
 from lightning_core.policy.dialects.exchange import ChatRequest, Choice, Message
 from lightning_core.policy.recording import CallSpan
 from lightning_core.policy.sessions import POLICY, Session
-from lightning_core.policy.streaming import HeldText, cut
+from lightning_core.policy.streaming import HeldText, RunningText, cut
 from lightning_core.trace import Address
 
 _ANY_OBJECT = {"type": "object"}
@@ -80,6 +80,7 @@ class Sampler:
         choice = Choice(message={}, token_ids=[], logprobs=[], finish_reason="stop")
         sampled: list[Delta] = []
         stopped_by_text = False
+        running = RunningText(self._chat.text)
         deltas = self._backend.generate(
             job.prompt.ids, params, model=job.model, stream=request.stream or bool(request.stop)
         )
@@ -89,7 +90,9 @@ class Sampler:
                 choice.token_ids += delta.token_ids
                 choice.logprobs += delta.logprobs
                 choice.finish_reason = delta.finish_reason or "stop"
-                stopped_by_text = any(s in self._chat.text(choice.token_ids) for s in request.stop)
+                if request.stop:
+                    text = running(choice.token_ids)
+                    stopped_by_text = any(s in text for s in request.stop)
                 if emit is not None:
                     emit(choice, list(delta.token_ids), list(delta.logprobs))
                 if stopped_by_text:
@@ -134,7 +137,7 @@ class Sampler:
             _all_answer if job.request.prompts else partial(self._chat.split, thinking=job.prompt.thinking, final=False)
         )
         form = self._chat.tool_format if job.request.tools else None
-        return HeldText(self._chat.text, split, job.request.stop, tools=form)
+        return HeldText(RunningText(self._chat.text), split, job.request.stop, tools=form)
 
     async def respond_to_all(self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan]) -> list[Choice]:
         """Sample all responses to a request. When one fails, so do the others, and none is still being sampled."""
@@ -174,8 +177,13 @@ class Sampler:
         )
         everything.add_done_callback(lambda _: events.put_nowait(None))
         try:
-            while (event := await events.get()) is not None:
-                yield event
+            over = False
+            while not over:
+                # What waits goes out together, so that an endpoint that is behind catches up.
+                waiting = [await events.get(), *(events.get_nowait() for _ in range(events.qsize()))]
+                over = waiting[-1] is None
+                if ready := b"".join(event for event in waiting if event):
+                    yield ready
             yield writer.end(await everything)
         finally:
             everything.cancel()

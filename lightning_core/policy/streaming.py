@@ -8,6 +8,27 @@ from typing import Any
 from lightning_core.policy.tool_formats import ToolFormat
 
 
+class RunningText:
+    """The text of a response that is still being sampled. Only what is new is decoded: all of it for each token would be quadratic."""
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._settled = ""
+        # Tokens from ``start`` are decoded again with each new one, since what stands before a token can change its text (a space
+        # that SentencePiece drops at the beginning); those up to ``end`` are in ``settled``.
+        self._start = self._end = 0
+
+    def __call__(self, token_ids: list[int]) -> str:
+        """The text of ``token_ids``, which begin with those of the last call."""
+        before = self._decode(token_ids[self._start : self._end])
+        fresh = self._decode(token_ids[self._start :])[len(before) :]
+        if fresh and not fresh.endswith("\ufffd"):  # an unfinished character
+            self._settled += fresh
+            self._start, self._end = self._end, len(token_ids)
+            return self._settled
+        return self._settled + fresh
+
+
 class HeldText:
     """Decides how much of a response may be streamed already: its reasoning once it has ended, then text that nothing later can change."""
 

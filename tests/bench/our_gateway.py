@@ -37,6 +37,9 @@ class HttpBackend:
         self._url = f"{url}/completions"
         self._session: aiohttp.ClientSession | None = None
 
+    def check(self, params: SamplingParams) -> None:
+        pass
+
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
@@ -75,6 +78,9 @@ class ReadyBackend:
     def __init__(self, size: int) -> None:
         self._ids = tokens(size, 2)
         self._logprobs = logprobs_of(self._ids)
+
+    def check(self, params: SamplingParams) -> None:
+        pass
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
