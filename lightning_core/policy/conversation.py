@@ -87,18 +87,19 @@ def functions_of(message: Message) -> list[Any]:
 def keys(messages: Sequence[Message], setting: str) -> list[str]:
     """For each message a key of the conversation up to it, under ``setting`` (its tools and demands).
 
-    It is the same whatever ids the calls have, and whether a response was stripped, or its arguments serialised in another way. Reasoning
-    does not count: clients leave it out.
+    It is the same whatever ids the calls have, and whether a response was stripped, or its arguments serialised in another way. Its
+    reasoning does not count, since clients leave it out, nor its name, which LangChain puts in.
     """
     found: list[str] = []
     state = blake2b(setting.encode(), digest_size=16)
     for message in messages:
+        ours = message["role"] == "assistant"
         content = text_of(message)
         parts = [
             message["role"],
-            content.strip() if message["role"] == "assistant" else content,
+            content.strip() if ours else content,
             functions_of(message),
-            message.get("name"),
+            None if ours else message.get("name"),
             message.get("tool_call_id"),
         ]
         state.update(json.dumps(parts, sort_keys=True).encode())

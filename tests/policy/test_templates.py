@@ -259,7 +259,7 @@ def test_reserialised_arguments_realign(family: Family):
     call = response["tool_calls"][0]
     other = {**call, "id": "call_of_another_kind", "function": {**call["function"], "arguments": '{\n "a":1 }'}}
     result = {"role": "tool", "tool_call_id": other["id"], "content": "forty"}
-    second = chat.render([USER, {"role": "assistant", "tool_calls": [other]}, result], TOOLS, memory)
+    second = chat.render([USER, {"role": "assistant", "name": "clerk", "tool_calls": [other]}, result], TOOLS, memory)
     assert second.context == ("forked" if family.opens_thought else "clean")
     third = chat.render([USER, {"role": "assistant", "content": " ", "tool_calls": [other]}, result], TOOLS, memory)
     assert third.context == ("forked" if family.opens_thought else "realigned")
