@@ -54,6 +54,8 @@ IDLE_SECONDS = 3600
 """How long an idle connection is kept. Clients drop theirs after seconds (httpx: 5, aiohttp: 15): were the server to do it first, a request
 that is sent at that moment, as the first one after an update, would be lost."""
 
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
 
 class PolicyEndpoint:
     """Serves ``backend`` at ``url``. Start with ``with PolicyEndpoint(...) as endpoint:``; it listens on a thread of its own.
@@ -95,7 +97,7 @@ class PolicyEndpoint:
             Route("/v1/models/{model:path}", self._admitted(self._find_model), methods=["GET"]),
             *([] if standalone else [Route(otlp_receiver.PATH, self._traces, methods=["POST"])]),
             Route("/health", self._health, methods=["GET"]),
-            Route("/{path:path}", self._admitted(self._no_such_api), methods=["GET", "POST"]),
+            Route("/{path:path}", self._admitted(self._no_such_api), methods=_METHODS),
         ]
         config = uvicorn.Config(
             Starlette(routes=routes, exception_handlers={Exception: _internal_error}),

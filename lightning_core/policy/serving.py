@@ -140,7 +140,8 @@ class Service:
     def _broken_off(self, asked: Asked, error: Exception) -> bytes:
         """Headers are sent; the client hears of it in the stream."""
         asked.abandon(error)
-        count_failure(asked.address, error)
+        if not isinstance(error, PolicyRequestError):
+            count_failure(asked.address, error)
         return self._wire.error_event(describe(error))
 
 

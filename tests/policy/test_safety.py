@@ -45,7 +45,9 @@ def test_it_listens_on_this_machine_only():
         assert endpoint._socket.getsockname()[0] == "127.0.0.1"
 
 
-@pytest.mark.parametrize("path", [*(f"POST {path}" for path in POSTS), *(f"GET {path}" for path in GETS)])
+@pytest.mark.parametrize(
+    "path", [*(f"POST {path}" for path in POSTS), *(f"GET {path}" for path in GETS), "DELETE /messages", "PUT /models"]
+)
 def test_a_wrong_key_is_told_nothing(path: str):
     """The same words for a key that was never there, one that is closed, and none at all; whether or not the path exists."""
     method, _, path = path.partition(" ")
