@@ -82,7 +82,7 @@ def sample(family: Family, memory: Memory, prompt: Prompt, text: str, *, stop: s
 
 
 def recorded(memory: Memory) -> list[tuple[int, ...]]:
-    return [turn.ids for turn in memory._turns.values()]
+    return [tuple(turn.ids) for turn in memory._turns.values()]
 
 
 def thinking(family: Family, thought: str, answer: str) -> str:
