@@ -21,7 +21,7 @@ from lightning_core.policy.tool_formats import FORMATS, HERMES, SHORT_ID, ToolCa
 
 _TOOLS_PROMPT = (
     "You may call functions. The available ones, one JSON schema a line:\n<tools>\n{tools}\n</tools>\n"
-    "To call functions, answer with the calls in this form:\n{example}"
+    "To call one, answer with {example}, once for each call."
 )
 
 _USER: dict[str, Any] = {"role": "user", "content": "x"}
@@ -197,7 +197,9 @@ class ChatTemplate:
         return {key: identifier} if key in given else {}
 
     def _spell_out(self, tools: Sequence[Any]) -> str:
-        example = self.tool_format.write([ToolCall("<name>", {"<parameter>": "<value>"})])
+        example = self.tool_format.write([ToolCall("NAME", "OBJECT")])
+        for placeholder, shown in (('"NAME"', "<name>"), ("NAME", "<name>"), ('"OBJECT"', "<object>")):
+            example = example.replace(placeholder, shown)
         listed = "\n".join(json.dumps(t.get("function", t), ensure_ascii=False) for t in tools)
         return _TOOLS_PROMPT.format(tools=listed, example=example)
 

@@ -124,7 +124,7 @@ def tagged(name: str, opening: str, closing: str, *, as_list: bool = False) -> T
     def write(calls: Sequence[ToolCall]) -> str:
         if as_list:
             return f"{opening}[{', '.join(map(_object, calls))}]{closing}"
-        return "\n".join(f"{opening}\n{_object(call)}\n{closing}" for call in calls)
+        return "\n".join(f"{opening}{_object(call)}{closing}" for call in calls)
 
     one = partial(_tagged_one, closing=closing, opening=opening)
     return ToolFormat(
