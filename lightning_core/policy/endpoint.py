@@ -151,7 +151,7 @@ class PolicyEndpoint:
         session = self._sessions.forget(key)
         if session is None:
             return
-        if self._thread.is_alive():
+        if session.requests:  # what comes later finds the session closed, before it opens a span
             asyncio.run_coroutine_threadsafe(stop(session), self._loop).result(timeout_seconds)
         self._spans.close(session.root)
 
