@@ -73,13 +73,6 @@ def serve(command: Path, upstream: str, rollouts: int) -> Generator[tuple[int, i
         yield child.pid, port, [one["rollout_id"] for one in made.json()]
 
 
-def end_rollouts(port: int, rollouts: Sequence[str]) -> None:
-    """What its trainer does with rollouts that it has read."""
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"authorization": "Bearer k"}) as client:
-        for rollout in rollouts:
-            client.delete(f"/api/rollouts/{rollout}").raise_for_status()
-
-
 def path(rollout: str) -> str:
     """Where an agent of ``rollout`` asks."""
     return f"/proxy/rollout/{rollout}/attempt/0/mode/train/openai/v1/chat/completions"

@@ -1,4 +1,4 @@
-"""Our endpoint and the anchor's gateway before the same model server, which answers at once: what each of them costs. In one run.
+"""Our endpoint and the anchor's gateway before the same model server that costs nothing: what each of them costs, in one run.
 
     python -m tests.bench.bench_endpoint [--repeats 3] [--workload short long] [--anchor-python PATH | --no-anchor] [--tokenizer NAME]
 
@@ -9,26 +9,29 @@ Both gateways, the model server (`null_model.py`) and the load (`http_load.py`) 
 - *free tokens*: tokenising costs nothing, as for the anchor, whose model server does that; else it is TOKENIZER's;
 - *streamed*: the answer comes token by token, from the model server too. The anchor refuses to stream.
 
-CPU is user and system time of the gateway's process a request, at 64 streams. Added latency is that of the request less that of the same
-request without a gateway, at p50 and p99; streams ask again at once, so that with 64 and more it is mostly waiting for one another.
-RAM is what a request leaves behind while its rollout goes on, and after all rollouts have ended. Medians over the repeats; gateways
-take turns.
+CPU is user and system time of the gateway's process a request, at 64 streams. RAM is what a request leaves behind in it while its rollout
+goes on. Added latency is that of a request less that of the same request without a gateway. Streams ask again at once: with 64 and more
+of them it is what a saturated gateway makes them wait for one another. In the last column of the short ones the model takes ten seconds, as
+models do, and a thousand requests are in flight while the gateway has little to do. Medians over the repeats; gateways take turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
 import statistics
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from tests.bench import anchor_gateway
 from tests.bench.http_load import UNIQUE, Order
@@ -51,17 +54,30 @@ WORDS = (
     "family",
 )
 ROLLOUTS = 64
-STREAMS = (1, 64, 1000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """So many requests over so many streams."""
+
+    streams: int
+    requests: int
+    hold: float = 0.0
+    """Seconds that the model takes; streams begin one after the other in as many, so that all are open at the same time."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.streams} streams{f', {self.hold:g} s' if self.hold else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Sizes in tokens, and how many requests are sent with 1, 64 and 1,000 streams."""
+    """Sizes in tokens, and the phases; CPU and RAM are measured in the second."""
 
     name: str
     prompt: int
     output: int
-    requests: tuple[int, int, int]
+    phases: tuple[Phase, ...]
 
     def body(self, stream: bool) -> str:
         text = " ".join(random.Random(0).choices(WORDS, k=self.prompt - 20))
@@ -70,9 +86,15 @@ class Workload:
         return json.dumps({"model": "policy", "messages": messages, "max_tokens": self.output, **extra})
 
 
+def at_once(one: int, some: int) -> tuple[Phase, ...]:
+    return (Phase(streams=1, requests=one), Phase(streams=64, requests=some), Phase(streams=1000, requests=1000))
+
+
 WORKLOADS = (
-    Workload(name="short", prompt=64, output=16, requests=(300, 1280, 2000)),
-    Workload(name="long", prompt=8192, output=512, requests=(50, 256, 1000)),
+    Workload(
+        name="short", prompt=64, output=16, phases=(*at_once(200, 640), Phase(streams=1000, requests=1000, hold=10.0))
+    ),
+    Workload(name="long", prompt=8192, output=512, phases=at_once(50, 192)),
 )
 
 
@@ -93,7 +115,6 @@ class Served:
     pid: int
     port: int
     targets: list[tuple[str, str]]
-    end_rollouts: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +122,9 @@ class Measured:
     """Seconds and bytes, a request."""
 
     cpu: float
-    added: tuple[tuple[float, float], ...]
-    """p50 and p99, for each of `STREAMS`."""
     kept: float
-    left: float
+    added: tuple[tuple[float, float], ...]
+    """p50 and p99 of added latency, for each of `PHASES`."""
 
 
 class Load:
@@ -114,10 +134,18 @@ class Load:
         self._child = child
         self._next = 10_000_000
 
-    def send(self, port: int, targets: list[tuple[str, str]], body: str, streams: int, requests: int) -> list[float]:
+    def send(self, port: int, targets: list[tuple[str, str]], body: str, phase: Phase) -> list[float]:
         """Latencies in seconds, sorted."""
-        first, self._next = self._next, self._next + requests
-        order = Order(port=port, targets=targets, body=body, streams=streams, requests=requests, first=first)
+        first, self._next = self._next, self._next + phase.requests
+        order = Order(
+            port=port,
+            targets=targets,
+            body=body,
+            streams=phase.streams,
+            requests=phase.requests,
+            first=first,
+            spread=phase.hold,
+        )
         print(order.to_json(), file=self._child.stdin, flush=True)
         return sorted(json.loads(read_line(self._child))["latencies"])
 
@@ -132,22 +160,15 @@ def serve(gateway: Gateway, workload: Workload, null: str, anchor: Path | None) 
     if gateway.tokenizer is None:
         assert anchor is not None
         with anchor_gateway.serve(anchor, upstream, ROLLOUTS) as (pid, port, rollouts):
-            targets = [(anchor_gateway.path(rollout), "k") for rollout in rollouts]
-            yield Served(
-                pid=pid, port=port, targets=targets, end_rollouts=lambda: anchor_gateway.end_rollouts(port, rollouts)
-            )
+            yield Served(pid=pid, port=port, targets=[(anchor_gateway.path(rollout), "k") for rollout in rollouts])
         return
     command = [sys.executable, "-m", "tests.bench.our_gateway", str(ROLLOUTS), gateway.tokenizer]
     sizes = ["--tokens", str(workload.prompt), str(workload.output)]
     with process([*command, *([] if gateway.in_process else ["--upstream", upstream]), *sizes]) as child:
         ready = json.loads(read_line(child))
-
-        def end_rollouts() -> None:
-            print(file=child.stdin, flush=True)
-            read_line(child)
-
-        targets = [("/v1/chat/completions", key) for key in ready["keys"]]
-        yield Served(pid=child.pid, port=ready["port"], targets=targets, end_rollouts=end_rollouts)
+        yield Served(
+            pid=child.pid, port=ready["port"], targets=[("/v1/chat/completions", key) for key in ready["keys"]]
+        )
 
 
 def measure(load: Load, gateway: Gateway, workload: Workload, null: str, anchor: Path | None) -> Measured:
@@ -157,43 +178,45 @@ def measure(load: Load, gateway: Gateway, workload: Workload, null: str, anchor:
     direct = [(f"/{workload.prompt}/{workload.output}/v1/{operation}", "k")]
     null_port = int(null.rpartition(":")[2])
     added: list[tuple[float, float]] = []
+    cpu = kept = 0.0
     with serve(gateway, workload, null, anchor) as served:
-        load.send(served.port, served.targets, body, 64, 128)
-        before, cpu = resident_bytes(served.pid), 0.0
-        kept = 0.0
-        for streams, requests in zip(STREAMS, workload.requests, strict=True):
-            alone = quantiles(load.send(null_port, direct, body, streams, requests))
+        load.send(served.port, served.targets, body, Phase(streams=64, requests=128))
+        resident = resident_bytes(served.pid)
+        for phase in workload.phases:
+            # A backend in process has no model server to wait for, so there is nothing to hold.
+            if phase.hold and gateway.in_process:
+                added.append((math.nan, math.nan))
+                continue
+            httpx.get(f"{null}/hold/{phase.hold}")
+            alone = quantiles(load.send(null_port, direct, body, phase))
             start = cpu_seconds(served.pid)
-            through = quantiles(load.send(served.port, served.targets, body, streams, requests))
+            through = quantiles(load.send(served.port, served.targets, body, phase))
             added.append((through[0] - alone[0], through[1] - alone[1]))
-            if streams == 64:
-                cpu = (cpu_seconds(served.pid) - start) / requests
-                kept = (resident_bytes(served.pid) - before) / sum(workload.requests[:2])
-        served.end_rollouts()
-        left = (resident_bytes(served.pid) - before) / sum(workload.requests)
-    return Measured(cpu=cpu, added=tuple(added), kept=kept, left=left)
+            if phase is workload.phases[1]:
+                cpu = (cpu_seconds(served.pid) - start) / phase.requests
+                kept = (resident_bytes(served.pid) - resident) / sum(p.requests for p in workload.phases[:2])
+    httpx.get(f"{null}/hold/0")
+    return Measured(cpu=cpu, kept=kept, added=tuple(added))
 
 
 def median(runs: list[Measured]) -> Measured:
     middle = statistics.median
     added = tuple(
-        (middle(run.added[i][0] for run in runs), middle(run.added[i][1] for run in runs)) for i in range(len(STREAMS))
+        (middle(p50 for p50, _ in phase), middle(p99 for _, p99 in phase))
+        for phase in zip(*(run.added for run in runs), strict=True)
     )
-    return Measured(
-        cpu=middle(run.cpu for run in runs),
-        added=added,
-        kept=middle(run.kept for run in runs),
-        left=middle(run.left for run in runs),
-    )
+    return Measured(cpu=middle(run.cpu for run in runs), kept=middle(run.kept for run in runs), added=added)
 
 
 def report(workload: Workload, results: dict[str, Measured]) -> None:
-    print(f"\n{workload.name}: prompt {workload.prompt} tokens, response {workload.output}")
-    heads = "".join(f"{f'{streams} streams':>20s}" for streams in STREAMS)
-    print(f"{'':34s}{'CPU':>9s}{heads}{'RAM kept':>12s}{'left':>11s}")
+    print(
+        f"\n{workload.name}: prompt {workload.prompt} tokens, response {workload.output}; added latency p50 / p99 in ms"
+    )
+    heads = "".join(f"{phase.name:>20s}" for phase in workload.phases)
+    print(f"{'':30s}{'CPU':>9s}{'RAM kept':>12s}{heads}")
     for name, m in results.items():
-        cells = "".join(f"{p50 * 1000:10.2f}/{p99 * 1000:6.1f} ms" for p50, p99 in m.added)
-        print(f"{name:34s}{m.cpu * 1000:6.2f} ms{cells}{m.kept / 1024:8.1f} KiB{m.left / 1024:7.1f} KiB", flush=True)
+        cells = "".join(f"{p50 * 1000:11.2f}/{p99 * 1000:8.1f}" for p50, p99 in m.added)
+        print(f"{name:30s}{m.cpu * 1000:6.2f} ms{m.kept / 1024:8.1f} KiB{cells}", flush=True)
     anchor = results.get("anchor")
     for name, m in results.items():
         if m is anchor:
@@ -202,7 +225,7 @@ def report(workload: Workload, results: dict[str, Measured]) -> None:
         if anchor is not None:
             cpu, ram = anchor.cpu / m.cpu, anchor.kept / max(m.kept, 1)
             words += [f"CPU 1/{cpu:.1f} {verdict(cpu >= 5)} 1/5", f"RAM 1/{ram:.1f} {verdict(ram >= 10)} 1/10"]
-        print(f"  {name:34s}{', '.join(words)}")
+        print(f"  {name:28s}{', '.join(words)}")
 
 
 def verdict(met: bool) -> str:
@@ -225,7 +248,6 @@ def main() -> None:
         Gateway(name="ours, http, free tokens", tokenizer="free"),
         Gateway(name="ours, http", tokenizer=real),
         Gateway(name="ours, http, streamed", tokenizer=real, stream=True),
-        Gateway(name="ours, http, streamed, free tokens", tokenizer="free", stream=True),
         Gateway(name="ours, in process", tokenizer=real, in_process=True),
         Gateway(name="ours, in process, streamed", tokenizer=real, in_process=True, stream=True),
     ]
@@ -242,6 +264,7 @@ def main() -> None:
             runs: dict[str, list[Measured]] = {gateway.name: [] for gateway in gateways}
             for _ in range(options.repeats):
                 for gateway in gateways:
+                    print(f"{workload.name}, {gateway.name} …", file=sys.stderr, flush=True)
                     runs[gateway.name].append(measure(load, gateway, workload, url, anchor))
             report(workload, {name: median(some) for name, some in runs.items()})
 

@@ -33,6 +33,8 @@ class Order:
     requests: int
     first: int
     """Number that the first request is told apart by."""
+    spread: float = 0.0
+    """Seconds over which the streams begin one after the other."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -96,11 +98,12 @@ async def carry_out(order: Order) -> list[float]:
         ]
         streams += [stream for _, stream in await asyncio.gather(*batch)]
 
-    async def run(stream: Stream) -> list[float]:
+    async def run(place: int, stream: Stream) -> list[float]:
+        await asyncio.sleep(order.spread * place / order.streams)
         return [await stream.ask(request_bytes(order, number)) for number in numbers]
 
     try:
-        return [seconds for some in await asyncio.gather(*map(run, streams)) for seconds in some]
+        return [seconds for some in await asyncio.gather(*map(run, range(order.streams), streams)) for seconds in some]
     finally:
         for stream in streams:
             stream.close()

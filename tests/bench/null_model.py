@@ -1,9 +1,10 @@
-"""A model server that answers at once with vLLM's fields, and costs next to nothing: what stands behind the gateways of bench_endpoint.
+"""A model server that costs next to nothing and answers with vLLM's fields: what stands behind the gateways of bench_endpoint.
 
     python -m tests.bench.null_model
 
 Prints its URL. ``/PROMPT/OUTPUT/v1/chat/completions`` and ``/PROMPT/OUTPUT/v1/completions`` answer as to a prompt of PROMPT tokens with
-OUTPUT tokens, whatever was asked; completions also stream, one event a token. Answers are written once and sent as they are.
+OUTPUT tokens, whatever was asked; completions also stream, one event a token. Answers are written once and sent as they are: at once, or
+so many seconds later as the last ``GET /hold/SECONDS`` said.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ def answer(path: str, stream: bool) -> bytes:
 class NullModel(asyncio.Protocol):
     """One connection."""
 
+    hold = 0.0
+
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self._buffer = bytearray()
@@ -101,7 +104,12 @@ class NullModel(asyncio.Protocol):
             path = bytes(self._buffer).split(b" ", 2)[1].decode()
             body = bytes(self._buffer[end + 4 : size])
             del self._buffer[:size]
-            self._transport.write(answer(path, b'"stream":true' in body or b'"stream": true' in body))
+            if path.startswith("/hold/"):
+                NullModel.hold = float(path.removeprefix("/hold/"))
+                self._transport.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+                continue
+            ready = answer(path, b'"stream":true' in body or b'"stream": true' in body)
+            asyncio.get_running_loop().call_later(NullModel.hold, self._transport.write, ready)
 
 
 async def main() -> None:

@@ -2,14 +2,13 @@
 
     python -m tests.bench.our_gateway ROLLOUTS TOKENIZER [--upstream URL] --tokens PROMPT OUTPUT
 
-Prints a JSON line, ``{"port": …, "keys": […]}``, with a key for each open rollout. A line on stdin ends them all; ``over`` is the answer.
+Prints a JSON line, ``{"port": …, "keys": […]}``, with a key for each open rollout. Serves until its stdin ends.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextvars
-import gc
 import json
 import sys
 from collections.abc import AsyncGenerator, Sequence
@@ -138,22 +137,16 @@ def main() -> None:
     backend = HttpBackend(options.upstream) if options.upstream else ReadyBackend(output_size)
     routing = Routing(trained=frozenset(), temperature=1.0, max_tokens=output_size)
     with PolicyEndpoint(backend, Chat(load_tokenizer(options.tokenizer, prompt_size))) as endpoint:
-        scopes = [
-            rollout({"id": str(i)}, endpoint=endpoint.url, api_key=endpoint.new_key()) for i in range(options.rollouts)
+        runs = [
+            # Each in a context of its own: scopes that are open at the same time must not be inside one another.
+            contextvars.copy_context().run(rollout({"id": str(i)}).__enter__)
+            for i in range(options.rollouts)
         ]
-        contexts = [contextvars.copy_context() for _ in scopes]
-        runs = [context.run(scope.__enter__) for context, scope in zip(contexts, scopes, strict=True)]
-        for run in runs:
-            endpoint.open(str(run.api_key), run.address, routing)
+        keys = [endpoint.new_key() for _ in runs]
+        for run, key in zip(runs, keys, strict=True):
+            endpoint.open(key, run.address, routing)
         port = int(endpoint.url.removesuffix("/v1").rpartition(":")[2])
-        print(json.dumps({"port": port, "keys": [run.api_key for run in runs]}), flush=True)
-        sys.stdin.readline()
-        for context, scope, run in zip(contexts, scopes, runs, strict=True):
-            endpoint.close(str(run.api_key))
-            context.run(scope.__exit__, None, None, None)
-        del scopes, runs, scope, run, contexts, context
-        gc.collect()
-        print("over", flush=True)
+        print(json.dumps({"port": port, "keys": keys}), flush=True)
         sys.stdin.readline()
 
 
