@@ -33,7 +33,7 @@ from lightning_core.trace import Address, SpanRecord, Trace, check_reward, descr
 
 logger = logging.getLogger(__name__)
 
-_RESPONSE_PREFIX = re.compile(r"^(?:chatcmpl-|resp_|msg_)")
+_RESPONSE_PREFIX = re.compile(r"^(?:chatcmpl-|cmpl-|resp_|msg_)")
 """What the APIs' response ids begin with; ours go on with the call's id."""
 
 _sequence = itertools.count(1)

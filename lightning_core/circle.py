@@ -225,7 +225,8 @@ def open_circle(
             trainer.load(checkpoint)
         upstream = config.policy.upstream
         target = None if upstream is None else upstream_target(upstream.base_url, upstream.api_key_env)
-        endpoint = stack.enter_context(PolicyEndpoint(trainer.backend, Chat(trainer.tokenizer), upstream=target))
+        chat = Chat(trainer.tokenizer, stop_token_ids=trainer.stop_token_ids)
+        endpoint = stack.enter_context(PolicyEndpoint(trainer.backend, chat, upstream=target))
         store = stack.enter_context(Store(folder / "store.db"))
         settings = RunnerSettings(
             concurrency=config.rollouts.concurrency,

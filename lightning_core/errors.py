@@ -62,6 +62,10 @@ class UpstreamError(InfrastructureError):
     """A model server that a call was forwarded to could not be reached or refused the call."""
 
 
+class OverloadError(InfrastructureError):
+    """All rollouts together ask more of the policy endpoint than it takes on at a time."""
+
+
 class PolicyRequestError(LightningError, ValueError):
     """A request to the policy endpoint that cannot be served as it stands; becomes an HTTP error with this text."""
 
@@ -76,3 +80,7 @@ class PolicyRequestError(LightningError, ValueError):
 
 class TrainingError(LightningError, RuntimeError):
     """The trainer cannot take a step: non-finite loss, no rows, a checkpoint that does not fit."""
+
+
+class ProofError(TrainingError):
+    """What is about to be trained on is not what was sampled. The weights are as before."""

@@ -37,6 +37,9 @@ SEQUENCE = "lightning.sequence"
 PROMPT_IDS = "lightning.prompt_token_ids"
 OUTPUT_IDS = "lightning.output_token_ids"
 LOGPROBS = "lightning.output_logprobs"
+VERSION = "lightning.policy_version"
+DIGEST = "lightning.digest"
+CONSTRAINT = "lightning.constraint"
 
 _TRACEPARENT = re.compile(r"^00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$")
 _AGENT_HEADER = "lightning-agent"
@@ -106,6 +109,10 @@ class Call:
     logprobs: Floats | None
     """float32 [T], of the distribution that was sampled from."""
     temperature: float
+    constraint: str | None
+    """What the response was constrained to (``SamplingParams.constraint``); ``logprobs`` are those among the allowed tokens."""
+    digest: str | None
+    """`sampling_digest` of the above, taken where it was sampled; None for every model but the trained one."""
     finish_reason: str | None
     context: str | None
     """How the prompt joins what this rollout said before: new, clean, realigned or forked (see ``policy/chat.py``)."""
@@ -218,13 +225,15 @@ def _call(span: SpanRecord) -> Call:
         agent=a.get(AGENT),
         sequence=int(a.get(SEQUENCE, 0)),
         model=str(a.get("gen_ai.response.model") or a.get("gen_ai.request.model") or ""),
-        policy_version=a.get("lightning.policy_version"),
+        policy_version=a.get(VERSION),
         messages=tuple(json.loads(a.get("gen_ai.input.messages", "[]"))),
         response=json.loads(a["gen_ai.output.messages"])[0] if "gen_ai.output.messages" in a else None,
         prompt_ids=_unpack(a.get(PROMPT_IDS), "<u4"),
         output_ids=_unpack(a.get(OUTPUT_IDS), "<u4"),
         logprobs=_unpack(a.get(LOGPROBS), "<f4"),
         temperature=float(a.get("gen_ai.request.temperature", 1.0)),
+        constraint=a.get(CONSTRAINT),
+        digest=a.get(DIGEST),
         finish_reason=next(iter(a.get("gen_ai.response.finish_reasons", ())), None),
         context=a.get("lightning.context"),
         context_reason=a.get("lightning.context.reason"),

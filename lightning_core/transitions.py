@@ -42,6 +42,9 @@ class Transition:
     logprobs: Floats
     """float32 [T], at ``temperature``"""
     temperature: float
+    constraint: str | None
+    digest: str | None
+    """`sampling_digest` as it was when the call was sampled; None only where there is a ``refusal``."""
     finish_reason: str | None
     refusal: str | None = None
     """Why it cannot be trained on; None for what can. Without token ids its arrays are empty, and what was said is in `Trace.calls`."""
@@ -64,6 +67,9 @@ class Segment:
     start: int
     stop: int
     version: int
+    constraint: str | None
+    digest: str | None
+    """`sampling_digest` of ``token_ids[:start]`` and the tokens from there to ``stop``, as they were when they were sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +116,8 @@ def trace_to_transitions(trace: Trace, *, agents: Collection[str], refused: bool
                     output_ids=_NO_IDS if call.output_ids is None else call.output_ids,
                     logprobs=_NO_LOGPROBS if call.logprobs is None else call.logprobs,
                     temperature=call.temperature,
+                    constraint=call.constraint,
+                    digest=call.digest,
                     finish_reason=call.finish_reason,
                     refusal=reason,
                 )
@@ -137,6 +145,8 @@ def _refusal_reason(call: Call) -> str | None:
     if call.logprobs is None or len(call.logprobs) != len(call.output_ids):
         found = "none" if call.logprobs is None else str(len(call.logprobs))
         return f"expected {len(call.output_ids)} logprobs, found {found}"
+    if call.digest is None:
+        return "no digest: it was not recorded by a policy endpoint, or by one of an older version"
     if len(call.output_ids) == 0 or len(call.prompt_ids) == 0:
         return "an empty prompt or response"
     return None
@@ -192,7 +202,16 @@ class _OpenRow:
             temperatures[start:stop] = t.temperature
             if values is not None and advantages is not None:
                 values[start:stop] = advantages[t.call]
-            segments.append(Segment(call=t.call, start=start, stop=stop, version=t.version))
+            segments.append(
+                Segment(
+                    call=t.call,
+                    start=start,
+                    stop=stop,
+                    version=t.version,
+                    constraint=t.constraint,
+                    digest=t.digest,
+                )
+            )
         first = self.calls[0]
         return Row(
             rollout=first.rollout,

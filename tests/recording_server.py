@@ -40,6 +40,10 @@ class RecordingServer:
         head = {"id": "1", "created": 0, "model": "recorded"}
         if body and body.get("stream"):
             return StreamingResponse(_events(head), media_type="text/event-stream")
+        if request.url.path.endswith("/embeddings"):
+            data = [{"object": "embedding", "index": 0, "embedding": [0.1, 1e-7, -2.0]}]
+            usage = {"prompt_tokens": 3, "total_tokens": 3}
+            return JSONResponse({"object": "list", "data": data, "model": "recorded", "usage": usage})
         choice = {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
         return JSONResponse({**head, "object": "chat.completion", "choices": [choice]})
 

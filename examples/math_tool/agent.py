@@ -35,8 +35,8 @@ EXAMPLES = (
     ("Joe has 3 rows of 6 hats. How many hats are there?", "3*6", "18"),
     ("Joe has 4 hats, Amy has 9. How many hats do they have together?", "4+9", "13"),
     ("Joe puts 24 hats into 4 rows equally. How many hats are in each?", "24/4", "6"),
-    ("Joe has 3 rows of 6 hats, and 5 more. How many hats are there?", "3*6+5", "23"),
-    ("Joe had 6 rows of 7 hats and sold 10. How many hats are left?", "6*7-10", "32"),
+    ("Joe buys 7 hats a week. How many hats is that in 5 weeks?", "7*5", "35"),
+    ("Joe has 14 hats and gets 9 more. How many hats are there now?", "14+9", "23"),
 )
 """Solved problems that stand before each one: question, calculation, answer."""
 

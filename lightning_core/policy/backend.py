@@ -7,6 +7,7 @@ vLLM server (``policy/vllm_backend.py``), from a script (``policy/scripted.py``)
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -28,6 +29,17 @@ class SamplingParams:
     """Makes this one response repeatable whatever else runs in the same batch."""
     stop_token_ids: frozenset[int] = frozenset()
     """Sampling ends after one of these; it is part of the response, since the model chose it."""
+    json_schema: str | None = None
+    """The response is a JSON document that this schema (as JSON) allows, sampled from the policy's distribution over the tokens that
+    keep it one. Cut short by ``max_tokens`` it is the beginning of one."""
+
+    @property
+    def constraint(self) -> str | None:
+        """All that decides which tokens are allowed where, as JSON; None if every token is."""
+        if self.json_schema is None:
+            return None
+        wanted = {"json_schema": json.loads(self.json_schema), "stop_token_ids": sorted(self.stop_token_ids)}
+        return json.dumps(wanted)  # in the order given: properties are written in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +64,10 @@ class Backend(Protocol):
     @property
     def max_context(self) -> int:
         """Most tokens that prompt and response may have together."""
+        ...
+
+    def check(self, params: SamplingParams) -> None:
+        """Raise `PolicyRequestError` if nothing can be sampled like this; called before an answer is begun."""
         ...
 
     def generate(

@@ -5,8 +5,10 @@ are taken as they are, and only what is new is rendered and encoded. How a promp
 
 - ``new``: nothing recorded stands at its beginning;
 - ``clean``: the recorded response came back as it was said;
-- ``realigned``: it came back written differently (stripped, or a tool call re-serialised); the recorded ids stand in for it;
-- ``forked``: the beginning was recorded, but the template renders it differently now, so everything is encoded anew.
+- ``realigned``: it came back written differently (stripped, or a tool call re-serialised), or the template now sets white space
+  around earlier turns in another way; the recorded ids stand in for it;
+- ``forked``: the beginning was recorded, but the template renders it differently now (it strips earlier reasoning, or moves the tools
+  to the last question), so everything is encoded anew.
 
 Text of a message that looks like a special token is encoded as plain text: a user cannot end a turn by writing ``<|im_end|>``.
 """
@@ -14,47 +16,23 @@ Text of a message that looks like a special token is encoded as plain text: a us
 from __future__ import annotations
 
 import json
-import re
 import threading
-import uuid
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from lightning_core.errors import PolicyRequestError
+from lightning_core.policy.chat_template import ChatTemplate
+from lightning_core.policy.chat_template import Tokenizer as Tokenizer
+from lightning_core.policy.conversation import Message, check_message, extend_system, functions_of, keys, text_of
+from lightning_core.policy.quoting import Quoting, mark
+from lightning_core.policy.reasoning import CLOSE, OPEN, opens_reasoning, split_reasoning
+from lightning_core.policy.tool_formats import ToolFormat, read_message
 
-Message = Mapping[str, Any]
 Context = Literal["new", "clean", "realigned", "forked"]
 
-# Private-use characters that no template emits: a marker for the response's place, and a bracket for text that must stay text.
-_HERE = "\ue0f0response\ue0f1"
-_PLAIN = re.compile("\ue0f2(\\d+)\ue0f3")
-_TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
-
-_TOOLS_PROMPT = (
-    "You may call functions. The available ones, one JSON schema a line:\n<tools>\n{tools}\n</tools>\n"
-    'To call one, answer with <tool_call>{{"name": <name>, "arguments": <object>}}</tool_call>, once for each call.'
-)
-
-
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that is used here."""
-
-    @property
-    def chat_template(self) -> str | None: ...
-    @property
-    def all_special_tokens(self) -> list[str]: ...
-    def apply_chat_template(
-        self,
-        conversation: list[dict[str, Any]],
-        *,
-        tools: list[Any] | None,
-        add_generation_prompt: bool,
-        tokenize: Literal[False],
-    ) -> str: ...
-    def encode(self, text: str, *, add_special_tokens: bool, split_special_tokens: bool) -> list[int]: ...
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
-    def convert_tokens_to_ids(self, tokens: str) -> int: ...
+_RESPONSE, _THOUGHT = mark("response"), mark("thought")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +41,13 @@ class Prompt:
 
     ids: tuple[int, ...]
     text: str
-    """What the template rendered for these messages, whatever ids stand in for parts of it."""
+    """What the template rendered for these messages, whatever ids stand in for parts of it; quoted, see ``quoting.py``."""
     messages: tuple[Message, ...]
     tools: str
     context: Context
     reason: str | None = None
+    thinking: bool = False
+    """Whether the response begins inside its reasoning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +55,8 @@ class _Turn:
     """A recorded exchange: what was rendered, what it was sampled from, and what came back."""
 
     text: str
-    ids: tuple[int, ...]
+    ids: array[int]
+    """Packed: four bytes each instead of forty, and there may be many turns."""
     response: Message
     ended: bool
 
@@ -97,18 +78,37 @@ class Memory:
 
 
 class Chat:
-    """Renders and parses the chat format of one tokenizer. Stateless; what a rollout said is in its `Memory`."""
+    """Renders and reads the chat format of one tokenizer. Stateless; what a rollout said is in its `Memory`.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        if not tokenizer.chat_template:
-            raise ValueError(
-                "the tokenizer has no chat template; use an instruction-tuned model or set tokenizer.chat_template"
-            )
+    ``stop_token_ids``: tokens that end a response, beside those that the template and the tokenizer tell of. Raises ValueError if the
+    tokenizer has no chat template, or one that ends a response with no special token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, stop_token_ids: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()  # fast tokenizers change their own state while encoding
-        self._specials = sorted((t for t in tokenizer.all_special_tokens if t), key=len, reverse=True)
-        self._knows_tools = "tools" in tokenizer.chat_template
-        self.stop_token_ids = self._find_stop_tokens()
+        vocabulary = tokenizer.get_added_vocab()
+        # Runs of white space are tokens of their own in some vocabularies, but no more than text.
+        specials = {t for t in (*tokenizer.all_special_tokens, *vocabulary) if t.strip()}
+        self._template = ChatTemplate(tokenizer, sorted(specials))
+        self._quoting = Quoting({*specials, OPEN, CLOSE})
+        self._special_ids = {tokenizer.convert_tokens_to_ids(t) for t in specials}
+        self.stop_token_ids = frozenset({*stop_token_ids, *map(tokenizer.convert_tokens_to_ids, self._template.enders)})
+        self._stops = [text for i in self.stop_token_ids if (text := self._decode([i]))]
+        marks = {*self.tool_format.marks, OPEN, CLOSE}
+        shown = {vocabulary[m] for m in marks if m in vocabulary} - self.stop_token_ids
+        self._hidden = {i for i in self._special_ids - shown if not self._decode([i], skip=True)} | self.stop_token_ids
+        self._plain: dict[str, list[int]] = {}
+        # SentencePiece puts a space before the text that it is given; a part of a text is encoded behind a line's end instead.
+        self._line: list[int] = []
+        x, line, both = (self._encode(t) for t in ("x", "\n", "\nx"))
+        if both != line + x:
+            self._line = line
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How responses write tool calls."""
+        return self._template.tool_format
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, memory: Memory, *, demands: str = ""
@@ -118,260 +118,150 @@ class Chat:
         ``demands`` is an instruction that the system message ends with; a conversation under other demands is another one.
         Raises `PolicyRequestError` if a message is not one that the template can render.
         """
-        plain = [_check_message(m, i) for i, m in enumerate(messages)]
+        plain = [check_message(m, i) for i, m in enumerate(messages)]
         if not plain:
             raise PolicyRequestError("messages is empty; expected at least one message", param="messages")
-        tool_key = json.dumps([tools or [], demands], sort_keys=True)
+        setting = json.dumps([tools or [], demands], sort_keys=True)
         if demands:
-            plain = _extend_system(plain, demands)
-        text, quoted = self._render(plain, tools, generate=True)
+            plain = extend_system(plain, demands)
+        turns = [
+            memory.get(key) if m["role"] == "assistant" else None
+            for m, key in zip(plain, keys(plain, setting), strict=True)
+        ]
+        # Clients leave out reasoning; the template decides which of it stays.
+        said = [
+            m if turn is None else {**m, "reasoning_content": turn.response.get("reasoning_content")}
+            for m, turn in zip(plain, turns, strict=True)
+        ]
+        quoted = [self._quoting.quote(m) for m in said]
+        quoted_tools = self._quoting.quote(list(tools)) if tools else None
+        with self._lock:
+            text = self._template.render(quoted, quoted_tools, generate=True)
         context: Context = "new"
         reason = None
-        for last in range(len(plain) - 1, 0, -1):
-            if plain[last]["role"] != "assistant":
-                continue
-            turn = memory.get(_key(plain[: last + 1], tool_key))
-            if turn is None:
-                continue
-            tail = self._tail(plain, last, tools, turn)
-            if isinstance(tail, str):
-                context, reason = "forked", tail
-                break
-            given = plain[last]
-            same = _text(turn.response) == _text(given) and _functions(turn.response) == _functions(given)
-            return Prompt(
-                ids=(*turn.ids, *tail),
-                text=text,
-                messages=tuple(plain),
-                tools=tool_key,
-                context="clean" if same else "realigned",
-                reason=None if same else "the response came back written differently",
-            )
-        ids = tuple(self._encode(text, quoted))
-        return Prompt(ids=ids, text=text, messages=tuple(plain), tools=tool_key, context=context, reason=reason)
+        ids: tuple[int, ...] | None = None
+        last = max((i for i, turn in enumerate(turns) if turn is not None), default=None)
+        if last is not None and (turn := turns[last]) is not None:
+            tail, reason = self._tail(quoted, last, quoted_tools, turn)
+            if tail is None:
+                context = "forked"
+            else:
+                same = text_of(turn.response) == text_of(plain[last])
+                same = same and functions_of(turn.response) == functions_of(plain[last])
+                reason = reason if same else "the response came back written differently"
+                context = "realigned" if reason else "clean"
+                ids = (*turn.ids, *self._encode(tail, start=False))
+        return Prompt(
+            ids=tuple(self._encode(text)) if ids is None else ids,
+            text=text,
+            messages=tuple(plain),
+            tools=setting,
+            context=context,
+            reason=reason,
+            thinking=self._template.reasons and opens_reasoning(text),
+        )
 
     def remember(self, prompt: Prompt, output_ids: Sequence[int], response: Message, memory: Memory) -> None:
         """Record what was sampled from ``prompt``, so that the next turn continues these very tokens."""
         turn = _Turn(
             text=prompt.text,
-            ids=(*prompt.ids, *output_ids),
+            ids=array("I", (*prompt.ids, *output_ids)),
             response=response,
             ended=bool(output_ids) and output_ids[-1] in self.stop_token_ids,
         )
-        memory.put(_key([*prompt.messages, response], prompt.tools), turn)
+        memory.put(keys([*prompt.messages, response], prompt.tools)[-1], turn)
 
     def text(self, output_ids: Sequence[int]) -> str:
-        """The visible text of sampled tokens: special tokens left out."""
-        with self._lock:
-            return self._tokenizer.decode(list(output_ids), skip_special_tokens=True)
+        """The text of sampled tokens. Special tokens are left out, but for those that frame tool calls and reasoning."""
+        return self._decode([i for i in output_ids if i not in self._hidden])
 
-    def parse(self, output_ids: Sequence[int], *, tools: bool) -> dict[str, Any]:
-        """The assistant message that sampled tokens stand for. With ``tools``, well-formed tool calls are taken out of the text."""
-        return (
-            parse_tool_calls(self.text(output_ids))
-            if tools
-            else {"role": "assistant", "content": self.text(output_ids)}
-        )
+    def split(self, text: str, *, thinking: bool, final: bool = True) -> tuple[str, str | None]:
+        """Reasoning and answer of a response; see `split_reasoning`."""
+        return split_reasoning(text, opened=thinking, final=final) if self._template.reasons else ("", text)
+
+    def read(self, text: str, *, tools: bool, thinking: bool = False) -> dict[str, Any]:
+        """The assistant message that a response's text stands for: reasoning apart, and with ``tools`` well-formed calls taken out."""
+        thought, answer = self.split(text, thinking=thinking)
+        form = self.tool_format if tools else None
+        message = read_message(form, answer or "", short_ids=self._template.short_ids)
+        return {**message, "reasoning_content": thought} if thought else message
+
+    def parse(self, output_ids: Sequence[int], *, tools: bool, thinking: bool = False) -> dict[str, Any]:
+        """`read` of sampled tokens."""
+        return self.read(self.text(output_ids), tools=tools, thinking=thinking)
 
     def _tail(
         self, messages: list[dict[str, Any]], last: int, tools: Sequence[Any] | None, turn: _Turn
-    ) -> list[int] | str:
-        """Ids of all that follows the response at ``last``; or the reason why its recorded context no longer holds."""
-        marked = [*messages[:last], {"role": "assistant", "content": _HERE}, *messages[last + 1 :]]
-        try:
-            text, quoted = self._render(marked, tools, generate=True)
-        except PolicyRequestError:
-            return "the template does not render this conversation without its tool calls"
-        before, here, after = text.partition(_HERE)
-        if not here:
-            return "the template leaves out earlier turns"
-        if before != turn.text:
-            return "the template renders earlier turns differently than it did"
-        if turn.ended:
-            end = self._tokenizer.decode([turn.ids[-1]], skip_special_tokens=False)
-            after = after.removeprefix(end)
-        return self._encode(after, quoted)
+    ) -> tuple[str | None, str | None]:
+        """The text of all that follows the response at ``last``, and in what the template renders the turns up to it differently now.
 
-    def _render(
-        self, messages: list[dict[str, Any]], tools: Sequence[Any] | None, *, generate: bool
-    ) -> tuple[str, list[str]]:
-        """Template text, with special-looking text in contents replaced by numbered brackets; and what stood there."""
-        quoted: list[str] = []
-
-        def protect(content: str) -> str:
-            for special in self._specials:
-                if special in content:
-                    quoted.append(special)
-                    content = content.replace(special, f"\ue0f2{len(quoted) - 1}\ue0f3")
-            return content
-
-        ready = [{**m, "content": protect(m["content"])} if m.get("content") else m for m in messages]
-        if not self._knows_tools:
-            ready = _spell_out_tools(ready, tools)
+        The text is None where that is more than white space, so that the recorded context no longer holds.
+        """
+        response = _marked(messages[last])
         try:
             with self._lock:
-                text = self._tokenizer.apply_chat_template(
-                    ready,
-                    tools=list(tools) if tools and self._knows_tools else None,
-                    add_generation_prompt=generate,
-                    tokenize=False,
-                )
-        except (
-            Exception
-        ) as error:  # templates raise what they like: jinja2's errors, TypeError, their own raise_exception
-            raise PolicyRequestError(
-                f"the model's chat template refuses these messages: {error}", param="messages"
-            ) from error
-        return text, quoted
+                text = self._template.render([*messages[:last], response, *messages[last + 1 :]], tools, generate=True)
+        except PolicyRequestError:
+            return None, "the template does not render this conversation without what was said"
+        before, here, after = text.partition(_RESPONSE)
+        if not here:
+            return None, "the template leaves out earlier turns"
+        if response.get("reasoning_content") and _THOUGHT not in before:
+            return None, "the template leaves out earlier reasoning"
+        prompt, start = _squeeze(turn.text), _squeeze(before)
+        # Between prompt and response there may be what the model wrote itself: the tags of its reasoning, the opening of a call.
+        lead = start.removeprefix(prompt)
+        for written in (_THOUGHT, OPEN, CLOSE):
+            lead = lead.replace(written, "")
+        ends = [(at, -len(stop)) for stop in self._stops if (at := after.find(stop)) >= 0]
+        at, length = min(ends, default=(0, 0))
+        calls = bool(response.get("tool_calls"))
+        if not ends or not start.startswith(prompt) or (not calls and (lead or after[:at].strip())):
+            return None, "the template renders earlier turns differently than it did"
+        # Whichever stop token was sampled stands in for the template's.
+        tail = after[at - length :] if turn.ended else after[at:]
+        return tail, None if before.startswith(
+            turn.text
+        ) else "the template renders earlier turns with other white space"
 
-    def _encode(self, text: str, quoted: list[str]) -> list[int]:
+    def _encode(self, text: str, *, start: bool = True) -> list[int]:
+        """Ids of a rendered text; ``start``: nothing stands before it."""
         ids: list[int] = []
         with self._lock:
-            for i, part in enumerate(_PLAIN.split(text)):
-                # re.split alternates between text and the numbers of quoted specials
-                plain = i % 2 == 1
-                if part:
-                    ids += self._tokenizer.encode(
-                        quoted[int(part)] if plain else part, add_special_tokens=False, split_special_tokens=plain
-                    )
+            for piece, quoted in self._quoting.pieces(text):
+                ids += self._encode_plain(piece) if quoted else self._encode_piece(piece, start=start and not ids)
         return ids
 
-    def _find_stop_tokens(self) -> frozenset[int]:
-        """Tokens that end an assistant's turn: what the template writes after a response, and the tokenizer's end of text."""
-        text, _ = self._render(
-            [{"role": "user", "content": "x"}, {"role": "assistant", "content": _HERE}], None, generate=False
-        )
-        after = text.partition(_HERE)[2]
-        enders = {s for s in self._specials if after.lstrip().startswith(s)}
-        eos = getattr(self._tokenizer, "eos_token", None)
-        if eos:
-            enders.add(eos)
-        if not enders:
-            raise ValueError(
-                f"the chat template ends a response with {after!r}, which is no special token: no way to tell where one ends"
-            )
-        return frozenset(self._tokenizer.convert_tokens_to_ids(t) for t in enders)
+    def _encode_plain(self, token: str) -> list[int]:
+        """Ids of a special token's letters. Tokenizers split only some of theirs when asked to."""
+        if token not in self._plain:
+            ids = self._encode_piece(token, split=True)
+            if len(token) > 1 and not self._special_ids.isdisjoint(ids):
+                ids = self._encode_plain(token[0]) + self._encode_plain(token[1:])
+            self._plain[token] = ids
+        return self._plain[token]
+
+    def _encode_piece(self, text: str, *, split: bool = False, start: bool = False) -> list[int]:
+        if self._line and not start:
+            ids = self._tokenizer.encode(f"\n{text}", add_special_tokens=False, split_special_tokens=split)
+            if ids[: len(self._line)] == self._line:
+                return ids[len(self._line) :]
+        return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=split)
+
+    def _decode(self, token_ids: list[int], *, skip: bool = False) -> str:
+        with self._lock:
+            return self._tokenizer.decode(token_ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
 
 
-def parse_tool_calls(text: str) -> dict[str, Any]:
-    """An assistant message from text with ``<tool_call>{…}</tool_call>`` blocks. Malformed blocks stay in the text, visible."""
-    calls: list[dict[str, Any]] = []
-
-    def take(match: re.Match[str]) -> str:
-        try:
-            value = json.loads(match[1])
-            name, arguments = value["name"], value.get("arguments", {})
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return match[0]
-        if not isinstance(name, str):
-            return match[0]
-        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        calls.append(
-            {
-                "id": f"call_{uuid.uuid4().hex[:24]}",
-                "type": "function",
-                "function": {"name": name, "arguments": written},
-            }
-        )
-        return ""
-
-    content = _TOOL_CALL.sub(take, text)
-    message: dict[str, Any] = {"role": "assistant", "content": content if not calls else content.rstrip() or None}
-    if calls:
-        message["tool_calls"] = calls
-    return message
+def _squeeze(text: str) -> str:
+    return "".join(text.split())
 
 
-def _check_message(message: Any, index: int) -> dict[str, Any]:
-    """One message with its content as a plain string, or the error that says what is wrong with it."""
-    where = f"messages[{index}]"
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise PolicyRequestError(f"{where} is {message!r}; expected an object with a role", param=where)
-    content = message.get("content")
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        parts: list[str] = []
-        for part in content:
-            if (
-                not isinstance(part, Mapping)
-                or part.get("type") not in ("text", "input_text")
-                or not isinstance(part.get("text"), str)
-            ):
-                raise PolicyRequestError(
-                    f"{where} has a content part {part!r}; this model reads text parts only", param=where
-                )
-            parts.append(part["text"])
-        content = "".join(parts)
-    if content is not None and not isinstance(content, str):
-        raise PolicyRequestError(f"{where}.content is {content!r}; expected a string or text parts", param=where)
-    checked = {
-        k: v for k, v in message.items() if v is not None and k in ("role", "name", "tool_call_id", "tool_calls")
-    }
-    if checked["role"] == "developer":
-        checked["role"] = "system"
-    if "tool_calls" in checked:
-        # Templates iterate over arguments as an object; the API sends them as a JSON string.
-        checked["tool_calls"] = [_loads_arguments(call) for call in checked["tool_calls"]]
-    return {**checked, "content": content or ""}
-
-
-def _loads_arguments(call: Any) -> Any:
-    try:
-        function = call["function"]
-        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
-    except (ValueError, KeyError, TypeError):
-        return call
-
-
-def _spell_out_tools(messages: list[dict[str, Any]], tools: Sequence[Any] | None) -> list[dict[str, Any]]:
-    """For templates without tools: describe them in the system prompt, and write calls and results into the text."""
-    ready: list[dict[str, Any]] = []
-    for m in messages:
-        if m.get("tool_calls"):
-            calls = [c["function"] for c in m["tool_calls"]]
-            lines = [
-                f"<tool_call>{json.dumps({'name': c['name'], 'arguments': c['arguments']})}</tool_call>" for c in calls
-            ]
-            ready.append(
-                {"role": "assistant", "content": "\n".join([*([m["content"]] if m["content"] else []), *lines])}
-            )
-        elif m["role"] == "tool":
-            ready.append({"role": "user", "content": f"<tool_response>\n{m['content']}\n</tool_response>"})
-        else:
-            ready.append(m)
-    if tools:
-        description = _TOOLS_PROMPT.format(tools="\n".join(json.dumps(t.get("function", t)) for t in tools))
-        ready = _extend_system(ready, description)
-    return ready
-
-
-def _extend_system(messages: list[dict[str, Any]], more: str) -> list[dict[str, Any]]:
-    """``messages``, whose system message ends with ``more``; it is made where there is none."""
-    first, rest = (messages[0], messages[1:]) if messages[0]["role"] == "system" else (None, messages)
-    content = f"{first['content']}\n\n{more}" if first and first["content"] else more
-    return [{**(first or {"role": "system"}), "content": content}, *rest]
-
-
-def _text(message: Message) -> str:
-    return message.get("content") or ""
-
-
-def _functions(message: Message) -> list[Any]:
-    return [_loads_arguments(call).get("function") for call in message.get("tool_calls") or ()]
-
-
-def _key(messages: Sequence[Message], tools: str) -> str:
-    """Identifies a conversation up to differences in how responses are written down."""
-    parts: list[Any] = [tools]
-    for m in messages:
-        content = _text(m)
-        calls = _functions(m)
-        parts.append(
-            [
-                m["role"],
-                content.strip() if m["role"] == "assistant" else content,
-                calls,
-                m.get("name"),
-                m.get("tool_call_id"),
-            ]
-        )
-    return json.dumps(parts, sort_keys=True)
+def _marked(response: dict[str, Any]) -> dict[str, Any]:
+    """``response`` with marks in the place of what it said: in its last call if it has any, otherwise in its text."""
+    thought = {"reasoning_content": _THOUGHT} if response.get("reasoning_content") else {}
+    calls: list[Mapping[str, Any]] = list(response.get("tool_calls") or ())
+    if not calls:
+        return {**response, "content": _RESPONSE, **thought}
+    last = {**calls[-1], "function": {**calls[-1]["function"], "arguments": {_RESPONSE: ""}}}
+    return {**response, "tool_calls": [*calls[:-1], last], **thought}

@@ -1,7 +1,7 @@
 """What a request demands of the form of its answer: JSON, a schema, a tool call.
 
-The model is asked for it in the prompt, and not forced: sampling stays that of the policy, so that what is trained is what was
-sampled. An answer in another form is the agent's own failure, and what its training is there to mend.
+The model is told of it in the prompt. A schema constrains the sampling besides (``SamplingParams.json_schema``). A tool call is asked for
+and not forced: an answer without one is the agent's own failure, and what its training is there to mend.
 """
 
 from __future__ import annotations

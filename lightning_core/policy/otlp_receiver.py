@@ -6,7 +6,6 @@ A rollout's key says which rollout spans belong to. They wait here until it clos
 
 from __future__ import annotations
 
-import json
 import logging
 import zlib
 from collections.abc import Mapping
@@ -17,8 +16,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from lightning_core.capture import find_run
-from lightning_core.errors import MissingExtra
+from lightning_core.errors import MissingExtra, PolicyRequestError
 from lightning_core.otel import join_spans, spans_from_otlp, spans_from_protobuf
+from lightning_core.policy.limits import Limits
+from lightning_core.policy.receiving import read_body, read_json
 from lightning_core.spans import hand_in
 from lightning_core.trace import OPERATION, Address, SpanRecord
 
@@ -39,7 +40,8 @@ _INVALID, _UNAUTHENTICATED = 3, 16  # codes of google.rpc.Status
 class OtlpReceiver:
     """Takes spans in while their rollout is open. All methods are called from one thread at a time for a rollout."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._waiting: dict[str, list[SpanRecord]] = {}
 
     async def receive(self, request: Request, root: Address | None) -> Response:
@@ -49,7 +51,8 @@ class OtlpReceiver:
             text = "unknown API key: spans carry the key of their rollout, and come before it has ended"
             return _failure(kind, 401, _UNAUTHENTICATED, text)
         try:
-            body = _plain(await request.body(), request.headers.get("content-encoding", ""))
+            body = await read_body(request, most_bytes=MAX_BYTES, seconds=self._limits.body_seconds)
+            body = _plain(body, request.headers.get("content-encoding", ""))
             refused: list[str] = []
             if kind == _PROTOBUF:
                 spans = spans_from_protobuf(body, refused)
@@ -57,6 +60,8 @@ class OtlpReceiver:
                 spans = spans_from_otlp(_document(body), refused)
             else:
                 return _failure(kind, 415, _INVALID, f"expected {_PROTOBUF} or {_JSON}, found {kind!r}")
+        except PolicyRequestError as error:
+            return _failure(kind, error.status, _INVALID, str(error))
         except MissingExtra as error:
             return _failure(kind, 415, _INVALID, f"{error}; or send {_JSON}")
         except ValueError as error:
@@ -106,7 +111,7 @@ def _plain(body: bytes, encoding: str) -> bytes:
 
 
 def _document(body: bytes) -> Mapping[str, Any]:
-    document = json.loads(body)
+    document = read_json(body)
     if not isinstance(document, Mapping):
         raise ValueError(f"expected an object with 'resourceSpans', found a JSON {type(document).__name__}")
     return document

@@ -4,57 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from lightning_core.capture import find_run
+from lightning_core.digest import sampling_digest
 from lightning_core.errors import PolicyRequestError
-from lightning_core.policy.backend import Backend, SamplingParams
-from lightning_core.policy.chat import Chat, Memory, Prompt
+from lightning_core.policy.backend import Backend, Delta, SamplingParams
+from lightning_core.policy.chat import Chat, Prompt
 from lightning_core.policy.dialects.dialect import StreamWriter
 from lightning_core.policy.dialects.exchange import ChatRequest, Choice, Message
 from lightning_core.policy.recording import CallSpan
-from lightning_core.policy.streaming import HeldText, cut
-from lightning_core.trace import Address, describe
+from lightning_core.policy.sessions import POLICY, Session
+from lightning_core.policy.streaming import HeldText, RunningText, cut
+from lightning_core.trace import Address
 
-logger = logging.getLogger(__name__)
-
-POLICY = "policy"
-"""The model name of the weights that are trained."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
-    """Who answers whom, the same for all rollouts of a phase."""
-
-    trained: frozenset[str] = frozenset()
-    frozen: Mapping[str, str] = field(default_factory=dict[str, str])
-    temperature: float | None = None
-    """Sampling temperature of trained agents; None leaves it to the request."""
-    max_tokens: int = 1024
-    """Most tokens in a response of a model served here."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Session:
-    """What the endpoint knows of one live rollout."""
-
-    root: Address
-    routing: Routing
-    seed: int | None
-    seen: Counter[str] = field(default_factory=Counter[str])
-    memory: Memory = field(default_factory=Memory)
-    said: dict[str, Sequence[Message]] = field(default_factory=dict[str, Sequence[Message]])
-    """Conversations that a later request may continue by naming their last call."""
-    tasks: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+_ANY_OBJECT = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingJob:
-    """One request, ready to be sampled."""
+    """One response, ready to be sampled."""
 
     session: Session
     address: Address
@@ -72,51 +44,55 @@ class Sampler:
         self._chat = chat
 
     def params(self, session: Session, request: ChatRequest, prompt: Prompt, *, trained: bool) -> SamplingParams:
-        """How ``prompt`` is sampled. Raises `PolicyRequestError` if it leaves no room in the context."""
+        """How the first answer to ``prompt`` is sampled. Raises `PolicyRequestError` if no room is left in the context."""
         routing = session.routing
         room = self._backend.max_context - len(prompt.ids)
         if room < 1:
             raise PolicyRequestError(
                 f"the prompt has {len(prompt.ids)} tokens, but the model's context holds {self._backend.max_context}; "
                 "shorten it or raise policy.max_context",
-                param="messages",
+                param=request.prompt_field,
             )
-        temperature = 1.0 if request.temperature is None else request.temperature
+        temperature = routing.default_temperature if request.temperature is None else request.temperature
         if trained and routing.temperature is not None:
             temperature = routing.temperature
-        return SamplingParams(
-            max_tokens=min(request.max_tokens or routing.max_tokens, routing.max_tokens, room),
+        # A seed of a trained agent's own would make all attempts of a group the same, with nothing to learn from their differences.
+        runs_seed = request.seed is None or (trained and session.seed is not None)
+        schema = request.demands.schema
+        asked = request.max_tokens or routing.default_max_tokens or routing.max_tokens
+        params = SamplingParams(
+            max_tokens=min(asked, routing.max_tokens, room),
             temperature=temperature,
             # Training needs the logprobs of the whole distribution, so a trained agent samples from all of it.
             top_p=1.0 if trained or request.top_p is None else request.top_p,
-            seed=_seed(session, prompt) if request.seed is None else request.seed,
+            seed=_seed(session, prompt) if runs_seed else request.seed,
             stop_token_ids=self._chat.stop_token_ids,
+            json_schema=None if schema is None else json.dumps(schema or _ANY_OBJECT),
         )
+        self._backend.check(params)
+        return params
 
     async def respond(
-        self,
-        job: SamplingJob,
-        span: CallSpan,
-        index: int,
-        emit: Callable[[Choice, list[int], list[float]], None] | None = None,
+        self, job: SamplingJob, span: CallSpan, emit: Callable[[Choice, list[int], list[float]], None] | None = None
     ) -> Choice:
         """Sample one response to its end, record it, and return it. ``emit`` hears of every delta."""
         request, params = job.request, job.params
-        if params.seed is not None and index:
-            params = replace(params, seed=params.seed + index)
         choice = Choice(message={}, token_ids=[], logprobs=[], finish_reason="stop")
-        version = 0
+        sampled: list[Delta] = []
         stopped_by_text = False
+        running = RunningText(self._chat.text)
         deltas = self._backend.generate(
             job.prompt.ids, params, model=job.model, stream=request.stream or bool(request.stop)
         )
         try:
             async for delta in deltas:
+                sampled.append(delta)
                 choice.token_ids += delta.token_ids
                 choice.logprobs += delta.logprobs
                 choice.finish_reason = delta.finish_reason or "stop"
-                version = delta.version
-                stopped_by_text = any(s in self._chat.text(choice.token_ids) for s in request.stop)
+                if request.stop:
+                    text = running(choice.token_ids)
+                    stopped_by_text = any(s in text for s in request.stop)
                 if emit is not None:
                     emit(choice, list(delta.token_ids), list(delta.logprobs))
                 if stopped_by_text:
@@ -124,28 +100,52 @@ class Sampler:
                     break
         finally:
             await deltas.aclose()
-        message = self._chat.parse(choice.token_ids, tools=bool(request.tools))
-        if stopped_by_text:
-            content, choice.stop = cut(message["content"] or "", request.stop)
-            message = {**message, "content": content}
-        else:
+        text, choice.stop = cut(self._chat.text(choice.token_ids), request.stop)
+        message = self._read(job, text)
+        if not stopped_by_text and not request.prompts:
             self._chat.remember(job.prompt, choice.token_ids, message, job.session.memory)
         if message.get("tool_calls"):
             choice.finish_reason = "tool_calls"
         choice.message = message
         if request.carried is not None:
             job.session.said[span.id] = (*request.carried, message)
-        span.sampled(
-            job.prompt,
-            choice,
-            version=version if job.model == POLICY else None,
-            temperature=params.temperature,
-            top_p=params.top_p,
-        )
+        span.sampled(job.prompt, choice, params)
+        if job.model == POLICY:
+            version = sampled[-1].version
+            span.trainable(
+                version=version,
+                # From what the backend handed over, and not from what has become of it since.
+                digest=sampling_digest(
+                    prompt_ids=job.prompt.ids,
+                    output_ids=[token for delta in sampled for token in delta.token_ids],
+                    logprobs=[logprob for delta in sampled for logprob in delta.logprobs],
+                    temperature=params.temperature,
+                    version=version,
+                    constraint=params.constraint,
+                ),
+            )
         span.end()
         return choice
 
-    async def stream(self, job: SamplingJob, spans: list[CallSpan], writer: StreamWriter) -> AsyncGenerator[bytes]:
+    def _read(self, job: SamplingJob, text: str) -> Message:
+        if job.request.prompts:
+            return {"role": "assistant", "content": text}
+        return self._chat.read(text, tools=bool(job.request.tools), thinking=job.prompt.thinking)
+
+    def _held(self, job: SamplingJob) -> HeldText:
+        split = (
+            _all_answer if job.request.prompts else partial(self._chat.split, thinking=job.prompt.thinking, final=False)
+        )
+        form = self._chat.tool_format if job.request.tools else None
+        return HeldText(RunningText(self._chat.text), split, job.request.stop, tools=form)
+
+    async def respond_to_all(self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan]) -> list[Choice]:
+        """Sample all responses to a request. When one fails, so do the others, and none is still being sampled."""
+        return await _together(self.respond(job, span) for job, span in zip(jobs, spans, strict=True))
+
+    async def stream(
+        self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan], writer: StreamWriter
+    ) -> AsyncGenerator[bytes]:
         """Server-sent events as tokens come. Text that may still become a tool call, a stop or half a character is held back."""
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
 
@@ -153,25 +153,61 @@ class Sampler:
             if event:
                 events.put_nowait(event)
 
-        async def run(index: int, span: CallSpan) -> Choice:
-            held = HeldText(self._chat.text, job.request.stop, tools=bool(job.request.tools))
+        async def run(index: int, job: SamplingJob, span: CallSpan) -> Choice:
+            held = self._held(job)
             send(writer.begin(index))
 
-            def emit(choice: Choice, ids: list[int], logprobs: list[float]) -> None:
-                send(writer.more(index, held.more(choice.token_ids), ids, logprobs))
+            def think(reasoning: str) -> None:
+                if reasoning:
+                    send(writer.think(index, reasoning))
 
-            choice = await self.respond(job, span, index, emit)
-            send(writer.finish(index, choice, held.rest(choice.message.get("content") or "")))
+            def emit(choice: Choice, ids: list[int], logprobs: list[float]) -> None:
+                reasoning, text = held.more(choice.token_ids)
+                think(reasoning)
+                send(writer.more(index, text, ids, logprobs))
+
+            choice = await self.respond(job, span, emit)
+            reasoning, rest = held.rest(choice.message)
+            think(reasoning)
+            send(writer.finish(index, choice, rest))
             return choice
 
-        everything = asyncio.gather(*(run(i, span) for i, span in enumerate(spans)))
+        everything = asyncio.ensure_future(
+            _together(run(i, *pair) for i, pair in enumerate(zip(jobs, spans, strict=True)))
+        )
         everything.add_done_callback(lambda _: events.put_nowait(None))
         try:
-            while (event := await events.get()) is not None:
-                yield event
+            over = False
+            while not over:
+                # What waits goes out together, so that an endpoint that is behind catches up.
+                waiting = [await events.get(), *(events.get_nowait() for _ in range(events.qsize()))]
+                over = waiting[-1] is None
+                if ready := b"".join(event for event in waiting if event):
+                    yield ready
             yield writer.end(await everything)
         finally:
             everything.cancel()
+            await asyncio.wait({everything})
+
+
+def _all_answer(text: str) -> tuple[str, str]:
+    """A completion of a plain prompt is no turn of a chat, and has no reasoning apart."""
+    return "", text
+
+
+async def _together(works: Iterable[Coroutine[Any, Any, Choice]]) -> list[Choice]:
+    """The results of ``works``, which run at the same time; the first error ends them all."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def seeded(params: SamplingParams, choice: int) -> SamplingParams:
+    """``params`` for answer number ``choice`` to the same prompt: other tokens, and as repeatable."""
+    return params if params.seed is None else replace(params, seed=(params.seed + choice) % (1 << 63))
 
 
 def _seed(session: Session, prompt: Prompt) -> int | None:
@@ -179,19 +215,5 @@ def _seed(session: Session, prompt: Prompt) -> int | None:
         return None
     digest = hashlib.blake2b(repr((session.seed, prompt.ids)).encode(), digest_size=8).hexdigest()
     session.seen[digest] += 1
-    # Requests for several choices add the choice's index, so repeats are spaced further apart than that.
+    # Requests for several choices add the choice's index (see `seeded`), so repeats are spaced further apart than that.
     return (int(digest, 16) + 65536 * session.seen[digest]) % (1 << 62)
-
-
-def abandon(spans: list[CallSpan], error: BaseException) -> None:
-    """Close those of ``spans`` that are still open, as failed."""
-    for span in spans:
-        span.abandon(error)
-
-
-def count_failure(address: Address, error: Exception) -> None:
-    """Blame the machinery, on the rollout that the call belonged to."""
-    logger.warning("a model call of agent %r failed: %s", address.agent, describe(error))
-    run = find_run(address.rollout)
-    if run is not None:
-        run.blame_infrastructure(describe(error))

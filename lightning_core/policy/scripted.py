@@ -23,6 +23,12 @@ class ByteTokenizer:
     all_special_tokens = list(_SPECIALS)  # noqa: RUF012 - the name and type that Hugging Face tokenizers have
     eos_token = "<|im_end|>"
 
+    def __len__(self) -> int:
+        return 256 + len(_SPECIALS)
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return {token: self.convert_tokens_to_ids(token) for token in _SPECIALS}
+
     def apply_chat_template(
         self,
         conversation: list[dict[str, Any]],
@@ -30,8 +36,9 @@ class ByteTokenizer:
         tools: list[Any] | None,
         add_generation_prompt: bool,
         tokenize: Literal[False],
+        **variables: Any,
     ) -> str:
-        del tools, tokenize
+        del tools, tokenize, variables
         text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in conversation)
         return text + ("<|im_start|>assistant\n" if add_generation_prompt else "")
 
@@ -44,7 +51,10 @@ class ByteTokenizer:
             ids += [self.convert_tokens_to_ids(part)] if part in _SPECIALS else part.encode()
         return ids
 
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+    def decode(
+        self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool = False
+    ) -> str:
+        del clean_up_tokenization_spaces
         pieces: list[bytes] = []
         for token in token_ids:
             if token < 256:
@@ -83,6 +93,9 @@ class ScriptedBackend:
     def tokenizer(self) -> ByteTokenizer:
         """The tokenizer that goes with this backend."""
         return self._tokenizer
+
+    def check(self, params: SamplingParams) -> None:
+        """A script says what it says, in whatever form is asked for."""
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False

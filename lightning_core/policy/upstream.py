@@ -76,15 +76,18 @@ class Upstream:
     def __init__(self, timeout_seconds: float = 120.0) -> None:
         self._client = httpx.AsyncClient(timeout=timeout_seconds)
 
-    async def complete(self, target: Target, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Pass on a request without streaming. Raises `UpstreamError` if the server is not there or gives no answer."""
+    async def complete(self, target: Target, body: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
+        """Pass on a request without streaming: the answer as it came, and as JSON.
+
+        Raises `UpstreamError` if the server is not there or gives no answer.
+        """
         try:
             response = await self._client.post(target.url, json=body, headers=target.headers)
         except httpx.HTTPError as error:
             raise UpstreamError(_unreachable(target, error)) from error
         if response.status_code != 200:
             raise UpstreamError(f"{target.url} answered {response.status_code}: {response.text[:300]}")
-        return _load(target, response.content)
+        return response.content, _load(target, response.content)
 
     async def stream(
         self, target: Target, body: Mapping[str, Any]

@@ -60,6 +60,21 @@ class VllmBackend:
         """What deltas are stamped with: the version that was pushed last."""
         return self._version
 
+    def check(self, params: SamplingParams) -> None:
+        """See `Backend.check`."""
+        if 0 < params.temperature < _COLDEST:
+            raise PolicyRequestError(
+                f"temperature is {params.temperature!r}; vLLM samples at 0 (greedy) or at {_COLDEST} and above",
+                param="temperature",
+            )
+        if params.constraint is not None:
+            # The trainer must put the very mask on its logits that the sampler did, and vLLM does not tell which that was.
+            raise PolicyRequestError(
+                "policy.backend: vllm cannot constrain a response to a JSON schema; use policy.backend: torch, or ask for it in "
+                "the prompt",
+                param="response_format",
+            )
+
     def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
@@ -67,11 +82,7 @@ class VllmBackend:
         if model != MODEL:
             raise PolicyRequestError(f"unknown model {model!r}: this backend has {[MODEL]!r}", status=404)
         check_request(prompt_ids, params, max_context=self._max_context)
-        if 0 < params.temperature < _COLDEST:
-            raise PolicyRequestError(
-                f"temperature is {params.temperature!r}; vLLM samples at 0 (greedy) or at {_COLDEST} and above",
-                param="temperature",
-            )
+        self.check(params)
         return self._generate(prompt_ids, params, stream)
 
     async def _generate(self, prompt_ids: Sequence[int], params: SamplingParams, stream: bool) -> AsyncGenerator[Delta]:

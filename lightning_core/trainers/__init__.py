@@ -38,6 +38,11 @@ class Trainer(Protocol):
         """The tokenizer of the weights."""
         ...
 
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Tokens that end a response, as the model's generation settings have them."""
+        ...
+
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
         """Update the weights once on all ``rows`` (each with advantages) and return the step's metrics.
 
@@ -49,8 +54,11 @@ class Trainer(Protocol):
         """Write everything that `load` needs to continue exactly: weights, optimiser, version, random state."""
         ...
 
-    def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote. Raises `TrainingError` if it belongs to another model or tuning."""
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
+        """Continue from what `save` wrote; with ``weights_only`` to sample, without the optimiser's state.
+
+        Raises `TrainingError` if it belongs to another model or tuning.
+        """
         ...
 
     def close(self) -> None:

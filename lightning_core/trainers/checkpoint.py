@@ -82,12 +82,15 @@ def write(folder: Path, state: Checkpoint) -> None:
         raise
 
 
-def read(folder: Path, fingerprint: Mapping[str, Any]) -> Checkpoint:
-    """Read what `write` wrote. Raises `TrainingError` if it is no checkpoint or belongs to something else."""
+def read(folder: Path, fingerprint: Mapping[str, Any], *, weights_only: bool = False) -> Checkpoint:
+    """Read what `write` wrote; with ``weights_only`` without the moments, which are twice as large.
+
+    Raises `TrainingError` if it is no checkpoint or belongs to something else.
+    """
     try:
         facts = json.loads((folder / "trainer.json").read_text(encoding="utf-8"))
         weights = load_file(folder / "weights.safetensors")
-        moments = load_file(folder / "optimizer.safetensors")
+        moments = {} if weights_only else load_file(folder / "optimizer.safetensors")
     except (OSError, ValueError) as error:
         raise TrainingError(f"{str(folder)!r} is not a checkpoint that can be read: {error}") from error
     found: dict[str, Any] = facts["fingerprint"]

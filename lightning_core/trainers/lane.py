@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lightning_core.policy.backend import FinishReason, SamplingParams
 from lightning_core.trainers.attention import NAME, Forest, Geometry, TreeAttention, plan_blocks
+from lightning_core.trainers.constraint import Walk
 from lightning_core.trainers.decoding import Cascade
 from lightning_core.trainers.kv_pool import KVPool, Node, Tokens, cached
 from lightning_core.trainers.sampling import sample_tokens
@@ -27,6 +28,8 @@ class Row:
     prompt: Tokens
     params: SamplingParams
     random: random.Random = field(default_factory=random.Random)
+    walk: Walk | None = None
+    """Where the response stands in its constraint, if it has one."""
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     aborted: bool = False
@@ -107,6 +110,10 @@ class Lane:
                 **{NAME: self._cascade},
             ).logits[0]
         self._cascade.end()
+        for index, row in enumerate(self.rows):
+            if row.walk is not None:
+                forbidden_V = torch.from_numpy(~row.walk.allowed()).to(self._device)
+                logits_RV[index].masked_fill_(forbidden_V, -torch.inf)
         tokens_R, logprobs_R = sample_tokens(
             logits_RV,
             self._tensor([row.params.temperature for row in self.rows], torch.float32),
@@ -114,6 +121,8 @@ class Lane:
             self._tensor([row.random.random() for row in self.rows], torch.float32),
         )
         for row, token, logprob in zip(self.rows, tokens_R.tolist(), logprobs_R.tolist(), strict=True):
+            if row.walk is not None:
+                row.walk.accept(token)
             row.tokens.append(token)
             row.logprobs.append(logprob)
         self.sampled_tokens += len(self.rows)

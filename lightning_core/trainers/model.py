@@ -102,6 +102,12 @@ def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
     return transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=Path(path).is_dir())
 
 
+def eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
+    """The tokens that end a response, as the model's generation config names them: none, one, or a list."""
+    named: Any = getattr(model.generation_config, "eos_token_id", None)
+    return frozenset(() if named is None else [named] if isinstance(named, int) else named)
+
+
 def require(package: str, why: str) -> None:
     """Raise `MissingExtra` naming the extra ``torch`` when ``package`` is not installed."""
     if importlib.util.find_spec(package) is None:

@@ -33,6 +33,8 @@ class PackedBatch:
     places_P: Ints
     """Indices into the packed sequence. A place may occur twice, with different temperatures."""
     temperatures_P: NDArray[np.float32]
+    constrained_P: Ints
+    """Number of the constrained token that the place predicts, counted along E, or -1. A place that predicts one predicts no other."""
     source_E: Ints
     """Index into ``places_P``: the place that predicts each trained token."""
     targets_E: Ints
@@ -94,19 +96,32 @@ def _pack(rows: Sequence[Row], inputs: dict[int, Ints], group: Sequence[tuple[in
     # What was sampled greedily has its logprobs at temperature 1: see `SamplingParams`.
     temperature_E = np.where(temperature_E == 0, 1.0, temperature_E)
     targets_E = np.concatenate([rows[index].token_ids[where] for (index, _), where in zip(group, columns, strict=True)])
-    unique, source_E = np.unique(np.stack([place_E, temperature_E]), axis=1, return_inverse=True)
+    constrained_E = np.concatenate(
+        [_constrained(rows[index])[where] for (index, _), where in zip(group, columns, strict=True)]
+    )
+    number_E = np.where(constrained_E, np.cumsum(constrained_E) - 1, -1)
+    unique, source_E = np.unique(np.stack([place_E, temperature_E, number_E]), axis=1, return_inverse=True)
     return PackedBatch(
         token_ids_S=np.concatenate(tokens),
         position_ids_S=np.concatenate(positions),
         forest=_forest([shared for _, shared in group], [places[index] for index, _ in group]),
         places_P=unique[0].astype(np.int64),
         temperatures_P=unique[1].astype(np.float32),
+        constrained_P=unique[2].astype(np.int64),
         source_E=source_E.reshape(-1),
         targets_E=targets_E.astype(np.int64),
         rows=[index for index, _ in group],
         columns=columns,
         places=[places[index] for index, _ in group],
     )
+
+
+def _constrained(row: Row) -> NDArray[np.bool_]:
+    """bool [L]: the tokens that were not chosen among the whole vocabulary."""
+    found = np.zeros(len(row.token_ids), dtype=np.bool_)
+    for segment in row.segments:
+        found[segment.start : segment.stop] = segment.constraint is not None
+    return found
 
 
 def _forest(shared: Sequence[int], places: Sequence[Ints]) -> Forest:

@@ -25,6 +25,7 @@ import torch
 from lightning_core.errors import InfrastructureError, PolicyRequestError
 from lightning_core.policy.backend import Delta, FinishReason, SamplingParams, check_request
 from lightning_core.trainers.attention import Geometry
+from lightning_core.trainers.constraint import Constraints, Walk
 from lightning_core.trainers.lane import Lane, Row
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class TorchBackend:
         prefill_tokens: int = 2048,
         seed: int = 0,
         version: int = 0,
+        constraints: Constraints | None = None,
     ) -> None:
         """``gather_ms``: how long an idle engine waits for company of a first request.
 
@@ -85,6 +87,7 @@ class TorchBackend:
         self._prefill_tokens = prefill_tokens
         self._seed = seed
         self._version = version
+        self._constraints = constraints
         self._submitted = 0
         self._lanes = {
             name: Lane(sampled.model, sampled.geometry, sampled.context, cached_tokens=cached_tokens)
@@ -108,6 +111,16 @@ class TorchBackend:
     def max_context(self) -> int:
         return self._max_context
 
+    def check(self, params: SamplingParams) -> None:
+        """See `Backend.check`."""
+        if params.constraint is not None:
+            self._start(params.constraint)
+
+    def _start(self, constraint: str) -> Walk:
+        if self._constraints is None:
+            raise PolicyRequestError("this backend cannot constrain its responses", param="response_format")
+        return self._constraints.start(constraint)
+
     def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
@@ -123,6 +136,7 @@ class TorchBackend:
         request = _Request(
             prompt=np.asarray(prompt_ids, dtype=np.int64),
             params=params,
+            walk=None if params.constraint is None else self._start(params.constraint),
             model=model,
             stream=stream,
             loop=asyncio.get_running_loop(),

@@ -6,7 +6,7 @@ import copy
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.trace import Floats
 from lightning_core.trainers import checkpoint
 from lightning_core.trainers.attention import NAME, TreeAttention, plan_blocks, use_lightning_attention
+from lightning_core.trainers.constraint import Constraints
 from lightning_core.trainers.loss import policy_loss, selected_logprobs, token_weights
-from lightning_core.trainers.model import load_model, load_tokenizer, resolve_model
+from lightning_core.trainers.model import eos_token_ids, load_model, load_tokenizer, resolve_model
 from lightning_core.trainers.packing import PackedBatch, pack_rows
+from lightning_core.trainers.proof import prove_batch, prove_once
 from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.trainers.torch_backend import SampledModel, TorchBackend
 from lightning_core.trainers.tuning import Tuning, choose_device, choose_dtype, tune
@@ -42,6 +44,7 @@ class TorchTrainer:
         folder = resolve_model(config.model)
         self._tokenizer = load_tokenizer(folder)
         model: Any = load_model(folder, choose_dtype(config.dtype, self._device), self._device)
+        self._stop_token_ids = eos_token_ids(model)
         limit = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_context or 0)
         if config.max_context is not None and config.max_context > limit:
             raise ConfigError(f"max_context={config.max_context}, but {config.model!r} allows {limit} tokens")
@@ -56,6 +59,7 @@ class TorchTrainer:
             fused=True,
         )
         self._version = 0
+        self._constraints = Constraints(self._tokenizer, model.get_output_embeddings().weight.shape[0])
         models = {"policy": SampledModel(model=model, geometry=self._geometry)}
         if self._tuning.base is not None:
             base, context = self._tuning.base
@@ -67,6 +71,7 @@ class TorchTrainer:
             gather_ms=config.gather_ms,
             cached_tokens=config.cached_tokens,
             seed=config.seed,
+            constraints=self._constraints,
         )
 
     @property
@@ -76,6 +81,10 @@ class TorchTrainer:
     @property
     def tokenizer(self) -> Any:
         return self._tokenizer
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        return self._stop_token_ids
 
     @property
     def backend(self) -> TorchBackend:
@@ -132,6 +141,7 @@ class TorchTrainer:
                     f"a row of rollout {row.rollout!r} has {len(row.token_ids)} tokens, more than max_context="
                     f"{self._backend.max_context}"
                 )
+        prove_once(rows)
 
     def _update(
         self, rows: Sequence[Row], weights: Sequence[Floats], batches: Sequence[PackedBatch]
@@ -142,9 +152,12 @@ class TorchTrainer:
         advantages = [row.advantages for row in rows if row.advantages is not None]
         loss, sums, maxima = 0.0, Counter[str](), dict[str, float]()
         for batch in batches:
-            logprobs_E = self._logprobs(batch)
-            columns = [self._tensor(batch.gather(values)) for values in (logprobs, advantages, weights)]
-            found = policy_loss(logprobs_E, *columns, clip_low=self.config.clip_low, clip_high=self.config.clip_high)
+            columns = [batch.gather(values) for values in (logprobs, advantages, weights)]
+            prove_batch(rows, batch, columns[0])
+            logprobs_E = self._logprobs(batch, rows)
+            found = policy_loss(
+                logprobs_E, *map(self._tensor, columns), clip_low=self.config.clip_low, clip_high=self.config.clip_high
+            )
             found.loss.backward()
             self._tuning.collect_grad()
             loss += float(found.loss.detach())
@@ -173,7 +186,7 @@ class TorchTrainer:
             **maxima,
         }
 
-    def _logprobs(self, batch: PackedBatch) -> Tensor:
+    def _logprobs(self, batch: PackedBatch, rows: Sequence[Row]) -> Tensor:
         """Logprobs [E] of a micro-batch's trained tokens under the weights as they are."""
         tree = TreeAttention(plan_blocks(batch.forest), groups=self._geometry.groups, device=self._device)
         logits_PV = self._model(
@@ -184,17 +197,36 @@ class TorchTrainer:
             **{NAME: tree},
         ).logits[0]
         return selected_logprobs(
-            logits_PV, self._tensor(batch.temperatures_P), self._tensor(batch.source_E), self._tensor(batch.targets_E)
+            logits_PV,
+            self._tensor(batch.temperatures_P),
+            self._tensor(batch.source_E),
+            self._tensor(batch.targets_E),
+            self._forbidden(batch, rows),
         )
+
+    def _forbidden(self, batch: PackedBatch, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
+        """The places of constrained tokens, each with bool [V] of what was not allowed there."""
+        allowed = (
+            allowed_V
+            for row in (rows[index] for index in batch.rows)
+            for segment in row.segments
+            if segment.constraint is not None
+            for allowed_V in self._constraints.allowed(
+                segment.constraint, row.token_ids[segment.start : segment.stop].tolist()
+            )
+        )
+        places = np.argsort(batch.constrained_P)[np.count_nonzero(batch.constrained_P < 0) :]
+        for place, allowed_V in zip(places.tolist(), allowed, strict=True):
+            yield place, self._tensor(~allowed_V)
 
     def save(self, folder: Path) -> None:
         """See `Trainer.save`."""
         with self._backend.pause():
             checkpoint.write(folder, self._checkpoint())
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """See `Trainer.load`."""
-        state = checkpoint.read(folder, self._fingerprint())
+        state = checkpoint.read(folder, self._fingerprint(), weights_only=weights_only)
         with self._backend.pause():
             self._backend.forget()
             self._restore(state)

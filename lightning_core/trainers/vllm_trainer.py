@@ -70,6 +70,10 @@ class VllmTrainer:
     def tokenizer(self) -> Any:
         return self._trainer.tokenizer
 
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        return self._trainer.stop_token_ids
+
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
         """See `Trainer.step`. Raises `InfrastructureError` if the server does not take the new weights."""
         metrics = self._trainer.step(rows)
@@ -81,9 +85,9 @@ class VllmTrainer:
         """See `Trainer.save`."""
         self._trainer.save(folder)
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """See `Trainer.load`."""
-        self._trainer.load(folder)
+        self._trainer.load(folder, weights_only=weights_only)
         self._push()
 
     def save_pretrained(self, folder: Path) -> None:

@@ -31,6 +31,8 @@ def episode(
             output_ids=ids,
             logprobs=np.zeros(1, dtype="<f4"),
             temperature=1.0,
+            constraint=None,
+            digest="",
             finish_reason="stop",
         )
         for i, agent in enumerate(agents)

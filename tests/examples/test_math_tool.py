@@ -132,14 +132,11 @@ def test_the_splits_share_no_question_no_pair_of_numbers_and_no_person() -> None
 
 
 def test_every_answer_is_what_its_expression_gives_from_numbers_in_the_question() -> None:
-    operations: list[int] = []
     for task in (*tasks.train(), *tasks.test()):
         assert calculator(task["expression"]) == str(task["answer"])
         assert task["answer"] > 0
         assert sorted(re.findall(r"\d+", task["expression"])) == sorted(re.findall(r"\d+", task["question"]))
-        operations.append(len(re.findall(r"[-+*/]", task["expression"])))
-    assert 0.3 < operations.count(2) / len(operations) < 0.6
-    assert set(operations) == {1, 2}
+        assert len(re.findall(r"[-+*/]", task["expression"])) == 1
 
 
 def test_the_examples_are_right() -> None:

@@ -5,8 +5,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from lightning_core.errors import PolicyRequestError
-from lightning_core.policy.chat import Chat, Memory, parse_tool_calls
+from lightning_core.policy.chat import Chat, Memory
 from lightning_core.policy.scripted import ByteTokenizer
+from lightning_core.policy.tool_formats import HERMES, read_message
 
 USER = {"role": "user", "content": "hi"}
 
@@ -174,10 +175,10 @@ def test_other_demands_are_another_conversation(chat: Chat, tokenizer):
 
 def test_parallel_tool_calls_keep_their_order_and_malformed_ones_stay_visible():
     text = 'so: <tool_call>{"name": "a", "arguments": {}}</tool_call><tool_call>{"name": "b"}</tool_call>'
-    message = parse_tool_calls(text)
+    message = read_message(HERMES, text)
     assert [c["function"]["name"] for c in message["tool_calls"]] == ["a", "b"]
     assert message["content"] == "so:"
-    broken = parse_tool_calls("<tool_call>{oops</tool_call>")
+    broken = read_message(HERMES, "<tool_call>{oops</tool_call>")
     assert broken == {"role": "assistant", "content": "<tool_call>{oops</tool_call>"}
 
 

@@ -15,7 +15,7 @@ from openai import OpenAI
 
 from lightning_core.capture import Run, current_address, reward, rollout, scope
 from lightning_core.policy.chat import Chat
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
+from lightning_core.policy.endpoint import Limits, PolicyEndpoint, Routing
 from lightning_core.policy.scripted import ScriptedBackend
 from lightning_core.policy.upstream import UpstreamServer
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
@@ -28,10 +28,19 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 @contextmanager
 def serve(
-    script: Any = lambda prompt: "hello", *, upstream: UpstreamServer | None = None, **options: Any
+    script: Any = lambda prompt: "hello",
+    *,
+    upstream: UpstreamServer | None = None,
+    limits: Limits | None = None,
+    **options: Any,
 ) -> Iterator[PolicyEndpoint]:
-    backend = ScriptedBackend(script, **options)
-    with PolicyEndpoint(backend, Chat(backend.tokenizer), upstream=upstream) as endpoint:
+    with serve_backend(ScriptedBackend(script, **options), upstream=upstream, limits=limits) as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def serve_backend(backend: ScriptedBackend, **options: Any) -> Iterator[PolicyEndpoint]:
+    with PolicyEndpoint(backend, Chat(backend.tokenizer), **options) as endpoint:
         yield endpoint
 
 
@@ -74,6 +83,8 @@ def test_a_call_is_answered_and_recorded_with_its_tokens():
     assert call.finish_reason == "stop"
     assert answer.id == f"chatcmpl-{call.id}"
     assert call.parent == next(e.id for e in run.trace.events if e.name == "writer")
+    span = next(s for s in run.spans if s.span_id == call.id)
+    assert {k: v for k, v in span.attributes.items() if "replaced" in k} == {"lightning.replaced.temperature": 0.1}
 
 
 def test_streaming_gives_the_same_text_and_the_same_record():
@@ -164,7 +175,7 @@ def test_an_unknown_model_of_an_untrained_agent_is_a_clear_404():
         pytest.raises(openai.NotFoundError) as caught,
     ):
         client.chat.completions.create(model="gpt-x", messages=HI)
-    assert "agent 'checker' is not trained and asks for model 'gpt-x'" in str(caught.value)
+    assert "agent 'checker' is not trained, and model 'gpt-x' is not served here" in str(caught.value)
 
 
 def test_calls_of_untrained_agents_go_upstream_and_are_recorded():
@@ -370,9 +381,9 @@ def test_an_api_that_is_not_spoken_is_a_clear_404():
     with (
         serve() as endpoint,
         speak(endpoint) as (_, client),
-        pytest.raises(openai.NotFoundError, match="found POST /v1/embeddings"),
+        pytest.raises(openai.NotFoundError, match="found POST /v1/moderations"),
     ):
-        client.embeddings.create(model="m", input="hi")
+        client.moderations.create(input="hi")
 
 
 def test_a_prompt_too_long_for_the_context_is_refused_with_both_numbers():
@@ -428,7 +439,7 @@ def test_closing_a_rollout_aborts_its_calls_and_closes_their_spans():
 
             thread = threading.Thread(target=ask)
             thread.start()
-            while not endpoint._sessions[key].tasks:
+            while not endpoint._sessions._by_key[key].work:
                 time.sleep(0.01)
             time.sleep(0.1)
             began = time.monotonic()

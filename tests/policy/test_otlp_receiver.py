@@ -180,7 +180,7 @@ def test_spans_that_are_none_are_refused_and_the_others_taken() -> None:
     ("body", "headers", "status", "expected"),
     [
         (b"{}", {}, 400, "expected OTLP/JSON with a list 'resourceSpans', found the keys []"),
-        (b"{", {}, 400, "Expecting property name"),
+        (b"{", {}, 400, "the request body is not JSON: EOF"),
         (b"[]", {}, 400, "expected an object with 'resourceSpans', found a JSON list"),
         (b'{"resourceSpans": [3]}', {}, 400, "expected OTLP/JSON, found"),
         (b"{}", {"content-encoding": "gzip"}, 400, "the body is not gzip"),

@@ -105,7 +105,9 @@ def test_what_cannot_be_sampled_is_refused(backend: VllmBackend):
     with pytest.raises(PolicyRequestError, match="unknown model 'base'"):
         backend.generate([1], SamplingParams(max_tokens=1), model="base")
     with pytest.raises(PolicyRequestError, match=r"temperature is 0\.005"):
-        backend.generate([1], SamplingParams(max_tokens=1, temperature=0.005), model="policy")
+        backend.check(SamplingParams(max_tokens=1, temperature=0.005))
+    with pytest.raises(PolicyRequestError, match="JSON schema"):
+        backend.check(SamplingParams(max_tokens=1, json_schema="{}"))
 
 
 def test_a_request_that_the_server_refuses_is_an_infrastructure_error(backend: VllmBackend):

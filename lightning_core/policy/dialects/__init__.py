@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_core.policy.dialects import chat_completions, messages, responses
+from lightning_core.policy.dialects import chat_completions, completions, messages, responses
 from lightning_core.policy.dialects.dialect import Dialect
 
-DIALECTS: tuple[Dialect, ...] = (chat_completions, responses, messages)
+DIALECTS: tuple[Dialect, ...] = (chat_completions, responses, messages, completions)

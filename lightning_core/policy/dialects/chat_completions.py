@@ -7,77 +7,99 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lightning_core.errors import PolicyRequestError
 from lightning_core.policy.demands import ANY_TOOL, Demands, check_tool
+from lightning_core.policy.dialects.chat_shape import check_messages, check_tools
 from lightning_core.policy.dialects.dialect import sse
-from lightning_core.policy.dialects.exchange import (
-    Answer,
-    ChatRequest,
-    Choice,
-    Message,
-    Reply,
+from lightning_core.policy.dialects.exchange import Answer, ChatRequest, Choice, Message, Reply, model_name
+from lightning_core.policy.dialects.fields import (
+    NO_HOSTED_TOOLS,
+    OFF_POLICY,
+    ONLY_SAMPLED,
+    TEXT_ONLY,
+    Fields,
+    Refusal,
+    flag,
     integer,
-    model_name,
-    number,
-    refuse_unknown,
+    objects,
+    seed,
+    stops,
+    temperature,
+    top_p,
 )
 
 PATH = "/chat/completions"
 KEY_HEADER = "authorization"
 PASSED_HEADERS = ("openai-organization", "openai-project")
 
-# Parameters without influence on what a model without reasoning samples: accepted, and meaningless here.
-_INERT = frozenset({
-    "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "safety_identifier",
-    "service_tier", "store", "stream_options", "user", "verbosity",
-})  # fmt: skip
-_KNOWN = frozenset({
-    "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "max_tokens", "max_completion_tokens",
-    "n", "stop", "stream", "seed", "logprobs", "top_logprobs", "response_format", "frequency_penalty", "presence_penalty",
-    "return_token_ids",
-})  # fmt: skip
+_ERRORS = {401: "authentication_error", 429: "rate_limit_error"}
+
+FIELDS = Fields(
+    honoured=frozenset({
+        "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "max_tokens", "max_completion_tokens",
+        "n", "stop", "stream", "stream_options.include_usage", "seed", "logprobs", "response_format", "return_token_ids",
+    }),
+    inert=frozenset({
+        "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort",
+        "safety_identifier", "service_tier", "store", "stream_options.include_obfuscation", "user", "verbosity",
+    }),
+    refused={
+        "audio": Refusal(TEXT_ONLY),
+        "modalities": Refusal(TEXT_ONLY, unless=(["text"], [])),
+        "frequency_penalty": Refusal(OFF_POLICY, unless=(0,)),
+        "presence_penalty": Refusal(OFF_POLICY, unless=(0,)),
+        "logit_bias": Refusal(OFF_POLICY, unless=({},)),
+        "top_logprobs": Refusal(ONLY_SAMPLED, unless=(0,)),
+        "functions": Refusal("use tools", unless=([],)),
+        "function_call": Refusal("use tool_choice", unless=("none",)),
+        "moderation": Refusal("nothing is moderated here"),
+        "web_search_options": Refusal(NO_HOSTED_TOOLS),
+    },
+)  # fmt: skip
 
 
-def parse_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]], check: bool = True) -> ChatRequest:
+def parse_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
     """See `Dialect.parse_request`."""
+    FIELDS.check(body)
+    request = read_request(body, said=said)
+    tools = objects(body, "tools")
+    check_messages(request.messages)
+    check_tools(tools)
+    for name in ("logprobs", "return_token_ids", "parallel_tool_calls"):
+        flag(body, name)
+    wants_usage(body)
+    return replace(
+        request,
+        tools=None if body.get("tool_choice") == "none" else tools or None,
+        temperature=temperature(body),
+        top_p=top_p(body),
+        max_tokens=integer(body, "max_completion_tokens", 1) or integer(body, "max_tokens", 1),
+        stop=stops(body, "stop"),
+        seed=seed(body),
+        demands=_demands(body, tools),
+    )
+
+
+def read_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
+    """See `Dialect.read_request`."""
     del said
-    if check:
-        _refuse_what_cannot_be_honoured(body)
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise PolicyRequestError(f"messages is {messages!r}; expected a list", param="messages")
-    stop = body.get("stop") or ()
-    tools = body.get("tools") or None
     return ChatRequest(
         model=model_name(body),
         messages=messages,
-        tools=None if body.get("tool_choice") == "none" else tools,
-        temperature=number(body, "temperature", 0.0, 100.0),
-        top_p=number(body, "top_p", 0.0, 1.0),
-        max_tokens=integer(body, "max_completion_tokens", 1) or integer(body, "max_tokens", 1),
+        tools=body.get("tools") or None,
         n=integer(body, "n", 1) or 1,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        seed=integer(body, "seed", None),
-        stream=bool(body.get("stream")),
-        demands=_demands(body, tools) if check else Demands(),
+        stream=flag(body, "stream") or False,
         body=body,
     )
 
 
-def _refuse_what_cannot_be_honoured(body: Mapping[str, Any]) -> None:
-    refuse_unknown(body, _KNOWN, _INERT)
-    for name in ("frequency_penalty", "presence_penalty"):
-        if body.get(name):
-            raise PolicyRequestError(
-                f"{name} changes the sampled distribution in a way that training cannot follow", param=name
-            )
-    if body.get("top_logprobs"):
-        raise PolicyRequestError("top_logprobs: only the sampled token's logprob is known", param="top_logprobs")
-
-
-def _demands(body: Mapping[str, Any], tools: Sequence[Any] | None) -> Demands:
+def _demands(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Demands:
     match body.get("tool_choice"):
         case None | "auto" | "none":
             tool = None
@@ -122,10 +144,10 @@ def write_answer(reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
             }
             for i, choice in enumerate(choices)
         ],
-        "usage": _usage(reply, choices),
+        "usage": usage(reply, choices),
     }
     if asked.get("return_token_ids"):
-        body["prompt_token_ids"] = list(reply.prompt_ids)
+        body["prompt_token_ids"] = list(reply.prompts[0])
     return body
 
 
@@ -136,6 +158,9 @@ class _Writer:
 
     def begin(self, index: int) -> bytes:
         return self._chunk(index, {"role": "assistant", "content": ""})
+
+    def think(self, index: int, reasoning: str) -> bytes:
+        return self._chunk(index, {"reasoning_content": reasoning})
 
     def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
         extra: dict[str, Any] = {}
@@ -154,15 +179,16 @@ class _Writer:
 
     def end(self, choices: Sequence[Choice]) -> bytes:
         events = b""
-        if (self._asked.get("stream_options") or {}).get("include_usage"):
+        if wants_usage(self._asked):
             events = sse({
-                **_head(self._reply, "chat.completion.chunk"), "choices": [], "usage": _usage(self._reply, choices),
+                **_head(self._reply, "chat.completion.chunk"), "choices": [], "usage": usage(self._reply, choices),
             })  # fmt: skip
         return events + sse("[DONE]")
 
     def _chunk(self, index: int, delta: Mapping[str, Any], **more: Any) -> bytes:
         choice = {"index": index, "delta": delta, "finish_reason": None, "logprobs": None, **more}
-        return sse({**_head(self._reply, "chat.completion.chunk"), "choices": [choice]})
+        usage_comes = {"usage": None} if wants_usage(self._asked) else {}
+        return sse({**_head(self._reply, "chat.completion.chunk"), "choices": [choice], **usage_comes})
 
 
 def stream_writer(reply: Reply) -> _Writer:
@@ -174,8 +200,15 @@ def _head(reply: Reply, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{reply.call}", "object": kind, "created": int(time.time()), "model": reply.model}
 
 
-def _usage(reply: Reply, choices: Sequence[Choice]) -> dict[str, int]:
-    prompt, sampled = len(reply.prompt_ids), sum(len(c.token_ids) for c in choices)
+def wants_usage(asked: Mapping[str, Any]) -> bool:
+    """Whether a stream is to end with the token counts. Raises `PolicyRequestError` if that is neither true nor false."""
+    name = "stream_options.include_usage"
+    return flag({name: (asked.get("stream_options") or {}).get("include_usage")}, name) or False
+
+
+def usage(reply: Reply, choices: Sequence[Choice]) -> dict[str, int]:
+    """Token counts, in the form that OpenAI's older APIs share."""
+    prompt, sampled = reply.prompt_tokens, sum(len(c.token_ids) for c in choices)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
@@ -255,7 +288,7 @@ def stream_reader() -> _Reader:
 
 def error_body(message: str, *, status: int, param: str | None = None) -> dict[str, Any]:
     """See `Dialect.error_body`."""
-    kind = "authentication_error" if status == 401 else "invalid_request_error" if status < 500 else "server_error"
+    kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": None}}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from lightning_core.policy.dialects.exchange import Answer, ChatRequest, Choice, Message, Reply
+from lightning_core.policy.dialects.fields import Fields
 
 
 class StreamWriter(Protocol):
@@ -14,6 +15,10 @@ class StreamWriter(Protocol):
 
     def begin(self, index: int) -> bytes:
         """Choice ``index`` is about to be sampled."""
+        ...
+
+    def think(self, index: int, reasoning: str) -> bytes:
+        """All that choice ``index`` thought, said once and before any of its text."""
         ...
 
     def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
@@ -62,12 +67,22 @@ class Dialect(Protocol):
         """Headers of a request that change what it means, for whoever it is passed on to."""
         ...
 
-    def parse_request(
-        self, body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]], check: bool = True
-    ) -> ChatRequest:
-        """Read a request body; ``said`` is what each earlier answer of the rollout carries on, by its call.
+    @property
+    def FIELDS(self) -> Fields:
+        """What becomes of each field of a request."""
+        ...
 
-        Raises `PolicyRequestError` naming the parameter that cannot be honoured, if ``check``.
+    def parse_request(self, body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
+        """Read a request that is answered here; ``said`` is what each earlier answer of the rollout carries on, by its call.
+
+        Raises `PolicyRequestError` naming the field that cannot be honoured.
+        """
+        ...
+
+    def read_request(self, body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
+        """Read a request that somebody else answers, as far as its record goes: what they can do is for them to say.
+
+        Raises `PolicyRequestError` where not even that can be read.
         """
         ...
 

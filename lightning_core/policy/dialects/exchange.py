@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,8 @@ from lightning_core.errors import PolicyRequestError
 from lightning_core.policy.demands import Demands
 
 Message = Mapping[str, Any]
+PlainPrompt = str | Sequence[int]
+"""Text, or its token ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +32,24 @@ class ChatRequest:
     demands: Demands = field(default_factory=Demands)
     carried: Sequence[Message] | None = None
     """What a later request that names this answer begins with, the answer itself aside; None if there can be none."""
+    prompts: Sequence[PlainPrompt] = ()
+    """Prompts without a chat, each answered ``n`` times; ``messages`` are empty then."""
+    prompt_field: str = "messages"
+    """The field of the body that holds what is asked."""
     body: Mapping[str, Any] = field(repr=False)
     """As the client sent it, for what concerns only the wire format."""
+
+    @property
+    def choices(self) -> int:
+        """How many responses are asked for."""
+        return self.n * (len(self.prompts) or 1)
+
+    def asked(self, choice: int) -> Sequence[Any]:
+        """The messages that response number ``choice`` answers; a plain prompt counts as the user's."""
+        if not self.prompts:
+            return self.messages
+        prompt = self.prompts[choice // self.n]
+        return [{"role": "user", "content": prompt if isinstance(prompt, str) else json.dumps(list(prompt))}]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,8 +73,14 @@ class Reply:
     call: str
     """Id of the first response's span; the answer's id on the wire has it at its end."""
     model: str
-    prompt_ids: Sequence[int]
+    prompts: Sequence[Sequence[int]]
+    """Token ids of each prompt; a chat has one."""
     decode: Callable[[Sequence[int]], str]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the prompts have together."""
+        return sum(len(ids) for ids in self.prompts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,46 +95,10 @@ class Answer:
 
 
 def model_name(body: Any) -> str:
-    """The model that a request names. Raises `PolicyRequestError` if the body is no object."""
+    """The model that a request names, perhaps none. Raises `PolicyRequestError` if the body is no object."""
     if not isinstance(body, Mapping):
         raise PolicyRequestError(f"the request body is a JSON {type(body).__name__}; expected an object")
-    return str(body.get("model") or "")
-
-
-def refuse_unknown(body: Mapping[str, Any], known: frozenset[str], inert: frozenset[str]) -> None:
-    """Raise `PolicyRequestError` for a parameter that is neither honoured nor without influence on what is sampled."""
-    unknown = sorted(k for k, v in body.items() if k not in known | inert and v is not None)
-    if unknown:
-        raise PolicyRequestError(
-            f"unsupported parameters {unknown!r}; supported are {sorted(known)!r}", param=str(unknown[0])
-        )
-
-
-def number(body: Mapping[str, Any], name: str, low: float, high: float) -> float | None:
-    """A number of the body, or None. Raises `PolicyRequestError` if it is something else or out of range."""
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise PolicyRequestError(f"{name} is {value!r}; expected a number from {low:g} to {high:g}", param=name)
-    return float(value)
-
-
-def integer(body: Mapping[str, Any], name: str, low: int | None) -> int | None:
-    """An integer of the body, or None. Raises `PolicyRequestError` if it is something else or below ``low``."""
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or (low is not None and value < low):
-        raise PolicyRequestError(
-            f"{name} is {value!r}; expected an integer{'' if low is None else f' of at least {low}'}", param=name
-        )
-    return value
-
-
-def objects(body: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """A list of objects in the body, empty where there is none. Raises `PolicyRequestError` if it is something else."""
-    value = body.get(name) or []
-    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
-        raise PolicyRequestError(f"{name} is {value!r}; expected a list of objects", param=name)
-    return value
+    model = body.get("model")
+    if not isinstance(model, (str, type(None))):
+        raise PolicyRequestError(f"model is {model!r}; expected a name", param="model")
+    return model or ""

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_core.errors import PolicyRequestError
+from lightning_core.policy.dialects.chat_shape import check_role
 from lightning_core.policy.dialects.exchange import Message
+
+_ROLES = ("user", "assistant", "system")
 
 
 def to_chat(messages: Sequence[Mapping[str, Any]], *, check: bool) -> Sequence[Message]:
@@ -15,12 +18,20 @@ def to_chat(messages: Sequence[Mapping[str, Any]], *, check: bool) -> Sequence[M
     chat: list[Message] = []
     for i, message in enumerate(messages):
         content = message.get("content")
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
+        if check:
+            check_role(message.get("role"), _ROLES, f"messages[{i}]")
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else _blocks(content, f"messages[{i}]")
         if message.get("role") == "assistant":
             chat.append(_assistant(blocks, f"messages[{i}]", check=check))
         else:
             chat += _user(str(message.get("role")), blocks, f"messages[{i}]", check=check)
     return chat
+
+
+def _blocks(content: Any, where: str) -> Sequence[Any]:
+    if not isinstance(content, (list, type(None))):
+        raise PolicyRequestError(f"{where}.content is {content!r}; expected a string or a list of blocks", param=where)
+    return content or ()
 
 
 def _assistant(blocks: Sequence[Any], where: str, *, check: bool) -> Message:
@@ -33,7 +44,7 @@ def _assistant(blocks: Sequence[Any], where: str, *, check: bool) -> Message:
                 written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
                 calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": written}})
             case {"type": "thinking" | "redacted_thinking"}:
-                pass  # another model's
+                pass  # another model's, or known here
             case _:
                 texts.append(text_of([block], where, check=check))
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
@@ -68,7 +79,7 @@ def text_of(content: Any, where: str, *, check: bool) -> str:
     if isinstance(content, str):
         return content
     texts: list[str] = []
-    for block in content:
+    for block in _blocks(content, where):
         match block:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
@@ -85,6 +96,8 @@ def text_of(content: Any, where: str, *, check: bool) -> str:
 def to_blocks(message: Message) -> list[dict[str, Any]]:
     """The content blocks of a chat's assistant message."""
     blocks: list[dict[str, Any]] = []
+    if message.get("reasoning_content"):
+        blocks.append({"type": "thinking", "thinking": message["reasoning_content"], "signature": ""})
     if message.get("content"):
         blocks.append({"type": "text", "text": message["content"]})
     for call in message.get("tool_calls") or ():

@@ -8,18 +8,21 @@ from typing import Any
 
 from lightning_core.errors import PolicyRequestError
 from lightning_core.policy.demands import ANY_TOOL, Demands, check_tool
+from lightning_core.policy.dialects.chat_shape import check_tools
 from lightning_core.policy.dialects.dialect import sse
-from lightning_core.policy.dialects.exchange import (
-    Answer,
-    ChatRequest,
-    Choice,
-    Message,
-    Reply,
+from lightning_core.policy.dialects.exchange import Answer, ChatRequest, Choice, Message, Reply, model_name
+from lightning_core.policy.dialects.fields import (
+    NO_HOSTED_TOOLS,
+    NOT_KEPT,
+    OFF_POLICY,
+    Fields,
+    Refusal,
+    flag,
     integer,
-    model_name,
-    number,
     objects,
-    refuse_unknown,
+    stops,
+    temperature,
+    top_p,
 )
 from lightning_core.policy.dialects.message_blocks import function_tool, text_of, to_blocks, to_chat
 
@@ -27,58 +30,84 @@ PATH = "/messages"
 KEY_HEADER = "x-api-key"
 PASSED_HEADERS = ("anthropic-version", "anthropic-beta")
 
-# Parameters without influence on what a model without reasoning samples: accepted, and meaningless here.
-_INERT = frozenset({
-    "cache_control", "inference_geo", "metadata", "service_tier", "speed", "thinking", "user_profile_id", "workspace_id",
-})  # fmt: skip
-_KNOWN = frozenset({
-    "model", "messages", "system", "max_tokens", "tools", "tool_choice", "temperature", "top_p", "top_k", "stop_sequences", "stream",
-    "output_config",
-})  # fmt: skip
+FIELDS = Fields(
+    honoured=frozenset({
+        "model", "messages", "system", "max_tokens", "tools", "tool_choice", "temperature", "top_p", "stop_sequences", "stream",
+        "output_config.format",
+    }),
+    inert=frozenset({
+        "billing_policy", "cache_control", "inference_geo", "metadata", "output_config.effort", "service_tier", "speed", "thinking",
+        "user_profile_id", "workspace_id",
+    }),
+    refused={
+        "compaction": Refusal("a conversation is never compacted here"),
+        "container": Refusal(NO_HOSTED_TOOLS),
+        "context_management": Refusal("what a conversation holds is never changed here"),
+        "diagnostics": Refusal("nothing is cached that could be diagnosed"),
+        "fallback_credit_token": Refusal("no other model answers in place of the one that is asked"),
+        "fallbacks": Refusal("no other model answers in place of the one that is asked", unless=([],)),
+        "mcp_servers": Refusal(NO_HOSTED_TOOLS, unless=([],)),
+        "output_config.task_budget": Refusal("a model here knows of no budget; set max_tokens"),
+        "output_format": Refusal("use output_config.format"),
+        "thread": Refusal(NOT_KEPT),
+        "top_k": Refusal(OFF_POLICY),
+    },
+)  # fmt: skip
 
 _FINISH_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+_ERRORS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
 
 
-def parse_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]], check: bool = True) -> ChatRequest:
+def parse_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
     """See `Dialect.parse_request`."""
     del said
-    if check:
-        _refuse_what_cannot_be_honoured(body)
-    messages = to_chat(objects(body, "messages"), check=check)
-    system = text_of(body.get("system") or "", "system", check=check)
-    tools = [function_tool(tool, i, check=check) for i, tool in enumerate(objects(body, "tools"))] or None
+    FIELDS.check(body)
+    if body.get("max_tokens") is None:
+        raise PolicyRequestError("max_tokens is missing", param="max_tokens")
+    turns = objects(body, "messages")
+    if turns and turns[-1].get("role") == "assistant":
+        raise PolicyRequestError(
+            "messages ends with an assistant's turn; a prefilled answer cannot be continued here", param="messages"
+        )
+    tools = [function_tool(tool, i, check=True) for i, tool in enumerate(objects(body, "tools"))]
+    check_tools(tools)
+    messages, system = to_chat(turns, check=True), text_of(body.get("system") or "", "system", check=True)
     return ChatRequest(
         model=model_name(body),
         messages=[{"role": "system", "content": system}, *messages] if system else messages,
-        tools=None if body.get("tool_choice") == {"type": "none"} else tools,
-        temperature=number(body, "temperature", 0.0, 100.0),
-        top_p=number(body, "top_p", 0.0, 1.0),
+        tools=None if body.get("tool_choice") == {"type": "none"} else tools or None,
+        temperature=temperature(body),
+        top_p=top_p(body),
         max_tokens=integer(body, "max_tokens", 1),
-        stop=tuple(body.get("stop_sequences") or ()),
-        stream=bool(body.get("stream")),
-        demands=_demands(body, tools) if check else Demands(),
+        stop=stops(body, "stop_sequences"),
+        stream=flag(body, "stream") or False,
+        demands=_demands(body, tools),
         body=body,
     )
 
 
-def _refuse_what_cannot_be_honoured(body: Mapping[str, Any]) -> None:
-    refuse_unknown(body, _KNOWN, _INERT)
-    if body.get("max_tokens") is None:
-        raise PolicyRequestError("max_tokens is missing", param="max_tokens")
-    if body.get("top_k") is not None:
-        raise PolicyRequestError(
-            "top_k changes the sampled distribution in a way that training cannot follow", param="top_k"
-        )
-    messages = objects(body, "messages")
-    if messages and messages[-1].get("role") == "assistant":
-        raise PolicyRequestError(
-            "messages ends with an assistant's turn; a prefilled answer cannot be continued here", param="messages"
-        )
+def read_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
+    """See `Dialect.read_request`."""
+    del said
+    messages = to_chat(objects(body, "messages"), check=False)
+    system = text_of(body.get("system") or "", "system", check=False)
+    return ChatRequest(
+        model=model_name(body),
+        messages=[{"role": "system", "content": system}, *messages] if system else messages,
+        tools=[function_tool(tool, i, check=False) for i, tool in enumerate(objects(body, "tools"))] or None,
+        stream=flag(body, "stream") or False,
+        body=body,
+    )
 
 
-def _demands(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None) -> Demands:
+def _demands(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Demands:
     choice = body.get("tool_choice") or {"type": "auto"}
     match choice:
         case {"type": "auto" | "none"}:
@@ -101,11 +130,7 @@ def _demands(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None)
             raise PolicyRequestError(
                 f"output_config.format is {form!r}; expected the type json_schema with a schema", param="output_config"
             )
-    # An effort means nothing to a model without reasoning.
-    refuse_unknown(
-        {f"output_config.{k}": v for k, v in output.items() if k not in ("format", "effort")}, _KNOWN, _INERT
-    )
-    one_call = bool(tools) and bool(choice.get("disable_parallel_tool_use"))
+    one_call = flag(choice, "disable_parallel_tool_use") is True and bool(tools)
     return Demands(schema=schema, tool=check_tool(tool, tools), one_call=one_call)
 
 
@@ -116,7 +141,7 @@ def write_answer(reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
         **_head(reply),
         "content": to_blocks(choice.message),
         **_end(choice),
-        "usage": {"input_tokens": len(reply.prompt_ids), "output_tokens": len(choice.token_ids)},
+        "usage": {"input_tokens": reply.prompt_tokens, "output_tokens": len(choice.token_ids)},
     }
 
 
@@ -136,19 +161,29 @@ class _Writer:
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
         self._blocks = 0
+        self._text_block: int | None = None
 
     def begin(self, index: int) -> bytes:
-        usage = {"input_tokens": len(self._reply.prompt_ids), "output_tokens": 0}
+        usage = {"input_tokens": self._reply.prompt_tokens, "output_tokens": 0}
         empty = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return _event("message_start", message={**_head(self._reply), **empty})
+
+    def think(self, index: int, reasoning: str) -> bytes:
+        self._blocks = 1
+        empty = {"type": "thinking", "thinking": "", "signature": ""}
+        return (
+            _event("content_block_start", index=0, content_block=empty)
+            + _event("content_block_delta", index=0, delta={"type": "thinking_delta", "thinking": reasoning})
+            + _event("content_block_stop", index=0)
+        )
 
     def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
         return self._text(text) if text else b""
 
     def finish(self, index: int, choice: Choice, rest: str) -> bytes:
         events = self._text(rest) if rest else b""
-        if self._blocks:
-            events += _event("content_block_stop", index=0)
+        if self._text_block is not None:
+            events += _event("content_block_stop", index=self._text_block)
         for block in to_blocks(choice.message):
             if block["type"] == "tool_use":
                 events += self._tool_use(block)
@@ -163,10 +198,13 @@ class _Writer:
 
     def _text(self, text: str) -> bytes:
         events = b""
-        if not self._blocks:
-            self._blocks = 1
-            events = _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
-        return events + _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
+        if self._text_block is None:
+            self._text_block, self._blocks = self._blocks, self._blocks + 1
+            started = {"type": "text", "text": ""}
+            events = _event("content_block_start", index=self._text_block, content_block=started)
+        return events + _event(
+            "content_block_delta", index=self._text_block, delta={"type": "text_delta", "text": text}
+        )
 
     def _tool_use(self, block: Mapping[str, Any]) -> bytes:
         index, self._blocks = self._blocks, self._blocks + 1

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_core.errors import PolicyRequestError
+from lightning_core.policy.dialects.chat_shape import check_role
 from lightning_core.policy.dialects.exchange import Message
+
+_ROLES = ("user", "assistant", "system", "developer")
 
 
 def items_to_messages(items: Any, *, check: bool) -> Sequence[Message]:
@@ -30,6 +33,8 @@ def items_to_messages(items: Any, *, check: bool) -> Sequence[Message]:
                 messages.append({"role": "tool", "tool_call_id": id, "content": _text(output, i, check=check)})
                 open_turn = False
             case {"role": str(role), "content": content} if item.get("type", "message") == "message":
+                if check:
+                    check_role(role, _ROLES, f"input[{i}]")
                 messages.append({"role": role, "content": _text(content, i, check=check)})
                 open_turn = role == "assistant"
             case {"type": "reasoning"}:
@@ -48,6 +53,10 @@ def items_to_messages(items: Any, *, check: bool) -> Sequence[Message]:
 def _text(content: Any, index: int, *, check: bool) -> str:
     if isinstance(content, str):
         return content
+    if not isinstance(content, (list, type(None))):
+        raise PolicyRequestError(
+            f"input[{index}] has the content {content!r}; expected a string or a list of parts", param=f"input[{index}]"
+        )
     texts: list[str] = []
     for part in content or ():
         match part:

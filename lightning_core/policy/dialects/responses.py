@@ -1,13 +1,14 @@
 """OpenAI's Responses API on the wire: items in, items out, and the events of a stream.
 
-Items are the turns of a chat: a message and the function calls beside it are one assistant message. Reasoning items belong to the model
-that wrote them and are left out. What an earlier response said is known for as long as its rollout lasts (``previous_response_id``);
-nothing can be retrieved.
+Items are the turns of a chat: a message and the function calls beside it are one assistant message. Reasoning is an item of its own. One
+that comes back is left out: what was sampled here is known here, and other reasoning belongs to another model. What an earlier response
+said is known for as long as its rollout lasts (``previous_response_id``); nothing can be retrieved.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,20 +16,24 @@ from lightning_core.errors import PolicyRequestError
 from lightning_core.policy.demands import ANY_TOOL, Demands, check_tool
 from lightning_core.policy.dialects.chat_completions import error_body as error_body
 from lightning_core.policy.dialects.chat_completions import token_logprobs
+from lightning_core.policy.dialects.chat_shape import check_tools
 from lightning_core.policy.dialects.dialect import sse
-from lightning_core.policy.dialects.exchange import (
-    Answer,
-    ChatRequest,
-    Choice,
-    Message,
-    Reply,
+from lightning_core.policy.dialects.exchange import Answer, ChatRequest, Choice, Message, Reply, model_name
+from lightning_core.policy.dialects.fields import (
+    NOT_KEPT,
+    ONLY_SAMPLED,
+    Fields,
+    Refusal,
+    flag,
     integer,
-    model_name,
-    number,
     objects,
-    refuse_unknown,
+    strings,
+    temperature,
+    text,
+    top_p,
 )
 from lightning_core.policy.dialects.response_items import function_tool, items_to_messages
+from lightning_core.policy.reasoning import CLOSE
 
 PATH = "/responses"
 KEY_HEADER = "authorization"
@@ -36,55 +41,69 @@ PASSED_HEADERS = ("openai-organization", "openai-project", "openai-beta")
 
 _ID = "resp_"
 
-# Parameters without influence on what a model without reasoning and without hosted tools samples: accepted, and meaningless here.
-_INERT = frozenset({
-    "max_tool_calls", "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning", "safety_identifier",
-    "service_tier", "store", "stream_options", "user",
-})  # fmt: skip
-_KNOWN = frozenset({
-    "model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls", "text", "temperature",
-    "top_p", "max_output_tokens", "stream", "include", "top_logprobs", "truncation", "background",
-})  # fmt: skip
+FIELDS = Fields(
+    honoured=frozenset({
+        "model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls", "text.format",
+        "temperature", "top_p", "max_output_tokens", "stream", "include",
+    }),
+    inert=frozenset({
+        "access_programs", "image", "max_tool_calls", "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+        "reasoning", "safety_identifier", "service_tier", "store", "stream_options", "text.verbosity", "user",
+    }),
+    refused={
+        "background": Refusal("an answer cannot be retrieved later", unless=(False,)),
+        "context_management": Refusal("a conversation is never compacted here", unless=([],)),
+        "conversation": Refusal(NOT_KEPT),
+        "moderation": Refusal("nothing is moderated here"),
+        "prompt": Refusal(NOT_KEPT),
+        "top_logprobs": Refusal(ONLY_SAMPLED, unless=(0,)),
+        "truncation": Refusal("a prompt is never truncated here", unless=("disabled",)),
+    },
+)  # fmt: skip
 
 
-def parse_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]], check: bool = True) -> ChatRequest:
+def parse_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
     """See `Dialect.parse_request`."""
-    if check:
-        _refuse_what_cannot_be_honoured(body)
-    carried = [*_earlier(body, said, check=check), *items_to_messages(body.get("input"), check=check)]
-    instructions = body.get("instructions")
-    tools = [function_tool(tool, i, check=check) for i, tool in enumerate(objects(body, "tools"))] or None
+    FIELDS.check(body)
+    carried = [*_earlier(body, said, check=True), *items_to_messages(body.get("input"), check=True)]
+    tools = [function_tool(tool, i, check=True) for i, tool in enumerate(objects(body, "tools"))]
+    check_tools(tools)
+    instructions = text(body, "instructions")
+    flag(body, "parallel_tool_calls")
+    strings(body, "include")
     return ChatRequest(
         model=model_name(body),
         messages=[{"role": "system", "content": instructions}, *carried] if instructions else carried,
-        tools=None if body.get("tool_choice") == "none" else tools,
-        temperature=number(body, "temperature", 0.0, 100.0),
-        top_p=number(body, "top_p", 0.0, 1.0),
+        prompt_field="input",
+        tools=None if body.get("tool_choice") == "none" else tools or None,
+        temperature=temperature(body),
+        top_p=top_p(body),
         max_tokens=integer(body, "max_output_tokens", 1),
-        stream=bool(body.get("stream")),
-        demands=_demands(body, tools) if check else Demands(),
+        stream=flag(body, "stream") or False,
+        demands=_demands(body, tools),
         carried=carried,
         body=body,
     )
 
 
-def _refuse_what_cannot_be_honoured(body: Mapping[str, Any]) -> None:
-    refuse_unknown(body, _KNOWN, _INERT)
-    if body.get("top_logprobs"):
-        raise PolicyRequestError("top_logprobs: only the sampled token's logprob is known", param="top_logprobs")
-    if body.get("background"):
-        raise PolicyRequestError("background: an answer cannot be retrieved later", param="background")
-    if body.get("truncation") not in (None, "disabled"):
-        raise PolicyRequestError(
-            f"truncation is {body['truncation']!r}; only 'disabled' is supported", param="truncation"
-        )
+def read_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
+    """See `Dialect.read_request`."""
+    messages = [*_earlier(body, said, check=False), *items_to_messages(body.get("input"), check=False)]
+    instructions = body.get("instructions")
+    return ChatRequest(
+        model=model_name(body),
+        messages=[{"role": "system", "content": instructions}, *messages] if instructions else messages,
+        tools=[function_tool(tool, i, check=False) for i, tool in enumerate(objects(body, "tools"))] or None,
+        stream=flag(body, "stream") or False,
+        body=body,
+    )
 
 
 def _earlier(body: Mapping[str, Any], said: Mapping[str, Sequence[Message]], *, check: bool) -> Sequence[Message]:
-    name = body.get("previous_response_id")
+    name = text(body, "previous_response_id")
     if name is None:
         return ()
-    earlier = said.get(str(name).removeprefix(_ID))
+    earlier = said.get(name.removeprefix(_ID))
     if earlier is None and check:
         raise PolicyRequestError(
             f"previous_response_id {name!r} is no response of this rollout", param="previous_response_id"
@@ -92,7 +111,7 @@ def _earlier(body: Mapping[str, Any], said: Mapping[str, Sequence[Message]], *, 
     return earlier or ()
 
 
-def _demands(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None) -> Demands:
+def _demands(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Demands:
     match body.get("tool_choice"):
         case None | "auto" | "none":
             tool = None
@@ -150,20 +169,35 @@ def _response(reply: Reply, choice: Choice | None) -> dict[str, Any]:
 
 
 def _usage(reply: Reply, choice: Choice) -> dict[str, Any]:
-    prompt, sampled = len(reply.prompt_ids), len(choice.token_ids)
+    prompt, sampled = reply.prompt_tokens, len(choice.token_ids)
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": sampled,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": _reasoning_tokens(reply, choice)},
         "total_tokens": prompt + sampled,
     }
+
+
+def _reasoning_tokens(reply: Reply, choice: Choice) -> int:
+    """How many tokens were sampled until the reasoning ended."""
+    if not choice.message.get("reasoning_content"):
+        return 0
+    ids = choice.token_ids
+    return bisect_left(range(len(ids)), True, key=lambda count: CLOSE in reply.decode(ids[:count]))
+
+
+def _reasoning(reply: Reply, status: str, text: str) -> dict[str, Any]:
+    content = [{"type": "reasoning_text", "text": text}] if text else []
+    return {"id": f"rs_{reply.call}", "type": "reasoning", "summary": [], "status": status, "content": content}
 
 
 def _items(reply: Reply, choice: Choice) -> list[dict[str, Any]]:
     status = "incomplete" if choice.finish_reason == "length" else "completed"
     text, calls = choice.message.get("content") or "", choice.message.get("tool_calls") or ()
     items: list[dict[str, Any]] = []
+    if reasoning := choice.message.get("reasoning_content"):
+        items.append(_reasoning(reply, status, reasoning))
     if text or not calls:
         logprobs = token_logprobs(choice.token_ids, choice.logprobs, reply.decode) if _wants_logprobs(reply) else []
         items.append(_message(reply, status, [_part(text, logprobs)]))
@@ -199,12 +233,28 @@ class _Writer:
         self._reply = reply
         self._sent = 0
         self._speaking = False
+        self._thoughts = 0
+        """1 if there is a reasoning item before the others."""
         self._unsaid: list[dict[str, Any]] = []
         """Logprobs of tokens whose text is held back."""
 
     def begin(self, index: int) -> bytes:
         started = _response(self._reply, None)
         return self._event("response.created", response=started) + self._event("response.in_progress", response=started)
+
+    def think(self, index: int, reasoning: str) -> bytes:
+        self._thoughts = 1
+        begun, done = (_reasoning(self._reply, s, t) for s, t in (("in_progress", ""), ("completed", reasoning)))
+        place = {"item_id": done["id"], "output_index": 0, "content_index": 0}
+        empty = {"type": "reasoning_text", "text": ""}
+        return b"".join((
+            self._event("response.output_item.added", output_index=0, item=begun),
+            self._event("response.content_part.added", **place, part=empty),
+            self._event("response.reasoning_text.delta", **place, delta=reasoning),
+            self._event("response.reasoning_text.done", **place, text=reasoning),
+            self._event("response.content_part.done", **place, part={**empty, "text": reasoning}),
+            self._event("response.output_item.done", output_index=0, item=done),
+        ))  # fmt: skip
 
     def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
         if _wants_logprobs(self._reply):
@@ -215,6 +265,8 @@ class _Writer:
         items = _items(self._reply, choice)
         events = b""
         for i, item in enumerate(items):
+            if item["type"] == "reasoning":
+                continue  # said already
             if item["type"] == "message":
                 events += (self._delta(rest) if rest or not self._speaking else b"") + self._end_text(item)
             else:
@@ -238,7 +290,7 @@ class _Writer:
         if not self._speaking:
             self._speaking = True
             item = _message(self._reply, "in_progress", [])
-            events += self._event("response.output_item.added", output_index=0, item=item)
+            events += self._event("response.output_item.added", output_index=self._thoughts, item=item)
             events += self._event("response.content_part.added", **self._place(item), part=_part("", []))
         logprobs, self._unsaid = self._unsaid, []
         place = self._place(_message(self._reply, "in_progress", []))
@@ -252,7 +304,7 @@ class _Writer:
         return done + self._event("response.content_part.done", **self._place(item), part=part)
 
     def _place(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        return {"item_id": item["id"], "output_index": 0, "content_index": 0}
+        return {"item_id": item["id"], "output_index": self._thoughts, "content_index": 0}
 
     def _event(self, kind: str, **more: Any) -> bytes:
         self._sent += 1

@@ -1,0 +1,84 @@
+"""Which tokens a JSON schema lets come next: when a response is sampled, and again when it is trained on.
+
+A constrained response is sampled from the policy's distribution over the allowed tokens. That, and not the whole
+softmax, is the distribution whose logprobs are recorded; the trainer walks the same schema along the sampled tokens and takes the
+gradient of the same distribution. The automaton is llguidance's (https://github.com/guidance-ai/llguidance).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_core.errors import MissingExtra, PolicyRequestError
+
+_COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""One way to write a document: a small model that may put any white space anywhere writes white space for ever."""
+
+
+class Constraints:
+    """Compiles the constraints of `SamplingParams` for one fast tokenizer and a vocabulary of V logits. Thread-safe."""
+
+    def __init__(self, tokenizer: Any, vocabulary: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._tokenizers: dict[tuple[int, ...], Any] = {}
+        self._compiled: dict[str, Any] = {}
+
+    def start(self, constraint: str) -> Walk:
+        """A walk at the beginning of a response. Raises `PolicyRequestError` for a schema that cannot be honoured, saying why."""
+        with self._lock:
+            matcher = self._compiled.get(constraint)
+            if matcher is None:
+                if len(self._compiled) >= 256:
+                    self._compiled.clear()
+                matcher = self._compiled[constraint] = self._compile(constraint)
+            return Walk(matcher.deep_copy())
+
+    def allowed(self, constraint: str, output_ids: Sequence[int]) -> Iterator[NDArray[np.bool_]]:
+        """For each of ``output_ids``, bool [V]: the tokens that it was chosen among."""
+        walk = self.start(constraint)
+        for token in output_ids:
+            yield walk.allowed()
+            walk.accept(token)
+
+    def _compile(self, constraint: str) -> Any:
+        try:
+            from llguidance import LLMatcher
+            from llguidance.hf import from_tokenizer
+        except ModuleNotFoundError as error:
+            raise MissingExtra(error.name or "llguidance", "torch", "structured output") from error
+        wanted = json.loads(constraint)
+        stops = tuple(wanted["stop_token_ids"])
+        if stops not in self._tokenizers:
+            self._tokenizers[stops] = from_tokenizer(
+                self._tokenizer, n_vocab=self._vocabulary, eos_token=list(stops) or None
+            )
+        grammar = LLMatcher.grammar_from_json_schema(wanted["json_schema"], overrides=_COMPACT)
+        matcher = LLMatcher(self._tokenizers[stops], grammar, log_level=0)
+        if matcher.is_error():
+            problem = matcher.get_error()
+            raise PolicyRequestError(f"this JSON schema cannot be honoured: {problem}", param="response_format")
+        return matcher
+
+
+class Walk:
+    """One response on its way through a constraint."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """bool [V]: the tokens that may come next."""
+        return np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8) != 0
+
+    def accept(self, token: int) -> None:
+        """Go on with ``token``. Raises ValueError if it is not allowed."""
+        if not self._matcher.consume_token(token):
+            raise ValueError(f"token {token} is not allowed here: {self._matcher.get_error()}")

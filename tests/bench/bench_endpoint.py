@@ -1,0 +1,273 @@
+"""Our endpoint and the anchor's gateway before the same model server that costs nothing: what each of them costs, in one run.
+
+    python -m tests.bench.bench_endpoint [--repeats 3] [--workload short long] [--anchor-python PATH | --no-anchor] [--tokenizer NAME]
+
+The anchor is agentlightning 1.0.2 (its `agl-server`, as shipped); it needs Python 3.12 or later and is installed into the cache folder.
+Both gateways, the model server (`null_model.py`) and the load (`http_load.py`) are processes of their own. Lines of ours:
+
+- *http*: as the anchor, it asks the model server over HTTP; *in process*: its backend has the tokens ready;
+- *free tokens*: tokenising costs nothing, as for the anchor, whose model server does that; else it is TOKENIZER's;
+- *streamed*: the answer comes token by token, from the model server too. The anchor refuses to stream.
+
+CPU is user and system time of the gateway's process a request, at 64 streams. RAM is what a request leaves behind in it while its rollout
+goes on. Added latency is that of a request less that of the same request without a gateway. Streams ask again at once: with 64 and more
+of them it is what a saturated gateway makes them wait for one another. In the last column of the short ones the model takes ten seconds, as
+models do, and a thousand requests are in flight while the gateway has little to do. Medians over the repeats; gateways take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import random
+import statistics
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.bench import anchor_gateway
+from tests.bench.http_load import UNIQUE, Order
+from tests.bench.processes import cpu_seconds, process, read_line, resident_bytes
+
+WORDS = (
+    "time",
+    "year",
+    "people",
+    "way",
+    "day",
+    "man",
+    "thing",
+    "woman",
+    "life",
+    "child",
+    "world",
+    "school",
+    "state",
+    "family",
+)
+ROLLOUTS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """So many requests over so many streams."""
+
+    streams: int
+    requests: int
+    hold: float = 0.0
+    """Seconds that the model takes; streams begin one after the other in as many, so that all are open at the same time."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.streams} streams{f', {self.hold:g} s' if self.hold else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Sizes in tokens, and the phases; CPU and RAM are measured in the second."""
+
+    name: str
+    prompt: int
+    output: int
+    phases: tuple[Phase, ...]
+
+    def body(self, stream: bool) -> str:
+        text = " ".join(random.Random(0).choices(WORDS, k=self.prompt - 20))
+        messages = [{"role": "user", "content": f"{UNIQUE} {text}"}]
+        extra = {"stream": True} if stream else {}
+        return json.dumps({"model": "policy", "messages": messages, "max_tokens": self.output, **extra})
+
+
+def at_once(one: int, some: int) -> tuple[Phase, ...]:
+    return (Phase(streams=1, requests=one), Phase(streams=64, requests=some), Phase(streams=1000, requests=1000))
+
+
+WORKLOADS = (
+    Workload(
+        name="short", prompt=64, output=16, phases=(*at_once(200, 640), Phase(streams=1000, requests=1000, hold=10.0))
+    ),
+    Workload(name="long", prompt=8192, output=512, phases=at_once(50, 192)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """One that is measured: how it is called in the table, and whether it is asked to stream."""
+
+    name: str
+    stream: bool = False
+    tokenizer: str | None = None
+    in_process: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A gateway that is running."""
+
+    pid: int
+    port: int
+    targets: list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Seconds and bytes, a request."""
+
+    cpu: float
+    kept: float
+    added: tuple[tuple[float, float], ...]
+    """p50 and p99 of added latency, for each of `PHASES`."""
+
+
+class Load:
+    """The process that sends requests."""
+
+    def __init__(self, child: Any) -> None:
+        self._child = child
+        self._next = 10_000_000
+
+    def send(self, port: int, targets: list[tuple[str, str]], body: str, phase: Phase) -> list[float]:
+        """Latencies in seconds, sorted."""
+        first, self._next = self._next, self._next + phase.requests
+        order = Order(
+            port=port,
+            targets=targets,
+            body=body,
+            streams=phase.streams,
+            requests=phase.requests,
+            first=first,
+            spread=phase.hold,
+        )
+        print(order.to_json(), file=self._child.stdin, flush=True)
+        return sorted(json.loads(read_line(self._child))["latencies"])
+
+
+def quantiles(latencies: list[float]) -> tuple[float, float]:
+    return latencies[len(latencies) // 2], latencies[int(len(latencies) * 0.99)]
+
+
+@contextmanager
+def serve(gateway: Gateway, workload: Workload, null: str, anchor: Path | None) -> Generator[Served]:
+    upstream = f"{null}/{workload.prompt}/{workload.output}/v1"
+    if gateway.tokenizer is None:
+        assert anchor is not None
+        with anchor_gateway.serve(anchor, upstream, ROLLOUTS) as (pid, port, rollouts):
+            yield Served(pid=pid, port=port, targets=[(anchor_gateway.path(rollout), "k") for rollout in rollouts])
+        return
+    command = [sys.executable, "-m", "tests.bench.our_gateway", str(ROLLOUTS), gateway.tokenizer]
+    sizes = ["--tokens", str(workload.prompt), str(workload.output)]
+    with process([*command, *([] if gateway.in_process else ["--upstream", upstream]), *sizes]) as child:
+        ready = json.loads(read_line(child))
+        yield Served(
+            pid=child.pid, port=ready["port"], targets=[("/v1/chat/completions", key) for key in ready["keys"]]
+        )
+
+
+def measure(load: Load, gateway: Gateway, workload: Workload, null: str, anchor: Path | None) -> Measured:
+    """One gateway, started afresh, under one workload."""
+    body = workload.body(gateway.stream)
+    operation = "completions" if gateway.stream else "chat/completions"
+    direct = [(f"/{workload.prompt}/{workload.output}/v1/{operation}", "k")]
+    null_port = int(null.rpartition(":")[2])
+    added: list[tuple[float, float]] = []
+    cpu = kept = 0.0
+    with serve(gateway, workload, null, anchor) as served:
+        load.send(served.port, served.targets, body, Phase(streams=64, requests=128))
+        resident = resident_bytes(served.pid)
+        for phase in workload.phases:
+            # A backend in process has no model server to wait for, so there is nothing to hold.
+            if phase.hold and gateway.in_process:
+                added.append((math.nan, math.nan))
+                continue
+            httpx.get(f"{null}/hold/{phase.hold}")
+            alone = quantiles(load.send(null_port, direct, body, phase))
+            start = cpu_seconds(served.pid)
+            through = quantiles(load.send(served.port, served.targets, body, phase))
+            added.append((through[0] - alone[0], through[1] - alone[1]))
+            if phase is workload.phases[1]:
+                cpu = (cpu_seconds(served.pid) - start) / phase.requests
+                kept = (resident_bytes(served.pid) - resident) / sum(p.requests for p in workload.phases[:2])
+    httpx.get(f"{null}/hold/0")
+    return Measured(cpu=cpu, kept=kept, added=tuple(added))
+
+
+def median(runs: list[Measured]) -> Measured:
+    middle = statistics.median
+    added = tuple(
+        (middle(p50 for p50, _ in phase), middle(p99 for _, p99 in phase))
+        for phase in zip(*(run.added for run in runs), strict=True)
+    )
+    return Measured(cpu=middle(run.cpu for run in runs), kept=middle(run.kept for run in runs), added=added)
+
+
+def report(workload: Workload, results: dict[str, Measured]) -> None:
+    print(
+        f"\n{workload.name}: prompt {workload.prompt} tokens, response {workload.output}; added latency p50 / p99 in ms"
+    )
+    heads = "".join(f"{phase.name:>20s}" for phase in workload.phases)
+    print(f"{'':30s}{'CPU':>9s}{'RAM kept':>12s}{heads}")
+    for name, m in results.items():
+        cells = "".join(f"{p50 * 1000:11.2f}/{p99 * 1000:8.1f}" for p50, p99 in m.added)
+        print(f"{name:30s}{m.cpu * 1000:6.2f} ms{m.kept / 1024:8.1f} KiB{cells}", flush=True)
+    anchor = results.get("anchor")
+    for name, m in results.items():
+        if m is anchor:
+            continue
+        words = [f"p50 added {m.added[0][0] * 1000:.2f} ms {verdict(m.added[0][0] < 0.001)} < 1 ms"]
+        if anchor is not None:
+            cpu, ram = anchor.cpu / m.cpu, anchor.kept / max(m.kept, 1)
+            words += [f"CPU 1/{cpu:.1f} {verdict(cpu >= 5)} 1/5", f"RAM 1/{ram:.1f} {verdict(ram >= 10)} 1/10"]
+        print(f"  {name:28s}{', '.join(words)}")
+
+
+def verdict(met: bool) -> str:
+    return "meets" if met else "MISSES"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--workload", nargs="+", choices=[w.name for w in WORKLOADS], default=["short", "long"])
+    parser.add_argument("--tokenizer", default="smollm2-135m-instruct", help="a model's folder or name")
+    parser.add_argument("--anchor-python", metavar="PATH", help="an interpreter, 3.12 or later, to install it with")
+    parser.add_argument("--no-anchor", action="store_true")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only gateways whose name has this in it")
+    options = parser.parse_args()
+    anchor = None if options.no_anchor else anchor_gateway.install(options.anchor_python)
+    real = options.tokenizer
+    gateways = [
+        *([] if anchor is None else [Gateway(name="anchor")]),
+        Gateway(name="ours, http, free tokens", tokenizer="free"),
+        Gateway(name="ours, http", tokenizer=real),
+        Gateway(name="ours, http, streamed", tokenizer=real, stream=True),
+        Gateway(name="ours, in process", tokenizer=real, in_process=True),
+        Gateway(name="ours, in process, streamed", tokenizer=real, in_process=True, stream=True),
+    ]
+    gateways = [gateway for gateway in gateways if options.only in gateway.name]
+    print(
+        f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {options.repeats} repeats"
+    )
+    python = [sys.executable, "-m"]
+    with process([*python, "tests.bench.null_model"]) as null, process([*python, "tests.bench.http_load"]) as loader:
+        url = read_line(null)
+        read_line(loader)
+        load = Load(loader)
+        for workload in (w for w in WORKLOADS if w.name in options.workload):
+            runs: dict[str, list[Measured]] = {gateway.name: [] for gateway in gateways}
+            for _ in range(options.repeats):
+                for gateway in gateways:
+                    print(f"{workload.name}, {gateway.name} …", file=sys.stderr, flush=True)
+                    runs[gateway.name].append(measure(load, gateway, workload, url, anchor))
+            report(workload, {name: median(some) for name, some in runs.items()})
+
+
+if __name__ == "__main__":
+    main()

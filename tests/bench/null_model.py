@@ -1,0 +1,123 @@
+"""A model server that costs next to nothing and answers with vLLM's fields: what stands behind the gateways of bench_endpoint.
+
+    python -m tests.bench.null_model
+
+Prints its URL. ``/PROMPT/OUTPUT/v1/chat/completions`` and ``/PROMPT/OUTPUT/v1/completions`` answer as to a prompt of PROMPT tokens with
+OUTPUT tokens, whatever was asked; completions also stream, one event a token. Answers are written once and sent as they are: at once, or
+so many seconds later as the last ``GET /hold/SECONDS`` said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import random
+from typing import Any
+
+from tests.bench.processes import raise_file_limit
+
+VOCABULARY = range(1000, 20000)
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(VOCABULARY, k=count)
+
+
+def logprobs_of(ids: list[int]) -> list[float]:
+    return [-(token % 997) / 313 for token in ids]
+
+
+def _chat(prompt: list[int], output: list[int]) -> dict[str, Any]:
+    entries = [
+        {"token": f"w{token}", "logprob": logprob, "bytes": list(f"w{token}".encode()), "top_logprobs": []}
+        for token, logprob in zip(output, logprobs_of(output), strict=True)
+    ]
+    message = {"role": "assistant", "content": "word " * len(output), "refusal": None, "tool_calls": []}
+    choice = {"index": 0, "message": message, "logprobs": {"content": entries}, "finish_reason": "stop"}
+    return {
+        **_head("chat.completion"),
+        "choices": [{**choice, "stop_reason": None, "token_ids": output}],
+        "usage": _usage(prompt, output),
+        "prompt_token_ids": prompt,
+    }
+
+
+def _completion(prompt: list[int], output: list[int]) -> dict[str, Any]:
+    choice = {**_part(output), "finish_reason": "stop", "stop_reason": None}
+    return {**_head("text_completion"), "choices": [choice], "usage": _usage(prompt, output)}
+
+
+def _part(ids: list[int]) -> dict[str, Any]:
+    logprobs = {
+        "text_offset": list(range(0, 5 * len(ids), 5)),
+        "token_logprobs": logprobs_of(ids),
+        "tokens": ["word "] * len(ids),
+        "top_logprobs": [None] * len(ids),
+    }
+    return {"index": 0, "text": "word " * len(ids), "logprobs": logprobs, "token_ids": ids, "finish_reason": None}
+
+
+def _head(kind: str) -> dict[str, Any]:
+    return {"id": "null-1", "object": kind, "created": 1_700_000_000, "model": "policy"}
+
+
+def _usage(prompt: list[int], output: list[int]) -> dict[str, int]:
+    counts = (len(prompt), len(output))
+    return {"prompt_tokens": counts[0], "completion_tokens": counts[1], "total_tokens": sum(counts)}
+
+
+@functools.cache
+def answer(path: str, stream: bool) -> bytes:
+    """The whole HTTP response, ready to be sent."""
+    _, prompt_size, output_size, _, *operation = path.split("/")
+    prompt, output = tokens(int(prompt_size), 1), tokens(int(output_size), 2)
+    if not stream:
+        body = json.dumps((_chat if operation[0] == "chat" else _completion)(prompt, output)).encode()
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        return head.encode() + body
+    parts = [_part([token]) for token in output]
+    parts[-1] |= {"finish_reason": "stop", "stop_reason": None}
+    events = [json.dumps({**_head("text_completion"), "choices": [part]}) for part in parts]
+    chunks = [f"data: {event}\n\n".encode() for event in [*events, "[DONE]"]]
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    return head + b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+
+
+class NullModel(asyncio.Protocol):
+    """One connection."""
+
+    hold = 0.0
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self._buffer = bytearray()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
+            head = bytes(self._buffer[:end]).lower()
+            _, _, length = head.partition(b"content-length: ")
+            size = end + 4 + int(length.split(b"\r\n", 1)[0] or b"0")
+            if len(self._buffer) < size:
+                return
+            path = bytes(self._buffer).split(b" ", 2)[1].decode()
+            body = bytes(self._buffer[end + 4 : size])
+            del self._buffer[:size]
+            if path.startswith("/hold/"):
+                NullModel.hold = float(path.removeprefix("/hold/"))
+                self._transport.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+                continue
+            ready = answer(path, b'"stream":true' in body or b'"stream": true' in body)
+            asyncio.get_running_loop().call_later(NullModel.hold, self._transport.write, ready)
+
+
+async def main() -> None:
+    raise_file_limit()
+    server = await asyncio.get_running_loop().create_server(NullModel, "127.0.0.1", 0, backlog=4096)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,154 @@
+"""Our endpoint in a process of its own, as bench_endpoint measures it.
+
+    python -m tests.bench.our_gateway ROLLOUTS TOKENIZER [--upstream URL] --tokens PROMPT OUTPUT
+
+Prints a JSON line, ``{"port": …, "keys": […]}``, with a key for each open rollout. Serves until its stdin ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextvars
+import json
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import aiohttp
+
+from lightning_core.capture import rollout
+from lightning_core.policy.backend import Delta, SamplingParams
+from lightning_core.policy.chat import Chat
+from lightning_core.policy.endpoint import PolicyEndpoint, Routing
+from tests.bench.null_model import logprobs_of, tokens
+from tests.bench.processes import raise_file_limit
+
+END = 2
+
+
+class HttpBackend:
+    """Tokens from vLLM's completions API at ``url``, as far as the benchmark needs it."""
+
+    models = ("policy",)
+    max_context = 1 << 20
+
+    def __init__(self, url: str) -> None:
+        self._url = f"{url}/completions"
+        self._session: aiohttp.ClientSession | None = None
+
+    def check(self, params: SamplingParams) -> None:
+        pass
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
+    ) -> AsyncGenerator[Delta]:
+        if self._session is None:  # made where its event loop runs
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        body = {
+            "model": model, "prompt": list(prompt_ids), "max_tokens": params.max_tokens, "temperature": params.temperature,
+            "top_p": params.top_p, "logprobs": 0, "return_token_ids": True, "stop_token_ids": sorted(params.stop_token_ids),
+            "stream": stream,
+        }  # fmt: skip
+        async with self._session.post(self._url, json=body) as answer:
+            if not stream:
+                yield _delta(await answer.read())
+                return
+            async for line in answer.content:
+                if line.startswith(b"data: {"):
+                    yield _delta(line[6:])
+
+
+def _delta(answer: bytes) -> Delta:
+    choice = json.loads(answer)["choices"][0]
+    return Delta(
+        token_ids=choice["token_ids"],
+        logprobs=choice["logprobs"]["token_logprobs"],
+        version=0,
+        finish_reason=choice["finish_reason"],
+    )
+
+
+class ReadyBackend:
+    """The same tokens without a server: what the endpoint itself costs."""
+
+    models = ("policy",)
+    max_context = 1 << 20
+
+    def __init__(self, size: int) -> None:
+        self._ids = tokens(size, 2)
+        self._logprobs = logprobs_of(self._ids)
+
+    def check(self, params: SamplingParams) -> None:
+        pass
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
+    ) -> AsyncGenerator[Delta]:
+        del prompt_ids, params, model
+        if not stream:
+            yield Delta(token_ids=self._ids, logprobs=self._logprobs, version=0, finish_reason="stop")
+            return
+        last = len(self._ids) - 1
+        for i, (token, logprob) in enumerate(zip(self._ids, self._logprobs, strict=True)):
+            reason = "stop" if i == last else None
+            yield Delta(token_ids=[token], logprobs=[logprob], version=0, finish_reason=reason)
+
+
+class FreeTokenizer:
+    """Costs nothing: every long text has the same ``size`` tokens. As for the anchor, whose model server tokenises."""
+
+    chat_template = "free"
+    all_special_tokens = ("<|im_end|>",)
+    eos_token = "<|im_end|>"
+
+    def __init__(self, size: int) -> None:
+        self._ids = tokens(size, 1)
+
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **_: Any) -> str:
+        return "".join(f"{m['role']}\n{m['content']}<|im_end|>\n" for m in conversation)
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return list(self._ids)
+
+    def decode(self, token_ids: list[int], **_: Any) -> str:
+        return "word " * len(token_ids)
+
+    def convert_tokens_to_ids(self, token: str) -> int:
+        return END
+
+
+def load_tokenizer(name: str, size: int) -> Any:
+    if name == "free":
+        return FreeTokenizer(size)
+    from lightning_core.trainers import model
+
+    return model.load_tokenizer(model.resolve_model(name))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("rollouts", type=int)
+    parser.add_argument("tokenizer")
+    parser.add_argument("--upstream")
+    parser.add_argument("--tokens", nargs=2, type=int, required=True)
+    options = parser.parse_args()
+    raise_file_limit()
+    prompt_size, output_size = options.tokens
+    backend = HttpBackend(options.upstream) if options.upstream else ReadyBackend(output_size)
+    routing = Routing(trained=frozenset(), temperature=1.0, max_tokens=output_size)
+    with PolicyEndpoint(backend, Chat(load_tokenizer(options.tokenizer, prompt_size))) as endpoint:
+        runs = [
+            # Each in a context of its own: scopes that are open at the same time must not be inside one another.
+            contextvars.copy_context().run(rollout({"id": str(i)}).__enter__)
+            for i in range(options.rollouts)
+        ]
+        keys = [endpoint.new_key() for _ in runs]
+        for run, key in zip(runs, keys, strict=True):
+            endpoint.open(key, run.address, routing)
+        port = int(endpoint.url.removesuffix("/v1").rpartition(":")[2])
+        print(json.dumps({"port": port, "keys": keys}), flush=True)
+        sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Child processes of a benchmark: started, waited for, ended, and what they cost so far."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def process(command: Sequence[str], *, log: Path | None = None) -> Generator[subprocess.Popen[str]]:
+    """A child that is ended with the block. With ``log`` it works beside that file, which gets all that it prints."""
+    if log is None:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    else:
+        with log.open("w") as sink:
+            child = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, text=True, cwd=log.parent)
+    try:
+        yield child
+    finally:
+        child.terminate()
+        try:
+            child.wait(10)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def read_line(child: subprocess.Popen[str]) -> str:
+    """The next line that ``child`` prints. Raises RuntimeError if it ends instead."""
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    if not line:
+        raise RuntimeError(f"{child.args!r} ended with exit code {child.wait()}")
+    return line.strip()
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of all threads of a process so far, to 10 ms."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
+
+def raise_file_limit() -> None:
+    """A connection is an open file, and a thousand streams are two thousand of them."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

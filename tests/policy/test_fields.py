@@ -1,0 +1,269 @@
+"""Every field that an installed SDK can send is honoured, knowingly accepted, or refused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import httpx
+import pytest
+from anthropic.types import message_create_params
+from anthropic.types.beta import message_create_params as beta_message_create_params
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
+from typing_extensions import is_typeddict
+
+from lightning_core.capture import Run, rollout
+from lightning_core.policy.backend import SamplingParams
+from lightning_core.policy.dialects import DIALECTS, chat_completions, completions, messages, responses
+from lightning_core.policy.dialects.dialect import Dialect
+from lightning_core.policy.endpoint import PolicyEndpoint, Routing
+from lightning_core.policy.scripted import ScriptedBackend
+from tests.policy.test_endpoint import serve, serve_backend
+
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "add"}}]
+LEAST: dict[str, dict[str, Any]] = {
+    chat_completions.PATH: {"model": "base", "messages": HI},
+    responses.PATH: {"model": "base", "input": "hi"},
+    messages.PATH: {"model": "base", "messages": HI, "max_tokens": 64},
+    completions.PATH: {"model": "base", "prompt": "hi"},
+}
+"""The least that a request needs."""
+
+DOCUMENTED: list[tuple[Dialect, list[Any], set[str]]] = [
+    (chat_completions, [chat_create_params.CompletionCreateParamsStreaming], {"return_token_ids"}),
+    (completions, [completion_create_params.CompletionCreateParamsStreaming], {"return_token_ids"}),
+    (responses, [response_create_params.ResponseCreateParamsStreaming], set()),
+    (
+        messages,
+        [message_create_params.MessageCreateParamsStreaming, beta_message_create_params.MessageCreateParamsStreaming],
+        # The API has them; the SDK leaves them to extra_body, or writes them into another field.
+        {"temperature", "top_p", "top_k", "output_format"},
+    ),
+]
+"""A wire format, what its SDK's requests may hold, and what is in our table besides."""
+
+HEADERS = {"betas"}
+"""Parameters of the SDKs that travel as headers."""
+
+
+def typed_dicts(hint: Any) -> Iterator[Any]:
+    """The TypedDicts that a field may hold directly."""
+    if is_typeddict(hint):
+        yield hint
+    elif get_origin(hint) in (Union, UnionType) or getattr(get_origin(hint), "__name__", "") in (
+        "Required",
+        "NotRequired",
+    ):
+        for part in get_args(hint):
+            if part is not NoneType:
+                yield from typed_dicts(part)
+
+
+def documented(wire: Dialect, params: list[Any]) -> set[str]:
+    """Names of all fields; those of an object that our table looks into as ``outer.inner``."""
+    table = wire.FIELDS.honoured | wire.FIELDS.inert | wire.FIELDS.refused.keys()
+    looked_into = {name.partition(".")[0] for name in table if "." in name}
+    found: set[str] = set()
+    for one in params:
+        for name, hint in get_type_hints(one).items():
+            if name in looked_into:
+                found |= {f"{name}.{inner}" for kind in typed_dicts(hint) for inner in get_type_hints(kind)}
+            elif name not in HEADERS:
+                found.add(name)
+    return found
+
+
+@pytest.mark.parametrize(("wire", "params", "besides"), DOCUMENTED, ids=lambda v: getattr(v, "PATH", None))
+def test_the_table_is_what_the_sdk_documents(wire: Dialect, params: list[Any], besides: set[str]):
+    """Fails when a new SDK documents a field that nobody has decided about."""
+    table = [*wire.FIELDS.honoured, *wire.FIELDS.inert, *wire.FIELDS.refused]
+    assert len(table) == len(set(table)), "a field is in one of the three"
+    assert documented(wire, params) - set(table) == set()
+    assert set(table) - documented(wire, params) == besides
+
+
+def test_every_dialect_is_checked():
+    assert {wire.PATH for wire, _, _ in DOCUMENTED} == {wire.PATH for wire in DIALECTS} == set(LEAST)
+
+
+@contextmanager
+def asking(
+    endpoint: PolicyEndpoint, routing: Routing | None = None, **options: Any
+) -> Iterator[tuple[Run, httpx.Client]]:
+    """A rollout whose client speaks any wire format."""
+    with rollout({"id": "t"}) as run:
+        key = endpoint.new_key()
+        endpoint.open(key, run.address, routing or Routing(), **options)
+        with httpx.Client(base_url=endpoint.url, headers={"authorization": f"Bearer {key}"}, timeout=30) as client:
+            yield run, client
+        endpoint.close(key)
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[PolicyEndpoint]:
+    with serve() as endpoint:
+        yield endpoint
+
+
+REFUSED = [(wire, name) for wire in DIALECTS for name in sorted(wire.FIELDS.refused)]
+
+
+@pytest.mark.parametrize(("wire", "name"), REFUSED, ids=[f"{wire.PATH[1:]}-{name}" for wire, name in REFUSED])
+def test_what_is_refused_names_the_field_and_says_why(endpoint: PolicyEndpoint, wire: Dialect, name: str):
+    outer, _, inner = name.partition(".")
+
+    def body(value: Any) -> dict[str, Any]:
+        return {**LEAST[wire.PATH], outer: {inner: value} if inner else value}
+
+    refusal = wire.FIELDS.refused[name]
+    with asking(endpoint) as (run, client):
+        answer = client.post(wire.PATH, json=body("asked for"))
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert name in error["message"]
+        assert refusal.why in error["message"]
+        if wire is not messages:
+            assert error["param"] == name
+        for nothing in (None, *refusal.unless):
+            assert client.post(wire.PATH, json=body(nothing)).status_code == 200
+    assert run.infrastructure == []
+
+
+@pytest.mark.parametrize("wire", DIALECTS, ids=lambda wire: wire.PATH)
+def test_what_nobody_knows_is_refused_at_every_level(endpoint: PolicyEndpoint, wire: Dialect):
+    outers = {name.partition(".")[0] for name in wire.FIELDS.honoured if "." in name}
+    with asking(endpoint) as (_, client):
+        for body in ({"guided_json": {}}, *({outer: {"guided_json": {}}} for outer in outers)):
+            answer = client.post(wire.PATH, json={**LEAST[wire.PATH], **body})
+            assert answer.status_code == 400
+            assert "guided_json" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("wire", DIALECTS, ids=lambda wire: wire.PATH)
+def test_what_is_inert_changes_nothing(endpoint: PolicyEndpoint, wire: Dialect):
+    bodies: list[dict[str, Any]] = []
+    for name in wire.FIELDS.inert:
+        outer, _, inner = name.partition(".")
+        bodies.append({outer: {inner: None} if inner else {"any": "thing"}})
+    with asking(endpoint) as (run, client):
+        for body in ({}, *bodies):
+            assert client.post(wire.PATH, json={**LEAST[wire.PATH], **body}).status_code == 200
+    assert len({call.prompt_ids.tobytes() for call in run.trace.calls if call.prompt_ids is not None}) == 1
+
+
+class Spy(ScriptedBackend):
+    """Notes how it is asked to sample."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda prompt: "one; two")
+        self.asked: list[SamplingParams] = []
+
+    async def generate(self, prompt_ids: Any, params: SamplingParams, **options: Any):
+        self.asked.append(params)
+        async for delta in super().generate(prompt_ids, params, **options):
+            yield delta
+
+
+MOST = {chat_completions: "max_completion_tokens", responses: "max_output_tokens"}
+STOP = {chat_completions: "stop", completions: "stop", messages: "stop_sequences"}
+
+
+@pytest.mark.parametrize("wire", DIALECTS, ids=lambda wire: wire.PATH)
+def test_settings_reach_the_backend(wire: Any):
+    """Of an agent that is not trained; a trained one samples as the run does."""
+    backend = Spy()
+    settings: dict[str, Any] = {"temperature": 0, "top_p": 0.5, MOST.get(wire, "max_tokens"): 5}
+    if "seed" in wire.FIELDS.honoured:
+        settings["seed"] = 7
+    with serve_backend(backend) as endpoint, asking(endpoint, seed=1) as (_, client):
+        assert client.post(wire.PATH, json={**LEAST[wire.PATH], **settings}).status_code == 200
+        trained = Routing(trained=frozenset({"writer"}), temperature=0.9)
+        with asking(endpoint, trained, seed=1) as (_, client):
+            headers = {"lightning-agent": "writer"}
+            for _ in range(2):
+                assert client.post(wire.PATH, json={**LEAST[wire.PATH], **settings}, headers=headers).status_code == 200
+    theirs, ours, again = backend.asked
+    assert (theirs.temperature, theirs.top_p, theirs.max_tokens) == (0.0, 0.5, 5)
+    assert (ours.temperature, ours.top_p, ours.max_tokens) == (0.9, 1.0, 5)
+    if "seed" in settings:
+        assert theirs.seed == 7
+    assert ours.seed not in (None, 7)
+    assert ours.seed != again.seed, "the same prompt again is another sample"
+
+
+@pytest.mark.parametrize("wire", list(STOP), ids=lambda wire: wire.PATH)
+def test_stop_strings_end_an_answer(wire: Any):
+    with serve_backend(Spy()) as endpoint, asking(endpoint) as (_, client):
+        answer = client.post(wire.PATH, json={**LEAST[wire.PATH], STOP[wire]: [";"]}).json()
+        bad = client.post(wire.PATH, json={**LEAST[wire.PATH], STOP[wire]: [""]})
+    (said,) = answer.get("choices") or answer["content"]
+    assert (said.get("text") or said["message"]["content"]) == "one"
+    assert answer.get("stop_reason") == ("stop_sequence" if wire is messages else None)
+    assert (bad.status_code, STOP[wire] in bad.json()["error"]["message"]) == (400, True)
+
+
+WRONG: list[tuple[Any, dict[str, Any], str]] = [
+    (wire, {name: value}, name)
+    for wire in DIALECTS
+    for name, value in [
+        ("temperature", 1e-9),
+        ("temperature", True),
+        ("top_p", 0),
+        ("stream", "yes"),
+        ("model", 5),
+        (MOST.get(wire, "max_tokens"), 0),
+        (MOST.get(wire, "max_tokens"), "9"),
+    ]
+] + [
+    (chat_completions, {"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0]"),
+    (chat_completions, {"messages": [{"role": "user", "content": "hi", "name": 5}]}, "messages[0]"),
+    (chat_completions, {"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages[0]"),
+    (chat_completions, {"messages": [{"role": "assistant", "tool_calls": [{"function": "f"}]}]}, "messages[0]"),
+    (chat_completions, {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages[0]"),
+    (chat_completions, {"messages": [5]}, "messages[0]"),
+    (chat_completions, {"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools"),
+    (chat_completions, {"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]}, "tools"),
+    (chat_completions, {"logprobs": 1}, "logprobs"),
+    (chat_completions, {"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    (chat_completions, {"stream_options": 5}, "stream_options"),
+    (chat_completions, {"seed": 1 << 63}, "seed"),
+    (chat_completions, {"stop": [5]}, "stop"),
+    (chat_completions, {"parallel_tool_calls": "no", "tools": TOOLS}, "parallel_tool_calls"),
+    (responses, {"input": [{"role": "wizard", "content": "hi"}]}, "input[0]"),
+    (responses, {"input": [{"role": "user", "content": 5}]}, "input[0]"),
+    (responses, {"instructions": ["be kind"]}, "instructions"),
+    (responses, {"include": "logprobs"}, "include"),
+    (responses, {"tools": [{"type": "function"}]}, "tools"),
+    (responses, {"previous_response_id": 5}, "previous_response_id"),
+    (messages, {"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0]"),
+    (messages, {"messages": [{"role": "user", "content": 5}]}, "messages[0]"),
+    (messages, {"system": 5}, "system"),
+    (messages, {"tools": [{"name": "f", "input_schema": 5}]}, "tools"),
+    (completions, {"prompt": None}, "prompt"),
+    (completions, {"prompt": []}, "prompt"),
+    (completions, {"prompt": ""}, "prompt"),
+    (completions, {"prompt": [1, "two"]}, "prompt"),
+    (completions, {"prompt": [True]}, "prompt"),
+    (completions, {"prompt": [258]}, "prompt"),
+    (completions, {"prompt": [-1]}, "prompt"),
+    (completions, {"logprobs": 1}, "logprobs"),
+    (completions, {"best_of": 2}, "best_of"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wire", "wrong", "name"), WRONG)
+def test_a_wrong_value_is_refused_with_its_name(
+    endpoint: PolicyEndpoint, wire: Dialect, wrong: dict[str, Any], name: str
+):
+    with asking(endpoint) as (run, client):
+        answer = client.post(wire.PATH, json={**LEAST[wire.PATH], **wrong})
+    assert answer.status_code == 400
+    assert name in answer.json()["error"]["message"]
+    if wire is not messages:
+        assert answer.json()["error"]["param"] == name
+    assert run.infrastructure == []

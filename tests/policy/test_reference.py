@@ -1,0 +1,25 @@
+"""The tables of the page about the policy endpoint are those of the code."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from lightning_core.policy.endpoint import Limits
+from lightning_core.policy.reference import limits_table, update
+
+PAGE = Path(__file__).parents[2] / "docs" / "policy-endpoint.md"
+
+
+def test_the_page_is_up_to_date():
+    page = PAGE.read_text(encoding="utf-8")
+    assert page.count("<!-- generated: ") == page.count("<!-- end -->") == 3
+    assert update(page) == page, "run: python -m lightning_core.policy.reference docs/policy-endpoint.md"
+
+
+def test_every_limit_is_told_of():
+    rows = [row.split("|") for row in limits_table().splitlines()[2:]]
+    assert [(row[1].strip(), row[2].strip()) for row in rows] == [
+        (f"`{field.name}`", str(field.default)) for field in fields(Limits)
+    ]
+    assert all(row[3].strip().endswith(".") for row in rows)

@@ -1,0 +1,124 @@
+"""Tool calls in text: each format as its makers write it, several at once, and what is malformed left to be seen."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_core.policy.tool_formats import FORMATS, ToolCall, ToolFormat, read_message
+
+BY_NAME = {form.name: form for form in FORMATS}
+DS = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>%s\n```json\n%s\n```<｜tool▁call▁end｜>"
+X = '{"x": 1}'
+A_TEXT = f'{{"name": "a", "arguments": {X}}}'
+A, B = ToolCall("a", {"x": 1}), ToolCall("b", {})
+
+READ = [
+    ("hermes", '<tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>', "", [A]),
+    ("hermes", f'so <tool_call>{A_TEXT}</tool_call> then <tool_call>{{"name": "b"}}</tool_call>.', "so  then .", [A, B]),
+    ("hermes", '<tool_call>[{"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": {}}]</tool_call>', "", [A, B]),
+    ("hermes", '<tool_call>\n{"name": "a", "arguments": {"x": 1}}\n', "", [A]),
+    ("hermes", '<tool_call>{"name": "a", "arguments": {"x": 1}}\n<tool_call>{"name": "b"}', "", [A, B]),
+    ("hermes", '<tool_call>{"name": "a", "arguments": {"x": "</tool_call>"}}</tool_call>', "", [ToolCall("a", {"x": "</tool_call>"})]),
+    ("hermes", '<tool_call>{oops</tool_call> <tool_call>{"name": "b"}</tool_call>', "<tool_call>{oops</tool_call> ", [B]),
+    ("phi", '<|tool_call|>[{"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": {}}]<|/tool_call|>', "", [A, B]),
+    ("mistral", '[TOOL_CALLS] [{"name": "a", "arguments": {"x": 1}, "id": "abcdefghi"}]', "", [A._replace(id="abcdefghi")]),
+    ("mistral", 'see [TOOL_CALLS][{"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": {}}]', "see ", [A, B]),
+    ("mistral", '[TOOL_CALLS]a[ARGS]{"x": 1}[TOOL_CALLS]b[ARGS]{}', "", [A, B]),
+    ("mistral", '[TOOL_CALLS]a[CALL_ID]abcdefghi[ARGS]{"x": 1}', "", [A._replace(id="abcdefghi")]),
+    ("mistral", '[TOOL_CALLS]a{"x": 1}', "", [A]),
+    ("llama", '{"name": "a", "parameters": {"x": 1}}', "", [A]),
+    ("llama", ' {"type": "function", "name": "a", "parameters": {"x": 1}}; {"name": "b", "parameters": {}} ', "", [A, B]),
+    ("llama", '<|python_tag|>{"name": "a", "parameters": {"x": 1}}', "", [A]),
+    ("llama", '{"name": "a", "parameters": {"x": "<|python_tag|>"}}', "", [ToolCall("a", {"x": "<|python_tag|>"})]),
+    ("deepseek", f"<｜tool▁calls▁begin｜>{DS % ('a', X)}\n{DS % ('b', '{}')}<｜tool▁calls▁end｜>", "", [A, B]),
+    ("deepseek", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a<｜tool▁sep｜>{"x": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>', "", [A]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), READ)
+def test_calls_are_read_and_the_text_around_them_is_kept(name: str, text: str, content: str, calls: list[ToolCall]):
+    assert BY_NAME[name].read(text) == (content, calls)
+
+
+MALFORMED = [
+    ("hermes", "<tool_call>{oops</tool_call>"),
+    ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "a", "arguments": [1]}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "a", "arguments": {"x": 1}'),
+    ("hermes", '<tool_call>{"name": "a", "arguments": {}} and so on</tool_call>'),
+    ("hermes", "<tool_call>" + "[" * 100_000),
+    ("phi", '<|tool_call|>[{"name": "a"'),
+    ("mistral", "[TOOL_CALLS]"),
+    ("mistral", '[TOOL_CALLS][{"name": "a", "arguments": {"x": 1}'),
+    ("mistral", '[TOOL_CALLS]{"name": "a", "arguments": {}}'),
+    ("llama", '{"name": "Ada", "age": 36}'),
+    ("llama", '{"answer": 3}'),
+    ("llama", 'see {"name": "a", "parameters": {}}'),
+    ("llama", '{"name": "a", "parameters": {}} and so on'),
+    ("llama", '<|python_tag|>brave_search.call(query="x")'),
+    ("deepseek", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>a\n```json\n{"x": '),
+    ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a {}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), MALFORMED)
+def test_what_is_malformed_stays_in_the_text(name: str, text: str):
+    assert BY_NAME[name].read(text) == (text, [])
+    assert read_message(BY_NAME[name], text) == {"role": "assistant", "content": text}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+CALLS = st.lists(
+    st.builds(ToolCall, st.from_regex(r"[a-z_][a-z0-9_-]{0,8}", fullmatch=True), st.dictionaries(st.text(), JSON, max_size=3), st.none()),
+    min_size=1,
+    max_size=3,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+@given(calls=CALLS)
+@settings(deadline=None, max_examples=50)
+def test_what_is_written_is_read_again(form: ToolFormat, calls: list[ToolCall]):
+    content, read = form.read(form.write(calls))
+    assert (content.strip(), read) == ("", calls)
+
+
+MARKS = [mark for form in FORMATS for mark in form.marks]
+PIECES = st.lists(
+    st.sampled_from([*MARKS, '{"name": "a"', ', "arguments": {}}', "[", "]", "{", "}", " ", "x", "```json", "\n"]),
+    max_size=12,
+).map("".join)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+@given(text=PIECES)
+@settings(deadline=None, max_examples=100)
+def test_reading_never_fails_and_loses_nothing_but_calls(form: ToolFormat, text: str):
+    content, calls = form.read(text)
+    if not calls:
+        assert content == text
+    message: dict[str, Any] = read_message(form, text)
+    assert len(message.get("tool_calls", [])) == len(calls)
+    for call in message.get("tool_calls", []):
+        assert json.loads(call["function"]["arguments"]) == {}
+
+
+def test_ids_are_made_and_those_that_templates_accept_are_kept():
+    calls = read_message(BY_NAME["hermes"], '<tool_call>{"name": "a", "id": "abcdefghi"}</tool_call>')["tool_calls"]
+    assert calls[0]["id"].startswith("call_")
+    text = '[TOOL_CALLS][{"name": "a", "id": "abcdefghi"}, {"name": "b", "id": "no"}, {"name": "b"}]'
+    ids = [c["id"] for c in read_message(BY_NAME["mistral"], text, short_ids=True)["tool_calls"]]
+    assert ids[0] == "abcdefghi"
+    assert [len(i) for i in ids] == [9, 9, 9]
+    assert len(set(ids)) == 3
