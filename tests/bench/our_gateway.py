@@ -1,4 +1,4 @@
-"""Our endpoint in a process of its own, as bench_endpoint measures it.
+"""Our endpoint in a process of its own, as endpoint measures it.
 
     python -m tests.bench.our_gateway ROLLOUTS TOKENIZER [--upstream URL] --tokens PROMPT OUTPUT
 

@@ -1,6 +1,6 @@
 """The embedded engine against plain Hugging Face, on the same model, prompts and machine, in one run.
 
-    python -m tests.bench.bench_engine [--model smollm2-135m-instruct] [--dtype auto float32]
+    python -m tests.bench.engine [--model smollm2-135m-instruct] [--dtype auto float32]
 
 64 rows: 8 prompts of a 200-token shared prefix and a 40-token question, 8 samples each, 24 new tokens. Prints wall and
 process time of both and their ratio. Requests arrive 10 ms apart, as from agents that run at the same time.
