@@ -51,17 +51,15 @@ def client(run: Run, endpoint: PolicyEndpoint) -> Iterator[OpenAI]:
             yield client
 
 
-def assert_recorded_tokens_are_those_of_the_weights(
-    run: Run, folder: Path, *, calls: int, temperature: float = TEMPERATURE
-) -> None:
+def assert_recorded_tokens_are_those_of_the_weights(run: Run, folder: Path, *, calls: int) -> None:
     reference = Reference(folder)
     assert len(run.trace.calls) == calls
     for call in run.trace.calls:
         assert call.prompt_ids is not None
         assert call.output_ids is not None
         assert call.logprobs is not None
-        assert (call.model, call.policy_version, call.temperature) == ("policy", 0, temperature)
-        params = SamplingParams(max_tokens=48, temperature=temperature)
+        assert (call.model, call.policy_version, call.temperature) == ("policy", 0, TEMPERATURE)
+        params = SamplingParams(max_tokens=48, temperature=TEMPERATURE)
         reference.assert_logprobs(call.prompt_ids.tolist(), call.output_ids.tolist(), call.logprobs.tolist(), params)
 
 
@@ -100,17 +98,17 @@ def test_tools_and_a_second_turn_continue_the_tokens(client: OpenAI, run: Run, m
 def test_a_stop_string_cuts_the_text_and_ends_the_sampling(
     endpoint: PolicyEndpoint, client: OpenAI, run: Run, model: Path
 ):
-    """Greedily, so that it would be the same text again."""
-    routing = Routing(trained=frozenset({"writer"}), temperature=0.0, max_tokens=48)
+    """The run has no seed here, so the request's own makes it the same text again."""
+    routing = Routing(trained=frozenset({"writer"}), temperature=TEMPERATURE, max_tokens=48)
     endpoint.open(run.api_key or "", run.address, routing)
-    free = client.chat.completions.create(model="gpt", messages=HI).choices[0].message.content or ""
+    free = client.chat.completions.create(model="gpt", messages=HI, seed=5).choices[0].message.content or ""
     stop = next(c for c in free[3:] if c.isascii() and c.isprintable())
-    cut = client.chat.completions.create(model="gpt", messages=HI, stop=[stop]).choices[0]
+    cut = client.chat.completions.create(model="gpt", messages=HI, seed=5, stop=[stop]).choices[0]
     assert cut.message.content == free[: free.index(stop)]
     assert cut.finish_reason == "stop"
     whole, ended = (len(call.output_ids) for call in run.trace.calls if call.output_ids is not None)
     assert ended < whole
-    assert_recorded_tokens_are_those_of_the_weights(run, model, calls=2, temperature=0.0)
+    assert_recorded_tokens_are_those_of_the_weights(run, model, calls=2)
 
 
 def test_a_client_that_hangs_up_ends_the_sampling(endpoint: PolicyEndpoint, client: OpenAI, run: Run):
