@@ -1,4 +1,5 @@
-# make demo | demo-sql | test | test-lowest | lint: each makes the environment in .venv first, once, and again when what it is made from changes.
+# make demo | demo-sql | test | test-lowest | test-vllm | lint: each makes its environment first, once, and again when what it is made
+# from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
 # pip listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build of torch.
@@ -7,12 +8,13 @@ PYTHON ?= python3
 ARGS ?=
 VENV := .venv
 LOWEST := .venv-lowest
+VLLM := .venv-vllm
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 TORCH := torch==2.13.0
 
-.PHONY: demo demo-sql test test-lowest lint environment
+.PHONY: demo demo-sql test test-lowest test-vllm lint environment
 
 demo: $(INSTALLED)
 	$(BIN)/lightning-rl train examples/calculator/lightning.yaml $(ARGS)
@@ -26,6 +28,10 @@ test: $(INSTALLED)
 # The integrations with the lowest versions of the frameworks that the extras admit.
 test-lowest: $(LOWEST)/.installed
 	$(LOWEST)/bin/python -m pytest tests/integrations $(ARGS)
+
+# The policy backend on a real vLLM server, in vLLM's build for CPUs.
+test-vllm: $(VLLM)/.installed
+	$(VLLM)/bin/python -m pytest tests/vllm $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -49,3 +55,9 @@ $(LOWEST)/.installed: pyproject.toml constraints.txt .ci/lowest.py
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check --no-input install -c $(LOWEST)/constraints.txt \
 		-e '.[langgraph,openai-agents,autogen-agentchat,dev]'
 	touch $(LOWEST)/.installed
+
+$(VLLM)/.installed: pyproject.toml tests/vllm/lock.txt tests/vllm/alias/pyproject.toml
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip --disable-pip-version-check --no-input install --no-deps -r tests/vllm/lock.txt
+	$(VLLM)/bin/python -m pip --disable-pip-version-check --no-input install --no-deps ./tests/vllm/alias -e .
+	touch $(VLLM)/.installed

@@ -121,6 +121,16 @@ class Upstream(Section):
     """Name of the environment variable that holds its API key; null: no key is sent."""
 
 
+class Vllm(Section):
+    """A vLLM server that samples from the policy, which nobody else may use meanwhile. Its weights are replaced after every step."""
+
+    url: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    """A running server, such as `http://localhost:8000`, started as docs/vllm.md says; null: one is started for the run and stopped
+    after it."""
+    args: Names = ()
+    """Further arguments for the `vllm serve` that is started, each a string: `["--gpu-memory-utilization", "0.45"]`."""
+
+
 class Policy(Section):
     """The model that learns."""
 
@@ -138,6 +148,10 @@ class Policy(Section):
     """Where the model lives; `auto`: the GPU if there is one."""
     max_context: Count | None = None
     """Most tokens that prompt and response may have together; null: what the model allows."""
+    backend: Literal["torch", "vllm"] = "torch"
+    """Who samples: `torch`: this process, from the very weights that are trained; `vllm`: a vLLM server."""
+    vllm: Vllm = Vllm()
+    """With `vllm`: the server."""
     upstream: Upstream | None = None
     """The server that calls for other models are forwarded to; null: each goes on to the provider that its agent was calling, and one
     without such a provider is refused."""
@@ -308,6 +322,7 @@ def _impossible(c: Config) -> Iterator[tuple[KeyPath, str]]:
         yield ("policy", "train_layers"), "goes with tuning: full only, but policy.tuning is 'lora'"
     if c.policy.tuning == "full" and c.policy.lora is not None:
         yield ("policy", "lora"), "goes with tuning: lora only, but policy.tuning is 'full'"
+    yield from _impossible_sampling(c)
     if c.credit.rewards == "discounted" and c.credit.gamma is None:
         yield ("credit", "rewards"), "'discounted' needs credit.gamma, such as gamma: 0.95"
     if c.credit.rewards == "broadcast" and c.credit.gamma is not None:
@@ -333,6 +348,36 @@ def _impossible(c: Config) -> Iterator[tuple[KeyPath, str]]:
         yield ("otlp", "headers_env"), "headers for no endpoint; set otlp.endpoint"
     if c.eval.temperature == 0 and c.eval.samples > 1:
         yield ("eval", "samples"), f"at eval.temperature 0 all {c.eval.samples} attempts are equal; use 1"
+
+
+def _impossible_sampling(c: Config) -> Iterator[tuple[KeyPath, str]]:
+    """The same, for who samples."""
+    if c.policy.backend != "vllm":
+        if c.policy.vllm != Vllm():
+            yield ("policy", "vllm"), f"goes with backend: vllm only, but policy.backend is {c.policy.backend!r}"
+        return
+    if c.policy.vllm.url is not None and c.policy.vllm.args:
+        yield (
+            ("policy", "vllm", "args"),
+            "arguments are for a server that is started here, but policy.vllm.url names a running one",
+        )
+    for agent, model in c.agents.frozen.items():
+        if model == "base":
+            yield (
+                ("agents", "frozen", agent),
+                "'base' is not served with policy.backend: vllm, whose server has the live policy only; serve the frozen model "
+                "with another server, name that under policy.upstream, and give the agent the model's name there",
+            )
+    for section, temperature in (("rollouts", c.rollouts.temperature), ("eval", c.eval.temperature)):
+        if temperature is not None and 0 < temperature < 0.01:
+            yield (section, "temperature"), f"found {temperature}; vLLM samples at 0 (greedy), or at 0.01 and above"
+    for key in ("max_batch", "gather_ms"):
+        if getattr(c.trainer, key) != Trainer.model_fields[key].default:
+            yield (
+                ("trainer", key),
+                "is for sampling in process, but policy.backend is 'vllm'; its batches are set by "
+                "policy.vllm.args, such as [--max-num-seqs, '64']",
+            )
 
 
 def load_config(

@@ -43,11 +43,11 @@ CHAT_TEMPLATE = """
 
 
 def make_tiny_model(
-    folder: str | Path, *, arch: Literal["llama", "qwen2"] = "llama", layers: int = 2, seed: int = 0
+    folder: str | Path, *, arch: Literal["llama", "qwen2"] = "llama", layers: int = 2, heads: int = 4, seed: int = 0
 ) -> Path:
     """Write a random model, its tokenizer, chat template and generation config to ``folder``; returns the folder.
 
-    Grouped-query attention (4 heads on 2) in both; ``llama`` ties embeddings and head, ``qwen2`` has biases instead.
+    Grouped-query attention (two heads on one) in both; ``llama`` ties embeddings and head, ``qwen2`` has biases instead.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -82,8 +82,8 @@ def make_tiny_model(
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2,
         "max_position_embeddings": 4096,
         "initializer_range": 0.1,  # larger than usual, so that random logits differ enough to be told apart
         "tie_word_embeddings": arch == "llama",

@@ -1,7 +1,8 @@
 """What the policy endpoint needs of a model: tokens in, tokens with logprobs out.
 
-Whoever implements `Backend` says where sampling happens: in process on the trainer's weights (``trainers/torch_backend.py``), from
-a script (``policy/scripted.py``), on a server. A backend knows tokens only; text is ``policy/chat.py``'s business.
+Whoever implements `Backend` says where sampling happens: in process on the trainer's weights (``trainers/torch_backend.py``), on a
+vLLM server (``policy/vllm_backend.py``), from a script (``policy/scripted.py``). A backend knows tokens only; text is
+``policy/chat.py``'s business.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import json
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from lightning_core.errors import PolicyRequestError
 
 FinishReason = Literal["stop", "length"]
 
@@ -76,3 +79,18 @@ class Backend(Protocol):
         response. Raises `PolicyRequestError` when prompt and response cannot fit into ``max_context``.
         """
         ...
+
+
+def check_request(prompt_ids: Sequence[int], params: SamplingParams, *, max_context: int) -> None:
+    """Raise `PolicyRequestError` if no backend could sample a response to this."""
+    if not prompt_ids:
+        raise PolicyRequestError("the prompt has no tokens")
+    if params.max_tokens < 1:
+        raise PolicyRequestError(f"max_tokens is {params.max_tokens}, expected at least 1", param="max_tokens")
+    if not 0 <= params.temperature < float("inf") or not 0 < params.top_p <= 1:
+        raise PolicyRequestError(f"temperature {params.temperature!r} or top_p {params.top_p!r} is out of range")
+    if len(prompt_ids) + params.max_tokens > max_context:
+        raise PolicyRequestError(
+            f"{len(prompt_ids)} prompt tokens and max_tokens={params.max_tokens} do not fit into the context of "
+            f"{max_context} tokens"
+        )

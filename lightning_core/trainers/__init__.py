@@ -80,7 +80,7 @@ def make_trainer(config: Config) -> Trainer:
         if p.lora is None
         else {"lora_rank": p.lora.rank, "lora_alpha": p.lora.alpha, "lora_target_modules": p.lora.target_modules}
     )
-    return module.TorchTrainer(
+    trainer = module.TorchTrainer(
         module.TorchTrainerConfig(
             model=p.model,
             tuning=p.tuning,
@@ -106,3 +106,7 @@ def make_trainer(config: Config) -> Trainer:
             seed=config.run.seed,
         )
     )
+    if p.backend == "torch":
+        return trainer
+    served = import_module("lightning_core.trainers.vllm_trainer")
+    return served.VllmTrainer(trainer, url=p.vllm.url, args=p.vllm.args)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from lightning_core.errors import InfrastructureError, PolicyRequestError
-from lightning_core.policy.backend import Delta, FinishReason, SamplingParams
+from lightning_core.policy.backend import Delta, FinishReason, SamplingParams, check_request
 from lightning_core.trainers.attention import Geometry
 from lightning_core.trainers.constraint import Constraints, Walk
 from lightning_core.trainers.lane import Lane, Row
@@ -127,17 +127,7 @@ class TorchBackend:
         """Sample one response; see `Backend`. A response that lives through a weight change has a delta per version."""
         if model not in self._lanes:
             raise PolicyRequestError(f"unknown model {model!r}: this backend has {list(self._lanes)}", status=404)
-        if not prompt_ids:
-            raise PolicyRequestError("the prompt has no tokens")
-        if params.max_tokens < 1:
-            raise PolicyRequestError(f"max_tokens is {params.max_tokens}, expected at least 1", param="max_tokens")
-        if not 0 <= params.temperature < float("inf") or not 0 < params.top_p <= 1:
-            raise PolicyRequestError(f"temperature {params.temperature!r} or top_p {params.top_p!r} is out of range")
-        if len(prompt_ids) + params.max_tokens > self._max_context:
-            raise PolicyRequestError(
-                f"{len(prompt_ids)} prompt tokens and max_tokens={params.max_tokens} do not fit into the context of "
-                f"{self._max_context} tokens"
-            )
+        check_request(prompt_ids, params, max_context=self._max_context)
         return self._generate(prompt_ids, params, model, stream)
 
     async def _generate(

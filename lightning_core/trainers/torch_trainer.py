@@ -27,6 +27,7 @@ from lightning_core.trainers.proof import prove_batch, prove_once
 from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.trainers.torch_backend import SampledModel, TorchBackend
 from lightning_core.trainers.tuning import Tuning, choose_device, choose_dtype, tune
+from lightning_core.trainers.untied import is_tied, untie_saved
 from lightning_core.transitions import Row
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,21 @@ class TorchTrainer:
     @property
     def backend(self) -> TorchBackend:
         return self._backend
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output layer is that of the embeddings."""
+        return is_tied(self._model)
+
+    @property
+    def device(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return self._device.type
+
+    @property
+    def dtype(self) -> str:
+        """The type of the weights, such as ``bfloat16``."""
+        return str(self._model.dtype).removeprefix("torch.")
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
         """See `Trainer.step`. Rows without any advantage cost nothing, but count where the loss takes means."""
@@ -216,14 +232,19 @@ class TorchTrainer:
             self._restore(state)
             self._backend.version = self._version
 
-    def save_pretrained(self, folder: Path) -> None:
-        """Write the policy as an ordinary Hugging Face folder, adapters merged into the weights they adapt."""
+    def save_pretrained(self, folder: Path, *, untied: bool = False) -> None:
+        """Write the policy as an ordinary Hugging Face folder, adapters merged into the weights they adapt.
+
+        ``untied``: with an output layer of its own, if the model shares it with the embeddings.
+        """
         with self._backend.pause():
             model = self._model
             if self._tuning.adapted is not None:
                 model = copy.deepcopy(self._tuning.adapted).merge_and_unload()
             model.save_pretrained(folder)
             self._tokenizer.save_pretrained(folder)
+            if untied and is_tied(model):
+                untie_saved(folder, model)
 
     def close(self) -> None:
         """See `Trainer.close`."""

@@ -145,11 +145,25 @@ rollouts: {group_size: yes}
         ("credit: {group_by: [agent]}", "credit.group_by: expected [task] or [task, agent], found ['agent']"),
         ("rollouts: {group_size: 1}", "rollouts.group_size: 'grpo' compares attempts"),
         ("trainer: {name: verl}", "trainer.name: 'verl' is not in this version"),
+        ("policy: {model: m, vllm: {url: 'http://h:1'}}", "policy.vllm: goes with backend: vllm only"),
+        (
+            "policy: {model: m, backend: vllm, vllm: {url: 'http://h:1', args: [-x]}}",
+            "policy.vllm.args: arguments are for a server that is started here",
+        ),
+        (
+            "agents: {frozen: {judge: base}, train: [a]}\npolicy: {model: m, backend: vllm}",
+            "agents.frozen.judge: 'base' is not served with policy.backend: vllm",
+        ),
+        ("trainer: {max_batch: 8}\npolicy: {model: m, backend: vllm}", "trainer.max_batch: is for sampling in process"),
+        (
+            "eval: {temperature: 0.001}\npolicy: {model: m, backend: vllm}",
+            "eval.temperature: found 0.001; vLLM samples",
+        ),
         ("eval: {temperature: 0, samples: 4}", "eval.samples: at eval.temperature 0 all 4 attempts are equal"),
     ],
 )
 def test_impossible_combinations(tmp_path: Path, text: str, expected: str) -> None:
-    (problem,) = refusal(tmp_path, text if text.startswith("policy") else f"{text}\n{MINIMAL}")
+    (problem,) = refusal(tmp_path, text if "policy:" in text else f"{text}\n{MINIMAL}")
     place, rest = problem.split(": ", 1)
     assert place == ("c.yaml" if "max_tokens" in expected else "c.yaml:1")
     assert rest.startswith(expected)

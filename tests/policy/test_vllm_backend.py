@@ -1,0 +1,185 @@
+"""What becomes of a vLLM server that is not there, was started wrongly, or answers what it should not. tests/vllm has the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_core.errors import ConfigError, InfrastructureError
+from lightning_core.policy.backend import Delta, SamplingParams
+from lightning_core.policy.vllm_backend import VllmBackend
+
+INFO = {
+    "vllm_config": {
+        "model_config": {"logprobs_mode": "processed_logprobs"},
+        "device_config": {"device": "cpu"},
+        "scheduler_config": {"enable_chunked_prefill": False},
+    }
+}
+CHOICE = {
+    "token_ids": [5, 9],
+    "logprobs": {"token_logprobs": [-0.5, -1.5]},
+    "finish_reason": "stop",
+    "prompt_token_ids": [1, 2],
+}
+RIGHT: dict[str, Any] = {
+    "/v1/models": {"data": [{"id": "served", "max_model_len": 64}]},
+    "/is_paused": {"is_paused": False},
+    "/server_info": INFO,
+    "/v1/completions": {"choices": [CHOICE]},
+    "/pause": {},
+    "/collective_rpc": {},
+    "/reset_prefix_cache": {"success": True},
+    "/resume": {},
+}
+
+
+@contextmanager
+def answering(**changes: Any) -> Generator[str]:
+    """A server that answers as vLLM does, but for ``changes`` (path with underscores for slashes): JSON, raw text, or a status."""
+    answers = {**RIGHT, **{"/" + path.replace("__", "/"): answer for path, answer in changes.items()}}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            answer = answers.get(self.path.partition("?")[0], 404)
+            self.send_response(answer if isinstance(answer, int) else 200)
+            self.end_headers()
+            self.wfile.write((answer if isinstance(answer, str) else json.dumps(answer)).encode())
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def sample(url: str, *, stream: bool = False) -> list[Delta]:
+    backend = VllmBackend(url)
+
+    async def collect() -> list[Delta]:
+        params = SamplingParams(max_tokens=4, stop_token_ids=frozenset({9}))
+        return [delta async for delta in backend.generate([1, 2], params, model="policy", stream=stream)]
+
+    return asyncio.run(collect())
+
+
+def events(*choices: dict[str, Any]) -> str:
+    return "".join(f"data: {json.dumps({'choices': [c]})}\n\n" for c in choices) + "data: [DONE]\n\n"
+
+
+def without(section: str, **values: Any) -> dict[str, Any]:
+    return {"vllm_config": {**INFO["vllm_config"], section: values}}
+
+
+def test_what_is_as_it_should_be_is_taken():
+    with answering() as url:
+        assert VllmBackend(f"{url}/v1/").max_context == 64
+        assert VllmBackend(url, max_context=32).max_context == 32
+        (delta,) = sample(url)
+    assert (delta.token_ids, delta.logprobs, delta.finish_reason, delta.version) == ([5, 9], [-0.5, -1.5], "stop", 0)
+
+
+def test_line_ends_of_unicode_inside_an_event_do_not_end_it():
+    choice = json.dumps({**CHOICE, "text": "\x85 \u2028"}, ensure_ascii=False)
+    with answering(v1__completions=f'data: {{"choices": [{choice}]}}\n\ndata: [DONE]\n\n') as url:
+        (delta,) = sample(url, stream=True)
+    assert delta.token_ids == [5, 9]
+
+
+def test_a_server_that_is_not_there():
+    with pytest.raises(
+        InfrastructureError, match=r"no answer from the vLLM server http://127.0.0.1:9: .* Is it running\?"
+    ):
+        VllmBackend("http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"is_paused": 404}, "VLLM_SERVER_DEV_MODE=1"),
+        ({"server_info": without("model_config", logprobs_mode="raw_logprobs")}, "--logprobs-mode processed_logprobs"),
+        ({"server_info": without("scheduler_config", enable_chunked_prefill=True)}, "--no-enable-chunked-prefill"),
+    ],
+)
+def test_a_server_that_was_started_otherwise_than_it_must_be(changes: dict[str, Any], expected: str):
+    with answering(**changes) as url, pytest.raises(ConfigError, match=expected):
+        VllmBackend(url)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"v1__models": 404}, "answered /v1/models with 404"),
+        ({"v1__models": "<html>"}, "answered '<html>'"),
+        ({"v1__models": {"data": []}}, "expected what vLLM 0.27 or later does"),
+        ({"server_info": {"vllm_config": "text"}}, "expected what vLLM 0.27 or later does"),
+    ],
+)
+def test_a_server_that_is_no_vllm(changes: dict[str, Any], expected: str):
+    with answering(**changes) as url, pytest.raises(InfrastructureError, match=expected):
+        VllmBackend(url)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (500, "answered /v1/completions with 500"),
+        ("nonsense", "answered 'nonsense'"),
+        ({"choices": []}, "expected what vLLM"),
+        ({"choices": [{**CHOICE, "token_ids": None}]}, "expected what vLLM"),
+        ({"choices": [{**CHOICE, "logprobs": None}]}, "expected what vLLM"),
+        ({"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5]}}]}, "expected what vLLM"),
+        ({"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5, None]}}]}, "expected what vLLM"),
+        ({"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5, float("nan")]}}]}, "expected what vLLM"),
+        ({"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5, -9999.0]}}]}, "expected what vLLM"),
+        ({"choices": [{**CHOICE, "finish_reason": None}]}, "breaks off"),
+        ({"choices": [{**CHOICE, "finish_reason": "tool"}]}, "expected what vLLM"),
+        ({"choices": [{**CHOICE, "finish_reason": "abort"}]}, "shutting down, or somebody else paused it"),
+        (
+            {"choices": [{**CHOICE, "token_ids": [9, 5]}]},
+            r"\[5\], none of \[9\]: start it with --generation-config vllm",
+        ),
+        ({"choices": [{**CHOICE, "prompt_token_ids": [0, 1, 2]}]}, "another prompt than it was sent"),
+    ],
+)
+def test_an_answer_that_cannot_be_trained_on(answer: Any, expected: str):
+    with answering(v1__completions=answer) as url, pytest.raises(InfrastructureError, match=expected):
+        sample(url)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (events({**CHOICE, "finish_reason": None}), "breaks off"),
+        (events(), "shutting down, or somebody else paused it"),
+        ('data: {"error": {"message": "engine died"}}\n\n', "failed while sampling.*engine died"),
+    ],
+)
+def test_a_stream_that_cannot_be_trained_on(answer: str, expected: str):
+    with answering(v1__completions=answer) as url, pytest.raises(InfrastructureError, match=expected):
+        sample(url, stream=True)
+
+
+def test_after_a_push_that_failed_nothing_is_sampled(tmp_path: Path):
+    with answering(collective_rpc=500) as url:
+        backend = VllmBackend(url)
+        with pytest.raises(InfrastructureError, match="answered /collective_rpc with 500"):
+            backend.push(tmp_path, 1)
+        assert backend.version == 0
+        with pytest.raises(InfrastructureError, match=r"weights could not be replaced: .*/collective_rpc"):
+            asyncio.run(anext(backend.generate([1], SamplingParams(max_tokens=1), model="policy")))

@@ -1,0 +1,68 @@
+"""Real vLLM servers on a tiny random model. These tests have an environment of their own: ``make test-vllm``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lightning_core.policy.vllm_api import CPU_ARGS
+from lightning_core.policy.vllm_backend import VllmBackend
+from lightning_core.policy.vllm_server import serve_vllm
+from tests.tiny_model import make_tiny_model
+
+ARGS = (*CPU_ARGS, "--enforce-eager", "--max-num-seqs", "16")
+MAX_CONTEXT = 4096
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environment() -> Iterator[None]:
+    settings = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        # The first logprobs would wait for a function of one line to be compiled, up to 26 seconds.
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_shared_memory_leaks(environment: None) -> Iterator[None]:
+    """Servers that were stopped have tidied up; what they did not is removed, since it is memory."""
+    before = set(Path("/dev/shm").glob("psm_*"))
+    yield
+    left = set(Path("/dev/shm").glob("psm_*")) - before
+    for file in left:
+        file.unlink(missing_ok=True)
+    assert not left
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # vLLM on a CPU wants 32 dimensions a head, and an output layer that is not tied to the embeddings.
+    return make_tiny_model(tmp_path_factory.mktemp("model"), arch="qwen2", heads=2)
+
+
+@pytest.fixture(scope="session")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("other"), arch="qwen2", heads=2, seed=1)
+
+
+@pytest.fixture(scope="session")
+def server(environment: None, no_shared_memory_leaks: None, model: Path) -> Iterator[str]:
+    """The URL of a server that all tests share; each begins with the weights of ``model``."""
+    with serve_vllm(model, dtype="float32", max_context=MAX_CONTEXT, args=ARGS, start_seconds=270) as url:
+        yield url
+
+
+@pytest.fixture
+def backend(server: str, model: Path) -> Iterator[VllmBackend]:
+    backend = VllmBackend(server)
+    backend.push(model, 0)
+    yield backend
+    backend.close()
