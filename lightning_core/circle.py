@@ -151,10 +151,7 @@ class Circle:
                 if "the call failed" not in refusal.reason:
                     raise TrainingError(f"a call of agent {refusal.agent!r} cannot be trained on: {refusal.reason}")
             transitions = trace_to_transitions(r.trace, agents=self.trained)
-            rewards = r.trace.rewards
-            episodes.append(
-                Episode(rollout=r.trace.rollout, task_id=r.job.task_id, transitions=transitions, rewards=rewards)
-            )
+            episodes.append(Episode(trace=r.trace, transitions=transitions, rewards=r.trace.rewards))
         if not any(e.transitions for e in episodes):
             error = next((f"; the first error: {r.error}" for r in rollouts if r.error), "")
             raise TrainingError(f"no trained agent made a call in {len(rollouts)} rollouts{error}")

@@ -8,61 +8,37 @@ Relative paths are relative to the working directory. Times are in seconds unles
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from annotated_types import Gt, Lt
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from lightning_core.config_credit import Credit, impossible_credit
 from lightning_core.config_problems import IMPOSSIBLE, OWN, validate
+from lightning_core.config_types import (
+    Beta,
+    CallableName,
+    Count,
+    CountOrZero,
+    Names,
+    NotNegative,
+    Positive,
+    Section,
+    is_callable_name,
+)
 from lightning_core.yaml_source import KeyPath, Source, apply_overrides, dotted, read_yaml, to_yaml
 
-_CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _TASK_FILES = (".jsonl", ".json", ".parquet")
 _SHORT_FORMS: dict[KeyPath, str] = {("tasks", "train"): "source", ("tasks", "eval"): "source"}
-
-
-def is_callable_name(text: str) -> bool:
-    """Whether ``text`` has the form ``module:callable``."""
-    return _CALLABLE.fullmatch(text) is not None
-
-
-def _callable_name(text: str) -> str:
-    if not is_callable_name(text):
-        raise PydanticCustomError(OWN, "expected 'module:callable', such as 'examples.text_to_sql.agent:solve'")
-    return text
 
 
 def _task_source(text: str) -> str:
     if not is_callable_name(text) and not text.lower().endswith(_TASK_FILES):
         raise PydanticCustomError(OWN, f"expected a path that ends in {', '.join(_TASK_FILES)}, or 'module:callable'")
     return text
-
-
-CallableName = Annotated[str, AfterValidator(_callable_name)]
-Count = Annotated[int, Ge(1)]
-CountOrZero = Annotated[int, Ge(0)]
-Positive = Annotated[float, Gt(0)]
-NotNegative = Annotated[float, Ge(0)]
-Beta = Annotated[float, Ge(0), Lt(1)]
-Names = Annotated[tuple[str, ...], Field(strict=False)]
-"""A list in YAML, a tuple here."""
-
-
-class Section(BaseModel):
-    """Frozen, strict about types, without unknown keys; written with nothing below it, it has its defaults."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _empty_means_defaults(cls, data: object) -> object:
-        return {} if data is None else data
 
 
 class TaskSource(Section):
@@ -162,20 +138,6 @@ class Policy(Section):
         if isinstance(data, Mapping) and data.get("tuning") == "lora" and data.get("lora") is None:
             return {**data, "lora": {}}
         return data
-
-
-class Credit(Section):
-    """From the rewards of an episode to the advantage of each call."""
-
-    rewards: Literal["broadcast", "discounted"] = "broadcast"
-    """`broadcast`: every call gets the episode's return, and what was given to it or its agent. `discounted`: each call gets the
-    discounted sum of the rewards that came after it."""
-    gamma: Annotated[float, Gt(0), Le(1)] | None = None
-    """With `discounted`: the factor per call."""
-    advantage: Literal["grpo", "rloo", "reinforce++-baseline"] = "grpo"
-    """How a reward is compared with the other attempts of its group."""
-    group_by: Annotated[tuple[Literal["task", "agent"], ...], Field(strict=False)] = ("task",)
-    """What makes a group: `[task]`, or `[task, agent]` for a baseline of each agent's own."""
 
 
 class Algorithm(Section):
@@ -323,14 +285,8 @@ def _impossible(c: Config) -> Iterator[tuple[KeyPath, str]]:
     if c.policy.tuning == "full" and c.policy.lora is not None:
         yield ("policy", "lora"), "goes with tuning: lora only, but policy.tuning is 'full'"
     yield from _impossible_sampling(c)
-    if c.credit.rewards == "discounted" and c.credit.gamma is None:
-        yield ("credit", "rewards"), "'discounted' needs credit.gamma, such as gamma: 0.95"
-    if c.credit.rewards == "broadcast" and c.credit.gamma is not None:
-        yield ("credit", "gamma"), "goes with rewards: discounted only, but credit.rewards is 'broadcast'"
-    if "task" not in c.credit.group_by or len(set(c.credit.group_by)) < len(c.credit.group_by):
-        yield ("credit", "group_by"), f"expected [task] or [task, agent], found {list(c.credit.group_by)!r}"
-    if c.rollouts.group_size == 1:
-        yield ("rollouts", "group_size"), f"{c.credit.advantage!r} compares attempts at one task: 2 or more are needed"
+    for path, text in impossible_credit(c.credit, group_size=c.rollouts.group_size):
+        yield path, text
     if c.rollouts.temperature == 0:
         yield (
             ("rollouts", "temperature"),

@@ -19,6 +19,7 @@ from typing import Any
 from lightning_core.circle import Circle, Evaluation, checkpoints, context_metrics, open_circle
 from lightning_core.config import Config, TaskSource, dump_config
 from lightning_core.credit import assign_credit
+from lightning_core.credit_rules import credit_rules
 from lightning_core.errors import ConfigError
 from lightning_core.imports import import_callable
 from lightning_core.intervals import Comparison, compare, compare_splits, confidence_interval
@@ -60,6 +61,7 @@ def fit(
     tasks = tasks if tasks is not None else _load(config.tasks.train, "tasks.train")
     if eval_tasks is None:
         eval_tasks = _eval_tasks(config) if config.tasks.eval else []
+    rules = credit_rules(config.credit)
     folder, checkpoint = run_folder(config)
 
     with open_circle(
@@ -86,13 +88,7 @@ def fit(
 
             # rollouts → transitions → credit: episode → call → token
             episodes = circle.episodes(rollouts)
-            credit = assign_credit(
-                episodes,
-                rewards=config.credit.rewards,
-                gamma=1.0 if config.credit.gamma is None else config.credit.gamma,
-                advantage=config.credit.advantage,
-                group_by=config.credit.group_by,
-            )
+            credit = assign_credit(episodes, rules)
             rows = [row for e in episodes for row in transitions_to_rows(e.transitions, credit.advantages)]
 
             # rows → new weights

@@ -13,6 +13,7 @@ from lightning_core.credit.gae import turn_gae
 from lightning_core.credit.grouping import GROUP_KEYS, group_values
 from lightning_core.credit.reward_rules import REWARD_RULES, RewardRule, broadcast, discounted, immediate
 from lightning_core.errors import CreditError
+from lightning_core.trace import check_reward
 
 T = TypeVar("T")
 
@@ -122,9 +123,16 @@ def _reward_rule(rules: CreditRules) -> RewardRule:
 
 
 def _worth(episodes: Sequence[Episode], rule: RewardRule, gamma: float) -> dict[str, float]:
-    return {
-        t.call: value for e in episodes for t, value in zip(e.transitions, rule(e, gamma), strict=True)
-    }
+    worth: dict[str, float] = {}
+    for episode in episodes:
+        found = rule(episode, gamma)
+        if len(found) != len(episode.transitions):
+            name = getattr(rule, "__name__", repr(rule))
+            raise CreditError(
+                f"the reward rule {name} gave {len(found)} values for the {len(episode.transitions)} calls of an episode"
+            )
+        worth |= {t.call: check_reward(value) for t, value in zip(episode.transitions, found, strict=True)}
+    return worth
 
 
 def _metrics(groups: Sequence[Sequence[Value]]) -> dict[str, float]:
