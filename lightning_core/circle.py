@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_core.capture import current_run
+from lightning_core.capture import Run, current_run
 from lightning_core.config import Config
-from lightning_core.credit import Credit, Episode
+from lightning_core.credit import Credit, CreditRules, Episode, assign_credit
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
 from lightning_core.integration import installed
+from lightning_core.judge import judge_episodes, reward_spans, with_scores
 from lightning_core.otel import exporting
 from lightning_core.patching import Patches
 from lightning_core.policy.chat import Chat
@@ -57,6 +58,7 @@ class Circle:
         *,
         config: Config,
         trainer: Trainer,
+        endpoint: PolicyEndpoint,
         runner: Runner,
         store: Store,
         progress: Progress,
@@ -64,6 +66,7 @@ class Circle:
     ) -> None:
         self.config = config
         self.trainer = trainer
+        self._endpoint = endpoint
         self.store = store
         self.progress = progress
         self.folder = folder
@@ -157,6 +160,25 @@ class Circle:
             raise TrainingError(f"no trained agent made a call in {len(rollouts)} rollouts{error}")
         return episodes
 
+    def judge(self, episodes: list[Episode]) -> list[Episode]:
+        """``episodes`` with the judge's scores among their rewards, if there is a judge; what it said is recorded."""
+        judge = self.config.credit.judge
+        if judge is None:
+            return episodes
+        self.progress.phase("judge")
+        scores = judge_episodes(episodes, judge, self._endpoint, on_answer=self._note_judge)
+        self.store.add_spans(reward_spans(episodes, scores))
+        return with_scores(episodes, scores)
+
+    def _note_judge(self, task_id: str, run: Run, error: str | None) -> None:
+        self.store.add_rollout(_judge_record(task_id, run, error, self.trainer.version), run.spans)
+
+    def credit(self, episodes: Sequence[Episode], rules: CreditRules) -> Credit:
+        """Each call's value and advantage; the trainer's critic is asked where the rules need one."""
+        transitions = [t for e in episodes for t in e.transitions]
+        values = self.trainer.expected(transitions) if rules.needs_values else None
+        return assign_credit(episodes, rules, values=values)
+
     def record_credit(self, episodes: Sequence[Episode], credit: Credit) -> None:
         """Write down what each call was credited with."""
         step = self.trainer.version
@@ -234,7 +256,15 @@ def open_circle(
         )
         runner = Runner(solve, endpoint=endpoint, settings=settings, reward_function=reward_function)
         stack.enter_context(runner)
-        yield Circle(config=config, trainer=trainer, runner=runner, store=store, progress=progress, folder=folder)
+        yield Circle(
+            config=config,
+            trainer=trainer,
+            endpoint=endpoint,
+            runner=runner,
+            store=store,
+            progress=progress,
+            folder=folder,
+        )
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -289,6 +319,24 @@ def _record(rollout: Rollout, step: int, phase: Phase) -> RolloutRecord:
         started_ns=root.start_ns if root else now,
         ended_ns=root.end_ns if root else now,
         counters=rollout.trace.counters,
+    )
+
+
+def _judge_record(task_id: str, run: Run, error: str | None, step: int) -> RolloutRecord:
+    root = run.trace.events[0]
+    return RolloutRecord(
+        id=run.trace.rollout,
+        step=step,
+        task_id=task_id,
+        phase="judge",
+        attempt=0,
+        status="ok" if error is None else "infrastructure",
+        reward=None,
+        error=error,
+        version=None,
+        started_ns=root.start_ns,
+        ended_ns=root.end_ns,
+        counters=run.trace.counters,
     )
 
 

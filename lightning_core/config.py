@@ -160,6 +160,8 @@ class Rollouts(Section):
     """Different tasks in a step."""
     group_size: Count = 8
     """Attempts at each of them; they are compared with one another."""
+    refill: CountOrZero = 0
+    """Most groups a step that are replaced by attempts at other tasks because all of theirs earned the same (dynamic sampling)."""
     temperature: NotNegative = 1.0
     """Sampling temperature of the trained agents' calls, whatever the agent asks for; the loss uses the same."""
     max_tokens: Count = 256

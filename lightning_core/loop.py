@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from lightning_core.batch import sample_batch
 from lightning_core.circle import Circle, Evaluation, checkpoints, context_metrics, open_circle
 from lightning_core.config import Config, TaskSource, dump_config
-from lightning_core.credit import assign_credit
 from lightning_core.credit_rules import credit_rules
 from lightning_core.errors import ConfigError
 from lightning_core.imports import import_callable
@@ -81,30 +81,31 @@ def fit(
 
         while trainer.version < total:
             started = time.monotonic()
-            # tasks → rollouts: a group of attempts at each task, under the policy as it is
-            batch = circle.pick_tasks(tasks, trainer.version)
-            rollouts = circle.roll_out(batch, copies=config.rollouts.group_size, phase="train")
+            # tasks → rollouts → transitions → credit: episode → call
+            batch = sample_batch(circle, tasks, rules)
             sampled = time.monotonic()
 
-            # rollouts → transitions → credit: episode → call → token
-            episodes = circle.episodes(rollouts)
-            credit = assign_credit(episodes, rules)
+            # credit → rows: call → token
+            episodes, credit = batch.episodes, batch.credit
             rows = [row for e in episodes for row in transitions_to_rows(e.transitions, credit.advantages)]
 
             # rows → new weights
             circle.progress.phase("update")
             circle.record_credit(episodes, credit)
             update = trainer.step(rows)
+            if rules.needs_values:
+                trainer.learn_expected([t for e in episodes for t in e.transitions], credit.targets)
 
             metrics = {
-                "reward": fmean(e.reward for e in episodes),
-                "rollouts": len(rollouts),
-                "rollouts_failed": sum(r.status == "failed" for r in rollouts),
-                "rollouts_left_out": len(rollouts) - len(episodes),
+                "reward": fmean(batch.rewards),
+                "rollouts": len(batch.rollouts),
+                "rollouts_failed": sum(r.status == "failed" for r in batch.rollouts),
+                "rollouts_left_out": len(batch.rollouts) - len(batch.rewards),
+                "groups_refilled": batch.refilled,
                 "rows": len(rows),
                 "tokens_trained": sum(int(row.mask.sum()) for row in rows),
                 **credit.metrics,
-                **context_metrics(rollouts, rows),
+                **context_metrics(batch.rollouts, rows),
                 **update,
                 "seconds_rollouts": sampled - started,
                 "seconds_update": time.monotonic() - sampled,

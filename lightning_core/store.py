@@ -19,7 +19,7 @@ from typing import Any, Literal
 from lightning_core.errors import ConfigError
 from lightning_core.trace import AGENT, OPERATION, OUTPUT_IDS, SpanRecord, Trace, spans_to_trace
 
-Phase = Literal["train", "eval_before", "eval", "eval_after"]
+Phase = Literal["train", "eval_before", "eval", "eval_after", "judge"]
 Status = Literal["ok", "failed", "infrastructure"]
 
 _VERSION = 1
@@ -190,6 +190,12 @@ class Store:
             (*identity, plain.get(OPERATION), plain.get(AGENT), json.dumps(plain, ensure_ascii=False)),
         )
         self._db.executemany("INSERT INTO arrays VALUES (?,?,?,?)", arrays)
+
+    def add_spans(self, spans: Iterable[SpanRecord]) -> None:
+        """Write further spans of rollouts that are stored: what was found out about them afterwards."""
+        with self._transaction():
+            for span in spans:
+                self._add_span(span)
 
     def add_credit(self, rows: Iterable[CallCredit]) -> None:
         """Write the credit of calls whose rollouts are stored; of a call that has some, it takes the place."""

@@ -86,7 +86,7 @@ def make_trainer(config: Config) -> Trainer:
             tuning=p.tuning,
             train_layers=p.train_layers,
             **lora,
-            keep_base="base" in config.agents.frozen.values(),
+            keep_base="base" in [*config.agents.frozen.values(), config.credit.judge and config.credit.judge.model],
             dtype=p.dtype,
             device=p.device,
             max_context=p.max_context,
