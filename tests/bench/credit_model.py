@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.bench.credit_tasks import LETTERS, prompts, right_answer
 from tests.tiny_model import make_tiny_model
 
-RIGHT = 0.1
+RIGHT = 0.25
 """The share of its reading that says the right thing; the rest is any of the letters."""
 
 
