@@ -7,7 +7,7 @@ The flow, one file for each arrow::
          request ──▶ tokens, logprobs      policy/         OpenAI-compatible endpoint that knows the tokens
          spans ──▶ Trace                   trace.py        one OpenTelemetry trace a rollout
          Trace ──▶ [Transition] ──▶ [Row]  transitions.py  per agent; prefix forest; each sampled token once
-         [Transition] ──▶ advantages       credit.py       episode → call → token; groups
+         [Transition] ──▶ advantages       credit/         episode → call → token; groups
          rows ──▶ new weights              trainers/       torch, on this machine
          the circle                        loop.py         tasks → rollouts → the above → policy version + 1
 

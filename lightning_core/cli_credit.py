@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from lightning_core.cli_trace import run_folder
 from lightning_core.config import load_config
@@ -36,7 +35,9 @@ def credit(options: argparse.Namespace) -> int:
     config = load_config(folder / "config.yaml", overrides)
     rules = credit_rules(config.credit)
     if rules.needs_values:
-        raise ConfigError(f"rewards: {config.credit.rewards} needs a critic's values, and those are there in training only")
+        raise ConfigError(
+            f"rewards: {config.credit.rewards} needs a critic's values, and those are there in training only"
+        )
     with Store(folder / "store.db", read_only=True) as store:
         steps = sorted({r.step for r in store.rollouts(phase="train")} & {c.step for c in store.credit()})
         if options.step is not None:
@@ -93,7 +94,10 @@ def _report(changes: Sequence[_Change], rules: CreditRules, steps: int, calls: i
     lines += [_row(agent, some) for agent, some in groups.items()]
     moved = sorted((c for c in changes if c.size > 1e-6), key=lambda c: -c.size)[:calls]
     if moved:
-        lines += ["", f"{'rollout':>7s}  {'agent':22s}{'call':18s}{'value':>8s}{'now':>8s}{'advantage':>11s}{'now':>8s}"]
+        lines += [
+            "",
+            f"{'rollout':>7s}  {'agent':22s}{'call':18s}{'value':>8s}{'now':>8s}{'advantage':>11s}{'now':>8s}",
+        ]
         lines += [
             f"{c.ordinal:7d}  {c.agent:22s}{c.call:18s}{c.value_before:8.3f}{c.value_after:8.3f}{c.before:11.3f}{c.after:8.3f}"
             for c in moved
@@ -106,7 +110,10 @@ def _row(agent: str, changes: Sequence[_Change]) -> str:
     n = len(changes)
     before, after = sum(abs(c.before) for c in changes) / n, sum(abs(c.after) for c in changes) / n
     flipped = sum(c.before * c.after < 0 for c in changes)
-    woken, lost = sum(not c.before and c.after != 0 for c in changes), sum(c.before != 0 and not c.after for c in changes)
+    woken, lost = (
+        sum(not c.before and c.after != 0 for c in changes),
+        sum(c.before != 0 and not c.after for c in changes),
+    )
     r = _correlation([c.before for c in changes], [c.after for c in changes])
     shown = "–" if r is None else f"{r:.3f}"
     return f"{agent:24s}{n:7d}{before:10.3f}{after:8.3f}{shown:>13s}{flipped:12d}{woken:8d}{lost:7d}"

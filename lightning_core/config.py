@@ -287,8 +287,7 @@ def _impossible(c: Config) -> Iterator[tuple[KeyPath, str]]:
     if c.policy.tuning == "full" and c.policy.lora is not None:
         yield ("policy", "lora"), "goes with tuning: lora only, but policy.tuning is 'full'"
     yield from _impossible_sampling(c)
-    for path, text in impossible_credit(c.credit, group_size=c.rollouts.group_size):
-        yield path, text
+    yield from impossible_credit(c.credit, group_size=c.rollouts.group_size)
     if c.rollouts.temperature == 0:
         yield (
             ("rollouts", "temperature"),

@@ -93,7 +93,8 @@ class Credit(Section):
     """From the rewards of an episode to the advantage of each call; docs/credit-assignment.md has the equations."""
 
     rewards: (
-        Literal["broadcast", "last-call", "explicit", "discounted", "leave-one-branch-out", "gigpo", "gae"] | CallableName
+        Literal["broadcast", "last-call", "explicit", "discounted", "leave-one-branch-out", "gigpo", "gae"]
+        | CallableName
     ) = "broadcast"
     """`broadcast`: every call gets the episode's return, and what was given to it or its agent. `last-call`: the last trained call does.
     `explicit`: only what was given to a call or its agent. `discounted`: the discounted sum of the rewards from the call on.

@@ -31,6 +31,7 @@ def _air(air: configured.Air) -> Air:
         truncated=air.truncated,
         formats=[FormatRule(pattern=f.pattern, weight=f.weight, agents=f.agents) for f in air.formats],
         rules=[
-            (import_callable(r.function, key=f"credit.air.rules.{i}.function"), r.weight) for i, r in enumerate(air.rules)
+            (import_callable(r.function, key=f"credit.air.rules.{i}.function"), r.weight)
+            for i, r in enumerate(air.rules)
         ],
     )

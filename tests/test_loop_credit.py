@@ -125,9 +125,7 @@ def test_a_judge_that_scores_nobody_stops_the_run(model: Path, tmp_path: Path):
         )
 
 
-def test_credit_computed_anew_shows_what_changes(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_credit_computed_anew_shows_what_changes(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     result = train(model, tmp_path, "tests.bandit:solve")
     run = str(result.folder)
     assert main(["credit", run]) == 0

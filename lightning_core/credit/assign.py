@@ -105,9 +105,7 @@ def _assign_gae(episodes: Sequence[Episode], rules: CreditRules, values: Mapping
         missing = [call for call in calls if call not in values]
         if missing:
             raise CreditError(f"reward rule 'gae' needs the critic's value of every call; {missing[0]!r} has none")
-        found, wanted = turn_gae(
-            immediate(episode), [values[call] for call in calls], gamma=rules.gamma, lam=rules.lam
-        )
+        found, wanted = turn_gae(immediate(episode), [values[call] for call in calls], gamma=rules.gamma, lam=rules.lam)
         worth |= zip(calls, found, strict=True)
         targets |= zip(calls, wanted, strict=True)
     groups = group_values(episodes, worth, rules.group_by)

@@ -16,7 +16,9 @@ GROUP_KEYS: dict[str, Callable[[Episode], Sequence[str]]] = {
     "turn": lambda e: [str(turn) for turn in e.turns],
     # Two calls in the same place: the same agent was shown the same news (GiGPO's anchor states, arXiv 2505.10978).
     "anchor": lambda e: [f"{t.agent}\0{o}" for t, o in zip(e.transitions, e.observations, strict=True)],
-    "anchor-normalised": lambda e: [f"{t.agent}\0{_normal(o)}" for t, o in zip(e.transitions, e.observations, strict=True)],
+    "anchor-normalised": lambda e: [
+        f"{t.agent}\0{_normal(o)}" for t, o in zip(e.transitions, e.observations, strict=True)
+    ],
 }
 """For each transition of an episode the part of its key."""
 

@@ -48,7 +48,9 @@ def test_grpo_by_hand():
 
 def test_rloo_by_hand():
     """Each against the mean of the others: 1 − 0, 0 − 1/2, 0 − 1/2; the number is of rollouts, not of calls."""
-    credit = assign_credit([episode("x", 1, "aa"), episode("y", 0, "aaa"), episode("z", 0)], CreditRules(advantage="rloo"))
+    credit = assign_credit(
+        [episode("x", 1, "aa"), episode("y", 0, "aaa"), episode("z", 0)], CreditRules(advantage="rloo")
+    )
     assert credit.advantages["x0"] == credit.advantages["x1"] == pytest.approx(1)
     assert credit.advantages["y2"] == credit.advantages["z0"] == pytest.approx(-0.5)
 
@@ -84,9 +86,13 @@ def test_groups_by_agent_compare_an_agent_with_itself():
 @given(st.lists(st.tuples(st.floats(-5, 5, width=32), st.integers(1, 4)), min_size=2, max_size=8), st.integers(2, 5))
 def test_more_calls_in_one_rollout_change_nobodys_advantage(group: list[tuple[float, int]], more: int):
     for rule in ("grpo", "dr-grpo", "rloo", "reinforce++", "reinforce++-baseline"):
-        before = assign_credit([episode(f"r{i}-", v, "a" * n) for i, (v, n) in enumerate(group)], CreditRules(advantage=rule))
+        before = assign_credit(
+            [episode(f"r{i}-", v, "a" * n) for i, (v, n) in enumerate(group)], CreditRules(advantage=rule)
+        )
         grown = [(v, n * more if i == 0 else n) for i, (v, n) in enumerate(group)]
-        after = assign_credit([episode(f"r{i}-", v, "a" * n) for i, (v, n) in enumerate(grown)], CreditRules(advantage=rule))
+        after = assign_credit(
+            [episode(f"r{i}-", v, "a" * n) for i, (v, n) in enumerate(grown)], CreditRules(advantage=rule)
+        )
         for call, advantage in before.advantages.items():
             assert after.advantages[call] == pytest.approx(advantage, rel=1e-4, abs=1e-4)
 

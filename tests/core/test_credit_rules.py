@@ -128,7 +128,11 @@ def test_gae_uses_the_critic_and_tells_it_what_it_should_have_said():
 
 
 def news(text: str) -> tuple[dict[str, str], ...]:
-    return ({"role": "user", "content": "question"}, {"role": "assistant", "content": "…"}, {"role": "tool", "content": text})
+    return (
+        {"role": "user", "content": "question"},
+        {"role": "assistant", "content": "…"},
+        {"role": "tool", "content": text},
+    )
 
 
 def test_gigpo_by_hand():
@@ -137,7 +141,11 @@ def test_gigpo_by_hand():
     Episode: returns 1 and 0, so ±0.5 (dr-grpo). Steps: from the question 0.5 against 0, from the page 1 against 0; x's last
     call saw what nobody else did.
     """
-    x = [call("x0", "x", "a", 0), call("x1", "x", "a", 1, messages=news("page")), call("x2", "x", "a", 2, messages=news("own"))]
+    x = [
+        call("x0", "x", "a", 0),
+        call("x1", "x", "a", 1, messages=news("page")),
+        call("x2", "x", "a", 2, messages=news("own")),
+    ]
     y = [call("y0", "y", "a", 0), call("y1", "y", "a", 1, messages=news("page"))]
     episodes = [from_calls(x, 1), from_calls(y, 0)]
     rules = CreditRules(rewards="gigpo", gamma=0.5, step_weight=2.0, advantage="dr-grpo")
@@ -180,7 +188,9 @@ def test_reinforce_plus_plus_needs_no_groups():
     """Four tasks with one rollout each; mean 0.25, deviation 0.5 over rollouts, though w has three calls."""
     episodes = [episode(r, v, "aaa" if r == "w" else "a", task=r) for r, v in zip("wxyz", (1, 0, 0, 0), strict=True)]
     found = assign_credit(episodes, CreditRules(advantage="reinforce++")).advantages
-    assert [found["w0"], found["w2"], found["x0"]] == pytest.approx([0.75 / 0.500001, 0.75 / 0.500001, -0.25 / 0.500001])
+    assert [found["w0"], found["w2"], found["x0"]] == pytest.approx(
+        [0.75 / 0.500001, 0.75 / 0.500001, -0.25 / 0.500001]
+    )
 
 
 def test_whitening_counts_a_rollout_once_however_many_groups_it_is_in():

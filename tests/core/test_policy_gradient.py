@@ -122,7 +122,9 @@ def test_a_reward_at_the_last_call_alone_is_another_gradient():
     assert abs(found[0] - exact()[0]) > 0.01
 
 
-@pytest.mark.parametrize("rules", [CreditRules(), CreditRules(rewards="gigpo", advantage="dr-grpo")], ids=["grpo", "gigpo"])
+@pytest.mark.parametrize(
+    "rules", [CreditRules(), CreditRules(rewards="gigpo", advantage="dr-grpo")], ids=["grpo", "gigpo"]
+)
 def test_the_others_point_the_same_way(rules: CreditRules):
     """Dividing by the group's deviation, and comparing steps within their place, change lengths more than directions."""
     found, true = expectation(rules, 3), exact()
