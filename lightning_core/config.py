@@ -287,7 +287,7 @@ def _impossible(c: Config) -> Iterator[tuple[KeyPath, str]]:
     if c.policy.tuning == "full" and c.policy.lora is not None:
         yield ("policy", "lora"), "goes with tuning: lora only, but policy.tuning is 'full'"
     yield from _impossible_sampling(c)
-    yield from impossible_credit(c.credit, group_size=c.rollouts.group_size)
+    yield from impossible_credit(c.credit, group_size=c.rollouts.group_size, refill=c.rollouts.refill)
     if c.rollouts.temperature == 0:
         yield (
             ("rollouts", "temperature"),

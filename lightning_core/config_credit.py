@@ -11,10 +11,15 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from lightning_core.config_problems import OWN
-from lightning_core.config_types import CallableName, Count, Names, NotNegative, Positive, Section
+from lightning_core.config_types import CallableName, Count, Names, NotNegative, Positive, Section, is_callable_name
 from lightning_core.yaml_source import KeyPath
 
 Gamma = Annotated[float, Gt(0), Le(1)]
+
+
+_RULES = ("broadcast", "last-call", "explicit", "discounted", "leave-one-branch-out", "gigpo", "gae")
+_GAMMA = ("discounted", "gigpo", "gae")
+_ALONE = ("reinforce++", "none")
 
 
 def _pattern(text: str) -> str:
@@ -25,6 +30,14 @@ def _pattern(text: str) -> str:
     return text
 
 
+def _rule_name(text: str) -> str:
+    if text not in _RULES and not is_callable_name(text):
+        known = ", ".join(repr(rule) for rule in _RULES)
+        raise PydanticCustomError(OWN, f"expected {known}, or 'module:callable'")
+    return text
+
+
+RuleName = Annotated[str, AfterValidator(_rule_name)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 
 
@@ -92,10 +105,7 @@ class Judge(Section):
 class Credit(Section):
     """From the rewards of an episode to the advantage of each call; docs/credit-assignment.md has the equations."""
 
-    rewards: (
-        Literal["broadcast", "last-call", "explicit", "discounted", "leave-one-branch-out", "gigpo", "gae"]
-        | CallableName
-    ) = "broadcast"
+    rewards: RuleName = "broadcast"
     """`broadcast`: every call gets the episode's return, and what was given to it or its agent. `last-call`: the last trained call does.
     `explicit`: only what was given to a call or its agent. `discounted`: the discounted sum of the rewards from the call on.
     `leave-one-branch-out`: `broadcast`, with parallel branches compared among themselves. `gigpo`: the episode's advantage and that
@@ -126,13 +136,9 @@ class Credit(Section):
     """A model that scores attempts; null: none."""
 
 
-_GAMMA = ("discounted", "gigpo", "gae")
-_ALONE = ("reinforce++", "none")
-
-
-def impossible_credit(c: Credit, *, group_size: int) -> Iterator[tuple[KeyPath, str]]:
+def impossible_credit(c: Credit, *, group_size: int, refill: int) -> Iterator[tuple[KeyPath, str]]:
     """Combinations that cannot be honoured although each value alone is fine."""
-    own_rule = ":" in c.rewards
+    own_rule = is_callable_name(c.rewards)
     if c.rewards in _GAMMA and c.gamma is None:
         yield ("credit", "rewards"), f"{c.rewards!r} needs credit.gamma, such as gamma: 0.95"
     if c.rewards not in _GAMMA and not own_rule and c.gamma is not None:
@@ -151,3 +157,8 @@ def impossible_credit(c: Credit, *, group_size: int) -> Iterator[tuple[KeyPath, 
         yield ("rollouts", "group_size"), f"{c.advantage!r} compares attempts at one task: 2 or more are needed"
     if group_size == 1 and c.judge is not None:
         yield ("rollouts", "group_size"), "a judge compares attempts at one task: 2 or more are needed"
+    if refill and c.advantage in _ALONE:
+        yield (
+            ("rollouts", "refill"),
+            f"goes with advantages that compare the attempts of a group; with {c.advantage!r} equal attempts teach something too",
+        )
