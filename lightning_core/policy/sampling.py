@@ -17,7 +17,7 @@ from lightning_core.policy.chat import Chat, Prompt
 from lightning_core.policy.dialects.dialect import StreamWriter
 from lightning_core.policy.dialects.exchange import ChatRequest, Choice, Message
 from lightning_core.policy.recording import CallSpan
-from lightning_core.policy.sessions import POLICY, Session
+from lightning_core.policy.sessions import Session
 from lightning_core.policy.streaming import HeldText, RunningText, cut
 from lightning_core.trace import Address
 
@@ -110,8 +110,8 @@ class Sampler:
         if request.carried is not None:
             job.session.said[span.id] = (*request.carried, message)
         span.sampled(job.prompt, choice, params)
-        if job.model == POLICY:
-            version = sampled[-1].version
+        version = sampled[-1].version
+        if version is not None:
             span.trainable(
                 version=version,
                 # From what the backend handed over, and not from what has become of it since.

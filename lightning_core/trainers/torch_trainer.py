@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.config_policies import BASE, POLICY
+from lightning_core.errors import TrainingError
 from lightning_core.trace import Floats
 from lightning_core.trainers import checkpoint
-from lightning_core.trainers.attention import NAME, TreeAttention, plan_blocks, use_lightning_attention
-from lightning_core.trainers.constraint import Constraints
+from lightning_core.trainers.attention import NAME, TreeAttention, plan_blocks
+from lightning_core.trainers.loaded import LoadedModel, load
 from lightning_core.trainers.loss import policy_loss, selected_logprobs, token_weights
-from lightning_core.trainers.model import eos_token_ids, load_model, load_tokenizer, resolve_model
 from lightning_core.trainers.packing import PackedBatch, pack_rows
 from lightning_core.trainers.proof import prove_batch, prove_once
 from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.trainers.torch_backend import SampledModel, TorchBackend
-from lightning_core.trainers.tuning import Tuning, choose_device, choose_dtype, tune
+from lightning_core.trainers.tuning import Tuning, tune
 from lightning_core.trainers.untied import is_tied, untie_saved
 from lightning_core.transitions import Row
 
@@ -36,21 +36,26 @@ logger = logging.getLogger(__name__)
 class TorchTrainer:
     """A `Trainer` that holds model, optimiser and sampling engine in this process."""
 
-    def __init__(self, config: TorchTrainerConfig) -> None:
+    def __init__(
+        self,
+        config: TorchTrainerConfig,
+        *,
+        name: str = POLICY,
+        loaded: LoadedModel | None = None,
+        backend: TorchBackend | None = None,
+    ) -> None:
+        """``name``: the policy's. ``loaded`` and ``backend``: those of others to join; without, it has its own."""
         self.config = config
+        self.name = name
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        self._device = choose_device(config.device)
-        folder = resolve_model(config.model)
-        self._tokenizer = load_tokenizer(folder)
-        model: Any = load_model(folder, choose_dtype(config.dtype, self._device), self._device)
-        self._stop_token_ids = eos_token_ids(model)
-        limit = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_context or 0)
-        if config.max_context is not None and config.max_context > limit:
-            raise ConfigError(f"max_context={config.max_context}, but {config.model!r} allows {limit} tokens")
-        self._geometry = use_lightning_attention(model)
-        self._tuning: Tuning = tune(model, config)
-        self._model = model
+        loaded = loaded or load(config)
+        self._loaded = loaded
+        self._device = loaded.device
+        self._geometry = loaded.geometry
+        self._constraints = loaded.constraints
+        self._model = loaded.model
+        self._tuning: Tuning = tune(loaded.model, config, name=name, adapters=loaded.adapters)
         self._optimizer = torch.optim.AdamW(
             list(self._tuning.masters.values()),
             lr=config.learning_rate,
@@ -59,18 +64,22 @@ class TorchTrainer:
             fused=True,
         )
         self._version = 0
-        self._constraints = Constraints(self._tokenizer, model.get_output_embeddings().weight.shape[0])
-        models = {"policy": SampledModel(model=model, geometry=self._geometry)}
-        if self._tuning.base is not None:
-            base, context = self._tuning.base
-            models["base"] = SampledModel(model=base, geometry=self._geometry, context=context)
-        self._backend = TorchBackend(
-            models,
-            max_context=config.max_context or limit,
-            max_batch=config.max_batch,
-            gather_ms=config.gather_ms,
-            cached_tokens=config.cached_tokens,
-            seed=config.seed,
+        self._backend = backend or open_backend(config, loaded.max_context)
+        self._backend.add(name, self._sampled(loaded.model, self._tuning.adapter), live=True)
+        if backend is None and self.base is not None:
+            self._backend.add(BASE, self.base, live=False)
+
+    @property
+    def base(self) -> SampledModel | None:
+        """The initial weights, if they are kept."""
+        return None if self._tuning.base is None else self._sampled(self._tuning.base[0])
+
+    def _sampled(self, model: Any, adapter: str | None = None) -> SampledModel:
+        return SampledModel(
+            model=model,
+            geometry=self._geometry,
+            adapters=self._tuning.adapters,
+            adapter=adapter,
             constraints=self._constraints,
         )
 
@@ -80,11 +89,11 @@ class TorchTrainer:
 
     @property
     def tokenizer(self) -> Any:
-        return self._tokenizer
+        return self._loaded.tokenizer
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
-        return self._stop_token_ids
+        return self._loaded.stop_token_ids
 
     @property
     def backend(self) -> TorchBackend:
@@ -112,11 +121,11 @@ class TorchTrainer:
         chosen = [index for index, row in enumerate(rows) if row.advantages is not None and row.advantages.any()]
         batches = pack_rows(rows, chosen, budget=self.config.micro_batch_tokens)
         metrics: dict[str, float] = {"rows_trained": len(chosen), "packed_tokens": 0, "micro_batches": len(batches)}
-        with self._backend.pause(), ExitStack() as undo:
-            self._backend.forget()
+        with self._backend.pause(), self._tuning.active(), ExitStack() as undo:
+            self._backend.forget(self.name)
             if self.config.updates_per_step > 1:
                 # A later update may fail when earlier ones have changed the weights already.
-                undo.callback(self._restore, copy.deepcopy(self._checkpoint()))
+                undo.callback(self.restore, copy.deepcopy(self.state()))
             for update in range(self.config.updates_per_step if chosen else 0):
                 found = self._update(rows, weights, batches)
                 # The first pass compares sampler and trainer on the same weights; the last one tells how far it all went.
@@ -124,7 +133,7 @@ class TorchTrainer:
                 metrics |= found if update == 0 else {n: v for n, v in found.items() if n not in first}
             undo.pop_all()
             self._version += 1
-            self._backend.version = self._version
+            self._backend.versions[self.name] = self._version
         return metrics
 
     def _check(self, rows: Sequence[Row]) -> None:
@@ -222,15 +231,14 @@ class TorchTrainer:
     def save(self, folder: Path) -> None:
         """See `Trainer.save`."""
         with self._backend.pause():
-            checkpoint.write(folder, self._checkpoint())
+            checkpoint.write(folder, self.state())
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """See `Trainer.load`."""
         state = checkpoint.read(folder, self._fingerprint(), weights_only=weights_only)
         with self._backend.pause():
-            self._backend.forget()
-            self._restore(state)
-            self._backend.version = self._version
+            self._backend.forget(self.name)
+            self.restore(state)
 
     def save_pretrained(self, folder: Path, *, untied: bool = False) -> None:
         """Write the policy as an ordinary Hugging Face folder, adapters merged into the weights they adapt.
@@ -238,13 +246,13 @@ class TorchTrainer:
         ``untied``: with an output layer of its own, if the model shares it with the embeddings.
         """
         with self._backend.pause():
-            model = self._model
-            if self._tuning.adapted is not None:
-                model = copy.deepcopy(self._tuning.adapted).merge_and_unload()
-            model.save_pretrained(folder)
-            self._tokenizer.save_pretrained(folder)
-            if untied and is_tied(model):
-                untie_saved(folder, model)
+            weights = self._model.state_dict()
+            if self._tuning.adapters is not None:
+                weights |= self._tuning.adapters.merged(self.name)
+            self._model.save_pretrained(folder, state_dict=weights)
+            self.tokenizer.save_pretrained(folder)
+            if untied and self.tied:
+                untie_saved(folder, self._model)
 
     def close(self) -> None:
         """See `Trainer.close`."""
@@ -258,7 +266,8 @@ class TorchTrainer:
             "weights": {name: list(tensor.shape) for name, tensor in self._tuning.masters.items()},
         }
 
-    def _checkpoint(self) -> checkpoint.Checkpoint:
+    def state(self) -> checkpoint.Checkpoint:
+        """All that `restore` needs to go on from here; its tensors are those that training changes."""
         masters = self._tuning.masters
         return checkpoint.Checkpoint(
             fingerprint=self._fingerprint(),
@@ -269,12 +278,13 @@ class TorchTrainer:
         )
 
     @torch.no_grad()
-    def _restore(self, state: checkpoint.Checkpoint) -> None:
+    def restore(self, state: checkpoint.Checkpoint) -> None:
+        """Go on from ``state``; sampling is paused, and has forgotten what the weights of now computed."""
         for name, master in self._tuning.masters.items():
             master.copy_(state.weights[name])
         self._tuning.publish()
         checkpoint.restore_moments(self._optimizer, self._tuning.masters, state.moments)
-        self._version = state.version
+        self._version = self._backend.versions[self.name] = state.version
         self._backend.submitted = state.submitted
 
     def _learning_rate(self) -> float:
@@ -283,3 +293,15 @@ class TorchTrainer:
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def open_backend(config: TorchTrainerConfig, max_context: int) -> TorchBackend:
+    """A sampling engine as ``config`` has it, without a model yet."""
+    return TorchBackend(
+        {},
+        max_context=max_context,
+        max_batch=config.max_batch,
+        gather_ms=config.gather_ms,
+        cached_tokens=config.cached_tokens,
+        seed=config.seed,
+    )
