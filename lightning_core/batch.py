@@ -8,7 +8,7 @@ the budget is spent stay in the batch, and count where the loss takes means.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -32,9 +32,9 @@ class Batch:
     """Groups that were replaced."""
 
 
-def sample_batch(circle: Circle, tasks: Sequence[Task], rules: CreditRules) -> Batch:
-    """A group of attempts at each of the step's tasks, under the policy as it is, and each call's credit."""
-    config, step = circle.config.rollouts, circle.trainer.version
+def sample_batch(circle: Circle, tasks: Sequence[Task], rules: Mapping[str, CreditRules]) -> Batch:
+    """A group of attempts at each of the step's tasks, under the policies as they are, and each call's credit by its policy's rules."""
+    config, step = circle.config.rollouts, circle.trainer.steps
     chosen = circle.pick_tasks(tasks, step)
     rollouts = circle.roll_out(chosen, copies=config.group_size, phase="train")
     episodes = circle.episodes(rollouts)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 from lightning_core.cli_trace import run_folder
 from lightning_core.config import load_config
-from lightning_core.credit import Credit, CreditRules, Episode, assign_credit
-from lightning_core.credit_rules import credit_rules
+from lightning_core.credit import Credit, CreditRules, Episode, assign_by_policy
+from lightning_core.credit_rules import policy_rules
 from lightning_core.errors import ConfigError
 from lightning_core.store import CallCredit, Store
 from lightning_core.transitions import trace_to_transitions
+
+
+_SETTING = re.compile(r"credit\.|policies\.[^=]+\.credit\.")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -29,12 +33,12 @@ def credit(options: argparse.Namespace) -> int:
     if folder is None:
         raise ConfigError(f"{options.config!r} is a file; expected a run's folder, such as runs/latest")
     overrides = [*([f"credit.rewards={options.rule}"] if options.rule else []), *options.overrides]
-    foreign = next((text for text in overrides if not text.startswith("credit.")), None)
+    foreign = next((text for text in overrides if not _SETTING.match(text)), None)
     if foreign is not None:
         raise ConfigError(f"{foreign!r}: rollouts are what they are; expected settings under credit")
     config = load_config(folder / "config.yaml", overrides)
-    rules = credit_rules(config.credit)
-    if rules.needs_values:
+    rules = policy_rules(config)
+    if any(own.needs_values for own in rules.values()):
         raise ConfigError(
             f"rewards: {config.credit.rewards} needs a critic's values, and those are there in training only"
         )
@@ -66,7 +70,7 @@ class _Change:
         return abs(self.after - self.before)
 
 
-def _changes(store: Store, step: int, rules: CreditRules) -> list[_Change]:
+def _changes(store: Store, step: int, rules: Mapping[str, CreditRules]) -> list[_Change]:
     """The calls that one update was made from."""
     trained = {c.call: c for c in store.credit(step=step)}
     agents = {c.agent for c in trained.values()}
@@ -76,14 +80,13 @@ def _changes(store: Store, step: int, rules: CreditRules) -> list[_Change]:
         trace = store.trace(rollout)
         transitions = [t for t in trace_to_transitions(trace, agents=agents) if t.call in trained]
         episodes.append(Episode(trace=trace, transitions=transitions, rewards=trace.rewards))
-    new = assign_credit(episodes, rules)
+    new = assign_by_policy(episodes, rules)
     return [_Change(ordinals[c.rollout], c, new) for c in trained.values()]
 
 
-def _report(changes: Sequence[_Change], rules: CreditRules, steps: int, calls: int) -> str:
-    name = rules.rewards if isinstance(rules.rewards, str) else getattr(rules.rewards, "__name__", "rule")
+def _report(changes: Sequence[_Change], rules: Mapping[str, CreditRules], steps: int, calls: int) -> str:
     lines = [
-        f"{len(changes)} calls of {steps} step{'s' * (steps != 1)}, as trained and with rewards: {name}, advantage: {rules.advantage}",
+        f"{len(changes)} calls of {steps} step{'s' * (steps != 1)}, as trained and with {_described(rules)}",
         "",
         f"{'agent':24s}{'calls':>7s}{'mean |A|':>10s}{'now':>8s}{'correlation':>13s}{'other sign':>12s}{'from 0':>8s}{'to 0':>7s}",
     ]
@@ -104,6 +107,16 @@ def _report(changes: Sequence[_Change], rules: CreditRules, steps: int, calls: i
         ]
         lines.append("one of them: lightning-rl trace RUN --rollout N")
     return "\n".join(lines)
+
+
+def _described(rules: Mapping[str, CreditRules]) -> str:
+    def one(own: CreditRules) -> str:
+        name = own.rewards if isinstance(own.rewards, str) else getattr(own.rewards, "__name__", "rule")
+        return f"rewards: {name}, advantage: {own.advantage}"
+
+    if len(rules) == 1:
+        return one(*rules.values())
+    return "; ".join(f"{name}: {one(own)}" for name, own in rules.items())
 
 
 def _row(agent: str, changes: Sequence[_Change]) -> str:

@@ -196,6 +196,9 @@ def _impossible_frozen(c: Config) -> Iterator[tuple[KeyPath, str]]:
     initial = any(settings.model == c.policy.model for settings in policy_settings(c).values())
     for path, model in wanted:
         if model == POLICY:
-            yield path, f"no policy has the name 'policy'; expected 'base', one of {list(c.policies)!r}, or an upstream's model"
+            yield (
+                path,
+                f"no policy has the name 'policy'; expected 'base', one of {list(c.policies)!r}, or an upstream's model",
+            )
         if model == BASE and not initial:
             yield path, f"'base' is the initial {c.policy.model!r} (policy.model), but no policy is made of that"

@@ -1,10 +1,17 @@
-"""The rules that the configuration's section ``credit`` asks for."""
+"""The rules that the configuration's section ``credit`` asks for, and those that a policy has of its own."""
 
 from __future__ import annotations
 
 from lightning_core import config_credit as configured
+from lightning_core.config import Config
+from lightning_core.config_policies import policy_settings
 from lightning_core.credit import Air, CreditRules, FormatRule
 from lightning_core.imports import import_callable
+
+
+def policy_rules(config: Config) -> dict[str, CreditRules]:
+    """The rules of each policy, by its name. Raises `ConfigError` when a function that they name cannot be imported."""
+    return {name: credit_rules(settings.credit) for name, settings in policy_settings(config).items()}
 
 
 def credit_rules(c: configured.Credit) -> CreditRules:

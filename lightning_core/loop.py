@@ -19,7 +19,7 @@ from typing import Any
 from lightning_core.batch import sample_batch
 from lightning_core.circle import Circle, Evaluation, checkpoints, context_metrics, open_circle
 from lightning_core.config import Config, TaskSource, dump_config
-from lightning_core.credit_rules import credit_rules
+from lightning_core.credit_rules import policy_rules
 from lightning_core.errors import ConfigError
 from lightning_core.imports import import_callable
 from lightning_core.intervals import Comparison, compare, compare_splits, confidence_interval
@@ -61,7 +61,7 @@ def fit(
     tasks = tasks if tasks is not None else _load(config.tasks.train, "tasks.train")
     if eval_tasks is None:
         eval_tasks = _eval_tasks(config) if config.tasks.eval else []
-    rules = credit_rules(config.credit)
+    rules = policy_rules(config)
     folder, checkpoint = run_folder(config)
 
     with open_circle(
@@ -73,13 +73,13 @@ def fit(
         checkpoint=checkpoint,
     ) as circle:
         trainer, total = circle.trainer, config.trainer.steps
-        circle.store.rewind(trainer.version)
-        log = MetricsLog(folder / "metrics.jsonl", keep_steps=trainer.version)
+        circle.store.rewind(trainer.steps)
+        log = MetricsLog(folder / "metrics.jsonl", keep_steps=trainer.steps)
         before = circle.recorded_evaluations("eval_before").get(0)
         if before is None and eval_tasks:
             before = circle.evaluate(eval_tasks, "eval_before")
 
-        while trainer.version < total:
+        while trainer.steps < total:
             started = time.monotonic()
             # tasks → rollouts → transitions → credit: episode → call
             batch = sample_batch(circle, tasks, rules)
@@ -93,7 +93,7 @@ def fit(
             circle.progress.phase("update")
             circle.record_credit(episodes, credit)
             update = trainer.step(rows)
-            if rules.needs_values:
+            if any(own.needs_values for own in rules.values()):
                 trainer.learn_expected([t for e in episodes for t in e.transitions], credit.targets)
 
             metrics = {
@@ -110,18 +110,13 @@ def fit(
                 "seconds_rollouts": sampled - started,
                 "seconds_update": time.monotonic() - sampled,
             }
-            circle.store.add_step(trainer.version, metrics)
-            log.append(trainer.version, metrics)
-            circle.progress.step(trainer.version, total, metrics)
+            circle.store.add_step(trainer.steps, metrics)
+            log.append(trainer.steps, metrics)
+            circle.progress.step(trainer.steps, total, metrics)
             every = config.trainer.checkpoint_every
-            if every and trainer.version % every == 0 and trainer.version < total:
+            if every and trainer.steps % every == 0 and trainer.steps < total:
                 circle.save_checkpoint()
-            if (
-                eval_tasks
-                and config.eval.every
-                and trainer.version % config.eval.every == 0
-                and trainer.version < total
-            ):
+            if eval_tasks and config.eval.every and trainer.steps % config.eval.every == 0 and trainer.steps < total:
                 circle.evaluate(eval_tasks, "eval")
 
         after = circle.evaluate(eval_tasks, "eval_after") if eval_tasks else None
@@ -200,7 +195,7 @@ def _finish(
     summary = Summary(
         eval=overall,
         splits=by_split,
-        steps=circle.trainer.version,
+        steps=circle.trainer.steps,
         rollouts=sum(int(m["rollouts"]) for m in metrics),
         tokens_sampled=circle.store.tokens_sampled(),
         tokens_trained=sum(int(m["tokens_trained"]) for m in metrics),
@@ -208,7 +203,7 @@ def _finish(
         seed=circle.config.run.seed,
     )
     summary.write(circle.folder / "summary.json")
-    measured = [(0, before), *circle.recorded_evaluations().items(), (circle.trainer.version, after)]
+    measured = [(0, before), *circle.recorded_evaluations().items(), (circle.trainer.steps, after)]
     evals = [(step, e) for step, e in measured if e is not None and e.rewards]
     draw_curve(
         circle.folder / "curve.png",

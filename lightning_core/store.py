@@ -57,7 +57,7 @@ class RolloutRecord:
     id: str
     """The trace's id: 32 hexadecimal digits."""
     step: int
-    """Updates that the policy had taken when it started: 0 for the rollouts that the first update is made from."""
+    """Training steps that had been taken when it started: 0 for the rollouts that the first update is made from."""
     task_id: str
     phase: Phase
     attempt: int
@@ -67,7 +67,7 @@ class RolloutRecord:
     reward: float | None
     error: str | None
     version: int | None
-    """The policy version that it started with; None where no policy of ours took part."""
+    """The policy version that it started with; None where no policy of ours took part, or several with versions of their own."""
     started_ns: int
     ended_ns: int
     counters: Mapping[str, int] = field(default_factory=dict[str, int])

@@ -11,6 +11,7 @@ from lightning_core.credit.assign import Credit, CreditRules, assign_credit
 from lightning_core.credit.episode import Episode
 from lightning_core.credit.grouping import GROUP_KEYS
 from lightning_core.credit.reward_rules import REWARD_RULES
+from lightning_core.credit.several import assign_by_policy
 
 __all__ = [
     "ADVANTAGE_RULES",
@@ -21,5 +22,6 @@ __all__ = [
     "CreditRules",
     "Episode",
     "FormatRule",
+    "assign_by_policy",
     "assign_credit",
 ]

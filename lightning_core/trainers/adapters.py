@@ -81,7 +81,11 @@ class Adapters:
         self._adapters[name] = _Adapter(rank=rank, scale=alpha / rank, weights=weights)
         self._masks_NK = None
         self.changed()
-        return {f"{layer}.lora_{ab}": matrix for layer, pair in weights.items() for ab, matrix in zip("AB", pair, strict=True)}
+        return {
+            f"{layer}.lora_{ab}": matrix
+            for layer, pair in weights.items()
+            for ab, matrix in zip("AB", pair, strict=True)
+        }
 
     def _find(self, targets: Sequence[str] | None) -> list[str]:
         """The names of the layers that ``targets`` stand for."""
@@ -159,7 +163,10 @@ class Adapters:
         """A [K, I] and B [O, K] of all adapters; 0 for those that do not adapt this layer."""
         weight = self._layers[layer].weight
         outputs, inputs = weight.shape
-        none = {a.rank: (weight.new_zeros(a.rank, inputs), weight.new_zeros(outputs, a.rank)) for a in self._adapters.values()}
+        none = {
+            a.rank: (weight.new_zeros(a.rank, inputs), weight.new_zeros(outputs, a.rank))
+            for a in self._adapters.values()
+        }
         pairs = [a.weights.get(layer, none[a.rank]) for a in self._adapters.values()]
         joined = torch.cat([down for down, _ in pairs]).detach(), torch.cat([up for _, up in pairs], dim=1).detach()
         self._joined[layer] = joined

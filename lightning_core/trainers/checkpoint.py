@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,25 @@ def restore_moments(
         optimizer.state[names[name]][key] = value.to(names[name].device, copy=True)
 
 
-def write(folder: Path, state: Checkpoint) -> None:
-    """Write to a temporary sibling, then rename: whoever sees the folder sees all of it."""
+@contextmanager
+def whole(folder: Path) -> Generator[Path]:
+    """A temporary sibling to write into, renamed at the end: whoever sees ``folder`` sees all of it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
+        yield scratch
+        scratch.chmod(0o755)  # mkdtemp makes it private
+        if folder.exists():
+            shutil.rmtree(folder)
+        scratch.rename(folder)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def write(folder: Path, state: Checkpoint) -> None:
+    """Write ``state``, all or nothing."""
+    with whole(folder) as scratch:
         save_file(
             {name: tensor.detach().contiguous() for name, tensor in state.weights.items()},
             scratch / "weights.safetensors",
@@ -73,13 +88,6 @@ def write(folder: Path, state: Checkpoint) -> None:
             "submitted": state.submitted,
         }
         (scratch / "trainer.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        scratch.chmod(0o755)  # mkdtemp makes it private
-        if folder.exists():
-            shutil.rmtree(folder)
-        scratch.rename(folder)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
 
 
 def read(folder: Path, fingerprint: Mapping[str, Any], *, weights_only: bool = False) -> Checkpoint:

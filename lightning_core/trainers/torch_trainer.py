@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lightning_core.config_policies import BASE, POLICY
 from lightning_core.errors import TrainingError
+from lightning_core.policy.chat import Chat
 from lightning_core.trace import Floats
 from lightning_core.trainers import checkpoint
 from lightning_core.trainers.attention import NAME, TreeAttention, plan_blocks
@@ -84,15 +85,26 @@ class TorchTrainer:
         )
 
     @property
-    def version(self) -> int:
+    def steps(self) -> int:
         return self._version
 
     @property
+    def version(self) -> int:
+        """Updates so far; what the backend stamps on what it samples."""
+        return self._version
+
+    @property
+    def chats(self) -> Mapping[str, Chat]:
+        return dict.fromkeys(self._backend.models, Chat(self.tokenizer, stop_token_ids=self.stop_token_ids))
+
+    @property
     def tokenizer(self) -> Any:
+        """The tokenizer of the weights."""
         return self._loaded.tokenizer
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
+        """Tokens that end a response, as the model's generation settings have them."""
         return self._loaded.stop_token_ids
 
     @property
@@ -116,7 +128,7 @@ class TorchTrainer:
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
         """See `Trainer.step`. Rows without any advantage cost nothing, but count where the loss takes means."""
-        self._check(rows)
+        self.check(rows)
         weights = token_weights(rows, self.config.aggregation)
         chosen = [index for index, row in enumerate(rows) if row.advantages is not None and row.advantages.any()]
         batches = pack_rows(rows, chosen, budget=self.config.micro_batch_tokens)
@@ -136,7 +148,8 @@ class TorchTrainer:
             self._backend.versions[self.name] = self._version
         return metrics
 
-    def _check(self, rows: Sequence[Row]) -> None:
+    def check(self, rows: Sequence[Row]) -> None:
+        """Raise `TrainingError` for rows that no step can be made from."""
         if not rows:
             raise TrainingError("a step was given no rows")
         for row in rows:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.errors import ConfigError
+from lightning_core.policy.chat import Chat
 from lightning_core.policy.vllm_api import CPU_ARGS
 from lightning_core.policy.vllm_backend import VllmBackend
 from lightning_core.policy.vllm_server import serve_vllm
@@ -59,20 +60,16 @@ class VllmTrainer:
                 yield url
 
     @property
-    def version(self) -> int:
-        return self._trainer.version
+    def steps(self) -> int:
+        return self._trainer.steps
 
     @property
     def backend(self) -> VllmBackend:
         return self._backend
 
     @property
-    def tokenizer(self) -> Any:
-        return self._trainer.tokenizer
-
-    @property
-    def stop_token_ids(self) -> frozenset[int]:
-        return self._trainer.stop_token_ids
+    def chats(self) -> Mapping[str, Chat]:
+        return {name: self._trainer.chats[name] for name in self._backend.models}
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
         """See `Trainer.step`. Raises `InfrastructureError` if the server does not take the new weights."""
