@@ -15,7 +15,6 @@ from lightning_core.errors import ConfigError
 from lightning_core.store import CallCredit, Store
 from lightning_core.transitions import trace_to_transitions
 
-
 _SETTING = re.compile(r"credit\.|policies\.[^=]+\.credit\.")
 
 

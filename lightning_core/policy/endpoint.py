@@ -75,7 +75,9 @@ class PolicyEndpoint:
         sessions: Sessions | None = None,
         standalone: bool = False,
     ) -> None:
-        """``chat``: the chat format of all models, or of each by its name. ``standalone``: answers come from ``backend`` only, whatever a request says of where it was going, and no spans are taken in."""
+        """``chat``: the chat format of all models, or of each by its name.
+
+        ``standalone``: answers come from ``backend`` only, whatever a request says of where it was going, and no spans are taken in."""
         limits = limits or Limits()
         self._backend = backend
         self._sessions = Sessions(limits) if sessions is None else sessions

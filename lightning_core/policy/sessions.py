@@ -27,7 +27,7 @@ class Routing:
 
     trained: frozenset[str] = frozenset()
     policies: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Which policy answers a trained agent; `policy_of` those that are not here: ``policy``."""
+    """Which policy answers a trained agent: those that are not in here ``policy``."""
     frozen: Mapping[str, str] = field(default_factory=dict[str, str])
     temperature: float | None = None
     """Sampling temperature of trained agents; None leaves it to the request."""

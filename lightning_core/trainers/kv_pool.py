@@ -1,8 +1,9 @@
 """Keys and values of token runs seen before, found again by their tokens.
 
-A radix tree for each adapter of a model, since under another adapter the same tokens have other keys and values. Each node is a run of tokens with their keys and values; the path from the root to a node is a context. A prompt
-reuses its longest cached prefix, and only the rest is computed. A node owns its tensors, so memory is used as needed, splitting
-a node is two views, and forgetting one is dropping it; there is no slot table to keep in step.
+A radix tree for each adapter of a model, since under another adapter the same tokens have other keys and values. Each node is a run of
+tokens with theirs; the path from the root to a node is a context. A prompt reuses its longest cached prefix, and only the rest is
+computed. A node owns its tensors, so memory is used as needed, splitting a node is two views, and forgetting one is dropping it;
+there is no slot table to keep in step.
 """
 
 from __future__ import annotations

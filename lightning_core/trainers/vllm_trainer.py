@@ -7,7 +7,6 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from lightning_core.errors import ConfigError
 from lightning_core.policy.chat import Chat

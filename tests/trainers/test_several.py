@@ -345,5 +345,5 @@ def test_a_target_that_no_layer_has_is_refused(tiny_llama: Path) -> None:
 
 
 def test_several_adapters_and_none_chosen_is_a_mistake(three: SeveralTrainer) -> None:
-    with pytest.raises(TrainingError, match="outside of Adapters.use"):
+    with pytest.raises(TrainingError, match=r"outside of Adapters\.use"):
         three.policies["a"]._model.base_model(torch.tensor([[1, 2]]))
