@@ -1,4 +1,4 @@
-"""A program with two agents that earn by opposite rules: one with lower-case letters, the other with everything else."""
+"""A program with two agents that are asked the same and earn by opposite rules, so that one policy could not learn both."""
 
 from typing import Any
 
@@ -17,11 +17,14 @@ def say(agent: str, prompt: str) -> str:
 
 
 def solve(task: dict[str, Any]) -> float:
-    """Each agent's reward is its own; what the episode earns is their mean, and is trained on by nobody with ``explicit``."""
-    letters = {agent: sum("a" <= c <= "z" for c in say(agent, task["prompt"])) / 4 for agent in ("talker", "counter")}
-    reward(letters["talker"], agent="talker")
-    reward(1 - letters["counter"], agent="counter")
-    return (letters["talker"] + 1 - letters["counter"]) / 2
+    """The talker earns the share of letters and what stands among them in ASCII, the counter that of digits and what stands there."""
+    own = {
+        "talker": sum(64 <= ord(c) < 128 for c in say("talker", task["prompt"])) / 4,
+        "counter": sum(ord(c) < 64 for c in say("counter", task["prompt"])) / 4,
+    }
+    for agent, value in own.items():
+        reward(value, agent=agent)
+    return sum(own.values()) / 2
 
 
 def tasks(count: int = 8) -> list[dict[str, Any]]:
