@@ -84,6 +84,7 @@ class NamedPolicy(Section):
     learning_rate: Positive | None = None
     """See `trainer.learning_rate`."""
     credit: PolicyCredit = PolicyCredit()
+    """What of `credit` is different for its calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

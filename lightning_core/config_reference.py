@@ -53,7 +53,8 @@ def _section(prefix: str, model: type[BaseModel]) -> Iterator[str]:
     for name, field in model.model_fields.items():
         section = _model_of(field.annotation)
         if section is not None:
-            inner.append((f"{prefix}{name}", section))
+            named = ".NAME" if get_origin(field.annotation) is dict else ""
+            inner.append((f"{prefix}{name}{named}", section))
         if section is None or prefix:
             rows.append(f"| `{name}` | {_type_of(field)} | {_default_of(field)} | {_one_line(field.description)} |")
     if rows:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightning_core.config import Config, Policy, dump_config, load_config
+from lightning_core.config_policies import agents_policies, policy_settings
 from lightning_core.config_reference import reference
 from lightning_core.errors import ConfigError
 
@@ -75,6 +76,11 @@ def test_lora_gets_its_defaults() -> None:
             "credit.judge={model: m}",
         ],
         ["agents.train=[no, '1e-5', ü]", "run.name='12'", "agents.frozen={judge: base}"],
+        [
+            "policies.a.agents=[x]",
+            "policies.a.credit.advantage=rloo",
+            "policies.b={agents: [y], lora: {rank: 4}, tuning: lora}",
+        ],
         ["tasks.train=m:f", "tasks.train.args={x: '1', y: null}", "policy.upstream.base_url=http://a/v1"],
     ],
 )
@@ -129,7 +135,7 @@ rollouts: {group_size: yes}
         "c.yaml:9: trainer.steps: found '3', expected a whole number",
         "c.yaml:8: trainer.learning_rate: found 'fast', expected a number",
         "c.yaml:10: trainer.betas[1]: found 2, expected less than 1",
-        "c.yaml:6: polcy: unknown key; did you mean 'policy'? known here: agent, reward, tasks, agents, policy, credit,"
+        "c.yaml:6: polcy: unknown key; did you mean 'policy'? known here: agent, reward, tasks, agents, policy, policies, credit,"
         " algorithm, rollouts, trainer, eval, otlp, run",
         "c.yaml:5: agents.frozen.a: the agent is in agents.train too; it can be one or the other",
         "c.yaml:11: credit.rewards: 'discounted' needs credit.gamma, such as gamma: 0.95",
@@ -262,3 +268,83 @@ def test_every_key_is_documented_and_the_page_is_current() -> None:
     assert written.read_text(encoding="utf-8") == page, (
         "run: python -m lightning_core.config_reference > docs/configuration.md"
     )
+
+
+TWO = "policies: {a: {agents: [x]}, b: {agents: [y]}}\n"
+
+
+def test_policies_have_what_they_do_not_say_from_the_common_sections() -> None:
+    config = load_config({
+        "policy": {"model": "m", "train_layers": 3},
+        "trainer": {"learning_rate": 1e-4},
+        "credit": {"rewards": "discounted", "gamma": 0.9, "group_by": ["task", "agent"]},
+        "policies": {
+            "sql": {"agents": ["writer", "rewriter"], "tuning": "lora"},
+            "critic": {"agents": ["critic"], "learning_rate": 1e-3, "credit": {"rewards": "broadcast", "advantage": "rloo"}},
+        },
+    })  # fmt: skip
+    assert config.agents.train == ("writer", "rewriter", "critic")
+    assert agents_policies(config) == {"writer": "sql", "rewriter": "sql", "critic": "critic"}
+    sql, critic = policy_settings(config).values()
+    assert (sql.model, sql.tuning, sql.train_layers, sql.learning_rate) == ("m", "lora", None, 1e-4)
+    assert sql.lora is not None
+    assert (critic.tuning, critic.train_layers, critic.lora, critic.learning_rate) == ("full", 3, None, 1e-3)
+    assert sql.credit == config.credit
+    found = critic.credit
+    assert (found.rewards, found.gamma, found.advantage, found.group_by) == (
+        "broadcast",
+        None,
+        "rloo",
+        ("task", "agent"),
+    )
+    assert list(policy_settings(load_config({"policy": {"model": "m"}}))) == ["policy"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("policies: {policy: {agents: [x]}}", "policies.policy: found 'policy', which means something already"),
+        ("policies: {a/b: {agents: [x]}}", "policies.a/b: found 'a/b', expected a policy's name: a letter, then"),
+        ("policies: {a: {}}", "policies.a.agents: missing, and required"),
+        ("policies: {a: {agents: []}}", "policies.a.agents: an empty list"),
+        ("policies: {a: {agents: [x], modle: m}}", "policies.a.modle: unknown key; did you mean 'model'?"),
+        (
+            "policies: {a: {agents: [x], credit: {advantag: m}}}",
+            "policies.a.credit.advantag: unknown key; did you mean 'advantage'?",
+        ),
+        (
+            "policies: {a: {agents: [x]}, b: {agents: [y, x]}}",
+            "policies.b.agents: agent 'x' is in policies.a.agents too; an agent belongs to one policy",
+        ),
+        ("agents: {train: [x]}\n" + TWO, "agents.train: found ['x'], but the agents of the policies are ['x', 'y']"),
+        ("agents: {frozen: {y: base}}\n" + TWO, "agents.frozen.y: the agent is in agents.train too"),
+        (
+            "agents: {frozen: {z: policy}}\n" + TWO,
+            "agents.frozen.z: no policy has the name 'policy'; expected 'base', one of",
+        ),
+        (
+            "agents: {frozen: {z: base}}\npolicies: {a: {agents: [x], model: n}}",
+            "agents.frozen.z: 'base' is the initial 'some/model' (policy.model), but no policy",
+        ),
+        ("policies: {a: {agents: [x], lora: {rank: 4}}}", "policies.a.lora: goes with tuning: lora only"),
+        (
+            "policies: {a: {agents: [x], tuning: lora, train_layers: 2}}",
+            "policies.a.train_layers: goes with tuning: full only",
+        ),
+        (
+            "policies: {a: {agents: [x], credit: {gamma: 0.9}}}",
+            "policies.a.credit.gamma: goes with rewards: discounted",
+        ),
+        (
+            "credit: {rewards: gae, gamma: 1.0, advantage: none}\npolicies: {a: {agents: [x]}}",
+            "credit.rewards: 'gae' has one critic, and there are several policies",
+        ),
+        (
+            "policy: {model: m, backend: vllm}\n" + TWO,
+            "policy.backend: with several policies they are sampled in this process",
+        ),
+    ],
+)
+def test_impossible_policies(tmp_path: Path, text: str, expected: str) -> None:
+    (problem,) = refusal(tmp_path, text if text.startswith("policy: {model") else f"{text}\n{MINIMAL}")
+    assert problem.partition(": ")[2].startswith(expected)
