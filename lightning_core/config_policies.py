@@ -23,12 +23,12 @@ POLICY = "policy"
 BASE = "base"
 """The model name of the weights that training began with."""
 
-_NAME = re.compile(r"[A-Za-z][\w.-]*")
+_NAME = re.compile(r"[A-Za-z][\w-]*")
 
 
 def _policy_name(text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise PydanticCustomError(OWN, "expected a policy's name: a letter, then letters, digits and any of _ . -")
+        raise PydanticCustomError(OWN, "expected a policy's name: a letter, then letters, digits, _ and -")
     if text in (POLICY, BASE):
         raise PydanticCustomError(OWN, "which means something already: 'policy' is the only policy of a run that has one, 'base' the "
                                   "initial weights; expected another name")  # fmt: skip

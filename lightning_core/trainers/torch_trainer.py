@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ class TorchTrainer:
         """Updates so far; what the backend stamps on what it samples."""
         return self._version
 
-    @property
+    @cached_property
     def chats(self) -> Mapping[str, Chat]:
         return dict.fromkeys(self._backend.models, Chat(self.tokenizer, stop_token_ids=self.stop_token_ids))
 

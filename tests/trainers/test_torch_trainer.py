@@ -279,8 +279,9 @@ def test_equal_rewards_change_nothing(tiny_llama: Path, trainers: list[TorchTrai
         {"learning_rate": 5e-3},
         {"learning_rate": 2e-2, "tuning": "lora", "lora_rank": 4},
         {"learning_rate": 5e-3, "dtype": "bfloat16"},
+        {"learning_rate": 2e-2, "tuning": "lora", "lora_rank": 4, "dtype": "bfloat16"},
     ],
-    ids=["full", "lora", "bfloat16"],
+    ids=["full", "lora", "bfloat16", "lora in bfloat16"],
 )
 def test_a_bandit_is_learned(tiny_llama: Path, trainers: list[TorchTrainer], options: dict[str, object]) -> None:
     """Two prompts, each of which pays for tokens near one of its own: from rarely to nearly always in seconds."""
