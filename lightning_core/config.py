@@ -8,61 +8,37 @@ Relative paths are relative to the working directory. Times are in seconds unles
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from annotated_types import Gt, Le
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from lightning_core.config_algorithm import Algorithm, impossible_algorithm
 from lightning_core.config_problems import IMPOSSIBLE, OWN, validate
+from lightning_core.config_types import (
+    Beta,
+    CallableName,
+    Count,
+    CountOrZero,
+    Names,
+    NotNegative,
+    Positive,
+    Section,
+    is_callable_name,
+)
 from lightning_core.yaml_source import KeyPath, Source, apply_overrides, dotted, read_yaml, to_yaml
 
-_CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _TASK_FILES = (".jsonl", ".json", ".parquet")
 _SHORT_FORMS: dict[KeyPath, str] = {("tasks", "train"): "source", ("tasks", "eval"): "source"}
-
-
-def is_callable_name(text: str) -> bool:
-    """Whether ``text`` has the form ``module:callable``."""
-    return _CALLABLE.fullmatch(text) is not None
-
-
-def _callable_name(text: str) -> str:
-    if not is_callable_name(text):
-        raise PydanticCustomError(OWN, "expected 'module:callable', such as 'examples.text_to_sql.agent:solve'")
-    return text
 
 
 def _task_source(text: str) -> str:
     if not is_callable_name(text) and not text.lower().endswith(_TASK_FILES):
         raise PydanticCustomError(OWN, f"expected a path that ends in {', '.join(_TASK_FILES)}, or 'module:callable'")
     return text
-
-
-CallableName = Annotated[str, AfterValidator(_callable_name)]
-Count = Annotated[int, Ge(1)]
-CountOrZero = Annotated[int, Ge(0)]
-Positive = Annotated[float, Gt(0)]
-NotNegative = Annotated[float, Ge(0)]
-Beta = Annotated[float, Ge(0), Lt(1)]
-Names = Annotated[tuple[str, ...], Field(strict=False)]
-"""A list in YAML, a tuple here."""
-
-
-class Section(BaseModel):
-    """Frozen, strict about types, without unknown keys; written with nothing below it, it has its defaults."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _empty_means_defaults(cls, data: object) -> object:
-        return {} if data is None else data
 
 
 class TaskSource(Section):
@@ -176,19 +152,6 @@ class Credit(Section):
     """How a reward is compared with the other attempts of its group."""
     group_by: Annotated[tuple[Literal["task", "agent"], ...], Field(strict=False)] = ("task",)
     """What makes a group: `[task]`, or `[task, agent]` for a baseline of each agent's own."""
-
-
-class Algorithm(Section):
-    """The loss: PPO's clipped policy gradient on sampled tokens."""
-
-    clip_low: Annotated[float, Gt(0), Lt(1)] = 0.2
-    """The probability ratio is clipped below 1 - clip_low."""
-    clip_high: Positive = 0.28
-    """The probability ratio is clipped above 1 + clip_high."""
-    aggregation: Literal["rollout-mean", "token-mean"] = "rollout-mean"
-    """`rollout-mean`: every rollout weighs the same; `token-mean`: every token does."""
-    updates_per_step: Count = 1
-    """Passes over one step's rows, with an optimiser update each (PPO epochs)."""
 
 
 class Rollouts(Section):
@@ -323,6 +286,7 @@ def _impossible(c: Config) -> Iterator[tuple[KeyPath, str]]:
     if c.policy.tuning == "full" and c.policy.lora is not None:
         yield ("policy", "lora"), "goes with tuning: lora only, but policy.tuning is 'full'"
     yield from _impossible_sampling(c)
+    yield from impossible_algorithm(c.algorithm)
     if c.credit.rewards == "discounted" and c.credit.gamma is None:
         yield ("credit", "rewards"), "'discounted' needs credit.gamma, such as gamma: 0.95"
     if c.credit.rewards == "broadcast" and c.credit.gamma is not None:

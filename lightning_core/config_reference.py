@@ -11,7 +11,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from lightning_core.config import CallableName, Config
+from lightning_core.config import Config
+from lightning_core.config_types import CallableName
 from lightning_core.yaml_source import to_yaml
 
 _INTRODUCTION = """\
