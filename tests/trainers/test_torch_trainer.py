@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_core.config_algorithm import Algorithm
 from lightning_core.errors import TrainingError
 from lightning_core.policy.backend import Delta, SamplingParams
 from lightning_core.trainers.model import load_model
@@ -29,6 +30,9 @@ def trainers() -> Iterator[list[TorchTrainer]]:
 
 
 def make(trainers: list[TorchTrainer], folder: Path, **options: object) -> TorchTrainer:
+    """A trainer; ``options`` of the loss go to its `Algorithm`."""
+    algorithm = {name: options.pop(name) for name in Algorithm.model_fields if name in options}
+    options["algorithm"] = Algorithm(**algorithm)  # type: ignore[arg-type]
     defaults: dict[str, object] = {"dtype": "float32", "device": "cpu", "learning_rate": 1e-3, "gather_ms": 2.0}
     trainers.append(TorchTrainer(TorchTrainerConfig(model=str(folder), **{**defaults, **options})))  # type: ignore[arg-type]
     return trainers[-1]
