@@ -129,10 +129,8 @@ class Objective:
         return {batch: new_E - old[batch] for batch, new_E in new.items()}
 
     def _importance_weights(self, batch: int, importance: Importance) -> tuple[Tensor, Tensor]:
-        sequences, log_ratio = (
-            self._importance_sequences,
-            self._log_ratios({batch: self._proximal[batch]}, self._sampled),
-        )
+        sequences = self._importance_sequences
+        log_ratio = self._log_ratios({batch: self._proximal[batch]}, self._sampled)
         if sequences is None:
             return importance_weights(log_ratio[batch], importance)
         sums_N = self._importance_sums_N if sequences.cut else sequences.sums(log_ratio)

@@ -17,7 +17,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from lightning_core.config_algorithm import Algorithm, Importance, Kl
 from lightning_core.trainers.corrections import importance_weights
-from tests.parity.batch import B, T, Step, assert_same, make_step, our_loss
+from tests.parity.batch import B, Step, T, assert_same, make_step, our_loss
 
 ROWS: dict[str, Any] = {"aggregation": "sequence-mean", "sequence": "row"}
 CLIP: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.3}
