@@ -101,8 +101,11 @@ def test_losses(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tis", "mask"])
-@pytest.mark.parametrize("level", ["token", "row"])
-@pytest.mark.parametrize("name", CASES)
+# GSPO with a weight for each token: the same value, but here as in verl a token's weight scales its own gradient, while TRL's single
+# ratio of the sequence spreads the mean of the weights over all tokens.
+@pytest.mark.parametrize(
+    ("name", "level"), [(n, level) for n in CASES for level in ("token", "row") if (n, level) != ("gspo", "token")]
+)
 def test_losses_with_importance_weights_and_kl(name: str, level: str, kind: str) -> None:
     step = make_step()
     ours, theirs = CASES[name]
