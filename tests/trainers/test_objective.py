@@ -347,10 +347,10 @@ def test_missing_logprobs_stop_a_step_with_importance_correction(trainer: TorchT
 
 
 def test_kl_of_the_initial_weights_is_zero(tiny_llama: Path) -> None:
-    for tuning in ("full", "lora"):
+    for tuning, dtype in (("full", "float32"), ("lora", "float32"), ("full", "bfloat16")):
         config = TorchTrainerConfig(
             model=str(tiny_llama),
-            dtype="float32",
+            dtype=dtype,  # type: ignore[arg-type]
             device="cpu",
             tuning=tuning,  # type: ignore[arg-type]
             learning_rate=1e-2,
