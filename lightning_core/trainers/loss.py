@@ -1,4 +1,4 @@
-"""The loss: pure functions from logits and advantages to a number, and what there is to know about it.
+"""The loss: pure functions from logprobs and advantages to a number, and what there is to know about it.
 
 Policy gradient with PPO's clipped ratio (arXiv 1707.06347), the clip range asymmetric (DAPO, arXiv 2503.14476):
 
@@ -9,15 +9,15 @@ Policy gradient with PPO's clipped ratio (arXiv 1707.06347), the clip range asym
 The weights of a step's tokens are settled before anything is cut into micro-batches, so the gradient is the same however rows
 are packed, merged or accumulated.
 
-Dimensions: E trained tokens, P places with logits, V vocabulary.
+Dimensions: E trained tokens.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -47,52 +47,6 @@ def token_weights(rows: Sequence[Row], aggregation: Aggregation) -> list[NDArray
     else:
         weight = dict.fromkeys(trained, 1.0 / tokens.total())
     return [(row.mask * weight.get(row.rollout, 0.0)).astype(np.float32) for row in rows]
-
-
-def selected_logprobs(
-    logits_PV: Tensor,
-    temperatures_P: Tensor,
-    source_E: Tensor,
-    targets_E: Tensor,
-    forbidden: Iterable[tuple[int, Tensor]] = (),
-) -> Tensor:
-    """Logprobs [E] (float32) of ``targets_E`` under softmax(logits / temperature) of their places. Overwrites ``logits_PV``.
-
-    ``forbidden``: places with bool [V], the tokens that have no part in the softmax there.
-    """
-    return _SelectedLogprobs.apply(logits_PV, temperatures_P, source_E, targets_E, forbidden)  # type: ignore[no-any-return]
-
-
-class _SelectedLogprobs(torch.autograd.Function):
-    """log_softmax and gather without a second tensor as large as the logits, which dominate the memory of a step."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        logits_PV: Tensor,
-        temperatures_P: Tensor,
-        source_E: Tensor,
-        targets_E: Tensor,
-        forbidden: Iterable[tuple[int, Tensor]],
-    ) -> Tensor:
-        scaled_PV = logits_PV.float().div_(temperatures_P[:, None])
-        for place, forbidden_V in forbidden:
-            scaled_PV[place].masked_fill_(forbidden_V, -torch.inf)
-        # In parts: logsumexp makes a copy of what it is given, and a fresh one of this size is mostly page faults.
-        normaliser_P = torch.cat([part.logsumexp(dim=-1) for part in scaled_PV.split(64)])
-        ctx.save_for_backward(scaled_PV, normaliser_P, temperatures_P, source_E, targets_E)
-        ctx.dtype = logits_PV.dtype
-        return scaled_PV[source_E, targets_E] - normaliser_P[source_E]
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
-        (grad_E,) = grad_outputs
-        scaled_PV, normaliser_P, temperatures_P, source_E, targets_E = ctx.saved_tensors
-        total_P = torch.zeros_like(normaliser_P).index_add_(0, source_E, grad_E)
-        # d logprob / d scaled = onehot - softmax, and the one tensor of this size is reused for it.
-        grad_PV = scaled_PV.sub_(normaliser_P[:, None]).exp_().mul_(-total_P[:, None])
-        grad_PV.index_put_((source_E, targets_E), grad_E, accumulate=True)
-        return grad_PV.div_(temperatures_P[:, None]).to(ctx.dtype), None, None, None, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

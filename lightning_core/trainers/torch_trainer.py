@@ -20,10 +20,12 @@ from lightning_core.trace import Floats
 from lightning_core.trainers import checkpoint
 from lightning_core.trainers.attention import NAME, TreeAttention, plan_blocks, use_lightning_attention
 from lightning_core.trainers.constraint import Constraints
-from lightning_core.trainers.loss import policy_loss, selected_logprobs, token_weights
+from lightning_core.trainers.head import OutputHead
+from lightning_core.trainers.loss import policy_loss, token_weights
 from lightning_core.trainers.model import eos_token_ids, load_model, load_tokenizer, resolve_model
 from lightning_core.trainers.packing import PackedBatch, pack_rows
 from lightning_core.trainers.proof import prove_batch, prove_once
+from lightning_core.trainers.recompute import recompute_layers
 from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.trainers.torch_backend import SampledModel, TorchBackend
 from lightning_core.trainers.tuning import Tuning, choose_device, choose_dtype, tune
@@ -50,6 +52,9 @@ class TorchTrainer:
             raise ConfigError(f"max_context={config.max_context}, but {config.model!r} allows {limit} tokens")
         self._geometry = use_lightning_attention(model)
         self._tuning: Tuning = tune(model, config)
+        self._head = OutputHead(model, self._geometry)
+        if config.gradient_checkpointing:
+            recompute_layers(model)
         self._model = model
         self._optimizer = torch.optim.AdamW(
             list(self._tuning.masters.values()),
@@ -186,18 +191,21 @@ class TorchTrainer:
             **maxima,
         }
 
-    def _logprobs(self, batch: PackedBatch, rows: Sequence[Row]) -> Tensor:
-        """Logprobs [E] of a micro-batch's trained tokens under the weights as they are."""
+    def _hidden(self, batch: PackedBatch) -> Tensor:
+        """The last hidden states [P, H] at a micro-batch's places, in the type of the weights; differentiable."""
         tree = TreeAttention(plan_blocks(batch.forest), groups=self._geometry.groups, device=self._device)
-        logits_PV = self._model(
+        hidden_1SH = self._model.base_model(
             input_ids=self._tensor(batch.token_ids_S[None]),
             position_ids=self._tensor(batch.position_ids_S[None]),
             use_cache=False,
-            logits_to_keep=self._tensor(batch.places_P),
             **{NAME: tree},
-        ).logits[0]
-        return selected_logprobs(
-            logits_PV,
+        ).last_hidden_state
+        return hidden_1SH[0].index_select(0, self._tensor(batch.places_P))
+
+    def _logprobs(self, batch: PackedBatch, rows: Sequence[Row]) -> Tensor:
+        """Logprobs [E] of a micro-batch's trained tokens under the weights as they are."""
+        return self._head.logprobs(
+            self._hidden(batch),
             self._tensor(batch.temperatures_P),
             self._tensor(batch.source_E),
             self._tensor(batch.targets_E),

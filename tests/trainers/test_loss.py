@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_core.errors import TrainingError
-from lightning_core.trainers.loss import policy_loss, selected_logprobs, token_weights
+from lightning_core.trainers.loss import policy_loss, token_weights
 from tests.trainers.rows import make_row
 
 
@@ -53,22 +53,6 @@ def test_clipped_loss_by_hand() -> None:
     assert found.maxima["ratio_max"] == pytest.approx(1.5)
     kl = sum(r - 1 - math.log(r) for r in ratios)
     assert found.sums["approx_kl"] == pytest.approx(kl, abs=1e-5)
-
-
-def test_selected_logprobs_equal_log_softmax_in_value_and_gradient() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(5, 11, generator=generator, dtype=torch.float32) * 3
-    temperatures = torch.tensor([1.0, 0.7, 1.0, 2.0, 0.5])
-    source, targets = torch.tensor([0, 0, 1, 3, 3, 3, 4]), torch.tensor([2, 2, 5, 1, 0, 1, 10])
-    upstream = torch.randn(7, generator=generator)
-    expected_in = logits.clone().requires_grad_()
-    expected = torch.log_softmax(expected_in / temperatures[:, None], -1)[source, targets]
-    expected.backward(upstream)
-    found_in = logits.clone().requires_grad_()
-    found = selected_logprobs(found_in * 1.0, temperatures, source, targets)
-    torch.testing.assert_close(found, expected)
-    found.backward(upstream)
-    torch.testing.assert_close(found_in.grad, expected_in.grad)
 
 
 def test_weights_are_float32() -> None:
