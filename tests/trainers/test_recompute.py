@@ -51,7 +51,7 @@ def kept_bytes(trainer: TorchTrainer) -> int:
 def test_less_is_kept(tiny_qwen2: Path, trainers: list[TorchTrainer]) -> None:
     usual = make(trainers, tiny_qwen2)
     frugal = make(trainers, tiny_qwen2, gradient_checkpointing=True)
-    assert kept_bytes(frugal) < kept_bytes(usual) / 3
+    assert kept_bytes(frugal) < kept_bytes(usual) / 2
 
 
 def test_dropout_stays_off_and_sampling_as_it_was() -> None:
