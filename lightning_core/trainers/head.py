@@ -27,8 +27,8 @@ from torch.utils.checkpoint import checkpoint
 from lightning_core.errors import TrainingError
 from lightning_core.trainers.attention import NAME, Forest, Geometry, TreeAttention, plan_blocks
 
-PART = 2**23
-"""Logits made at a time: 32 MiB in float32. Less gains no memory that matters, more is slower where fresh memory is slow."""
+PART = 2**21
+"""Logits made at a time: 8 MiB in float32, which caches hold; with more the same products were slower on a CPU."""
 
 Forbidden = Iterable[tuple[int, Tensor]]
 """Places with bool [V], the tokens that have no part in the softmax there."""
@@ -245,29 +245,32 @@ class _LinearLogprobs(torch.autograd.Function):
         hidden_PH, weight_VH, bias_V, temperatures_P, source_E, targets_E, normaliser_P, expected_PH = ctx.saved_tensors
         share_E = grad_E / temperatures_P[source_E]
         share_P = torch.zeros_like(temperatures_P).index_add_(0, source_E, share_E)
-        none = (None,) * 5
-        if not ctx.trained:
-            if expected_PH is None:
-                return None, None, None, *none
+        grad_PH = grad_VH = grad_V = None
+        if ctx.trained:
+            expected_PH = torch.zeros_like(hidden_PH, dtype=torch.float32) if ctx.needs_input_grad[0] else None
+            grad_VH = torch.empty_like(weight_VH, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+            grad_V = torch.empty_like(bias_V, dtype=torch.float32) if ctx.needs_input_grad[2] else None
+            weighted_PH = (hidden_PH.float() * -share_P[:, None]).to(hidden_PH.dtype)
+            for first, rows_CH, scaled_PC in _parts(
+                hidden_PH, weight_VH, bias_V, temperatures_P, ctx.masks, ctx.columns
+            ):
+                softmax_PC = scaled_PC.sub_(normaliser_P[:, None]).exp_()
+                last = first + len(rows_CH)
+                if expected_PH is not None:
+                    _add_product(expected_PH, softmax_PC, rows_CH)
+                if grad_VH is not None:
+                    grad_VH[first:last] = softmax_PC.t().to(hidden_PH.dtype) @ weighted_PH
+                if grad_V is not None:
+                    grad_V[first:last] = -(share_P @ softmax_PC)
+        if expected_PH is not None:
             grad_PH = expected_PH * -share_P[:, None]
-            grad_PH.index_add_(0, source_E, weight_VH[targets_E].float() * share_E[:, None])
-            return grad_PH.to(hidden_PH.dtype), None, None, *none
-
-        grad_PH = torch.zeros_like(hidden_PH, dtype=torch.float32) if ctx.needs_input_grad[0] else None
-        grad_VH = torch.empty_like(weight_VH) if ctx.needs_input_grad[1] else None
-        grad_V = torch.empty_like(bias_V) if bias_V is not None and ctx.needs_input_grad[2] else None
-        for first, rows_CH, scaled_PC in _parts(hidden_PH, weight_VH, bias_V, temperatures_P, ctx.masks, ctx.columns):
-            inside_E, column_E = _columns_of(targets_E, first, scaled_PC)
-            grad_PC = scaled_PC.sub_(normaliser_P[:, None]).exp_().mul_(-share_P[:, None])
-            grad_PC.index_put_((source_E, column_E), share_E * inside_E, accumulate=True)
-            last = first + len(rows_CH)
-            if grad_V is not None:
-                grad_V[first:last] = grad_PC.sum(dim=0)
-            if grad_PH is not None:
-                _add_product(grad_PH, grad_PC, rows_CH)
-            if grad_VH is not None:  # all places at once: the sum over them is the product's own, in float32
-                torch.mm(grad_PC.to(hidden_PH.dtype).t(), hidden_PH, out=grad_VH[first:last])
-        return None if grad_PH is None else grad_PH.to(hidden_PH.dtype), grad_VH, grad_V, *none
+            grad_PH.index_add_(0, source_E, weight_VH[targets_E].float().mul_(share_E[:, None]))
+        if grad_VH is not None:
+            grad_VH.index_add_(0, targets_E, hidden_PH[source_E].float().mul_(share_E[:, None]))
+        if grad_V is not None:
+            grad_V.index_add_(0, targets_E, share_E)
+        found = zip((grad_PH, grad_VH, grad_V), (hidden_PH, weight_VH, bias_V), strict=True)
+        return *(None if grad is None else grad.to(tensor.dtype) for grad, tensor in found), *(None,) * 5
 
 
 def _parts(
