@@ -27,8 +27,8 @@ from torch.utils.checkpoint import checkpoint
 from lightning_core.errors import TrainingError
 from lightning_core.trainers.attention import NAME, Forest, Geometry, TreeAttention, plan_blocks
 
-PART = 2**21
-"""Logits made at a time: 8 MiB in float32, which caches hold; with more the same products were slower on a CPU."""
+PART = {"cpu": 2**21, "cuda": 2**26}
+"""Logits made at a time. On a CPU 8 MiB in float32, which caches hold: with more the same products were slower. A GPU wants larger ones."""
 
 Forbidden = Iterable[tuple[int, Tensor]]
 """Places with bool [V], the tokens that have no part in the softmax there."""
@@ -69,24 +69,18 @@ class OutputHead:
             return linear_logprobs(
                 hidden_PH, self._layer.weight, self._layer.bias, temperatures_P, source_E, targets_E, forbidden
             )
-        return self._own_logprobs(hidden_PH, temperatures_P, source_E, targets_E, dict(forbidden))
+        masks = _Masks(forbidden, hidden_PH.device)
+        return self._own_logprobs(hidden_PH, temperatures_P, source_E, targets_E, masks)
 
     def _own_logprobs(
-        self,
-        hidden_PH: Tensor,
-        temperatures_P: Tensor,
-        source_E: Tensor,
-        targets_E: Tensor,
-        forbidden: dict[int, Tensor],
+        self, hidden_PH: Tensor, temperatures_P: Tensor, source_E: Tensor, targets_E: Tensor, masks: _Masks
     ) -> Tensor:
-        size = max(16, PART // self._model.get_output_embeddings().weight.shape[0])
+        size = max(16, PART[hidden_PH.device.type] // self._model.get_output_embeddings().weight.shape[0])
 
         def part(first: int, hidden_CH: Tensor, source_C: Tensor, targets_C: Tensor) -> Tensor:
             logits_CV = _own_logits(self._model, hidden_CH[None])[0].float()
             scaled_CV = logits_CV / temperatures_P[first : first + size, None]
-            for place in range(first, first + len(hidden_CH)):
-                if place in forbidden:
-                    scaled_CV[place - first].masked_fill_(forbidden[place], -torch.inf)
+            masks.apply(scaled_CV, place=first)
             return scaled_CV.log_softmax(dim=-1)[source_C - first, targets_C]
 
         order_E = source_E.argsort(stable=True)
@@ -163,12 +157,13 @@ def linear_logprobs(
     targets_E: Tensor,
     forbidden: Forbidden = (),
     *,
-    part: int = PART,
+    part: int | None = None,
 ) -> Tensor:
     """`OutputHead.logprobs` for logits ``hidden_PH @ weight_VH.T + bias_V``, ``part`` of them at a time.
 
     Products are made in the type of the weights, all else is float32.
     """
+    part = PART[hidden_PH.device.type] if part is None else part
     columns = max(256, part // max(1, len(hidden_PH)) // 8 * 8)  # whole bytes of packed masks
     packed = _Masks(forbidden, hidden_PH.device)
     return _LinearLogprobs.apply(  # type: ignore[no-any-return]
@@ -189,14 +184,16 @@ class _Masks:
         self._packed_NB = torch.from_numpy(np.stack(packed)).to(device) if packed else None
         self._bits = torch.arange(8, dtype=torch.uint8, device=device)
 
-    def apply(self, logits_PC: Tensor, first: int) -> None:
-        """Set what is forbidden to -inf; ``first``, a multiple of 8, is the token of the first column."""
+    def apply(self, logits_PC: Tensor, *, place: int = 0, token: int = 0) -> None:
+        """Set what is forbidden to -inf in logits that begin with this place and this token, a multiple of 8."""
         if self._packed_NB is None:
             return
-        columns = logits_PC.shape[1]
-        packed_NB = self._packed_NB[:, first // 8 : (first + columns + 7) // 8]
+        places, columns = logits_PC.shape
+        inside_N = (self._places_N >= place) & (self._places_N < place + places)
+        rows_N = self._places_N[inside_N] - place
+        packed_NB = self._packed_NB[inside_N, token // 8 : (token + columns + 7) // 8]
         forbidden_NC = ((packed_NB[:, :, None] >> self._bits) & 1).flatten(1)[:, :columns].bool()
-        logits_PC[self._places_N] = logits_PC[self._places_N].masked_fill_(forbidden_NC, -torch.inf)
+        logits_PC[rows_N] = logits_PC[rows_N].masked_fill_(forbidden_NC, -torch.inf)
 
 
 class _LinearLogprobs(torch.autograd.Function):
@@ -297,7 +294,7 @@ def _parts(
         if product is not buffer:
             scaled_PC.copy_(product_PC)
         scaled_PC.div_(temperatures_P[:, None])
-        masks.apply(scaled_PC, first)
+        masks.apply(scaled_PC, token=first)
         yield first, rows_CH, scaled_PC
 
 

@@ -27,7 +27,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lightning_core.errors import TrainingError
 from lightning_core.trainers.attention import use_lightning_attention
-from lightning_core.trainers.head import OutputHead, linear_logprobs
+from lightning_core.trainers.head import PART, OutputHead, linear_logprobs
 from lightning_core.trainers.torch_trainer import TorchTrainer
 from tests.trainers.test_torch_trainer import assert_same, gradients, make, plain_loss, sampled_rows
 
@@ -230,7 +230,7 @@ def test_models_that_do_more_to_their_logits_are_right_too(
 ) -> None:
     """Logprobs and gradients of all weights against the model's own logits; what is not plain goes by 16 places at a time."""
     plain, model = model_of_any_kind
-    monkeypatch.setattr("lightning_core.trainers.head.PART", 1)
+    monkeypatch.setitem(PART, "cpu", 1)
     tokens = torch.arange(3, 43)[None]
     source_E, targets_E = torch.arange(39).repeat(2).flip(0), torch.arange(78) % 50
     temperatures_P = torch.linspace(0.5, 1.5, 39)
@@ -277,7 +277,7 @@ def test_logits_that_are_made_of_more_than_the_hidden_states_are_refused() -> No
 def test_gradients_of_a_tied_layer_add_up_with_those_of_the_embeddings(
     tiny_llama: Path, trainers: list[TorchTrainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_core.trainers.head.PART", 1)
+    monkeypatch.setitem(PART, "cpu", 1)
     trainer = make(trainers, tiny_llama, grad_clip=1e9)
     assert trainer.tied
     rows = sampled_rows(trainer)
