@@ -122,6 +122,8 @@ class Policy(Section):
     """Type of the weights; `auto`: bfloat16 on a GPU that has it, else float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model lives; `auto`: the GPU if there is one."""
+    gradient_checkpointing: bool = False
+    """Keep only the layers' inputs for the backward pass and compute the layers again there: less memory, about a third more time."""
     max_context: Count | None = None
     """Most tokens that prompt and response may have together; null: what the model allows."""
     backend: Literal["torch", "vllm"] = "torch"

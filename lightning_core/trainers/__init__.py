@@ -89,6 +89,7 @@ def make_trainer(config: Config) -> Trainer:
             keep_base="base" in config.agents.frozen.values(),
             dtype=p.dtype,
             device=p.device,
+            gradient_checkpointing=p.gradient_checkpointing,
             max_context=p.max_context,
             learning_rate=t.learning_rate,
             warmup_steps=t.warmup_steps,

@@ -1,17 +1,16 @@
-"""From logits to the loss of a micro-batch: pure functions.
+"""From logprobs to the loss of a micro-batch: pure functions.
 
     loss = sum_t weight_t (importance weight_t loss_t + kl.weight KL_t - entropy_weight H_t)
 
 Weights: `aggregation`. Losses: `losses`. Importance weights: `corrections`. KL and H: `penalties`.
 
-Dimensions: E trained tokens, P places with logits, V vocabulary.
+Dimensions: E trained tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,52 +18,6 @@ from torch import Tensor
 from lightning_core.config_algorithm import Algorithm
 from lightning_core.trainers.losses import LOSSES, Clip
 from lightning_core.trainers.penalties import kl_penalty
-
-
-def selected_logprobs(
-    logits_PV: Tensor,
-    temperatures_P: Tensor,
-    source_E: Tensor,
-    targets_E: Tensor,
-    forbidden: Iterable[tuple[int, Tensor]] = (),
-) -> Tensor:
-    """Logprobs [E] (float32) of ``targets_E`` under softmax(logits / temperature) of their places. Overwrites ``logits_PV``.
-
-    ``forbidden``: places with bool [V], the tokens that have no part in the softmax there.
-    """
-    return _SelectedLogprobs.apply(logits_PV, temperatures_P, source_E, targets_E, forbidden)  # type: ignore[no-any-return]
-
-
-class _SelectedLogprobs(torch.autograd.Function):
-    """log_softmax and gather without a second tensor as large as the logits, which dominate the memory of a step."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        logits_PV: Tensor,
-        temperatures_P: Tensor,
-        source_E: Tensor,
-        targets_E: Tensor,
-        forbidden: Iterable[tuple[int, Tensor]],
-    ) -> Tensor:
-        scaled_PV = logits_PV.float().div_(temperatures_P[:, None])
-        for place, forbidden_V in forbidden:
-            scaled_PV[place].masked_fill_(forbidden_V, -torch.inf)
-        # In parts: logsumexp makes a copy of what it is given, and a fresh one of this size is mostly page faults.
-        normaliser_P = torch.cat([part.logsumexp(dim=-1) for part in scaled_PV.split(64)])
-        ctx.save_for_backward(scaled_PV, normaliser_P, temperatures_P, source_E, targets_E)
-        ctx.dtype = logits_PV.dtype
-        return scaled_PV[source_E, targets_E] - normaliser_P[source_E]
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
-        (grad_E,) = grad_outputs
-        scaled_PV, normaliser_P, temperatures_P, source_E, targets_E = ctx.saved_tensors
-        total_P = torch.zeros_like(normaliser_P).index_add_(0, source_E, grad_E)
-        # d logprob / d scaled = onehot - softmax, and the one tensor of this size is reused for it.
-        grad_PV = scaled_PV.sub_(normaliser_P[:, None]).exp_().mul_(-total_P[:, None])
-        grad_PV.index_put_((source_E, targets_E), grad_E, accumulate=True)
-        return grad_PV.div_(temperatures_P[:, None]).to(ctx.dtype), None, None, None, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

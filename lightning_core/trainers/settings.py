@@ -26,6 +26,8 @@ class TorchTrainerConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """``auto``: bfloat16 on a GPU; on a CPU float32, whose matrix products use bfloat16 units (AMX) where there are any."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of the layers for the backward pass, and compute the layers again in it."""
     learning_rate: float = 1e-5
     warmup_steps: int = 0
     betas: tuple[float, float] = (0.9, 0.999)

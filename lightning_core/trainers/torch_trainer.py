@@ -20,12 +20,13 @@ from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.trainers import checkpoint
 from lightning_core.trainers.attention import NAME, TreeAttention, plan_blocks, use_lightning_attention
 from lightning_core.trainers.constraint import Constraints
-from lightning_core.trainers.loss import selected_logprobs
+from lightning_core.trainers.head import OutputHead
 from lightning_core.trainers.model import eos_token_ids, load_model, load_tokenizer, resolve_model
 from lightning_core.trainers.objective import Objective, rows_to_train
 from lightning_core.trainers.packing import PackedBatch, pack_rows
 from lightning_core.trainers.penalties import place_entropy
 from lightning_core.trainers.proof import prove_batch, prove_once
+from lightning_core.trainers.recompute import recompute_layers
 from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.trainers.torch_backend import SampledModel, TorchBackend
 from lightning_core.trainers.tuning import Tuning, choose_device, choose_dtype, tune
@@ -55,6 +56,9 @@ class TorchTrainer:
             raise ConfigError(f"max_context={config.max_context}, but {config.model!r} allows {limit} tokens")
         self._geometry = use_lightning_attention(model)
         self._tuning: Tuning = tune(model, config)
+        self._head = OutputHead(model, self._geometry)
+        if config.gradient_checkpointing:
+            recompute_layers(model)
         self._model = model
         self._optimizer = torch.optim.AdamW(
             list(self._tuning.masters.values()),
@@ -197,28 +201,46 @@ class TorchTrainer:
         assert self._tuning.base is not None
         model, context = self._tuning.base
         with context():
-            return self._logprobs(batch, rows, model=model)[0]
+            # With adapters it is the same model, which they then have no part in.
+            head = self._head if model is self._model else OutputHead(model, self._geometry)
+            return self._logprobs(batch, rows, model=model, head=head)[0]
+
+    def _hidden(self, batch: PackedBatch, model: Any = None) -> Tensor:
+        """The last hidden states [P, H] at a micro-batch's places, in the type of the weights; differentiable."""
+        tree = TreeAttention(plan_blocks(batch.forest), groups=self._geometry.groups, device=self._device)
+        hidden_1SH = (
+            (self._model if model is None else model)
+            .base_model(
+                input_ids=self._tensor(batch.token_ids_S[None]),
+                position_ids=self._tensor(batch.position_ids_S[None]),
+                use_cache=False,
+                **{NAME: tree},
+            )
+            .last_hidden_state
+        )
+        return hidden_1SH[0].index_select(0, self._tensor(batch.places_P))
 
     def _logprobs(
-        self, batch: PackedBatch, rows: Sequence[Row], *, model: Any = None, entropy: bool = False
+        self,
+        batch: PackedBatch,
+        rows: Sequence[Row],
+        *,
+        model: Any = None,
+        head: OutputHead | None = None,
+        entropy: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Logprobs [E] of a micro-batch's trained tokens under the weights as they are, or those of ``model``.
 
         And with ``entropy`` that of the distributions that they are of, [E].
         """
-        tree = TreeAttention(plan_blocks(batch.forest), groups=self._geometry.groups, device=self._device)
-        logits_PV = (self._model if model is None else model)(
-            input_ids=self._tensor(batch.token_ids_S[None]),
-            position_ids=self._tensor(batch.position_ids_S[None]),
-            use_cache=False,
-            logits_to_keep=self._tensor(batch.places_P),
-            **{NAME: tree},
-        ).logits[0]
+        head = head or self._head
+        hidden_PH = self._hidden(batch, model)
         temperatures_P, source_E = self._tensor(batch.temperatures_P), self._tensor(batch.source_E)
-        # Before the logprobs, which overwrite the logits.
-        entropy_P = place_entropy(logits_PV, temperatures_P, self._forbidden(batch, rows)) if entropy else None
-        logprobs_E = selected_logprobs(
-            logits_PV, temperatures_P, source_E, self._tensor(batch.targets_E), self._forbidden(batch, rows)
+        entropy_P = (
+            place_entropy(head.logits(hidden_PH), temperatures_P, self._forbidden(batch, rows)) if entropy else None
+        )
+        logprobs_E = head.logprobs(
+            hidden_PH, temperatures_P, source_E, self._tensor(batch.targets_E), self._forbidden(batch, rows)
         )
         return logprobs_E, None if entropy_P is None else entropy_P[source_E]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +19,6 @@ from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.trainers.torch_trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
-
-
-@pytest.fixture
-def trainers() -> Iterator[list[TorchTrainer]]:
-    made: list[TorchTrainer] = []
-    yield made
-    for trainer in made:
-        trainer.close()
 
 
 def make(trainers: list[TorchTrainer], folder: Path, **options: object) -> TorchTrainer:
