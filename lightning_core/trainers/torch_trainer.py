@@ -15,20 +15,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_core.config_algorithm import impossible_algorithm
 from lightning_core.errors import ConfigError, TrainingError
-from lightning_core.trace import Floats
 from lightning_core.trainers import checkpoint
 from lightning_core.trainers.attention import NAME, TreeAttention, plan_blocks, use_lightning_attention
 from lightning_core.trainers.constraint import Constraints
-from lightning_core.trainers.loss import policy_loss, selected_logprobs, token_weights
+from lightning_core.trainers.head import OutputHead
 from lightning_core.trainers.model import eos_token_ids, load_model, load_tokenizer, resolve_model
+from lightning_core.trainers.objective import Objective, rows_to_train
 from lightning_core.trainers.packing import PackedBatch, pack_rows
+from lightning_core.trainers.penalties import place_entropy
 from lightning_core.trainers.proof import prove_batch, prove_once
+from lightning_core.trainers.recompute import recompute_layers
 from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.trainers.torch_backend import SampledModel, TorchBackend
 from lightning_core.trainers.tuning import Tuning, choose_device, choose_dtype, tune
 from lightning_core.trainers.untied import is_tied, untie_saved
 from lightning_core.transitions import Row
+from lightning_core.yaml_source import dotted
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +42,8 @@ class TorchTrainer:
 
     def __init__(self, config: TorchTrainerConfig) -> None:
         self.config = config
+        for path, text in impossible_algorithm(config.algorithm):
+            raise ConfigError(f"{dotted(path)}: {text}")
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self._device = choose_device(config.device)
@@ -50,6 +56,9 @@ class TorchTrainer:
             raise ConfigError(f"max_context={config.max_context}, but {config.model!r} allows {limit} tokens")
         self._geometry = use_lightning_attention(model)
         self._tuning: Tuning = tune(model, config)
+        self._head = OutputHead(model, self._geometry)
+        if config.gradient_checkpointing:
+            recompute_layers(model)
         self._model = model
         self._optimizer = torch.optim.AdamW(
             list(self._tuning.masters.values()),
@@ -108,17 +117,18 @@ class TorchTrainer:
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
         """See `Trainer.step`. Rows without any advantage cost nothing, but count where the loss takes means."""
         self._check(rows)
-        weights = token_weights(rows, self.config.aggregation)
-        chosen = [index for index, row in enumerate(rows) if row.advantages is not None and row.advantages.any()]
+        updates = self.config.algorithm.updates_per_step
+        chosen = rows_to_train(rows, self.config.algorithm)
         batches = pack_rows(rows, chosen, budget=self.config.micro_batch_tokens)
+        objective = Objective(self.config.algorithm, rows, batches, self._device)
         metrics: dict[str, float] = {"rows_trained": len(chosen), "packed_tokens": 0, "micro_batches": len(batches)}
         with self._backend.pause(), ExitStack() as undo:
             self._backend.forget()
-            if self.config.updates_per_step > 1:
+            if updates > 1:
                 # A later update may fail when earlier ones have changed the weights already.
                 undo.callback(self._restore, copy.deepcopy(self._checkpoint()))
-            for update in range(self.config.updates_per_step if chosen else 0):
-                found = self._update(rows, weights, batches)
+            for update in range(updates if chosen else 0):
+                found = self._update(rows, batches, objective)
                 # The first pass compares sampler and trainer on the same weights; the last one tells how far it all went.
                 first = {name: value for name, value in found.items() if name.startswith("logprob_difference")}
                 metrics |= found if update == 0 else {n: v for n, v in found.items() if n not in first}
@@ -143,21 +153,20 @@ class TorchTrainer:
                 )
         prove_once(rows)
 
-    def _update(
-        self, rows: Sequence[Row], weights: Sequence[Floats], batches: Sequence[PackedBatch]
-    ) -> dict[str, float]:
+    def _update(self, rows: Sequence[Row], batches: Sequence[PackedBatch], objective: Objective) -> dict[str, float]:
         """One optimiser update on all micro-batches together; returns its metrics."""
         self._tuning.zero_grad()
-        logprobs = [row.logprobs for row in rows]
-        advantages = [row.advantages for row in rows if row.advantages is not None]
+        algorithm = self.config.algorithm
+        if objective.needs_survey():
+            with torch.no_grad():
+                objective.survey([self._logprobs(batch, rows)[0] for batch in batches])
         loss, sums, maxima = 0.0, Counter[str](), dict[str, float]()
-        for batch in batches:
-            columns = [batch.gather(values) for values in (logprobs, advantages, weights)]
-            prove_batch(rows, batch, columns[0])
-            logprobs_E = self._logprobs(batch, rows)
-            found = policy_loss(
-                logprobs_E, *map(self._tensor, columns), clip_low=self.config.clip_low, clip_high=self.config.clip_high
-            )
+        for number, batch in enumerate(batches):
+            prove_batch(rows, batch, objective.sampled[number])
+            if algorithm.kl is not None and number not in objective.references:
+                objective.references[number] = self._reference_logprobs(batch, rows)
+            logprobs_E, entropy_E = self._logprobs(batch, rows, entropy=algorithm.entropy_weight > 0)
+            found = objective.loss(number, logprobs_E, entropy_E)
             found.loss.backward()
             self._tuning.collect_grad()
             loss += float(found.loss.detach())
@@ -186,23 +195,54 @@ class TorchTrainer:
             **maxima,
         }
 
-    def _logprobs(self, batch: PackedBatch, rows: Sequence[Row]) -> Tensor:
-        """Logprobs [E] of a micro-batch's trained tokens under the weights as they are."""
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: PackedBatch, rows: Sequence[Row]) -> Tensor:
+        """Logprobs [E] of a micro-batch's trained tokens under the initial weights."""
+        assert self._tuning.base is not None
+        model, context = self._tuning.base
+        with context():
+            # With adapters it is the same model, which they then have no part in.
+            head = self._head if model is self._model else OutputHead(model, self._geometry)
+            return self._logprobs(batch, rows, model=model, head=head)[0]
+
+    def _hidden(self, batch: PackedBatch, model: Any = None) -> Tensor:
+        """The last hidden states [P, H] at a micro-batch's places, in the type of the weights; differentiable."""
         tree = TreeAttention(plan_blocks(batch.forest), groups=self._geometry.groups, device=self._device)
-        logits_PV = self._model(
-            input_ids=self._tensor(batch.token_ids_S[None]),
-            position_ids=self._tensor(batch.position_ids_S[None]),
-            use_cache=False,
-            logits_to_keep=self._tensor(batch.places_P),
-            **{NAME: tree},
-        ).logits[0]
-        return selected_logprobs(
-            logits_PV,
-            self._tensor(batch.temperatures_P),
-            self._tensor(batch.source_E),
-            self._tensor(batch.targets_E),
-            self._forbidden(batch, rows),
+        hidden_1SH = (
+            (self._model if model is None else model)
+            .base_model(
+                input_ids=self._tensor(batch.token_ids_S[None]),
+                position_ids=self._tensor(batch.position_ids_S[None]),
+                use_cache=False,
+                **{NAME: tree},
+            )
+            .last_hidden_state
         )
+        return hidden_1SH[0].index_select(0, self._tensor(batch.places_P))
+
+    def _logprobs(
+        self,
+        batch: PackedBatch,
+        rows: Sequence[Row],
+        *,
+        model: Any = None,
+        head: OutputHead | None = None,
+        entropy: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logprobs [E] of a micro-batch's trained tokens under the weights as they are, or those of ``model``.
+
+        And with ``entropy`` that of the distributions that they are of, [E].
+        """
+        head = head or self._head
+        hidden_PH = self._hidden(batch, model)
+        temperatures_P, source_E = self._tensor(batch.temperatures_P), self._tensor(batch.source_E)
+        entropy_P = (
+            place_entropy(head.logits(hidden_PH), temperatures_P, self._forbidden(batch, rows)) if entropy else None
+        )
+        logprobs_E = head.logprobs(
+            hidden_PH, temperatures_P, source_E, self._tensor(batch.targets_E), self._forbidden(batch, rows)
+        )
+        return logprobs_E, None if entropy_P is None else entropy_P[source_E]
 
     def _forbidden(self, batch: PackedBatch, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
         """The places of constrained tokens, each with bool [V] of what was not allowed there."""

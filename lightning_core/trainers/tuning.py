@@ -97,7 +97,7 @@ def tune(model: Any, config: TorchTrainerConfig) -> Tuning:
     base = None
     if adapted is not None:
         base = (model, adapted.disable_adapter)
-    elif config.keep_base:
+    elif config.keep_base or config.algorithm.kl is not None:
         # Frozen weights are shared; what is trained is copied now, while it is still the original.
         frozen = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers()) if not tensor.requires_grad}
         base = (copy.deepcopy(model, frozen).requires_grad_(False), nullcontext)

@@ -47,7 +47,7 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-class Reached(Exception):  # noqa: N818 - it is good news
+class Reached(Exception):
     """The target."""
 
 
@@ -93,7 +93,9 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def report(task: str, results: dict[str, list[dict[str, Any]]]) -> None:
-    print(f"\n{task}: rollouts until the mean reward of {WINDOW} steps is {TARGET}, at a learning rate of {LEARNING_RATE[task]:g}")
+    print(
+        f"\n{task}: rollouts until the mean reward of {WINDOW} steps is {TARGET}, at a learning rate of {LEARNING_RATE[task]:g}"
+    )
     baseline: float | None = None
     for rule, runs in results.items():
         counts = [float(len(r["curve"]) * 6 * GROUP) for r in runs]
