@@ -67,7 +67,9 @@ class UpstreamError(InfrastructureError):
 class UpstreamRefusal(UpstreamError):
     """It answered with an HTTP error, which the agent gets as it is. ``of_the_agent``: the request was at fault, and not the machinery."""
 
-    def __init__(self, message: str, *, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.body = body

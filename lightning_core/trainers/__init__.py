@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 from lightning_core.config import Config
+from lightning_core.config_credit import Critic
 from lightning_core.errors import MissingExtra
 from lightning_core.policy.backend import Backend
 from lightning_core.policy.chat import Tokenizer
-from lightning_core.transitions import Row
+from lightning_core.transitions import Row, Transition
 
 # OpenMP's threads otherwise spin while they wait for each other. On a machine that does anything else as well (an agent's
 # tools, a browser) that was measured to make a step 4 to 30 times slower. It is read once, when torch is loaded, so it must
@@ -50,6 +51,17 @@ class Trainer(Protocol):
         """
         ...
 
+    def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
+        """What the critic expects of the rest of the rollout at each call's prompt, by call id.
+
+        Raises `TrainingError` if there is no critic.
+        """
+        ...
+
+    def learn_expected(self, targets: Mapping[str, float]) -> Mapping[str, float]:
+        """Teach the critic what it should have said of calls that it was asked about; returns metrics."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write everything that `load` needs to continue exactly: weights, optimiser, version, random state."""
         ...
@@ -74,7 +86,7 @@ def make_trainer(config: Config) -> Trainer:
         if error.name is None or error.name.startswith("lightning_core"):
             raise
         raise MissingExtra(error.name, "torch", "the embedded trainer") from error
-    p, t = config.policy, config.trainer
+    p, t, judge = config.policy, config.trainer, config.credit.judge
     lora = (
         {}
         if p.lora is None
@@ -86,7 +98,7 @@ def make_trainer(config: Config) -> Trainer:
             tuning=p.tuning,
             train_layers=p.train_layers,
             **lora,
-            keep_base="base" in [*config.agents.frozen.values(), config.credit.judge and config.credit.judge.model],
+            keep_base="base" in config.agents.frozen.values() or (judge is not None and judge.model == "base"),
             dtype=p.dtype,
             device=p.device,
             gradient_checkpointing=p.gradient_checkpointing,
@@ -97,6 +109,7 @@ def make_trainer(config: Config) -> Trainer:
             weight_decay=t.weight_decay,
             grad_clip=t.grad_clip,
             algorithm=config.algorithm,
+            critic=(config.credit.critic or Critic()) if config.credit.rewards == "gae" else None,
             micro_batch_tokens=t.micro_batch_tokens,
             max_batch=t.max_batch,
             gather_ms=t.gather_ms,

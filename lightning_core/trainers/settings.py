@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lightning_core.config_algorithm import Algorithm
+from lightning_core.config_credit import Critic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,8 @@ class TorchTrainerConfig:
     grad_clip: float = 1.0
     algorithm: Algorithm = field(default_factory=Algorithm)
     """The loss. With ``algorithm.kl`` the initial weights are kept, as with ``keep_base``."""
+    critic: Critic | None = None
+    """The value head beside the model; None: there is none."""
     micro_batch_tokens: int = 4096
     """Most packed tokens in one forward and backward pass. Memory depends on it, the result does not."""
     max_context: int | None = None

@@ -20,6 +20,7 @@ from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.trainers import checkpoint
 from lightning_core.trainers.attention import NAME, TreeAttention, plan_blocks, use_lightning_attention
 from lightning_core.trainers.constraint import Constraints
+from lightning_core.trainers.critic import Critic, prompt_states
 from lightning_core.trainers.head import OutputHead
 from lightning_core.trainers.model import eos_token_ids, load_model, load_tokenizer, resolve_model
 from lightning_core.trainers.objective import Objective, rows_to_train
@@ -31,7 +32,7 @@ from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.trainers.torch_backend import SampledModel, TorchBackend
 from lightning_core.trainers.tuning import Tuning, choose_device, choose_dtype, tune
 from lightning_core.trainers.untied import is_tied, untie_saved
-from lightning_core.transitions import Row
+from lightning_core.transitions import Row, Transition, transitions_to_rows
 from lightning_core.yaml_source import dotted
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,8 @@ class TorchTrainer:
             weight_decay=config.weight_decay,
             fused=True,
         )
+        width: int = model.get_output_embeddings().weight.shape[1]
+        self._critic = None if config.critic is None else Critic(width, config.critic, self._device)
         self._version = 0
         self._constraints = Constraints(self._tokenizer, model.get_output_embeddings().weight.shape[0])
         models = {"policy": SampledModel(model=model, geometry=self._geometry)}
@@ -136,6 +139,25 @@ class TorchTrainer:
             self._version += 1
             self._backend.version = self._version
         return metrics
+
+    def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
+        """See `Trainer.expected`."""
+        critic = self._need_critic()
+        rows = transitions_to_rows(transitions)
+        states: dict[str, Tensor] = {}
+        with self._backend.pause(), torch.no_grad():
+            for batch in pack_rows(rows, range(len(rows)), budget=self.config.micro_batch_tokens):
+                states |= prompt_states(batch, rows, self._hidden(batch))
+        return critic.expected(states)
+
+    def learn_expected(self, targets: Mapping[str, float]) -> Mapping[str, float]:
+        """See `Trainer.learn_expected`."""
+        return self._need_critic().learn(targets)
+
+    def _need_critic(self) -> Critic:
+        if self._critic is None:
+            raise TrainingError("this trainer was made without a critic; credit.rewards: gae makes one")
+        return self._critic
 
     def _check(self, rows: Sequence[Row]) -> None:
         if not rows:
@@ -306,6 +328,7 @@ class TorchTrainer:
             submitted=self._backend.submitted,
             weights=masters,
             moments=checkpoint.optimizer_moments(self._optimizer, masters),
+            critic={} if self._critic is None else self._critic.state(),
         )
 
     @torch.no_grad()
@@ -314,6 +337,8 @@ class TorchTrainer:
             master.copy_(state.weights[name])
         self._tuning.publish()
         checkpoint.restore_moments(self._optimizer, self._tuning.masters, state.moments)
+        if self._critic is not None and state.critic:
+            self._critic.restore(state.critic)
         self._version = state.version
         self._backend.submitted = state.submitted
 
