@@ -33,7 +33,7 @@ def _pattern(text: str) -> str:
 def _rule_name(text: str) -> str:
     if text not in _RULES and not is_callable_name(text):
         known = ", ".join(repr(rule) for rule in _RULES)
-        raise PydanticCustomError(OWN, f"expected {known}, or 'module:callable'")
+        raise PydanticCustomError(OWN, "expected {known}, or 'module:callable'", {"known": known})
     return text
 
 

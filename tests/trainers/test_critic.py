@@ -78,7 +78,7 @@ def test_what_it_has_not_been_asked_about_it_cannot_learn_from():
 def test_a_trainer_without_a_critic_says_so(tiny_llama: Path):
     trainer = TorchTrainer(TorchTrainerConfig(model=str(tiny_llama), dtype="float32", device="cpu"))
     try:
-        with pytest.raises(TrainingError, match="credit.rewards: gae makes one"):
+        with pytest.raises(TrainingError, match=r"credit\.rewards: gae makes one"):
             trainer.expected([transition("one", [5], [6], 0)])
     finally:
         trainer.close()
