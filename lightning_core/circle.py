@@ -186,9 +186,8 @@ class Circle:
 
     def credit(self, episodes: Sequence[Episode], rules: Mapping[str, CreditRules]) -> Credit:
         """Each call's value and advantage by its policy's rules; the trainer's critic is asked where they need one."""
-        transitions = [t for e in episodes for t in e.transitions]
-        critic = any(own.needs_values for own in rules.values())
-        values = self.trainer.expected(transitions) if critic else None
+        asked = [t for e in episodes for t in e.transitions if rules[t.policy].needs_values]
+        values = self.trainer.expected(asked) if asked else None
         return assign_by_policy(episodes, rules, values=values)
 
     def record_credit(self, episodes: Sequence[Episode], credit: Credit) -> None:

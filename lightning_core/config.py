@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Gt, Lt
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from lightning_core.config_algorithm import Algorithm, impossible_algorithm
 from lightning_core.config_credit import Credit, impossible_credit
 from lightning_core.config_policies import Lora, NamedPolicy, PolicyName, derive_agents, impossible_policies
 from lightning_core.config_problems import IMPOSSIBLE, OWN, validate
@@ -112,6 +112,8 @@ class Policy(Section):
     """Type of the weights; `auto`: bfloat16 on a GPU that has it, else float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model lives; `auto`: the GPU if there is one."""
+    gradient_checkpointing: bool = False
+    """Keep only the layers' inputs for the backward pass and compute the layers again there: less memory, about a third more time."""
     max_context: Count | None = None
     """Most tokens that prompt and response may have together; null: what the model allows."""
     backend: Literal["torch", "vllm"] = "torch"
@@ -128,19 +130,6 @@ class Policy(Section):
         if isinstance(data, Mapping) and data.get("tuning") == "lora" and data.get("lora") is None:
             return {**data, "lora": {}}
         return data
-
-
-class Algorithm(Section):
-    """The loss: PPO's clipped policy gradient on sampled tokens."""
-
-    clip_low: Annotated[float, Gt(0), Lt(1)] = 0.2
-    """The probability ratio is clipped below 1 - clip_low."""
-    clip_high: Positive = 0.28
-    """The probability ratio is clipped above 1 + clip_high."""
-    aggregation: Literal["rollout-mean", "token-mean"] = "rollout-mean"
-    """`rollout-mean`: every rollout weighs the same; `token-mean`: every token does."""
-    updates_per_step: Count = 1
-    """Passes over one step's rows, with an optimiser update each (PPO epochs)."""
 
 
 class Rollouts(Section):
@@ -285,6 +274,7 @@ def _impossible(c: Config) -> Iterator[tuple[KeyPath, str]]:
         yield ("policy", "lora"), "goes with tuning: lora only, but policy.tuning is 'full'"
     yield from _impossible_sampling(c)
     yield from impossible_policies(c)
+    yield from impossible_algorithm(c.algorithm)
     yield from impossible_credit(c.credit, group_size=c.rollouts.group_size, refill=c.rollouts.refill)
     if c.rollouts.temperature == 0:
         yield (

@@ -15,6 +15,7 @@ from lightning_core.config_types import CallableName, Count, Names, NotNegative,
 from lightning_core.yaml_source import KeyPath
 
 Gamma = Annotated[float, Gt(0), Le(1)]
+Lam = Annotated[float, Ge(0), Le(1)]
 Anchor = Literal["exact", "normalised"]
 Advantage = Literal["grpo", "dr-grpo", "rloo", "reinforce++", "reinforce++-baseline", "none"]
 GroupBy = Annotated[
@@ -37,7 +38,7 @@ def _pattern(text: str) -> str:
 def _rule_name(text: str) -> str:
     if text not in _RULES and not is_callable_name(text):
         known = ", ".join(repr(rule) for rule in _RULES)
-        raise PydanticCustomError(OWN, f"expected {known}, or 'module:callable'")
+        raise PydanticCustomError(OWN, "expected {known}, or 'module:callable'", {"known": known})
     return text
 
 
@@ -116,7 +117,7 @@ class Credit(Section):
     among calls in the same place. `gae`: turn-level GAE with a critic. Or `module:callable`, called as `rule(episode, gamma)`."""
     gamma: Gamma | None = None
     """With `discounted`, `gigpo` and `gae`, or a rule of your own: the discount factor per call."""
-    lam: Annotated[float, Ge(0), Le(1)] | None = None
+    lam: Lam | None = None
     """With `gae`: the λ of the estimator; null: 1."""
     step_weight: NotNegative | None = None
     """With `gigpo`: the weight of the advantage among calls in the same place; null: 1."""

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from lightning_core.config_credit import Advantage, Anchor, Credit, Gamma, GroupBy, RuleName, impossible_credit
+from lightning_core.config_credit import (
+    Advantage,
+    Anchor,
+    Credit,
+    Critic,
+    Gamma,
+    GroupBy,
+    Lam,
+    RuleName,
+    impossible_credit,
+)
 from lightning_core.config_problems import OWN
 from lightning_core.config_types import Count, Names, NotNegative, Positive, Section
 from lightning_core.yaml_source import KeyPath
@@ -51,12 +61,14 @@ class Lora(Section):
 
 class PolicyCredit(Section):
     """Where the credit of a policy's calls differs from the section `credit`. What is null is as it is there; with `rewards` of its own
-    a policy also has its own `gamma`, `lam`, `step_weight` and `anchor`. Intermediate rewards and the judge are everybody's."""
+    a policy also has its own `gamma`, `lam`, `step_weight`, `anchor` and `critic`. Intermediate rewards and the judge are everybody's."""
 
     rewards: RuleName | None = None
-    """See `credit.rewards`; `gae` is not there with several policies."""
+    """See `credit.rewards`; with `gae` each policy has a critic of its own."""
     gamma: Gamma | None = None
     """See `credit.gamma`."""
+    lam: Lam | None = None
+    """See `credit.lam`."""
     step_weight: NotNegative | None = None
     """See `credit.step_weight`."""
     anchor: Anchor | None = None
@@ -65,6 +77,8 @@ class PolicyCredit(Section):
     """See `credit.advantage`."""
     group_by: GroupBy | None = None
     """See `credit.group_by`."""
+    critic: Critic | None = None
+    """See `credit.critic`."""
 
 
 class NamedPolicy(Section):
@@ -159,9 +173,6 @@ def impossible_policies(c: Config) -> Iterator[tuple[KeyPath, str]]:
             yield (*path, "train_layers"), "goes with tuning: full only, but this policy's is 'lora'"
         if settings.tuning == "full" and own.lora is not None:
             yield (*path, "lora"), "goes with tuning: lora only, but this policy's is 'full'"
-        if settings.credit.rewards == "gae":
-            key: KeyPath = ("credit", "rewards") if own.credit.rewards is None else (*path, "credit", "rewards")
-            yield key, "'gae' has one critic, and there are several policies; use another rule"
         if own.credit != PolicyCredit():
             for (section, *rest), text in impossible_credit(
                 settings.credit, group_size=c.rollouts.group_size, refill=c.rollouts.refill

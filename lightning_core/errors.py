@@ -17,6 +17,8 @@ Each class also inherits the built-in exception that a caller would look for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class LightningError(Exception):
     """Base of every error that Lightning raises on purpose."""
@@ -59,7 +61,26 @@ class InfrastructureError(LightningError, RuntimeError):
 
 
 class UpstreamError(InfrastructureError):
-    """A model server that a call was forwarded to could not be reached or refused the call."""
+    """A model server that a call was forwarded to could not be reached, or did not answer as it should."""
+
+
+class UpstreamRefusal(UpstreamError):
+    """It answered with an HTTP error, which the agent gets as it is. ``of_the_agent``: the request was at fault, and not the machinery."""
+
+    def __init__(
+        self, message: str, *, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = body
+        self.headers = dict(headers or {})
+
+    @property
+    def of_the_agent(self) -> bool:
+        return self.status in (400, 413, 422)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (LightningError, (str(self),))
 
 
 class OverloadError(InfrastructureError):

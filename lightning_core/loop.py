@@ -93,8 +93,7 @@ def fit(
             circle.progress.phase("update")
             circle.record_credit(episodes, credit)
             update = trainer.step(rows)
-            if any(own.needs_values for own in rules.values()):
-                trainer.learn_expected([t for e in episodes for t in e.transitions], credit.targets)
+            critic = trainer.learn_expected(credit.targets) if credit.targets else {}
 
             metrics = {
                 "reward": fmean(batch.rewards),
@@ -107,6 +106,7 @@ def fit(
                 **credit.metrics,
                 **context_metrics(batch.rollouts, rows),
                 **update,
+                **critic,
                 "seconds_rollouts": sampled - started,
                 "seconds_update": time.monotonic() - sampled,
             }

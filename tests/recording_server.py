@@ -30,10 +30,14 @@ class RecordingServer:
     requests: list[Noted] = field(default_factory=list)
     fail_next: int = 0
     """How many requests to answer with status 500 first."""
+    refusal: Response | None = None
+    """What to answer everything with instead."""
 
     async def answer(self, request: Request) -> Response:
         body = json.loads(await request.body() or b"null")
         self.requests.append(Noted(str(request.url), dict(request.headers), body))
+        if self.refusal is not None:
+            return self.refusal
         if self.fail_next > 0:
             self.fail_next -= 1
             return JSONResponse({"error": {"message": "try again"}}, 500)
@@ -56,8 +60,8 @@ async def _events(head: dict[str, Any]) -> AsyncGenerator[str]:
 
 
 @contextmanager
-def recording_server() -> Generator[RecordingServer]:
-    server = RecordingServer()
+def recording_server(*, refusal: Response | None = None) -> Generator[RecordingServer]:
+    server = RecordingServer(refusal=refusal)
     app = Starlette(routes=[Route("/{path:path}", server.answer, methods=["GET", "POST"])])
     uvicorn_server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=uvicorn_server.run, daemon=True)

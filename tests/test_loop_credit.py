@@ -125,6 +125,27 @@ def test_a_judge_that_scores_nobody_stops_the_run(model: Path, tmp_path: Path):
         )
 
 
+def test_a_critic_learns_what_to_expect_and_is_resumed(model: Path, tmp_path: Path):
+    credit = {"rewards": "gae", "gamma": 1.0, "lam": 0.9, "advantage": "reinforce++", "critic": {"learning_rate": 0.02}}
+    sections: dict[str, Any] = {"credit": credit, "rollouts": {"group_size": 8}}
+    result = train(model, tmp_path, "tests.bandit:solve", trainer={"steps": 12}, **sections)
+    rewards = [m["reward"] for m in result.metrics]
+    assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.5
+    losses = [m["critic_loss"] for m in result.metrics]
+    assert losses[0] == pytest.approx(ignorant(result.folder, 0)), "at first it expects nothing"
+    assert losses[-1] < ignorant(result.folder, 11) / 3
+    resumed = {"dir": str(tmp_path), "name": "run", "resume": True}
+    more = train(model, tmp_path, "tests.bandit:solve", trainer={"steps": 13}, run=resumed, **sections)
+    assert more.metrics[-1]["critic_loss"] < ignorant(more.folder, 12) / 3, "the checkpoint has what it had learnt"
+
+
+def ignorant(folder: Path, step: int) -> float:
+    """The loss of a critic that expects nothing of rollouts with one call."""
+    with Store(folder / "store.db", read_only=True) as store:
+        returns = [r.reward or 0.0 for r in store.rollouts(step=step, phase="train")]
+    return sum(r**2 for r in returns) / len(returns)
+
+
 def test_credit_computed_anew_shows_what_changes(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     result = train(model, tmp_path, "tests.bandit:solve")
     run = str(result.folder)

@@ -18,7 +18,7 @@ from lightning_core.policy.passing import Passing
 from lightning_core.policy.plain_prompt import render_plain
 from lightning_core.policy.recording import CallSpan
 from lightning_core.policy.sampling import Sampler, SamplingJob, seeded
-from lightning_core.policy.serving import Asked, EventStream
+from lightning_core.policy.service import Asked, EventStream
 from lightning_core.policy.upstream import Target
 
 _LARGE = 256 << 10

@@ -10,7 +10,7 @@ these the endpoint decides who answers:
 
 Every response is a span of its rollout's trace; those that were sampled here hold their token ids and logprobs.
 
-This module is the server. What becomes of one request is in ``serving.py``, who answers it in ``answering.py``.
+This module is the server. What becomes of one request is in ``service.py``, who answers it in ``answering.py``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from lightning_core.policy.limits import Limits
 from lightning_core.policy.model_list import find_model, is_anthropic, list_models
 from lightning_core.policy.passing import EMBEDDINGS, Passing
 from lightning_core.policy.receiving import connection_class
-from lightning_core.policy.serving import Service, error_response
+from lightning_core.policy.service import Service, error_response
 from lightning_core.policy.sessions import UNKNOWN_KEY, Routing, Session, Sessions, stop
 from lightning_core.policy.upstream import UpstreamServer
 from lightning_core.trace import Address, describe

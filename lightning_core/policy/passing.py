@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from starlette.responses import Response
@@ -12,7 +13,7 @@ from lightning_core.policy.client import ORIGIN, ORIGIN_AUTHORIZATION
 from lightning_core.policy.dialects.dialect import Dialect
 from lightning_core.policy.dialects.exchange import Answer, ChatRequest, model_name
 from lightning_core.policy.recording import CallSpan, EmbeddingsSpan
-from lightning_core.policy.serving import Asked, EventStream
+from lightning_core.policy.service import Asked, EventStream
 from lightning_core.policy.upstream import Target, Upstream, UpstreamServer, origin_target, with_headers
 
 EMBEDDINGS = "/embeddings"
@@ -45,7 +46,9 @@ class Passing:
         spans = [CallSpan(asked.address, request, request.model, i) for i in range(request.choices)]
         asked.spans += spans
         if request.stream:
-            return EventStream(self._stream(wire, spans, request.body, target))
+            events = self._stream(wire, spans, request.body, target)
+            first = await anext(events, b"")  # a refusal is heard of here, before the answer has a status
+            return EventStream(_continue(first, events))
         data, answer = await self._client.complete(target, request.body)
         _record(spans, wire.read_answer(answer), target)
         return Response(data, media_type="application/json")
@@ -84,6 +87,13 @@ class Passing:
         span.counted(answer.get("model"), usage.get("prompt_tokens") if isinstance(usage, Mapping) else None)
         span.end()
         return Response(data, media_type="application/json")
+
+
+async def _continue(first: bytes, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    async with aclosing(events):
+        yield first
+        async for event in events:
+            yield event
 
 
 def _record(spans: list[CallSpan], answers: list[Answer], target: Target) -> None:

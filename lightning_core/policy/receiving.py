@@ -18,7 +18,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from lightning_core.errors import PolicyRequestError
 from lightning_core.policy.limits import Limits
 
-_MAY_BE_INFINITE = re.compile(rb"[eE]\+?\d{3}|\d{300}")
+_MAY_BE_INFINITE = re.compile(rb"\d(?:[eE]\+?\d{3}|\d{299})")
 """No shorter number overflows a float."""
 
 

@@ -19,7 +19,7 @@ from lightning_core.policy.dialects.exchange import ChatRequest, Choice, Message
 from lightning_core.policy.recording import CallSpan
 from lightning_core.policy.sessions import Session
 from lightning_core.policy.streaming import HeldText, RunningText, cut
-from lightning_core.trace import Address
+from lightning_core.trace import Address, pack
 
 _ANY_OBJECT = {"type": "object"}
 
@@ -216,7 +216,8 @@ def seeded(params: SamplingParams, choice: int) -> SamplingParams:
 def _seed(session: Session, prompt: Prompt) -> int | None:
     if session.seed is None:
         return None
-    digest = hashlib.blake2b(repr((session.seed, prompt.ids)).encode(), digest_size=8).hexdigest()
+    said = str(session.seed).encode() + pack(prompt.ids, "<u4")
+    digest = hashlib.blake2b(said, digest_size=8).hexdigest()
     session.seen[digest] += 1
     # Requests for several choices add the choice's index (see `seeded`), so repeats are spaced further apart than that.
     return (int(digest, 16) + 65536 * session.seen[digest]) % (1 << 62)

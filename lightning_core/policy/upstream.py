@@ -11,9 +11,11 @@ from typing import Any
 
 import httpx
 
-from lightning_core.errors import ConfigError, UpstreamError
+from lightning_core.errors import ConfigError, UpstreamError, UpstreamRefusal
 from lightning_core.trace import describe
 
+_PASSED_BACK = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
+"""Headers of an HTTP error that clients act on."""
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
 
@@ -79,14 +81,14 @@ class Upstream:
     async def complete(self, target: Target, body: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
         """Pass on a request without streaming: the answer as it came, and as JSON.
 
-        Raises `UpstreamError` if the server is not there or gives no answer.
+        Raises `UpstreamError` if the server is not there or gives no answer, `UpstreamRefusal` if that is an HTTP error.
         """
         try:
             response = await self._client.post(target.url, json=body, headers=target.headers)
         except httpx.HTTPError as error:
             raise UpstreamError(_unreachable(target, error)) from error
         if response.status_code != 200:
-            raise UpstreamError(f"{target.url} answered {response.status_code}: {response.text[:300]}")
+            raise _refusal(target, response)
         return response.content, _load(target, response.content)
 
     async def stream(
@@ -97,7 +99,7 @@ class Upstream:
             async with self._client.stream("POST", target.url, json=body, headers=target.headers) as response:
                 if response.status_code != 200:
                     await response.aread()
-                    raise UpstreamError(f"{target.url} answered {response.status_code}: {response.text[:300]}")
+                    raise _refusal(target, response)
                 buffer = b""
                 async for part in response.aiter_bytes():
                     buffer += part
@@ -112,6 +114,15 @@ class Upstream:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+
+
+def _refusal(target: Target, response: httpx.Response) -> UpstreamRefusal:
+    return UpstreamRefusal(
+        f"{target.url} answered {response.status_code}: {response.text[:300]}",
+        status=response.status_code,
+        body=response.content,
+        headers={name: response.headers[name] for name in _PASSED_BACK if name in response.headers},
+    )
 
 
 def _data(target: Target, event: bytes) -> Mapping[str, Any] | None:

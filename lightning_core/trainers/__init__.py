@@ -6,17 +6,16 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from lightning_core.config import Config
-from lightning_core.config_policies import BASE, POLICY, PolicySettings, policy_settings
+from lightning_core.config_credit import Critic
+from lightning_core.config_policies import BASE, POLICY, Lora, PolicySettings, policy_settings
 from lightning_core.errors import MissingExtra
 from lightning_core.policy.backend import Backend
 from lightning_core.policy.chat import Chat
-from lightning_core.transitions import Row
-
-if TYPE_CHECKING:
-    from lightning_core.trainers.settings import TorchTrainerConfig
+from lightning_core.trainers.settings import TorchTrainerConfig
+from lightning_core.transitions import Row, Transition
 
 # OpenMP's threads otherwise spin while they wait for each other. On a machine that does anything else as well (an agent's
 # tools, a browser) that was measured to make a step 4 to 30 times slower. It is read once, when torch is loaded, so it must
@@ -47,6 +46,17 @@ class Trainer(Protocol):
 
         Raises `TrainingError` when the loss or the gradient is not finite; the weights are then as before.
         """
+        ...
+
+    def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
+        """What the critic expects of the rest of the rollout at each call's prompt, by call id.
+
+        Raises `TrainingError` if there is no critic.
+        """
+        ...
+
+    def learn_expected(self, targets: Mapping[str, float]) -> Mapping[str, float]:
+        """Teach the critic what it should have said of calls that it was asked about; returns metrics."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -86,34 +96,27 @@ def make_trainer(config: Config) -> Trainer:
 
 def torch_config(config: Config, settings: PolicySettings) -> TorchTrainerConfig:
     """What determines the trainer of one policy of ``config``."""
-    p, t = config.policy, config.trainer
-    lora = (
-        {}
-        if settings.lora is None
-        else {
-            "lora_rank": settings.lora.rank,
-            "lora_alpha": settings.lora.alpha,
-            "lora_target_modules": settings.lora.target_modules,
-        }
-    )
-    return import_module("lightning_core.trainers.settings").TorchTrainerConfig(
+    p, t, judge, credit = config.policy, config.trainer, config.credit.judge, settings.credit
+    lora = settings.lora or Lora()
+    return TorchTrainerConfig(
         model=settings.model,
         tuning=settings.tuning,
         train_layers=settings.train_layers,
-        **lora,
-        keep_base=BASE in [*config.agents.frozen.values(), config.credit.judge and config.credit.judge.model],
+        lora_rank=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_target_modules=lora.target_modules,
+        keep_base=BASE in config.agents.frozen.values() or (judge is not None and judge.model == BASE),
         dtype=p.dtype,
         device=p.device,
+        gradient_checkpointing=p.gradient_checkpointing,
         max_context=p.max_context,
         learning_rate=settings.learning_rate,
         warmup_steps=t.warmup_steps,
         betas=t.betas,
         weight_decay=t.weight_decay,
         grad_clip=t.grad_clip,
-        clip_low=config.algorithm.clip_low,
-        clip_high=config.algorithm.clip_high,
-        aggregation=config.algorithm.aggregation,
-        updates_per_step=config.algorithm.updates_per_step,
+        algorithm=config.algorithm,
+        critic=(credit.critic or Critic()) if credit.rewards == "gae" else None,
         micro_batch_tokens=t.micro_batch_tokens,
         max_batch=t.max_batch,
         gather_ms=t.gather_ms,

@@ -3,10 +3,11 @@
 An adapter adds ``scale · B A x`` to what a linear layer makes of ``x``. Hooks on the layers do it: the model stays the Hugging Face
 model that it was, under its own names, and where no adapter is chosen it computes what it always did.
 
-In a pass of several adapters their matrices stand side by side, as if they were one of rank K: every token goes through all of them, and
-a mask between the two products leaves it what is its own. That costs K instead of R in numbers, but three operations a layer for any
-number of adapters, in any order of the rows; and with the few rows of a decoding step it is operations that count. (Punica, arXiv
-2310.18547, and S-LoRA, arXiv 2311.03285, have kernels of their own for this.)
+Where many tokens in a row have the same adapter, as in prompts, it is applied to each such run. In a decoding step adapters change from
+token to token: there their matrices stand side by side, as if they were one of rank K, every token goes through all of them, and a
+mask between the two products leaves it what is its own. That costs K instead of R in numbers, but three operations a layer for
+any number of adapters in any order, and with so few tokens it is operations that count. (Punica, arXiv 2310.18547, and S-LoRA, arXiv
+2311.03285, have kernels of their own for this.)
 
 Dimensions: S tokens, I inputs and O outputs of a layer, R rank of an adapter, K ranks of all N adapters together.
 """
@@ -18,7 +19,9 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final, cast
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +31,11 @@ from torch.nn import Linear, Parameter
 from lightning_core.errors import ConfigError, TrainingError
 
 _UNDECIDED: Final = object()
+_LONG = 32
+"""Tokens in a row, on average, from which on adapters are applied run by run."""
+
+
+_Runs = list[tuple[str | None, slice]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +60,7 @@ class Adapters:
         }
         self._hooked: set[str] = set()
         self._adapters: dict[str, _Adapter] = {}
-        # The name of the one adapter that all tokens have, None for the base, or the mask [S, K] of a mixture.
+        # The name of the one adapter that all tokens have, None for the base, runs of tokens, or the mask [S, K] of a mixture.
         self._chosen: Any = _UNDECIDED
         self._masks_NK: Tensor | None = None
         self._joined: dict[str, tuple[Tensor, Tensor]] = {}
@@ -113,13 +121,14 @@ class Adapters:
 
     @contextmanager
     def mix(self, names: Sequence[str | None], lengths: Sequence[int]) -> Generator[None]:
-        """The first ``lengths[0]`` tokens have the adapter ``names[0]`` (None: none), those after them ``names[1]``, and so on."""
+        """The first ``lengths[0]`` tokens have the adapter ``names[0]`` (None: none), those after them ``names[1]``, and so on.
+
+        For sampling: there is no gradient.
+        """
         with self.use(names[0]):
             if len(set(names)) > 1:
-                number = {None: 0, **{name: i for i, name in enumerate(self._adapters, start=1)}}
-                index_S = torch.tensor([number[name] for name in names]).repeat_interleave(torch.tensor(lengths))
-                masks_NK = self._masks()
-                self._chosen = masks_NK[index_S.to(masks_NK.device)]
+                runs = _runs(names, lengths)
+                self._chosen = runs if sum(lengths) >= _LONG * len(runs) else self._mask(names, lengths)
             yield
 
     @torch.no_grad()
@@ -142,6 +151,14 @@ class Adapters:
         chosen = self._chosen
         if chosen is None:
             return None
+        if isinstance(chosen, list):
+            output_SO, inputs_SI = output.flatten(0, -2), inputs[0].flatten(0, -2)
+            for name, part in cast("_Runs", chosen):
+                if name is not None and layer in self._adapters[name].weights:
+                    down_RI, up_OR = self._adapters[name].weights[layer]
+                    hidden_SR = F.linear(inputs_SI[part], down_RI)
+                    output_SO[part].addmm_(hidden_SR, up_OR.t(), alpha=self._adapters[name].scale)
+            return output
         if isinstance(chosen, Tensor):
             down_KI, up_OK = self._joined.get(layer) or self._join(layer)
             hidden_SK = F.linear(inputs[0].flatten(0, -2), down_KI) * chosen
@@ -172,11 +189,23 @@ class Adapters:
         self._joined[layer] = joined
         return joined
 
-    def _masks(self) -> Tensor:
-        """[N + 1, K]: each adapter's scale in its own columns and 0 in the others; in the first row, that of the base, 0 everywhere."""
-        if self._masks_NK is None:
+    def _mask(self, names: Sequence[str | None], lengths: Sequence[int]) -> Tensor:
+        """[S, K]: in each token's row its adapter's scale in the adapter's columns, and 0 in the others."""
+        if self._masks_NK is None:  # the row of the base first, then each adapter's
             adapters = self._adapters.values()
             scales = torch.block_diag(*(torch.full((1, a.rank), a.scale) for a in adapters))
             weight = next(iter(self._layers.values())).weight
             self._masks_NK = torch.cat([torch.zeros(1, scales.shape[1]), scales]).to(weight)
-        return self._masks_NK
+        number = {None: 0, **{name: i for i, name in enumerate(self._adapters, start=1)}}
+        index_S = torch.tensor([number[name] for name in names]).repeat_interleave(torch.tensor(lengths))
+        return self._masks_NK[index_S.to(self._masks_NK.device)]
+
+
+def _runs(names: Sequence[str | None], lengths: Sequence[int]) -> _Runs:
+    """Each adapter with the tokens that have it, neighbours together."""
+    runs: _Runs = []
+    stop = 0
+    for name, group in groupby(zip(names, lengths, strict=True), key=itemgetter(0)):
+        start, stop = stop, stop + sum(length for _, length in group)
+        runs.append((name, slice(start, stop)))
+    return runs

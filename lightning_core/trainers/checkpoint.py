@@ -2,6 +2,7 @@
 
 weights.safetensors     the trained weights (float32 masters), by the model's names
 optimizer.safetensors   AdamW's moments and step counts, ``<name>/<moment>``
+critic.safetensors      the critic and its moments, if there is one
 trainer.json            version, random state, and the fingerprint of what it belongs to
 """
 
@@ -36,6 +37,7 @@ class Checkpoint:
     """Requests that the sampling engine has seen, which seeds those to come."""
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Tensor]
+    critic: Mapping[str, Tensor]
 
 
 def optimizer_moments(optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -81,6 +83,8 @@ def write(folder: Path, state: Checkpoint) -> None:
             scratch / "weights.safetensors",
         )
         save_file(dict(state.moments), scratch / "optimizer.safetensors")
+        if state.critic:
+            save_file(dict(state.critic), scratch / "critic.safetensors")
         facts = {
             "format": FORMAT,
             "fingerprint": state.fingerprint,
@@ -99,6 +103,7 @@ def read(folder: Path, fingerprint: Mapping[str, Any], *, weights_only: bool = F
         facts = json.loads((folder / "trainer.json").read_text(encoding="utf-8"))
         weights = load_file(folder / "weights.safetensors")
         moments = {} if weights_only else load_file(folder / "optimizer.safetensors")
+        critic = {} if weights_only or not (path := folder / "critic.safetensors").exists() else load_file(path)
     except (OSError, ValueError) as error:
         raise TrainingError(f"{str(folder)!r} is not a checkpoint that can be read: {error}") from error
     found: dict[str, Any] = facts["fingerprint"]
@@ -109,5 +114,10 @@ def read(folder: Path, fingerprint: Mapping[str, Any], *, weights_only: bool = F
                 f"{fingerprint.get(key)!r} here"
             )
     return Checkpoint(
-        fingerprint=found, version=facts["version"], submitted=facts["submitted"], weights=weights, moments=moments
+        fingerprint=found,
+        version=facts["version"],
+        submitted=facts["submitted"],
+        weights=weights,
+        moments=moments,
+        critic=critic,
     )

@@ -193,7 +193,8 @@ class Lane:
                     visit(child, index)
 
         roots = [node for node in nodes if node.parent not in wanted]
-        for root in sorted(roots, key=lambda node: prefixes.setdefault(node.parent, len(prefixes))):
+        # The tokens of an adapter stand together, and in them those that continue the same context.
+        for root in sorted(roots, key=lambda n: (n.adapter or "", prefixes.setdefault(n.parent, len(prefixes)))):
             prefix_of_root.append(prefixes[root.parent])
             visit(root, -1)
         before = [cached(parent.path()) if parent is not None else [] for parent in prefixes]

@@ -12,6 +12,7 @@ from lightning_core.trainers.adapters import Adapters
 from lightning_core.trainers.attention import Geometry, use_lightning_attention
 from lightning_core.trainers.constraint import Constraints
 from lightning_core.trainers.model import eos_token_ids, load_model, load_tokenizer, resolve_model
+from lightning_core.trainers.recompute import recompute_layers
 from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.trainers.tuning import choose_device, choose_dtype
 
@@ -40,11 +41,14 @@ def load(config: TorchTrainerConfig) -> LoadedModel:
     limit = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_context or 0)
     if config.max_context is not None and config.max_context > limit:
         raise ConfigError(f"max_context={config.max_context}, but {config.model!r} allows {limit} tokens")
+    geometry = use_lightning_attention(model)
+    if config.gradient_checkpointing:
+        recompute_layers(model)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         device=device,
-        geometry=use_lightning_attention(model),
+        geometry=geometry,
         adapters=Adapters(model),
         stop_token_ids=eos_token_ids(model),
         constraints=Constraints(tokenizer, model.get_output_embeddings().weight.shape[0]),

@@ -23,7 +23,7 @@ from lightning_core.trainers.proof import prove_once
 from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.trainers.torch_backend import TorchBackend
 from lightning_core.trainers.torch_trainer import TorchTrainer, open_backend
-from lightning_core.transitions import Row
+from lightning_core.transitions import Row, Transition
 
 _FILE = "policies.json"
 
@@ -56,6 +56,7 @@ class SeveralTrainer:
                 self._chats[BASE] = self._chats[keeper]
             stack.pop_all()
         self._steps = 0
+        self._asked: dict[str, str] = {}  # by call, the policy whose critic was asked
 
     @property
     def steps(self) -> int:
@@ -91,11 +92,33 @@ class SeveralTrainer:
                 if name != learning[-1]:
                     # A later policy may fail when this one has changed already.
                     undo.callback(trainer.restore, _copy(trainer.state()))
-                found = {**trainer.step(own[name]), "version": trainer.version}
-                metrics |= found if len(own) == 1 else {f"{name}/{key}": value for key, value in found.items()}
+                metrics |= self._named(name, {**trainer.step(own[name]), "version": trainer.version})
             undo.pop_all()
             self._steps += 1
         return metrics
+
+    def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
+        """See `Trainer.expected`: each call's policy is asked, whose critic knows its own calls alone."""
+        self._asked |= {t.call: t.policy for t in transitions}
+        return {
+            call: value
+            for name in dict.fromkeys(t.policy for t in transitions)
+            for call, value in self.policies[name].expected([t for t in transitions if t.policy == name]).items()
+        }
+
+    def learn_expected(self, targets: Mapping[str, float]) -> Mapping[str, float]:
+        """See `Trainer.learn_expected`."""
+        metrics: dict[str, float] = {}
+        for name, trainer in self.policies.items():
+            own = {call: target for call, target in targets.items() if self._asked[call] == name}
+            if own:
+                metrics |= self._named(name, trainer.learn_expected(own))
+        self._asked.clear()
+        return metrics
+
+    def _named(self, name: str, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Where there is one policy, its metrics are plain."""
+        return dict(metrics) if len(self.policies) == 1 else {f"{name}/{key}": value for key, value in metrics.items()}
 
     def save(self, folder: Path) -> None:
         """See `Trainer.save`. Every policy has a folder in it."""

@@ -16,21 +16,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_core.config_algorithm import impossible_algorithm
 from lightning_core.config_policies import BASE, POLICY
-from lightning_core.errors import TrainingError
+from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.policy.chat import Chat
-from lightning_core.trace import Floats
 from lightning_core.trainers import checkpoint
 from lightning_core.trainers.attention import NAME, TreeAttention, plan_blocks
+from lightning_core.trainers.critic import Critic, prompt_states
+from lightning_core.trainers.head import OutputHead
 from lightning_core.trainers.loaded import LoadedModel, load
-from lightning_core.trainers.loss import policy_loss, selected_logprobs, token_weights
+from lightning_core.trainers.objective import Objective, rows_to_train
 from lightning_core.trainers.packing import PackedBatch, pack_rows
+from lightning_core.trainers.penalties import place_entropy
 from lightning_core.trainers.proof import prove_batch, prove_once
 from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.trainers.torch_backend import SampledModel, TorchBackend
 from lightning_core.trainers.tuning import Tuning, tune
 from lightning_core.trainers.untied import is_tied, untie_saved
-from lightning_core.transitions import Row
+from lightning_core.transitions import Row, Transition, transitions_to_rows
+from lightning_core.yaml_source import dotted
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +53,8 @@ class TorchTrainer:
         """``name``: the policy's. ``loaded`` and ``backend``: those of others to join; without, it has its own."""
         self.config = config
         self.name = name
+        for path, text in impossible_algorithm(config.algorithm):
+            raise ConfigError(f"{dotted(path)}: {text}")
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         loaded = loaded or load(config)
@@ -58,6 +64,8 @@ class TorchTrainer:
         self._constraints = loaded.constraints
         self._model = loaded.model
         self._tuning: Tuning = tune(loaded.model, config, name=name, adapters=loaded.adapters)
+        with self._tuning.active():
+            self._head = OutputHead(loaded.model, self._geometry)
         self._optimizer = torch.optim.AdamW(
             list(self._tuning.masters.values()),
             lr=config.learning_rate,
@@ -65,6 +73,8 @@ class TorchTrainer:
             weight_decay=config.weight_decay,
             fused=True,
         )
+        width: int = loaded.model.get_output_embeddings().weight.shape[1]
+        self._critic = None if config.critic is None else Critic(width, config.critic, self._device)
         self._version = 0
         self._backend = backend or open_backend(config, loaded.max_context)
         self._backend.add(name, self._sampled(loaded.model, self._tuning.adapter), live=True)
@@ -130,17 +140,18 @@ class TorchTrainer:
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
         """See `Trainer.step`. Rows without any advantage cost nothing, but count where the loss takes means."""
         self.check(rows)
-        weights = token_weights(rows, self.config.aggregation)
-        chosen = [index for index, row in enumerate(rows) if row.advantages is not None and row.advantages.any()]
+        updates = self.config.algorithm.updates_per_step
+        chosen = rows_to_train(rows, self.config.algorithm)
         batches = pack_rows(rows, chosen, budget=self.config.micro_batch_tokens)
+        objective = Objective(self.config.algorithm, rows, batches, self._device)
         metrics: dict[str, float] = {"rows_trained": len(chosen), "packed_tokens": 0, "micro_batches": len(batches)}
         with self._backend.pause(), self._tuning.active(), ExitStack() as undo:
             self._backend.forget(self.name)
-            if self.config.updates_per_step > 1:
+            if updates > 1:
                 # A later update may fail when earlier ones have changed the weights already.
                 undo.callback(self.restore, copy.deepcopy(self.state()))
-            for update in range(self.config.updates_per_step if chosen else 0):
-                found = self._update(rows, weights, batches)
+            for update in range(updates if chosen else 0):
+                found = self._update(rows, batches, objective)
                 # The first pass compares sampler and trainer on the same weights; the last one tells how far it all went.
                 first = {name: value for name, value in found.items() if name.startswith("logprob_difference")}
                 metrics |= found if update == 0 else {n: v for n, v in found.items() if n not in first}
@@ -148,6 +159,25 @@ class TorchTrainer:
             self._version += 1
             self._backend.versions[self.name] = self._version
         return metrics
+
+    def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
+        """See `Trainer.expected`."""
+        critic = self._need_critic()
+        rows = transitions_to_rows(transitions)
+        states: dict[str, Tensor] = {}
+        with self._backend.pause(), self._tuning.active(), torch.no_grad():
+            for batch in pack_rows(rows, range(len(rows)), budget=self.config.micro_batch_tokens):
+                states |= prompt_states(batch, rows, self._hidden(batch))
+        return critic.expected(states)
+
+    def learn_expected(self, targets: Mapping[str, float]) -> Mapping[str, float]:
+        """See `Trainer.learn_expected`."""
+        return self._need_critic().learn(targets)
+
+    def _need_critic(self) -> Critic:
+        if self._critic is None:
+            raise TrainingError("this trainer was made without a critic; credit.rewards: gae makes one")
+        return self._critic
 
     def check(self, rows: Sequence[Row]) -> None:
         """Raise `TrainingError` for rows that no step can be made from."""
@@ -166,21 +196,20 @@ class TorchTrainer:
                 )
         prove_once(rows)
 
-    def _update(
-        self, rows: Sequence[Row], weights: Sequence[Floats], batches: Sequence[PackedBatch]
-    ) -> dict[str, float]:
+    def _update(self, rows: Sequence[Row], batches: Sequence[PackedBatch], objective: Objective) -> dict[str, float]:
         """One optimiser update on all micro-batches together; returns its metrics."""
         self._tuning.zero_grad()
-        logprobs = [row.logprobs for row in rows]
-        advantages = [row.advantages for row in rows if row.advantages is not None]
+        algorithm = self.config.algorithm
+        if objective.needs_survey():
+            with torch.no_grad():
+                objective.survey([self._logprobs(batch, rows)[0] for batch in batches])
         loss, sums, maxima = 0.0, Counter[str](), dict[str, float]()
-        for batch in batches:
-            columns = [batch.gather(values) for values in (logprobs, advantages, weights)]
-            prove_batch(rows, batch, columns[0])
-            logprobs_E = self._logprobs(batch, rows)
-            found = policy_loss(
-                logprobs_E, *map(self._tensor, columns), clip_low=self.config.clip_low, clip_high=self.config.clip_high
-            )
+        for number, batch in enumerate(batches):
+            prove_batch(rows, batch, objective.sampled[number])
+            if algorithm.kl is not None and number not in objective.references:
+                objective.references[number] = self._reference_logprobs(batch, rows)
+            logprobs_E, entropy_E = self._logprobs(batch, rows, entropy=algorithm.entropy_weight > 0)
+            found = objective.loss(number, logprobs_E, entropy_E)
             found.loss.backward()
             self._tuning.collect_grad()
             loss += float(found.loss.detach())
@@ -209,23 +238,54 @@ class TorchTrainer:
             **maxima,
         }
 
-    def _logprobs(self, batch: PackedBatch, rows: Sequence[Row]) -> Tensor:
-        """Logprobs [E] of a micro-batch's trained tokens under the weights as they are."""
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: PackedBatch, rows: Sequence[Row]) -> Tensor:
+        """Logprobs [E] of a micro-batch's trained tokens under the initial weights."""
+        assert self._tuning.base is not None
+        model, context = self._tuning.base
+        with context():
+            # With adapters it is the same model, which they then have no part in.
+            head = self._head if model is self._model else OutputHead(model, self._geometry)
+            return self._logprobs(batch, rows, model=model, head=head)[0]
+
+    def _hidden(self, batch: PackedBatch, model: Any = None) -> Tensor:
+        """The last hidden states [P, H] at a micro-batch's places, in the type of the weights; differentiable."""
         tree = TreeAttention(plan_blocks(batch.forest), groups=self._geometry.groups, device=self._device)
-        logits_PV = self._model(
-            input_ids=self._tensor(batch.token_ids_S[None]),
-            position_ids=self._tensor(batch.position_ids_S[None]),
-            use_cache=False,
-            logits_to_keep=self._tensor(batch.places_P),
-            **{NAME: tree},
-        ).logits[0]
-        return selected_logprobs(
-            logits_PV,
-            self._tensor(batch.temperatures_P),
-            self._tensor(batch.source_E),
-            self._tensor(batch.targets_E),
-            self._forbidden(batch, rows),
+        hidden_1SH = (
+            (self._model if model is None else model)
+            .base_model(
+                input_ids=self._tensor(batch.token_ids_S[None]),
+                position_ids=self._tensor(batch.position_ids_S[None]),
+                use_cache=False,
+                **{NAME: tree},
+            )
+            .last_hidden_state
         )
+        return hidden_1SH[0].index_select(0, self._tensor(batch.places_P))
+
+    def _logprobs(
+        self,
+        batch: PackedBatch,
+        rows: Sequence[Row],
+        *,
+        model: Any = None,
+        head: OutputHead | None = None,
+        entropy: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logprobs [E] of a micro-batch's trained tokens under the weights as they are, or those of ``model``.
+
+        And with ``entropy`` that of the distributions that they are of, [E].
+        """
+        head = head or self._head
+        hidden_PH = self._hidden(batch, model)
+        temperatures_P, source_E = self._tensor(batch.temperatures_P), self._tensor(batch.source_E)
+        entropy_P = (
+            place_entropy(head.logits(hidden_PH), temperatures_P, self._forbidden(batch, rows)) if entropy else None
+        )
+        logprobs_E = head.logprobs(
+            hidden_PH, temperatures_P, source_E, self._tensor(batch.targets_E), self._forbidden(batch, rows)
+        )
+        return logprobs_E, None if entropy_P is None else entropy_P[source_E]
 
     def _forbidden(self, batch: PackedBatch, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
         """The places of constrained tokens, each with bool [V] of what was not allowed there."""
@@ -289,6 +349,7 @@ class TorchTrainer:
             submitted=self._backend.submitted,
             weights=masters,
             moments=checkpoint.optimizer_moments(self._optimizer, masters),
+            critic={} if self._critic is None else self._critic.state(),
         )
 
     @torch.no_grad()
@@ -298,6 +359,8 @@ class TorchTrainer:
             master.copy_(state.weights[name])
         self._tuning.publish()
         checkpoint.restore_moments(self._optimizer, self._tuning.masters, state.moments)
+        if self._critic is not None and state.critic:
+            self._critic.restore(state.critic)
         self._version = self._backend.versions[self.name] = state.version
         self._backend.submitted = state.submitted
 

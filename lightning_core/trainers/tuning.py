@@ -111,7 +111,7 @@ def tune(model: Any, config: TorchTrainerConfig, *, name: str, adapters: Adapter
         parameter.requires_grad_(True)
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     base = None
-    if config.keep_base:
+    if config.keep_base or config.algorithm.kl is not None:
         # Frozen weights are shared; what is trained is copied now, while it is still the original.
         frozen = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers()) if not tensor.requires_grad}
         base = (copy.deepcopy(model, frozen).requires_grad_(False), nullcontext)

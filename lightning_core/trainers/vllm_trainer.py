@@ -15,7 +15,7 @@ from lightning_core.policy.vllm_backend import VllmBackend
 from lightning_core.policy.vllm_server import serve_vllm
 from lightning_core.trainers.model import resolve_model
 from lightning_core.trainers.torch_trainer import TorchTrainer
-from lightning_core.transitions import Row
+from lightning_core.transitions import Row, Transition
 
 
 class VllmTrainer:
@@ -76,6 +76,14 @@ class VllmTrainer:
         started = time.monotonic()
         self._push()
         return {**metrics, "seconds_push": time.monotonic() - started}
+
+    def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
+        """See `Trainer.expected`."""
+        return self._trainer.expected(transitions)
+
+    def learn_expected(self, targets: Mapping[str, float]) -> Mapping[str, float]:
+        """See `Trainer.learn_expected`."""
+        return self._trainer.learn_expected(targets)
 
     def save(self, folder: Path) -> None:
         """See `Trainer.save`."""

@@ -1,4 +1,4 @@
-"""The anchor's gateway, `agl-server` of agentlightning, in an environment of its own, as bench_endpoint measures it."""
+"""The anchor's gateway, `agl-server` of agentlightning, in an environment of its own, as endpoint measures it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def install(interpreter: str | None) -> Path:
         python = _find_python([interpreter] if interpreter else [*_INTERPRETERS, sys.executable])
         if python is None:
             sys.exit(
-                f"bench_endpoint: {PACKAGE} needs Python 3.12 or later, and none was found among {interpreter or _INTERPRETERS!r}. "
+                f"endpoint: {PACKAGE} needs Python 3.12 or later, and none was found among {interpreter or _INTERPRETERS!r}. "
                 "Give one with --anchor-python PATH, or measure ours alone with --no-anchor"
             )
         print(f"installing {PACKAGE} into {folder} with {python}", file=sys.stderr)
@@ -40,7 +40,7 @@ def install(interpreter: str | None) -> Path:
         done = subprocess.run([*pip, "install", "--quiet", PACKAGE], check=False, capture_output=True, text=True)
         if done.returncode:
             shutil.rmtree(folder, ignore_errors=True)
-            sys.exit(f"bench_endpoint: pip could not install {PACKAGE}: {done.stderr.strip()[-500:]}")
+            sys.exit(f"endpoint: pip could not install {PACKAGE}: {done.stderr.strip()[-500:]}")
     return command
 
 

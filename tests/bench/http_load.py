@@ -1,4 +1,4 @@
-"""Load for bench_endpoint from a process of its own: as many streams as asked for, each with a connection, one request after the other.
+"""Load for endpoint from a process of its own: as many streams as asked for, each with a connection, one request after the other.
 
     python -m tests.bench.http_load
 

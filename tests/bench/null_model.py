@@ -1,4 +1,4 @@
-"""A model server that costs next to nothing and answers with vLLM's fields: what stands behind the gateways of bench_endpoint.
+"""A model server that costs next to nothing and answers with vLLM's fields: what stands behind the gateways of endpoint.
 
     python -m tests.bench.null_model
 

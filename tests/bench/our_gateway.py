@@ -1,4 +1,4 @@
-"""Our endpoint in a process of its own, as bench_endpoint measures it.
+"""Our endpoint in a process of its own, as endpoint measures it.
 
     python -m tests.bench.our_gateway ROLLOUTS TOKENIZER [--upstream URL] --tokens PROMPT OUTPUT
 
@@ -20,10 +20,9 @@ from lightning_core.capture import rollout
 from lightning_core.policy.backend import Delta, SamplingParams
 from lightning_core.policy.chat import Chat
 from lightning_core.policy.endpoint import PolicyEndpoint, Routing
+from lightning_core.policy.scripted import ByteTokenizer
 from tests.bench.null_model import logprobs_of, tokens
 from tests.bench.processes import raise_file_limit
-
-END = 2
 
 
 class HttpBackend:
@@ -94,27 +93,17 @@ class ReadyBackend:
             yield Delta(token_ids=[token], logprobs=[logprob], version=0, finish_reason=reason)
 
 
-class FreeTokenizer:
+class FreeTokenizer(ByteTokenizer):
     """Costs nothing: every long text has the same ``size`` tokens. As for the anchor, whose model server tokenises."""
-
-    chat_template = "free"
-    all_special_tokens = ("<|im_end|>",)
-    eos_token = "<|im_end|>"
 
     def __init__(self, size: int) -> None:
         self._ids = tokens(size, 1)
 
-    def apply_chat_template(self, conversation: list[dict[str, Any]], **_: Any) -> str:
-        return "".join(f"{m['role']}\n{m['content']}<|im_end|>\n" for m in conversation)
+    def encode(self, text: str, **options: Any) -> list[int]:
+        return list(self._ids) if len(text) > len(self._ids) else super().encode(text, **options)
 
-    def encode(self, text: str, **_: Any) -> list[int]:
-        return list(self._ids)
-
-    def decode(self, token_ids: list[int], **_: Any) -> str:
-        return "word " * len(token_ids)
-
-    def convert_tokens_to_ids(self, token: str) -> int:
-        return END
+    def decode(self, token_ids: list[int], **options: Any) -> str:
+        return "word " * len(token_ids) if len(token_ids) > 1 else super().decode(token_ids, **options)
 
 
 def load_tokenizer(name: str, size: int) -> Any:

@@ -82,6 +82,8 @@ def test_lora_gets_its_defaults() -> None:
             "policies.b={agents: [y], lora: {rank: 4}, tuning: lora}",
         ],
         ["tasks.train=m:f", "tasks.train.args={x: '1', y: null}", "policy.upstream.base_url=http://a/v1"],
+        ["algorithm.loss=gspo", "algorithm.sequence=row", "algorithm.clip_low=3e-4", "algorithm.clip_high=4e-4"],
+        ["algorithm.loss=reinforce", "algorithm.kl.weight=0.01", "algorithm.importance={level: rollout, high: null}"],
     ],
 )
 def test_the_resolved_file_reads_back_equal(tmp_path: Path, overrides: list[str]) -> None:
@@ -189,6 +191,23 @@ rollouts: {group_size: yes}
             "eval.temperature: found 0.001; vLLM samples",
         ),
         ("eval: {temperature: 0, samples: 4}", "eval.samples: at eval.temperature 0 all 4 attempts are equal"),
+        (
+            "algorithm: {loss: gspo, clip_low: 3e-4, clip_high: 4e-4}",
+            "algorithm.sequence: 'gspo' needs to be told what a sequence is: row or rollout",
+        ),
+        ("algorithm: {aggregation: sequence-mean}", "algorithm.sequence: 'sequence-mean' needs to be told"),
+        (
+            "algorithm: {sequence: row}",
+            "algorithm.sequence: goes with loss: gspo or aggregation: sequence-mean only, but they are 'ppo' and 'rollout-mean'",
+        ),
+        ("algorithm: {loss: gspo, sequence: row}", "algorithm.loss: 'gspo' needs a clip_low and clip_high of its own"),
+        ("algorithm: {loss: reinforce, clip_high: 0.3}", "algorithm.clip_high: 'reinforce' has no ratio to clip"),
+        ("algorithm: {loss: reinforce, updates_per_step: 2}", "algorithm.updates_per_step: found 2; 'reinforce' has"),
+        ("algorithm: {clip_dual: 2.0}", "algorithm.clip_dual: goes with loss: dual-clip only"),
+        ("algorithm: {aggregation: constant}", "algorithm.aggregation: 'constant' needs algorithm.constant_tokens"),
+        ("algorithm: {constant_tokens: 9}", "algorithm.constant_tokens: goes with aggregation: constant only"),
+        ("algorithm: {importance: {low: 3.0}}", "algorithm.importance.low: found 3.0, which is not below"),
+        ("algorithm: {importance: {kind: mask, high: null}}", "algorithm.importance.kind: 'mask' without low and high"),
     ],
 )
 def test_impossible_combinations(tmp_path: Path, text: str, expected: str) -> None:
@@ -336,8 +355,8 @@ def test_policies_have_what_they_do_not_say_from_the_common_sections() -> None:
             "policies.a.credit.gamma: goes with rewards: discounted",
         ),
         (
-            "credit: {rewards: gae, gamma: 1.0, advantage: none}\npolicies: {a: {agents: [x]}}",
-            "credit.rewards: 'gae' has one critic, and there are several policies",
+            "policies: {a: {agents: [x], credit: {rewards: gae, gamma: 1.0}}}",
+            "policies.a.credit.advantage: with rewards: gae the critic is the baseline",
         ),
         (
             "policy: {model: m, backend: vllm}\n" + TWO,

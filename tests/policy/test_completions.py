@@ -118,7 +118,7 @@ def test_an_untrained_agent_s_call_passes_through_unchanged_and_is_recorded(stre
             answer: Any = client.completions.create(model="davinci", prompt=["a", "b"], n=2, stream=stream)
             if stream:
                 list(answer)
-            with pytest.raises(openai.APIError, match=r"/completions answered 400.*suffix"):
+            with pytest.raises(openai.BadRequestError, match="suffix"):
                 list(client.completions.create(model="davinci", prompt="a", suffix="z", stream=stream))
     *calls, refused = run.trace.calls
     assert [(c.agent, c.prompt_ids, (c.response or {})["content"]) for c in calls] == [

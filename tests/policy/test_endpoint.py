@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
+from starlette.responses import JSONResponse
 
 from lightning_core.capture import Run, current_address, reward, rollout, scope
 from lightning_core.policy.chat import Chat
@@ -19,7 +20,7 @@ from lightning_core.policy.endpoint import Limits, PolicyEndpoint, Routing
 from lightning_core.policy.scripted import ScriptedBackend
 from lightning_core.policy.upstream import UpstreamServer
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
-from tests.recording_server import RecordingServer
+from tests.recording_server import RecordingServer, recording_server
 
 TRAINED = Routing(trained=frozenset({"writer"}), temperature=0.7, max_tokens=64)
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -234,11 +235,34 @@ def test_what_an_upstream_can_do_is_for_the_upstream_to_say():
         target = UpstreamServer(base_url=far.url, api_key=key)
         with (
             serve(upstream=target) as near,
-            speak(near, agent="critic") as (_, client),
-            pytest.raises(openai.APIError) as caught,
+            speak(near, agent="critic") as (run, client),
+            pytest.raises(openai.BadRequestError, match="guided_grammar") as caught,
         ):
             client.chat.completions.create(model="far", messages=HI, extra_body={"guided_grammar": "x"})
-    assert f"{far.url}/chat/completions answered 400" in str(caught.value)
+    assert caught.value.param == "guided_grammar", "the error's body is the upstream's own"
+    assert run.infrastructure == [], "the request was at fault"
+    (call,) = run.trace.calls
+    assert call.error is not None
+    assert f"{far.url}/chat/completions answered 400" in call.error
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("status", "blamed"), [(400, False), (422, False), (401, True), (429, True), (503, True)])
+def test_an_upstream_s_refusal_reaches_the_agent_as_it_is(status: int, blamed: bool, stream: bool):
+    """So that an agent's own way of coping works. Whose fault it was decides whether the rollout counts."""
+    body = {"error": {"message": "no", "code": "context_length_exceeded"}}
+    with (
+        recording_server(refusal=JSONResponse(body, status, {"retry-after": "7"})) as server,
+        serve(upstream=UpstreamServer(base_url=f"{server.url}/v1")) as endpoint,
+        speak(endpoint, agent="critic") as (run, client),
+        pytest.raises(openai.APIStatusError) as caught,
+    ):
+        list(client.with_options(max_retries=0).chat.completions.create(model="gpt", messages=HI, stream=stream))
+    assert caught.value.status_code == status
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.response.headers["retry-after"] == "7"
+    assert bool(run.infrastructure) == blamed
+    assert run.trace.calls[0].error is not None
 
 
 @pytest.mark.parametrize("stream", [False, True])

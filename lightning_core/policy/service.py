@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from lightning_core.capture import find_run
-from lightning_core.errors import OverloadError, PolicyRequestError, UpstreamError
+from lightning_core.errors import OverloadError, PolicyRequestError, UpstreamError, UpstreamRefusal
 from lightning_core.policy.dialects.dialect import Dialect
 from lightning_core.policy.limits import Limits
 from lightning_core.policy.receiving import read_body, read_json
@@ -133,6 +133,10 @@ class Service:
 
     def _failed(self, asked: Asked, error: Exception) -> Response:
         asked.abandon(error)
+        if isinstance(error, UpstreamRefusal):
+            if not error.of_the_agent:
+                count_failure(asked.address, error)
+            return Response(error.body, error.status, error.headers)
         count_failure(asked.address, error)
         status = 502 if isinstance(error, UpstreamError) else 500
         return error_response(self._wire, PolicyRequestError(describe(error), status=status))

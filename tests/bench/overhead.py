@@ -1,6 +1,6 @@
 """What capture costs an agent whose model answers in 10 ms: decorated against plain, in one run.
 
-    python -m tests.bench.bench_overhead [--calls 50] [--repeats 5]
+    python -m tests.bench.overhead [--calls 50] [--repeats 5]
 
 Each host runs the same agent, one model call a run, three ways: *plain*, against a small server that waits 10 ms; *captured*, marked
 and in a rollout, with all integrations installed, against that same server; *endpoint*, the same but led to the policy endpoint,

@@ -1,6 +1,8 @@
 """The embedded engine against plain Hugging Face, on the same model, prompts and machine, in one run.
 
-    python -m tests.bench.bench_engine [--model smollm2-135m-instruct] [--dtype auto float32]
+    python -m tests.bench.engine [--model smollm2-135m-instruct] [--dtype auto float32] [--vllm bfloat16 float32]
+
+With ``--vllm`` also against vLLM's build for CPUs, whose command must be on the PATH (``make test-vllm`` makes one in .venv-vllm).
 
 64 rows: 8 prompts of a 200-token shared prefix and a 40-token question, 8 samples each, 24 new tokens. Prints wall and
 process time of both and their ratio. Requests arrive 10 ms apart, as from agents that run at the same time.
@@ -19,7 +21,10 @@ from typing import Any
 import torch
 
 import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
-from lightning_core.policy.backend import Delta, SamplingParams
+from lightning_core.policy.backend import Backend, Delta, SamplingParams
+from lightning_core.policy.vllm_api import CPU_ARGS
+from lightning_core.policy.vllm_backend import VllmBackend
+from lightning_core.policy.vllm_server import serve_vllm
 from lightning_core.trainers.model import load_model, resolve_model
 from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.trainers.torch_trainer import TorchTrainer
@@ -59,12 +64,23 @@ def plain_step(model: Any, ids: torch.Tensor, advantages: list[float], micro_bat
         (-(logprobs * weight).mean() * len(part) / len(ids)).backward()
 
 
-async def sample_all(trainer: TorchTrainer, prompts: list[list[int]], params: SamplingParams) -> list[Delta]:
+async def sample_all(backend: Backend, prompts: list[list[int]], params: SamplingParams) -> list[Delta]:
     async def one(index: int, prompt: list[int]) -> Delta:
         await asyncio.sleep(0.01 * index)
-        return [delta async for delta in trainer.backend.generate(prompt, params, model="policy")][-1]
+        return [delta async for delta in backend.generate(prompt, params, model="policy")][-1]
 
     return await asyncio.gather(*(one(index, prompt) for index, prompt in enumerate(prompts)))
+
+
+def vllm_sampling(model: str, prompts: list[list[int]], params: SamplingParams, dtype: str) -> float:
+    """Wall seconds of the same prompts on a vLLM server, once it is warm; its processes' CPU time is not ours to read."""
+    args = (*CPU_ARGS, "--max-num-seqs", str(len(prompts)))
+    with serve_vllm(model, dtype=dtype, max_context=1024, args=args) as url:
+        backend = VllmBackend(url)
+        others = [[token + 1 for token in prompt] for prompt in prompts]
+        asyncio.run(sample_all(backend, others, params))
+        wall, _, _ = timed(lambda: asyncio.run(sample_all(backend, prompts, params)))
+    return wall
 
 
 def main() -> None:
@@ -73,6 +89,7 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="+", default=["auto", "float32"])
     parser.add_argument("--layers", type=int, default=15, help="train only the top so many layers; 0: all")
     parser.add_argument("--no-plain", action="store_true")
+    parser.add_argument("--vllm", nargs="*", metavar="DTYPE", default=[], help="also a vLLM server, with these dtypes")
     arguments = parser.parse_args()
     rng = random.Random(0)
     prefix = rng.choices(range(1000, 20000), k=PREFIX)
@@ -93,14 +110,16 @@ def main() -> None:
                 layer.requires_grad_(True)
         *plain_train, _ = timed(lambda: plain_step(model, output, advantages))
         del model
+    fastest = float("inf")
     for dtype in arguments.dtype:
         torch.set_float32_matmul_precision("highest")
         config = TorchTrainerConfig(model=str(folder), train_layers=arguments.layers or None, dtype=dtype, device="cpu")
         trainer = TorchTrainer(config)
         print(f"{arguments.model}, dtype {dtype}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}")
         params = SamplingParams(max_tokens=NEW, temperature=TEMPERATURE)
-        *sampling, deltas = timed(lambda t=trainer, p=params: asyncio.run(sample_all(t, prompts, p)))
+        *sampling, deltas = timed(lambda t=trainer, p=params: asyncio.run(sample_all(t.backend, prompts, p)))
         report("sampling", tokens, tuple(plain_gen), tuple(sampling))
+        fastest = min(fastest, sampling[0])
         rows = [
             make_row(
                 (prompt, False), (delta.token_ids, True), rollout=str(index), advantage=advantages[index],
@@ -113,6 +132,11 @@ def main() -> None:
         print(f"  {trainer.backend.stats}")
         print("  " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()), flush=True)
         trainer.close()
+    params = SamplingParams(max_tokens=NEW, temperature=TEMPERATURE)
+    for dtype in arguments.vllm:
+        wall = vllm_sampling(str(folder), prompts, params, dtype)
+        print(f"  sampling  vLLM {dtype:9s} {tokens / wall:7.0f} tok/s   wall {wall:6.2f} s")
+        print(f"  sampling  speed-up  {wall / fastest:7.1f} x wall over it", flush=True)
 
 
 if __name__ == "__main__":

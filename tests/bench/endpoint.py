@@ -1,6 +1,6 @@
 """Our endpoint and the anchor's gateway before the same model server that costs nothing: what each of them costs, in one run.
 
-    python -m tests.bench.bench_endpoint [--repeats 3] [--workload short long] [--anchor-python PATH | --no-anchor] [--tokenizer NAME]
+    python -m tests.bench.endpoint [--repeats 3] [--workload short long] [--anchor-python PATH | --no-anchor] [--tokenizer NAME]
 
 The anchor is agentlightning 1.0.2 (its `agl-server`, as shipped); it needs Python 3.12 or later and is installed into the cache folder.
 Both gateways, the model server (`null_model.py`) and the load (`http_load.py`) are processes of their own. Lines of ours:

@@ -1,6 +1,6 @@
 """Counts how many of 10,000 model calls are recorded for the wrong agent or rollout, lost, or recorded twice.
 
-    python -m tests.bench.bench_identity [--calls 10000] [--concurrency 50] [--seed 0]
+    python -m tests.bench.identity [--calls 10000] [--concurrency 50] [--seed 0]
 
 The program is ``tests/integrations/storm.py``: parallel branches, threads, a sub-graph, retries, streaming, an agent inside an agent, and
 random sleeps, over real HTTP against the scripted policy.
