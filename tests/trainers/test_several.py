@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_core.config_algorithm import Algorithm, Kl
+from lightning_core.config_credit import Critic
 from lightning_core.errors import ConfigError, ProofError, TrainingError
 from lightning_core.policy.backend import Delta, SamplingParams
 from lightning_core.trainers.adapters import Adapters
 from lightning_core.trainers.model import load_model
 from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.trainers.several import SeveralTrainer
-from lightning_core.transitions import Row
+from lightning_core.transitions import Row, Transition
 from tests.trainers.rows import make_row
 
 Make = Callable[..., SeveralTrainer]
@@ -119,12 +121,15 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.parametrize("size", [20, 200], ids=["few", "many"])  # of tokens that an adapter has in a row
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_adapters_in_one_batch_compute_what_each_does_alone(three: SeveralTrainer, temperature: float) -> None:
+def test_adapters_in_one_batch_compute_what_each_does_alone(
+    three: SeveralTrainer, temperature: float, size: int
+) -> None:
     """Also with the same prompt, or its beginning, under all of them."""
     params = SamplingParams(max_tokens=8, temperature=temperature)
     models = ["a", "base", "b", "c"]
-    prompts = [tokens(1, 30), tokens(1, 30)[:20] + tokens(2, 9), tokens(3, 7)]
+    prompts = [tokens(1, size), tokens(1, size)[:20] + tokens(2, 9), tokens(3, 7)]
     jobs = [(model, prompt) for prompt in prompts for model in models]
     lane = three.backend._lanes["a"]
     prefills: list[int] = []
@@ -259,6 +264,59 @@ def test_the_gradient_of_other_policies_is_exactly_zero(three: SeveralTrainer) -
     for name, grads in found.items():
         assert any(float(value) for key, value in grads.items() if key.startswith(f"{name}/"))
         assert not any(float(value) for key, value in grads.items() if not key.startswith(f"{name}/"))
+
+
+def test_layers_computed_again_have_the_same_adapter(make: Make) -> None:
+    """Gradient checkpointing goes through the layers in the backward pass, which must find the adapter of the forward pass."""
+    found: list[dict[str, torch.Tensor]] = []
+    for again in (False, True):
+        options = {**LORA, "gradient_checkpointing": again, "algorithm": Algorithm(kl=Kl(weight=0.1))}
+        trainer = make(a=options, b=options)
+        for seed, name in enumerate("ab"):
+            scramble(trainer, name, seed)
+        trainer.step([
+            make_row((tokens(1, 20), False), ([1, 2, 3], True), policy="a"),
+            make_row((tokens(1, 20), False), ([4, 5], True), policy="b", rollout="r1"),
+        ])  # fmt: skip
+        found.append({f"{name}/{key}": tensor for name in "ab" for key, tensor in weights(trainer, name).items()})
+    for key, tensor in found[0].items():
+        torch.testing.assert_close(found[1][key], tensor, atol=1e-6, rtol=0)
+
+
+def test_every_policy_has_a_critic_of_its_own(make: Make, tmp_path: Path) -> None:
+    trainer = make(a={**LORA, "critic": Critic(epochs=200, learning_rate=0.05)}, b={**LORA, "critic": Critic()}, c=LORA)
+    calls = [transition("a", 1), transition("b", 1), transition("a", 2)]
+    assert trainer.expected(calls) == {"a1": 0, "b1": 0, "a2": 0}
+    metrics = trainer.learn_expected({"a1": 1.0, "a2": -1.0, "b1": 3.0})
+    assert metrics["a/critic_loss"] == pytest.approx(1)
+    assert metrics["b/critic_loss"] == pytest.approx(9)
+    expected = trainer.expected(calls)
+    assert expected["a1"] == pytest.approx(1, abs=0.2)
+    assert expected["a2"] == pytest.approx(-1, abs=0.2)
+    assert 0 < expected["b1"] < 1
+    trainer.save(tmp_path / "checkpoint")
+    resumed = make(a={**LORA, "critic": Critic()}, b={**LORA, "critic": Critic()}, c=LORA)
+    resumed.load(tmp_path / "checkpoint")
+    assert resumed.expected(calls) == expected
+
+
+def transition(policy: str, seed: int) -> Transition:
+    return Transition(
+        call=f"{policy}{seed}",
+        rollout="r",
+        task_id="t",
+        agent=policy,
+        policy=policy,
+        version=0,
+        sequence=seed,
+        prompt_ids=np.array(tokens(seed, 12), dtype="<u4"),
+        output_ids=np.array([1, 2], dtype="<u4"),
+        logprobs=np.array([-1, -1], dtype="<f4"),
+        temperature=1.0,
+        constraint=None,
+        digest="",
+        finish_reason="stop",
+    )
 
 
 def test_sampler_and_trainer_agree_on_every_policy(three: SeveralTrainer) -> None:
