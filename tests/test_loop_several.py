@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -54,24 +55,32 @@ def earned(result: Result, agent: str, step: int) -> float:
 
 @pytest.mark.parametrize(
     ("talker", "counter", "policy"),
-    [({}, {"learning_rate": 3e-2}, LORA), ({}, {"learning_rate": 6e-3}, {})],
+    [({}, {"learning_rate": 1.5e-2}, LORA), ({}, {"learning_rate": 6e-3}, {})],
     ids=["adapters", "models"],
 )
 def test_two_agents_learn_two_bandits_at_once(
     model: Path, tmp_path: Path, talker: dict[str, Any], counter: dict[str, Any], policy: dict[str, Any]
 ):
-    more = {"trainer": {"learning_rate": 2e-2 if policy else 5e-3}, "algorithm": {"updates_per_step": 2}}
+    more: dict[str, Any] = {
+        "trainer": {"learning_rate": 1e-2 if policy else 5e-3, "steps": 16},
+        "rollouts": {"group_size": 8},
+        "algorithm": {"updates_per_step": 2},
+    }
     own = {"advantage": "rloo"}
     policies = {"talk": {"agents": ["talker"], **talker}, "count": {"agents": ["counter"], "credit": own, **counter}}
     result = fit(config=load_config(settings(model, tmp_path, policies, policy=policy, **more)))
-    for agent in ("talker", "counter"):
-        assert earned(result, agent, 11) > earned(result, agent, 0) + 0.3, agent
+    after = {agent: fmean(earned(result, agent, step) for step in (13, 14, 15)) for agent in ("talker", "counter")}
+    for agent, value in after.items():
+        assert value > earned(result, agent, 0) + 0.15, agent
+    assert sum(after.values()) > 1, (
+        "what one policy could earn in both: they are asked the same, and no character pays twice"
+    )
     with Store(result.folder / "store.db", read_only=True) as store:
         calls = [c for r in store.rollouts(step=3) for c in store.trace(r.id).calls]
     assert {(c.agent, c.model, c.policy_version) for c in calls} == {("talker", "talk", 3), ("counter", "count", 3)}
     for metrics in result.metrics:
-        assert metrics["talk/logprob_difference_max"] < 1e-3
-        assert metrics["count/logprob_difference_max"] < 1e-3
+        for name in policies:  # where all attempts earned the same there is nothing to compare
+            assert metrics.get(f"{name}/logprob_difference_max", 0) < 1e-3
         assert metrics["talk/groups"] == metrics["count/groups"] == 4
         assert "loss" not in metrics
 
