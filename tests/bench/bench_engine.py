@@ -8,6 +8,9 @@ process time of both and their ratio. Requests arrive 10 ms apart, as from agent
 
 from __future__ import annotations
 
+import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
+
+# isort: split
 import argparse
 import asyncio
 import os
@@ -18,7 +21,6 @@ from typing import Any
 
 import torch
 
-import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
 from lightning_core.policy.backend import Delta, SamplingParams
 from lightning_core.trainers.model import load_model, resolve_model
 from lightning_core.trainers.settings import TorchTrainerConfig
