@@ -9,6 +9,9 @@ touched by a first small step).
 
 from __future__ import annotations
 
+import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
+
+# isort: split
 import argparse
 import json
 import os
@@ -21,7 +24,6 @@ from typing import Any
 
 import torch
 
-import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
 from lightning_core.trainers.model import resolve_model
 from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.trainers.torch_trainer import TorchTrainer

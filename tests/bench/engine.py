@@ -10,6 +10,9 @@ process time of both and their ratio. Requests arrive 10 ms apart, as from agent
 
 from __future__ import annotations
 
+import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
+
+# isort: split
 import argparse
 import asyncio
 import os
@@ -20,7 +23,6 @@ from typing import Any
 
 import torch
 
-import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
 from lightning_core.policy.backend import Backend, Delta, SamplingParams
 from lightning_core.policy.vllm_api import CPU_ARGS
 from lightning_core.policy.vllm_backend import VllmBackend
