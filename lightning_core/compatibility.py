@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import distribution
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -22,24 +25,32 @@ _END = """
 The integrations' tests run with the newest versions (`make test`, exact versions in `constraints.txt`) and with the lowest that the
 extras admit (`make test-lowest`).
 """
+_NAME = "lightning-rl"
 _OURS = ("all", "dev", "examples")
 """Extras that gather others, or are for this project's own development."""
 
 
 def compatibility() -> str:
-    """The page. Needs the installed metadata of this distribution to be that of its pyproject.toml."""
-    own = distribution("lightning-rl")
-    rows: list[str] = []
-    for extra in sorted(own.metadata.get_all("Provides-Extra") or ()):
-        if extra not in _OURS:
-            needs = [_cell(r) for text in own.requires or () if _is_of(r := Requirement(text), extra)]
-            rows.append(f"| `{extra}` | {', '.join(needs)} |\n")
-    return _INTRODUCTION.format(python=own.metadata["Requires-Python"]) + "".join(rows) + _END
+    """The page. Reads the pyproject.toml of the checkout that this file is in."""
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    project: dict[str, Any] = tomllib.loads(text)["project"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+    rows = [
+        f"| `{extra}` | {', '.join(_cell(needed) for needed in _needs(extra, extras))} |\n"
+        for extra in sorted(extras)
+        if extra not in _OURS
+    ]
+    return _INTRODUCTION.format(python=project["requires-python"]) + "".join(rows) + _END
 
 
-def _is_of(requirement: Requirement, extra: str) -> bool:
-    marker = requirement.marker
-    return marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""})
+def _needs(extra: str, extras: Mapping[str, Sequence[str]]) -> list[Requirement]:
+    """What ``extra`` requires, by name, with what the extras that it is made of do."""
+    found: dict[str, Requirement] = {}
+    for text in extras[extra]:
+        needed = Requirement(text)
+        parts = [needed] if needed.name != _NAME else [r for part in needed.extras for r in _needs(part, extras)]
+        found |= {r.name: r for r in parts}
+    return [found[name] for name in sorted(found)]
 
 
 def _cell(requirement: Requirement) -> str:

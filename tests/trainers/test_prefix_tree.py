@@ -1,6 +1,6 @@
 """The tree of a group's calls trained once: the gradient of the flat batch, from a fraction of its tokens.
 
-The shape is that of tests/bench/bench_prefix_tree.py, ten turns of eight branches, with fewer tokens in each.
+The shape is that of tests/bench/prefix_tree.py, ten turns of eight branches, with fewer tokens in each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lightning_core.trainers.model import load_model
 from lightning_core.trainers.packing import pack_rows
 from lightning_core.trainers.torch_trainer import TorchTrainer
 from lightning_core.transitions import Row
-from tests.bench.bench_prefix_tree import calls_of_a_group, difference, pack_apart, plain_gradients, step_gradients
+from tests.bench.prefix_tree import calls_of_a_group, difference, pack_apart, plain_gradients, step_gradients
 from tests.trainers.test_torch_trainer import make
 
 

@@ -44,13 +44,14 @@ def no_shared_memory_leaks(environment: None) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # vLLM on a CPU wants 32 dimensions a head, and an output layer that is not tied to the embeddings.
-    return make_tiny_model(tmp_path_factory.mktemp("model"), arch="qwen2", heads=2)
+    # vLLM on a CPU wants 32 dimensions a head, and an output layer that is not tied to the embeddings. With fewer layers its engine
+    # is faster than its HTTP server, and a response is done before anybody hears of a hang-up.
+    return make_tiny_model(tmp_path_factory.mktemp("model"), arch="qwen2", heads=2, layers=12)
 
 
 @pytest.fixture(scope="session")
 def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("other"), arch="qwen2", heads=2, seed=1)
+    return make_tiny_model(tmp_path_factory.mktemp("other"), arch="qwen2", heads=2, layers=12, seed=1)
 
 
 @pytest.fixture(scope="session")

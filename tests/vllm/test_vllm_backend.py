@@ -135,12 +135,12 @@ def test_responses_under_way_live_through_a_push(backend: VllmBackend, model: Pa
     async def run() -> list[list[Delta]]:
         deltas = [backend.generate(tokens(i, 30), params, model="policy", stream=i % 5 == 0) for i in range(1, 20)]
         tasks = [asyncio.create_task(collect(d)) for d in deltas]
-        # This one tells when the server is at work.
+        # This one tells when the server is at work, and under which weights.
         first: list[Delta] = []
         async for delta in backend.generate(tokens(0, 30), params, model="policy", stream=True):
             first.append(delta)
-            if len(first) in (20, 60):
-                version = 1 if len(first) == 20 else 2
+            version = delta.version + 1
+            if version < len(weights) and sum(d.version == delta.version for d in first) == 20:
                 tasks.append(asyncio.create_task(asyncio.to_thread(backend.push, weights[version], version)))
         done = await asyncio.gather(*tasks)
         return [first, *(d for d in done if d is not None)]

@@ -1,6 +1,6 @@
 """Adapters of one base decoded in the same batches, against one adapter after the other, in one run.
 
-    python -m tests.bench.bench_adapters [--model smollm2-135m-instruct] [--adapters 4] [--rows 64]
+    python -m tests.bench.adapters [--model smollm2-135m-instruct] [--adapters 4] [--rows 64]
 
 Each adapter answers its share of the rows: a prompt of 200 tokens that all rows share and 20 of each row's own, 32 new tokens. Prints
 tokens a second and the ratio; and what as many rows of a single adapter take, which is what the mixture has to be measured by.

@@ -1,6 +1,6 @@
 """What the memory settings are worth: wall time and peak memory of one training step. Linux only.
 
-    python -m tests.bench.bench_memory [--model smollm2-135m-instruct] [--rows 8] [--prompt 512] [--response 256]
+    python -m tests.bench.memory [--model smollm2-135m-instruct] [--rows 8] [--prompt 512] [--response 256]
 
 Rows with nothing in common, so that a micro-batch is as long as it says. Each case runs in a process of its own; its peak is the
 largest resident memory during the step, over what was resident before it (weights and optimiser are about to be in there: they are
@@ -89,7 +89,7 @@ def main() -> None:
         command = [
             sys.executable,
             "-m",
-            "tests.bench.bench_memory",
+            "tests.bench.memory",
             *sys.argv[1:],
             "--options",
             json.dumps(CASES[name]),

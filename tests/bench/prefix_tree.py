@@ -1,6 +1,6 @@
 """Training the prefix tree of a group once, against training each call by itself.
 
-    python -m tests.bench.bench_prefix_tree [--model smollm2-135m-instruct | tiny] [--turns 10] [--branches 8]
+    python -m tests.bench.prefix_tree [--model smollm2-135m-instruct | tiny] [--turns 10] [--branches 8]
 
 A group of attempts at one task: all have the task's prompt in common, and each call of an attempt has as its prompt all that was
 said before. Three ways to the same gradient, on the same model, threads and precision, in one run:
