@@ -23,7 +23,7 @@ from lightning_core.trainable import trainable
 if TYPE_CHECKING:
     from lightning_core.capture import reward, rollout
     from lightning_core.config import Config, load_config
-    from lightning_core.credit import Credit, CreditRules, Episode, assign_credit
+    from lightning_core.credit import CreditRules, Episode, assign_credit
     from lightning_core.errors import LightningError
     from lightning_core.integration import install, uninstall
     from lightning_core.loop import Result, evaluate, fit
@@ -35,7 +35,6 @@ _HOMES = {
     "rollout": "capture",
     "Config": "config",
     "load_config": "config",
-    "Credit": "credit",
     "Episode": "credit",
     "CreditRules": "credit",
     "assign_credit": "credit",
@@ -56,7 +55,6 @@ _HOMES = {
 __all__ = [
     "Call",
     "Config",
-    "Credit",
     "CreditRules",
     "Episode",
     "LightningError",
