@@ -15,7 +15,6 @@ from lightning_core.policy.dialects.dialect import Dialect
 from lightning_core.policy.dialects.exchange import ChatRequest, Reply, model_name
 from lightning_core.policy.limits import Limits
 from lightning_core.policy.passing import Passing
-from lightning_core.policy.plain_prompt import render_plain
 from lightning_core.policy.recording import CallSpan
 from lightning_core.policy.sampling import Sampler, SamplingJob, seeded
 from lightning_core.policy.service import Asked, EventStream
@@ -108,6 +107,6 @@ class Answering:
 
 def _render(chat: Chat, asked: Asked, request: ChatRequest) -> list[Prompt]:
     if request.prompts:
-        return [render_plain(chat, prompt) for prompt in request.prompts]
+        return [chat.plain(prompt) for prompt in request.prompts]
     demands = request.demands.in_words()
     return [chat.render(request.messages, request.tools, asked.session.memory, demands=demands)]

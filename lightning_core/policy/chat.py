@@ -18,9 +18,9 @@ from __future__ import annotations
 import json
 import threading
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from lightning_core.errors import PolicyRequestError
 from lightning_core.policy.chat_template import ChatTemplate
@@ -162,6 +162,29 @@ class Chat:
             reason=reason,
             thinking=self._template.reasons and opens_reasoning(text),
         )
+
+    def plain(self, prompt: str | Sequence[int]) -> Prompt:
+        """A prompt without a chat: its text, or its ids, are the whole of it, and no template is applied.
+
+        Whoever writes such a prompt frames it himself, so special tokens are read as what they are, and the tokenizer begins it as it
+        begins every text (some with a token of its own). Raises `PolicyRequestError` if it has no tokens, or one that is not known.
+        """
+        if isinstance(prompt, str):
+            with self._lock:
+                ids = tuple(self._tokenizer.encode(prompt, add_special_tokens=True, split_special_tokens=False))
+        else:
+            ids = tuple(prompt)
+            vocabulary = len(cast(Sized, self._tokenizer))
+            for token in ids:
+                if not 0 <= token < vocabulary:
+                    raise PolicyRequestError(
+                        f"prompt has the token {token}; the model's are those from 0 to {vocabulary - 1}",
+                        param="prompt",
+                    )
+        if not ids:
+            raise PolicyRequestError("prompt is empty; expected at least one token", param="prompt")
+        text = prompt if isinstance(prompt, str) else self.text(ids)
+        return Prompt(ids=ids, text=text, messages=(), tools="", context="new")
 
     def remember(self, prompt: Prompt, output_ids: Sequence[int], response: Message, memory: Memory) -> None:
         """Record what was sampled from ``prompt``, so that the next turn continues these very tokens."""
