@@ -76,11 +76,11 @@ def answer(passage: str) -> str:
 
 
 def rag(task: dict[str, Any]) -> float:
-    """A search for the wrong thing finds nothing that helps."""
+    """A search for the wrong thing finds nothing, and an answer that no passage supports is worth nothing."""
     first, second = task["prompt"], shifted(task["prompt"], 2)
     found = second if search(first) == first else "-"
     passage = shifted(second, 1) if search(found) == second else "-"
-    return float(answer(passage) == shifted(second, 1))
+    return float(passage in LETTERS and answer(passage) == passage)
 
 
 # --- tool
