@@ -238,15 +238,21 @@ class TorchTrainer:
             **maxima,
         }
 
+    @cached_property
+    def _base_head(self) -> OutputHead:
+        """The initial weights' output layer. With adapters it is the same model, which they have no part in."""
+        assert self._tuning.base is not None
+        model, context = self._tuning.base
+        with context():
+            return self._head if model is self._model else OutputHead(model, self._geometry)
+
     @torch.no_grad()
     def _reference_logprobs(self, batch: PackedBatch, rows: Sequence[Row]) -> Tensor:
         """Logprobs [E] of a micro-batch's trained tokens under the initial weights."""
         assert self._tuning.base is not None
         model, context = self._tuning.base
         with context():
-            # With adapters it is the same model, which they then have no part in.
-            head = self._head if model is self._model else OutputHead(model, self._geometry)
-            return self._logprobs(batch, rows, model=model, head=head)[0]
+            return self._logprobs(batch, rows, model=model, head=self._base_head)[0]
 
     def _hidden(self, batch: PackedBatch, model: Any = None) -> Tensor:
         """The last hidden states [P, H] at a micro-batch's places, in the type of the weights; differentiable."""

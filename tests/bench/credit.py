@@ -5,7 +5,7 @@
 Each run starts from the same model (`credit_model.py`) and ends when the mean training reward of three steps in a row reaches TARGET, or
 after ``--steps`` steps, which counts as that many and is marked with ``>``. Runs of one seed share their tasks and sampling seeds. Printed
 for each rule: the mean number of rollouts over seeds with its 95 % interval (bootstrap), its ratio to broadcast, and how many seeds
-got there. All have the learning rate at which broadcast did best of 5e-4, 1e-3 and 2e-3. The tasks have no parallel branches and the
+got there. The learning rate was found for broadcast (of 5e-4, 1e-3 and 2e-3), and serves all. The tasks have no parallel branches and the
 model is no judge: leave-one-branch-out and the judge are not compared.
 """
 
@@ -63,7 +63,7 @@ def run(task: str, rule: str, seed: int, steps: int, model: str) -> dict[str, An
     curve: list[float] = []
 
     class Watch(SilentProgress):
-        def step(self, step: int, total: int, metrics: Any) -> None:
+        def step(self, step: int, total_steps: int, metrics: Any) -> None:
             curve.append(float(metrics["reward"]))
             if len(curve) >= WINDOW and fmean(curve[-WINDOW:]) >= TARGET:
                 raise Reached
