@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lightning_core.config_algorithm import Aggregation, Algorithm
-from lightning_core.credit import assign_credit
+from lightning_core.credit import CreditRules, assign_credit
 from lightning_core.trainers.aggregation import token_weights
 from lightning_core.trainers.packing import pack_rows
 from lightning_core.trainers.torch_trainer import TorchTrainer
@@ -138,7 +138,8 @@ def test_the_loss_does_not_favour_rollouts_with_many_rows(tiny_llama: Path, trai
 def test_advantages_come_before_anything_is_dropped(tiny_llama: Path, trainers: list[TorchTrainer]) -> None:
     """Rollouts whose own advantage is 0 are no work for the trainer, but they were in the baseline and are in the mean."""
     values = {"w": 1.0, "x": 0.0, "y": 0.5, "z": 0.5}
-    credit = assign_credit([episode(name, value, "aa") for name, value in values.items()], advantage="rloo")
+    episodes = [episode(name, value, "aa") for name, value in values.items()]
+    credit = assign_credit(episodes, CreditRules(advantage="rloo"))
     assert credit.advantages["y0"] == 0
     assert credit.advantages["w0"] == pytest.approx(1 - (0 + 0.5 + 0.5) / 3)  # of two rollouts alone it would be 1
     rows = [
