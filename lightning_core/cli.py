@@ -27,7 +27,7 @@ EXIT_OK, EXIT_NOT_SHOWN, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    options = parse(sys.argv[1:] if arguments is None else arguments)
     try:
         commands = {
             "train": _train,
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_OK
 
 
-def build_parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     """Every command and option there is."""
     parser = argparse.ArgumentParser(
         prog="lightning-rl", description="Train the model inside an LLM agent by reinforcement learning."
@@ -91,8 +91,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = build_parser()
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """What a command line asks for. Raises SystemExit if that is nothing that there is."""
+    parser = _build_parser()
     # Overrides may stand on either side of an option; argparse gives the later ones back.
     options, rest = parser.parse_known_args(arguments)
     options.overrides += rest
