@@ -1,5 +1,5 @@
-# make demo | demo-sql | test | test-lowest | test-vllm | lint: each makes its environment first, once, and again when what it is made
-# from changes.
+# make demo | demo-sql | test | test-lowest | test-vllm | test-parity | lint: each makes its environment first, once, and again when what
+# it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
 # pip listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build of torch.
@@ -9,12 +9,13 @@ ARGS ?=
 VENV := .venv
 LOWEST := .venv-lowest
 VLLM := .venv-vllm
+PARITY := .venv-parity
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 TORCH := torch==2.13.0
 
-.PHONY: demo demo-sql test test-lowest test-vllm lint environment
+.PHONY: demo demo-sql test test-lowest test-vllm test-parity lint environment
 
 demo: $(INSTALLED)
 	$(BIN)/lightning-rl train examples/calculator/lightning.yaml $(ARGS)
@@ -32,6 +33,10 @@ test-lowest: $(LOWEST)/.installed
 # The policy backend on a real vLLM server, in vLLM's build for CPUs.
 test-vllm: $(VLLM)/.installed
 	$(VLLM)/bin/python -m pytest tests/vllm $(ARGS)
+
+# Losses against verl's and TRL's own functions, whose versions and ours cannot share an environment.
+test-parity: $(PARITY)/.installed
+	$(PARITY)/bin/python -m pytest tests/parity $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -61,3 +66,9 @@ $(VLLM)/.installed: pyproject.toml tests/vllm/lock.txt tests/vllm/alias/pyprojec
 	$(VLLM)/bin/python -m pip --disable-pip-version-check --no-input install --no-deps -r tests/vllm/lock.txt
 	$(VLLM)/bin/python -m pip --disable-pip-version-check --no-input install --no-deps ./tests/vllm/alias -e .
 	touch $(VLLM)/.installed
+
+$(PARITY)/.installed: pyproject.toml tests/parity/lock.txt
+	$(PYTHON) -m venv $(PARITY)
+	$(PARITY)/bin/python -m pip --disable-pip-version-check --no-input install --no-deps -r tests/parity/lock.txt
+	$(PARITY)/bin/python -m pip --disable-pip-version-check --no-input install --no-deps -e .
+	touch $(PARITY)/.installed

@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lightning_core import (
     Config,
+    CreditRules,
     Episode,
     Trace,
     assign_credit,
@@ -75,15 +76,10 @@ def attempt(task: dict[str, str], endpoint: PolicyEndpoint) -> tuple[str, Trace]
 def learn(traces: list[Trace], trainer: Trainer) -> None:
     """One step: the trained agents' calls, each call's advantage over the other attempts at its task, and an update."""
     episodes = [
-        Episode(
-            rollout=trace.rollout,
-            task_id=trace.task_id,
-            transitions=trace_to_transitions(trace, agents={"writer"}),
-            rewards=trace.rewards,
-        )
+        Episode(trace=trace, transitions=trace_to_transitions(trace, agents={"writer"}), rewards=trace.rewards)
         for trace in traces
     ]
-    credit = assign_credit(episodes, rewards="broadcast", advantage="grpo")
+    credit = assign_credit(episodes, CreditRules(rewards="broadcast", advantage="grpo"))
     rows = [row for e in episodes for row in transitions_to_rows(e.transitions, credit.advantages)]
     trainer.step(rows)
 

@@ -7,7 +7,7 @@ The flow, one file for each arrow::
          request ──▶ tokens, logprobs      policy/         OpenAI-compatible endpoint that knows the tokens
          spans ──▶ Trace                   trace.py        one OpenTelemetry trace a rollout
          Trace ──▶ [Transition] ──▶ [Row]  transitions.py  per agent; prefix forest; each sampled token once
-         [Transition] ──▶ advantages       credit.py       episode → call → token; groups
+         [Transition] ──▶ advantages       credit/         episode → call → token; groups
          rows ──▶ new weights              trainers/       torch, on this machine
          the circle                        loop.py         tasks → rollouts → the above → policy version + 1
 
@@ -23,7 +23,7 @@ from lightning_core.trainable import trainable
 if TYPE_CHECKING:
     from lightning_core.capture import reward, rollout
     from lightning_core.config import Config, load_config
-    from lightning_core.credit import Credit, Episode, assign_credit
+    from lightning_core.credit import CreditRules, Episode, assign_credit
     from lightning_core.errors import LightningError
     from lightning_core.integration import install, uninstall
     from lightning_core.loop import Result, evaluate, fit
@@ -35,8 +35,8 @@ _HOMES = {
     "rollout": "capture",
     "Config": "config",
     "load_config": "config",
-    "Credit": "credit",
     "Episode": "credit",
+    "CreditRules": "credit",
     "assign_credit": "credit",
     "LightningError": "errors",
     "install": "integration",
@@ -55,7 +55,7 @@ _HOMES = {
 __all__ = [
     "Call",
     "Config",
-    "Credit",
+    "CreditRules",
     "Episode",
     "LightningError",
     "Result",

@@ -364,7 +364,7 @@ def reward(value: float, *, call: str | None = None, agent: str | None = None, n
     current = _current.get()
     if current is None:
         return
-    attributes: dict[str, Any] = {"lightning.reward.value": number}
+    attributes: dict[str, Any] = {tr.REWARD_VALUE: number}
     call = None if call is None else _RESPONSE_PREFIX.sub("", call)
     for key, item in (("call", call), ("agent", agent), ("name", name)):
         if item is not None:

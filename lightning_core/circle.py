@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_core.capture import current_run
+from lightning_core.capture import Run, current_run
 from lightning_core.config import Config
-from lightning_core.credit import Credit, Episode
+from lightning_core.config_policies import agents_policies
+from lightning_core.credit import Credit, CreditRules, Episode, assign_by_policy
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
 from lightning_core.integration import installed
+from lightning_core.judge import judge_episodes, reward_spans, with_scores
 from lightning_core.otel import exporting
 from lightning_core.patching import Patches
-from lightning_core.policy.chat import Chat
 from lightning_core.policy.client import install_client
 from lightning_core.policy.endpoint import PolicyEndpoint, Routing
 from lightning_core.policy.upstream import upstream_target
@@ -57,6 +58,7 @@ class Circle:
         *,
         config: Config,
         trainer: Trainer,
+        endpoint: PolicyEndpoint,
         runner: Runner,
         store: Store,
         progress: Progress,
@@ -64,6 +66,7 @@ class Circle:
     ) -> None:
         self.config = config
         self.trainer = trainer
+        self._endpoint = endpoint
         self.store = store
         self.progress = progress
         self.folder = folder
@@ -92,7 +95,7 @@ class Circle:
 
         Raises `InfrastructureError` if not one rollout came about.
         """
-        c, step = self.config, self.trainer.version
+        c, step = self.config, self.trainer.steps
         # Evaluations before and after share their seeds: what differs between them is the policy.
         when = str(step) if phase == "train" else "eval"
         jobs = [
@@ -104,12 +107,17 @@ class Circle:
         if phase != "train" and c.eval.temperature is not None:
             temperature = c.eval.temperature
         routing = Routing(
-            trained=self.trained, frozen=c.agents.frozen, temperature=temperature, max_tokens=c.rollouts.max_tokens
+            trained=self.trained,
+            policies=agents_policies(c),
+            frozen=c.agents.frozen,
+            temperature=temperature,
+            max_tokens=c.rollouts.max_tokens,
         )
 
         def note(rollout: Rollout, final: bool) -> None:
             tokens = sum(len(call.output_ids) for call in rollout.trace.calls if call.output_ids is not None)
-            self.store.add_rollout(_record(rollout, step, phase), rollout.spans)
+            version = None if c.policies else step
+            self.store.add_rollout(_record(rollout, step, phase, version), rollout.spans)
             if final:
                 self.progress.advance(1, tokens)
 
@@ -135,6 +143,12 @@ class Circle:
                     raise ConfigError(
                         f"agents.{key} names {name!r}, but the agents of this program are {sorted(known)!r}.{failed}"
                     )
+        policies = agents_policies(self.config)
+        for name, mark in marked_agents().items():
+            if name in policies and mark.policy not in (None, policies[name]):
+                raise ConfigError(
+                    f"agent {name!r} is marked with policy {mark.policy!r}, but policies.{policies[name]}.agents names it"
+                )
         if not self.trained:
             raise ConfigError(
                 f"no agent is trained: mark one with @trainable, or name one of {sorted(known)!r} under agents.train.{failed}"
@@ -151,18 +165,34 @@ class Circle:
                 if "the call failed" not in refusal.reason:
                     raise TrainingError(f"a call of agent {refusal.agent!r} cannot be trained on: {refusal.reason}")
             transitions = trace_to_transitions(r.trace, agents=self.trained)
-            rewards = r.trace.rewards
-            episodes.append(
-                Episode(rollout=r.trace.rollout, task_id=r.job.task_id, transitions=transitions, rewards=rewards)
-            )
+            episodes.append(Episode(trace=r.trace, transitions=transitions, rewards=r.trace.rewards))
         if not any(e.transitions for e in episodes):
             error = next((f"; the first error: {r.error}" for r in rollouts if r.error), "")
             raise TrainingError(f"no trained agent made a call in {len(rollouts)} rollouts{error}")
         return episodes
 
+    def judge(self, episodes: list[Episode]) -> list[Episode]:
+        """``episodes`` with the judge's scores among their rewards, if there is a judge; what it said is recorded."""
+        judge = self.config.credit.judge
+        if judge is None:
+            return episodes
+        self.progress.phase("judge")
+        scores = judge_episodes(episodes, judge, self._endpoint, on_answer=self._note_judge)
+        self.store.add_spans(reward_spans(episodes, scores))
+        return with_scores(episodes, scores)
+
+    def _note_judge(self, task_id: str, run: Run, error: str | None) -> None:
+        self.store.add_rollout(_judge_record(task_id, run, error, self.trainer.steps), run.spans)
+
+    def credit(self, episodes: Sequence[Episode], rules: Mapping[str, CreditRules]) -> Credit:
+        """Each call's value and advantage by its policy's rules; the trainer's critic is asked where they need one."""
+        asked = [t for e in episodes for t in e.transitions if rules[t.policy].needs_values]
+        values = self.trainer.expected(asked) if asked else None
+        return assign_by_policy(episodes, rules, values=values)
+
     def record_credit(self, episodes: Sequence[Episode], credit: Credit) -> None:
         """Write down what each call was credited with."""
-        step = self.trainer.version
+        step = self.trainer.steps
         self.store.add_credit(
             CallCredit(
                 rollout=e.rollout,
@@ -194,7 +224,7 @@ class Circle:
 
     def save_checkpoint(self) -> Path:
         """Write a checkpoint of this step and delete the oldest beyond ``trainer.keep_checkpoints``."""
-        folder = self.folder / "checkpoints" / f"step-{self.trainer.version:06d}"
+        folder = self.folder / "checkpoints" / f"step-{self.trainer.steps:06d}"
         self.trainer.save(folder)
         for old in checkpoints(self.folder)[: -self.config.trainer.keep_checkpoints]:
             shutil.rmtree(old)
@@ -225,8 +255,7 @@ def open_circle(
             trainer.load(checkpoint)
         upstream = config.policy.upstream
         target = None if upstream is None else upstream_target(upstream.base_url, upstream.api_key_env)
-        chat = Chat(trainer.tokenizer, stop_token_ids=trainer.stop_token_ids)
-        endpoint = stack.enter_context(PolicyEndpoint(trainer.backend, chat, upstream=target))
+        endpoint = stack.enter_context(PolicyEndpoint(trainer.backend, trainer.chats, upstream=target))
         store = stack.enter_context(Store(folder / "store.db"))
         settings = RunnerSettings(
             concurrency=config.rollouts.concurrency,
@@ -237,7 +266,15 @@ def open_circle(
         )
         runner = Runner(solve, endpoint=endpoint, settings=settings, reward_function=reward_function)
         stack.enter_context(runner)
-        yield Circle(config=config, trainer=trainer, runner=runner, store=store, progress=progress, folder=folder)
+        yield Circle(
+            config=config,
+            trainer=trainer,
+            endpoint=endpoint,
+            runner=runner,
+            store=store,
+            progress=progress,
+            folder=folder,
+        )
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -276,7 +313,7 @@ def _evaluation(outcomes: Iterable[tuple[str, str, float]]) -> Evaluation:
     return Evaluation(rewards=by_task, left_out=left_out)
 
 
-def _record(rollout: Rollout, step: int, phase: Phase) -> RolloutRecord:
+def _record(rollout: Rollout, step: int, phase: Phase, version: int | None) -> RolloutRecord:
     root = rollout.trace.events[0] if rollout.trace.events else None
     now = time.time_ns()
     return RolloutRecord(
@@ -288,10 +325,28 @@ def _record(rollout: Rollout, step: int, phase: Phase) -> RolloutRecord:
         status=rollout.status,
         reward=rollout.trace.reward,
         error=rollout.error,
-        version=step,
+        version=version,
         started_ns=root.start_ns if root else now,
         ended_ns=root.end_ns if root else now,
         counters=rollout.trace.counters,
+    )
+
+
+def _judge_record(task_id: str, run: Run, error: str | None, step: int) -> RolloutRecord:
+    root = run.trace.events[0]
+    return RolloutRecord(
+        id=run.trace.rollout,
+        step=step,
+        task_id=task_id,
+        phase="judge",
+        attempt=0,
+        status="ok" if error is None else "infrastructure",
+        reward=None,
+        error=error,
+        version=None,
+        started_ns=root.start_ns,
+        ended_ns=root.end_ns,
+        counters=run.trace.counters,
     )
 
 

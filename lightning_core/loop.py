@@ -16,9 +16,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from lightning_core.batch import sample_batch
 from lightning_core.circle import Circle, Evaluation, checkpoints, context_metrics, open_circle
 from lightning_core.config import Config, TaskSource, dump_config
-from lightning_core.credit import assign_credit
+from lightning_core.credit_rules import policy_rules
 from lightning_core.errors import ConfigError
 from lightning_core.imports import import_callable
 from lightning_core.intervals import Comparison, compare, compare_splits, confidence_interval
@@ -60,6 +61,7 @@ def fit(
     tasks = tasks if tasks is not None else _load(config.tasks.train, "tasks.train")
     if eval_tasks is None:
         eval_tasks = _eval_tasks(config) if config.tasks.eval else []
+    rules = policy_rules(config)
     folder, checkpoint = run_folder(config)
 
     with open_circle(
@@ -71,60 +73,50 @@ def fit(
         checkpoint=checkpoint,
     ) as circle:
         trainer, total = circle.trainer, config.trainer.steps
-        circle.store.rewind(trainer.version)
-        log = MetricsLog(folder / "metrics.jsonl", keep_steps=trainer.version)
+        circle.store.rewind(trainer.steps)
+        log = MetricsLog(folder / "metrics.jsonl", keep_steps=trainer.steps)
         before = circle.recorded_evaluations("eval_before").get(0)
         if before is None and eval_tasks:
             before = circle.evaluate(eval_tasks, "eval_before")
 
-        while trainer.version < total:
+        while trainer.steps < total:
             started = time.monotonic()
-            # tasks → rollouts: a group of attempts at each task, under the policy as it is
-            batch = circle.pick_tasks(tasks, trainer.version)
-            rollouts = circle.roll_out(batch, copies=config.rollouts.group_size, phase="train")
+            # tasks → rollouts → transitions → credit: episode → call
+            batch = sample_batch(circle, tasks, rules)
             sampled = time.monotonic()
 
-            # rollouts → transitions → credit: episode → call → token
-            episodes = circle.episodes(rollouts)
-            credit = assign_credit(
-                episodes,
-                rewards=config.credit.rewards,
-                gamma=1.0 if config.credit.gamma is None else config.credit.gamma,
-                advantage=config.credit.advantage,
-                group_by=config.credit.group_by,
-            )
+            # credit → rows: call → token
+            episodes, credit = batch.episodes, batch.credit
             rows = [row for e in episodes for row in transitions_to_rows(e.transitions, credit.advantages)]
 
             # rows → new weights
             circle.progress.phase("update")
             circle.record_credit(episodes, credit)
             update = trainer.step(rows)
+            critic = trainer.learn_expected(credit.targets) if credit.targets else {}
 
             metrics = {
-                "reward": fmean(e.reward for e in episodes),
-                "rollouts": len(rollouts),
-                "rollouts_failed": sum(r.status == "failed" for r in rollouts),
-                "rollouts_left_out": len(rollouts) - len(episodes),
+                "reward": fmean(batch.rewards),
+                "rollouts": len(batch.rollouts),
+                "rollouts_failed": sum(r.status == "failed" for r in batch.rollouts),
+                "rollouts_left_out": len(batch.rollouts) - len(batch.rewards),
+                "groups_refilled": batch.refilled,
                 "rows": len(rows),
                 "tokens_trained": sum(int(row.mask.sum()) for row in rows),
                 **credit.metrics,
-                **context_metrics(rollouts, rows),
+                **context_metrics(batch.rollouts, rows),
                 **update,
+                **critic,
                 "seconds_rollouts": sampled - started,
                 "seconds_update": time.monotonic() - sampled,
             }
-            circle.store.add_step(trainer.version, metrics)
-            log.append(trainer.version, metrics)
-            circle.progress.step(trainer.version, total, metrics)
+            circle.store.add_step(trainer.steps, metrics)
+            log.append(trainer.steps, metrics)
+            circle.progress.step(trainer.steps, total, metrics)
             every = config.trainer.checkpoint_every
-            if every and trainer.version % every == 0 and trainer.version < total:
+            if every and trainer.steps % every == 0 and trainer.steps < total:
                 circle.save_checkpoint()
-            if (
-                eval_tasks
-                and config.eval.every
-                and trainer.version % config.eval.every == 0
-                and trainer.version < total
-            ):
+            if eval_tasks and config.eval.every and trainer.steps % config.eval.every == 0 and trainer.steps < total:
                 circle.evaluate(eval_tasks, "eval")
 
         after = circle.evaluate(eval_tasks, "eval_after") if eval_tasks else None
@@ -203,7 +195,7 @@ def _finish(
     summary = Summary(
         eval=overall,
         splits=by_split,
-        steps=circle.trainer.version,
+        steps=circle.trainer.steps,
         rollouts=sum(int(m["rollouts"]) for m in metrics),
         tokens_sampled=circle.store.tokens_sampled(),
         tokens_trained=sum(int(m["tokens_trained"]) for m in metrics),
@@ -211,7 +203,7 @@ def _finish(
         seed=circle.config.run.seed,
     )
     summary.write(circle.folder / "summary.json")
-    measured = [(0, before), *circle.recorded_evaluations().items(), (circle.trainer.version, after)]
+    measured = [(0, before), *circle.recorded_evaluations().items(), (circle.trainer.steps, after)]
     evals = [(step, e) for step, e in measured if e is not None and e.rewards]
     draw_curve(
         circle.folder / "curve.png",

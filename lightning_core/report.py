@@ -18,7 +18,6 @@ _PACKAGES = (
     "lightning-rl",
     "torch",
     "transformers",
-    "peft",
     "numpy",
     "langchain",
     "langchain-core",

@@ -91,7 +91,7 @@ class ServingEndpoint(PolicyEndpoint):
     def __init__(
         self,
         backend: Backend,
-        chat: Chat,
+        chat: Chat | Mapping[str, Chat],
         *,
         routing: Routing,
         api_key: str | None = None,
@@ -99,7 +99,7 @@ class ServingEndpoint(PolicyEndpoint):
         port: int = 0,
     ) -> None:
         self.models: Sequence[str] = backend.models
-        """Names that a request may give as its model; the first is the trained policy."""
+        """Names that a request may give as its model; trained policies first."""
         root = Address(rollout=secrets.token_hex(16), span=secrets.token_hex(8))
         everybody = Session(
             root=root, routing=routing, seed=None, memory=RecentMemory(MEMORY_TOKENS), said=RecentAnswers()
@@ -149,9 +149,10 @@ def open_serving(
             default_temperature=rollouts.temperature if evaluation.temperature is None else evaluation.temperature,
             default_max_tokens=rollouts.max_tokens,
         )
-        chat = Chat(trainer.tokenizer, stop_token_ids=trainer.stop_token_ids)
         try:
-            endpoint = ServingEndpoint(trainer.backend, chat, routing=routing, api_key=api_key, host=host, port=port)
+            endpoint = ServingEndpoint(
+                trainer.backend, trainer.chats, routing=routing, api_key=api_key, host=host, port=port
+            )
         except (OSError, OverflowError) as error:
             raise ConfigError(f"cannot listen at {host}:{port}: {error}; choose another host or port") from error
         yield stack.enter_context(endpoint)

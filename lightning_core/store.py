@@ -19,7 +19,7 @@ from typing import Any, Literal
 from lightning_core.errors import ConfigError
 from lightning_core.trace import AGENT, OPERATION, OUTPUT_IDS, SpanRecord, Trace, spans_to_trace
 
-Phase = Literal["train", "eval_before", "eval", "eval_after"]
+Phase = Literal["train", "eval_before", "eval", "eval_after", "judge"]
 Status = Literal["ok", "failed", "infrastructure"]
 
 _VERSION = 1
@@ -57,7 +57,7 @@ class RolloutRecord:
     id: str
     """The trace's id: 32 hexadecimal digits."""
     step: int
-    """Updates that the policy had taken when it started: 0 for the rollouts that the first update is made from."""
+    """Training steps that had been taken when it started: 0 for the rollouts that the first update is made from."""
     task_id: str
     phase: Phase
     attempt: int
@@ -67,7 +67,7 @@ class RolloutRecord:
     reward: float | None
     error: str | None
     version: int | None
-    """The policy version that it started with; None where no policy of ours took part."""
+    """The policy version that it started with; None where no policy of ours took part, or several with versions of their own."""
     started_ns: int
     ended_ns: int
     counters: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -190,6 +190,12 @@ class Store:
             (*identity, plain.get(OPERATION), plain.get(AGENT), json.dumps(plain, ensure_ascii=False)),
         )
         self._db.executemany("INSERT INTO arrays VALUES (?,?,?,?)", arrays)
+
+    def add_spans(self, spans: Iterable[SpanRecord]) -> None:
+        """Write further spans of rollouts that are stored: what was found out about them afterwards."""
+        with self._transaction():
+            for span in spans:
+                self._add_span(span)
 
     def add_credit(self, rows: Iterable[CallCredit]) -> None:
         """Write the credit of calls whose rollouts are stored; of a call that has some, it takes the place."""

@@ -40,6 +40,8 @@ LOGPROBS = "lightning.output_logprobs"
 VERSION = "lightning.policy_version"
 DIGEST = "lightning.digest"
 CONSTRAINT = "lightning.constraint"
+REWARD_VALUE = "lightning.reward.value"
+REWARD_NAME = "lightning.reward.name"
 
 _TRACEPARENT = re.compile(r"^00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$")
 _AGENT_HEADER = "lightning-agent"
@@ -272,10 +274,10 @@ def _event(span: SpanRecord) -> Event:
 def _reward(span: SpanRecord) -> Reward:
     a = span.attributes
     return Reward(
-        value=float(a["lightning.reward.value"]),
+        value=float(a[REWARD_VALUE]),
         call=a.get("lightning.reward.call"),
         agent=a.get("lightning.reward.agent"),
-        name=a.get("lightning.reward.name"),
+        name=a.get(REWARD_NAME),
     )
 
 

@@ -194,7 +194,6 @@ class FamilyBackend:
         self, prompt_ids: Any, params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
         """See `Backend.generate`. An answer without a stop token at its end is one that was cut off."""
-        del model
         text = self._script(make_tokenizer(self._family).decode(list(prompt_ids)))
         ids = encode(self._family, text, letter_by_letter=True)[: params.max_tokens]
         size = 3 if stream else len(ids)
@@ -202,4 +201,6 @@ class FamilyBackend:
             last = start + size >= len(ids)
             finish: Literal["stop", "length"] = "stop" if ids[-1] in params.stop_token_ids else "length"
             part = ids[start : start + size]
-            yield Delta(token_ids=part, logprobs=[-0.5] * len(part), version=0, finish_reason=finish if last else None)
+            version = 0 if model == "policy" else None
+            logprobs = [-0.5] * len(part)
+            yield Delta(token_ids=part, logprobs=logprobs, version=version, finish_reason=finish if last else None)

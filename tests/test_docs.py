@@ -1,12 +1,13 @@
 """Documentation that is true: its Python runs, its configurations load, its links and paths exist."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
-from lightning_core.cli import build_parser
+from lightning_core.cli import parse
 from lightning_core.config import load_config
 
 ROOT = Path(__file__).parent.parent
@@ -37,13 +38,12 @@ def test_yaml_blocks_are_valid_configurations(page: Path):
 
 
 def test_commands_in_the_docs_exist():
-    parser = build_parser()
     for page in PAGES:
         for block in blocks(page, "bash"):
-            for line in block.splitlines():
-                command = line.partition("#")[0].split()
+            for line in block.replace("\\\n", "").splitlines():
+                command = shlex.split(line, comments=True)
                 if command[:1] == ["lightning-rl"]:
-                    parser.parse_args(command[1:])
+                    parse(command[1:])
 
 
 def test_links_lead_somewhere():

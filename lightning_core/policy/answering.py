@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from functools import partial
 
 from starlette.responses import JSONResponse, Response
@@ -17,7 +18,6 @@ from lightning_core.policy.passing import Passing
 from lightning_core.policy.recording import CallSpan
 from lightning_core.policy.sampling import Sampler, SamplingJob, seeded
 from lightning_core.policy.service import Asked, EventStream
-from lightning_core.policy.sessions import POLICY
 from lightning_core.policy.upstream import Target
 
 _LARGE = 256 << 10
@@ -25,12 +25,12 @@ _LARGE = 256 << 10
 
 
 class Answering:
-    """Answers from ``backend``, or has the request passed on."""
+    """Answers from ``backend`` in the chat format of the model that answers, or has the request passed on."""
 
-    def __init__(self, backend: Backend, chat: Chat, passing: Passing, limits: Limits) -> None:
+    def __init__(self, backend: Backend, chats: Mapping[str, Chat], passing: Passing, limits: Limits) -> None:
         self._backend = backend
-        self._chat = chat
-        self._sampler = Sampler(backend, chat)
+        self._chats = chats
+        self._sampler = Sampler(backend)
         self._passing = passing
         self._limits = limits
 
@@ -49,8 +49,9 @@ class Answering:
         return await self._sample(wire, asked, request, model)
 
     def _route(self, wire: Dialect, asked: Asked, requested: str) -> str | Target:
-        if asked.session.routing.trains(asked.address.agent):
-            return POLICY
+        policy = asked.session.routing.policy_of(asked.address.agent)
+        if policy is not None:
+            return policy
         if requested in self._backend.models:
             return requested
         target = self._passing.target(
@@ -82,13 +83,14 @@ class Answering:
         """Answer from the backend: render once, sample each response, record it."""
         spans = [CallSpan(asked.address, request, model, i) for i in range(request.choices)]
         asked.spans += spans
-        render = partial(self._render, asked, request)
+        chat = self._chats[model]
+        render = partial(_render, chat, asked, request)
         prompts = await asyncio.to_thread(render) if asked.size > _LARGE else render()
         trained = asked.session.routing.trains(asked.address.agent)
         jobs = [
-            SamplingJob(asked.session, asked.address, request, model, prompt, seeded(params, i))
+            SamplingJob(asked.session, asked.address, request, model, chat, prompt, seeded(params, i))
             for prompt in prompts
-            for params in (self._sampler.params(asked.session, request, prompt, trained=trained),)
+            for params in (self._sampler.params(asked.session, request, chat, prompt, trained=trained),)
             for i in range(request.n)
         ]
         reply = Reply(
@@ -96,14 +98,15 @@ class Answering:
             call=spans[0].id,
             model=model,
             prompts=[prompt.ids for prompt in prompts],
-            decode=self._chat.text,
+            decode=chat.text,
         )
         if request.stream:
             return EventStream(self._sampler.stream(jobs, spans, wire.stream_writer(reply)))
         return JSONResponse(wire.write_answer(reply, await self._sampler.respond_to_all(jobs, spans)))
 
-    def _render(self, asked: Asked, request: ChatRequest) -> list[Prompt]:
-        if request.prompts:
-            return [self._chat.plain(prompt) for prompt in request.prompts]
-        demands = request.demands.in_words()
-        return [self._chat.render(request.messages, request.tools, asked.session.memory, demands=demands)]
+
+def _render(chat: Chat, asked: Asked, request: ChatRequest) -> list[Prompt]:
+    if request.prompts:
+        return [chat.plain(prompt) for prompt in request.prompts]
+    demands = request.demands.in_words()
+    return [chat.render(request.messages, request.tools, asked.session.memory, demands=demands)]

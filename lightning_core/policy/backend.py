@@ -48,8 +48,8 @@ class Delta:
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
-    version: int
-    """The policy version whose weights sampled these tokens."""
+    version: int | None
+    """The policy version whose weights sampled these tokens; None for weights that are not trained."""
     finish_reason: FinishReason | None = None
 
 
@@ -58,7 +58,7 @@ class Backend(Protocol):
 
     @property
     def models(self) -> Sequence[str]:
-        """Names that ``generate`` accepts as ``model``; the first is the default."""
+        """Names that ``generate`` accepts as ``model``; live policies first, and the first of them is the default."""
         ...
 
     @property

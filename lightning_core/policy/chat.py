@@ -80,11 +80,13 @@ class Memory:
 class Chat:
     """Renders and reads the chat format of one tokenizer. Stateless; what a rollout said is in its `Memory`.
 
-    ``stop_token_ids``: tokens that end a response, beside those that the template and the tokenizer tell of. Raises ValueError if the
+    ``stop_token_ids``: tokens that end a response, beside those that the template and the tokenizer tell of. ``name``: tells apart what
+    chats of several tokenizers say in the same rollout, since none can continue another's tokens. Raises ValueError if the
     tokenizer has no chat template, or one that ends a response with no special token.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, stop_token_ids: Iterable[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, stop_token_ids: Iterable[int] = (), name: str = "") -> None:
+        self._name = name
         self._tokenizer = tokenizer
         self._lock = threading.Lock()  # fast tokenizers change their own state while encoding
         vocabulary = tokenizer.get_added_vocab()
@@ -121,7 +123,7 @@ class Chat:
         plain = [check_message(m, i) for i, m in enumerate(messages)]
         if not plain:
             raise PolicyRequestError("messages is empty; expected at least one message", param="messages")
-        setting = json.dumps([tools or [], demands], sort_keys=True)
+        setting = json.dumps([tools or [], demands, self._name], sort_keys=True)
         if demands:
             plain = extend_system(plain, demands)
         turns = [

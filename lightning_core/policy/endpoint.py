@@ -3,7 +3,7 @@
 A request carries a per-rollout API key (which rollout, and may it) and an address in its headers (which agent, under which span). From
 these the endpoint decides who answers:
 
-- an agent that is trained: the live policy, at the run's own sampling temperature;
+- an agent that is trained: its live policy, at the run's own sampling temperature;
 - an agent that the configuration gives a model to (``agents.frozen``), or that names one that is served here: that model, at the
   settings that the request asks for;
 - any other: the configured upstream, or the provider that the request was on its way to.
@@ -20,7 +20,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -66,7 +66,7 @@ class PolicyEndpoint:
     def __init__(
         self,
         backend: Backend,
-        chat: Chat,
+        chat: Chat | Mapping[str, Chat],
         *,
         upstream: UpstreamServer | None = None,
         host: str = "127.0.0.1",
@@ -75,7 +75,9 @@ class PolicyEndpoint:
         sessions: Sessions | None = None,
         standalone: bool = False,
     ) -> None:
-        """``standalone``: answers come from ``backend`` only, whatever a request says of where it was going, and no spans are taken in."""
+        """``chat``: the chat format of all models, or of each by its name.
+
+        ``standalone``: answers come from ``backend`` only, whatever a request says of where it was going, and no spans are taken in."""
         limits = limits or Limits()
         self._backend = backend
         self._sessions = Sessions(limits) if sessions is None else sessions
@@ -85,7 +87,8 @@ class PolicyEndpoint:
         # asyncio sets this on sockets it makes itself; without it every answer waits some 40 ms for a delayed acknowledgement.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.url = f"http://{host}:{self._socket.getsockname()[1]}/v1"
-        answering = Answering(backend, chat, self._passing, limits)
+        chats = dict.fromkeys(backend.models, chat) if isinstance(chat, Chat) else chat
+        answering = Answering(backend, chats, self._passing, limits)
 
         def serve(path: str, wire: Dialect, answer: Any) -> Route:
             return Route(f"/v1{path}", Service(wire, partial(answer, wire), self._sessions, limits), methods=["POST"])

@@ -17,7 +17,7 @@ from lightning_core.policy.chat import Chat, Prompt
 from lightning_core.policy.dialects.dialect import StreamWriter
 from lightning_core.policy.dialects.exchange import ChatRequest, Choice, Message
 from lightning_core.policy.recording import CallSpan
-from lightning_core.policy.sessions import POLICY, Session
+from lightning_core.policy.sessions import Session
 from lightning_core.policy.streaming import HeldText, RunningText, cut
 from lightning_core.trace import Address, pack
 
@@ -32,18 +32,20 @@ class SamplingJob:
     address: Address
     request: ChatRequest
     model: str
+    chat: Chat
     prompt: Prompt
     params: SamplingParams
 
 
 class Sampler:
-    """Samples from ``backend`` in the chat format of ``chat``."""
+    """Samples from ``backend``."""
 
-    def __init__(self, backend: Backend, chat: Chat) -> None:
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._chat = chat
 
-    def params(self, session: Session, request: ChatRequest, prompt: Prompt, *, trained: bool) -> SamplingParams:
+    def params(
+        self, session: Session, request: ChatRequest, chat: Chat, prompt: Prompt, *, trained: bool
+    ) -> SamplingParams:
         """How the first answer to ``prompt`` is sampled. Raises `PolicyRequestError` if no room is left in the context."""
         routing = session.routing
         room = self._backend.max_context - len(prompt.ids)
@@ -66,7 +68,7 @@ class Sampler:
             # Training needs the logprobs of the whole distribution, so a trained agent samples from all of it.
             top_p=1.0 if trained or request.top_p is None else request.top_p,
             seed=_seed(session, prompt) if runs_seed else request.seed,
-            stop_token_ids=self._chat.stop_token_ids,
+            stop_token_ids=chat.stop_token_ids,
             json_schema=None if schema is None else json.dumps(schema or _ANY_OBJECT),
         )
         self._backend.check(params)
@@ -76,11 +78,11 @@ class Sampler:
         self, job: SamplingJob, span: CallSpan, emit: Callable[[Choice, list[int], list[float]], None] | None = None
     ) -> Choice:
         """Sample one response to its end, record it, and return it. ``emit`` hears of every delta."""
-        request, params = job.request, job.params
+        request, params, chat = job.request, job.params, job.chat
         choice = Choice(message={}, token_ids=[], logprobs=[], finish_reason="stop")
         sampled: list[Delta] = []
         stopped_by_text = False
-        running = RunningText(self._chat.text)
+        running = RunningText(chat.text)
         deltas = self._backend.generate(
             job.prompt.ids, params, model=job.model, stream=request.stream or bool(request.stop)
         )
@@ -100,18 +102,18 @@ class Sampler:
                     break
         finally:
             await deltas.aclose()
-        text, choice.stop = cut(self._chat.text(choice.token_ids), request.stop)
-        message = self._read(job, text)
+        text, choice.stop = cut(chat.text(choice.token_ids), request.stop)
+        message = _read(job, text)
         if not stopped_by_text and not request.prompts:
-            self._chat.remember(job.prompt, choice.token_ids, message, job.session.memory)
+            chat.remember(job.prompt, choice.token_ids, message, job.session.memory)
         if message.get("tool_calls"):
             choice.finish_reason = "tool_calls"
         choice.message = message
         if request.carried is not None:
             job.session.said[span.id] = (*request.carried, message)
         span.sampled(job.prompt, choice, params)
-        if job.model == POLICY:
-            version = sampled[-1].version
+        version = sampled[-1].version
+        if version is not None:
             span.trainable(
                 version=version,
                 # From what the backend handed over, and not from what has become of it since.
@@ -126,18 +128,6 @@ class Sampler:
             )
         span.end()
         return choice
-
-    def _read(self, job: SamplingJob, text: str) -> Message:
-        if job.request.prompts:
-            return {"role": "assistant", "content": text}
-        return self._chat.read(text, tools=bool(job.request.tools), thinking=job.prompt.thinking)
-
-    def _held(self, job: SamplingJob) -> HeldText:
-        split = (
-            _all_answer if job.request.prompts else partial(self._chat.split, thinking=job.prompt.thinking, final=False)
-        )
-        form = self._chat.tool_format if job.request.tools else None
-        return HeldText(RunningText(self._chat.text), split, job.request.stop, tools=form)
 
     async def respond_to_all(self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan]) -> list[Choice]:
         """Sample all responses to a request. When one fails, so do the others, and none is still being sampled."""
@@ -154,7 +144,7 @@ class Sampler:
                 events.put_nowait(event)
 
         async def run(index: int, job: SamplingJob, span: CallSpan) -> Choice:
-            held = self._held(job)
+            held = _held(job)
             send(writer.begin(index))
 
             def think(reasoning: str) -> None:
@@ -188,6 +178,19 @@ class Sampler:
         finally:
             everything.cancel()
             await asyncio.wait({everything})
+
+
+def _read(job: SamplingJob, text: str) -> Message:
+    if job.request.prompts:
+        return {"role": "assistant", "content": text}
+    return job.chat.read(text, tools=bool(job.request.tools), thinking=job.prompt.thinking)
+
+
+def _held(job: SamplingJob) -> HeldText:
+    chat = job.chat
+    split = _all_answer if job.request.prompts else partial(chat.split, thinking=job.prompt.thinking, final=False)
+    form = chat.tool_format if job.request.tools else None
+    return HeldText(RunningText(chat.text), split, job.request.stop, tools=form)
 
 
 def _all_answer(text: str) -> tuple[str, str]:

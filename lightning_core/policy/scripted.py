@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
+from lightning_core.config_policies import BASE
 from lightning_core.policy.backend import Delta, SamplingParams
 
 _SPECIALS = ("<|im_start|>", "<|im_end|>")
@@ -68,7 +69,10 @@ class ByteTokenizer:
 
 
 class ScriptedBackend:
-    """Answers with ``script(prompt text)``, or with the next of ``script``'s strings. Every logprob is ``logprob``."""
+    """Answers with ``script(prompt text)``, or with the next of ``script``'s strings. Every logprob is ``logprob``.
+
+    ``models`` are live policies of ``version``, but for ``base``.
+    """
 
     def __init__(
         self,
@@ -101,7 +105,6 @@ class ScriptedBackend:
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
         """Play the script; see `Backend.generate`."""
-        del model
         answer = self._script(self._tokenizer.decode(list(prompt_ids), skip_special_tokens=False))
         ids = [*answer.encode(), self._tokenizer.convert_tokens_to_ids("<|im_end|>")]
         finish: Literal["stop", "length"] = "stop"
@@ -116,7 +119,7 @@ class ScriptedBackend:
             yield Delta(
                 token_ids=part,
                 logprobs=[self._logprob] * len(part),
-                version=self.version,
+                version=None if model == BASE else self.version,
                 finish_reason=finish if last else None,
             )
 

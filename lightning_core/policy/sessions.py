@@ -10,14 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightning_core.config_policies import POLICY
 from lightning_core.errors import OverloadError, PolicyRequestError
 from lightning_core.policy.chat import Memory
 from lightning_core.policy.dialects.exchange import Message
 from lightning_core.policy.limits import Limits
 from lightning_core.trace import Address
-
-POLICY = "policy"
-"""The model name of the weights that are trained."""
 
 UNKNOWN_KEY = "unknown API key: expected the key of a live rollout, or that of a served model"
 """Said of every key that opens nothing, whether it never did or does no longer."""
@@ -28,6 +26,8 @@ class Routing:
     """Who answers whom, the same for all rollouts of a phase."""
 
     trained: frozenset[str] = frozenset()
+    policies: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Which policy answers a trained agent: those that are not in here ``policy``."""
     frozen: Mapping[str, str] = field(default_factory=dict[str, str])
     temperature: float | None = None
     """Sampling temperature of trained agents; None leaves it to the request."""
@@ -41,6 +41,10 @@ class Routing:
     def trains(self, agent: str | None) -> bool:
         """Whether ``agent`` is one that is trained."""
         return agent is not None and agent in self.trained
+
+    def policy_of(self, agent: str | None) -> str | None:
+        """The policy that answers ``agent``; None if it is not trained."""
+        return self.policies.get(agent, POLICY) if agent is not None and agent in self.trained else None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Protocol
 
 from lightning_core.config import Config
+from lightning_core.config_credit import Critic
+from lightning_core.config_policies import BASE, POLICY, Lora, PolicySettings, policy_settings
 from lightning_core.errors import MissingExtra
 from lightning_core.policy.backend import Backend
-from lightning_core.policy.chat import Tokenizer
-from lightning_core.transitions import Row
+from lightning_core.policy.chat import Chat
+from lightning_core.trainers.settings import TorchTrainerConfig
+from lightning_core.transitions import Row, Transition
 
 # OpenMP's threads otherwise spin while they wait for each other. On a machine that does anything else as well (an agent's
 # tools, a browser) that was measured to make a step 4 to 30 times slower. It is read once, when torch is loaded, so it must
@@ -21,11 +24,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 class Trainer(Protocol):
-    """Holds the policy's weights and improves them. One `step` is one policy version."""
+    """Holds the weights of one policy or several, and improves them."""
 
     @property
-    def version(self) -> int:
-        """Number of steps taken; the version that the backend stamps on what it samples."""
+    def steps(self) -> int:
+        """Number of steps taken."""
         ...
 
     @property
@@ -34,20 +37,26 @@ class Trainer(Protocol):
         ...
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the weights."""
-        ...
-
-    @property
-    def stop_token_ids(self) -> frozenset[int]:
-        """Tokens that end a response, as the model's generation settings have them."""
+    def chats(self) -> Mapping[str, Chat]:
+        """The chat format of each of the backend's models."""
         ...
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
-        """Update the weights once on all ``rows`` (each with advantages) and return the step's metrics.
+        """Update each policy on those of ``rows`` (with advantages) that it has sampled, and return the step's metrics.
 
         Raises `TrainingError` when the loss or the gradient is not finite; the weights are then as before.
         """
+        ...
+
+    def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
+        """What the critic expects of the rest of the rollout at each call's prompt, by call id.
+
+        Raises `TrainingError` if there is no critic.
+        """
+        ...
+
+    def learn_expected(self, targets: Mapping[str, float]) -> Mapping[str, float]:
+        """Teach the critic what it should have said of calls that it was asked about; returns metrics."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -74,39 +83,43 @@ def make_trainer(config: Config) -> Trainer:
         if error.name is None or error.name.startswith("lightning_core"):
             raise
         raise MissingExtra(error.name, "torch", "the embedded trainer") from error
-    p, t = config.policy, config.trainer
-    lora = (
-        {}
-        if p.lora is None
-        else {"lora_rank": p.lora.rank, "lora_alpha": p.lora.alpha, "lora_target_modules": p.lora.target_modules}
-    )
-    trainer = module.TorchTrainer(
-        module.TorchTrainerConfig(
-            model=p.model,
-            tuning=p.tuning,
-            train_layers=p.train_layers,
-            **lora,
-            keep_base="base" in config.agents.frozen.values(),
-            dtype=p.dtype,
-            device=p.device,
-            max_context=p.max_context,
-            learning_rate=t.learning_rate,
-            warmup_steps=t.warmup_steps,
-            betas=t.betas,
-            weight_decay=t.weight_decay,
-            grad_clip=t.grad_clip,
-            clip_low=config.algorithm.clip_low,
-            clip_high=config.algorithm.clip_high,
-            aggregation=config.algorithm.aggregation,
-            updates_per_step=config.algorithm.updates_per_step,
-            micro_batch_tokens=t.micro_batch_tokens,
-            max_batch=t.max_batch,
-            gather_ms=t.gather_ms,
-            threads=t.threads,
-            seed=config.run.seed,
-        )
-    )
+    p = config.policy
+    configs = {name: torch_config(config, settings) for name, settings in policy_settings(config).items()}
+    if config.policies:
+        return import_module("lightning_core.trainers.several").SeveralTrainer(configs, base=p.model)
+    trainer = module.TorchTrainer(configs[POLICY])
     if p.backend == "torch":
         return trainer
     served = import_module("lightning_core.trainers.vllm_trainer")
     return served.VllmTrainer(trainer, url=p.vllm.url, args=p.vllm.args)
+
+
+def torch_config(config: Config, settings: PolicySettings) -> TorchTrainerConfig:
+    """What determines the trainer of one policy of ``config``."""
+    p, t, judge, credit = config.policy, config.trainer, config.credit.judge, settings.credit
+    lora = settings.lora or Lora()
+    return TorchTrainerConfig(
+        model=settings.model,
+        tuning=settings.tuning,
+        train_layers=settings.train_layers,
+        lora_rank=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_target_modules=lora.target_modules,
+        keep_base=BASE in config.agents.frozen.values() or (judge is not None and judge.model == BASE),
+        dtype=p.dtype,
+        device=p.device,
+        gradient_checkpointing=p.gradient_checkpointing,
+        max_context=p.max_context,
+        learning_rate=settings.learning_rate,
+        warmup_steps=t.warmup_steps,
+        betas=t.betas,
+        weight_decay=t.weight_decay,
+        grad_clip=t.grad_clip,
+        algorithm=config.algorithm,
+        critic=(credit.critic or Critic()) if credit.rewards == "gae" else None,
+        micro_batch_tokens=t.micro_batch_tokens,
+        max_batch=t.max_batch,
+        gather_ms=t.gather_ms,
+        threads=t.threads,
+        seed=config.run.seed,
+    )

@@ -14,7 +14,7 @@ Dimensions: S packed tokens, H query heads, K key/value heads, G = H / K, D head
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
@@ -244,23 +244,80 @@ class TreeAttention:
             self._blocks.append((block, torch.from_numpy(np.tile(mask, (groups, 1))).to(device)))
 
     def attend(self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float) -> Tensor:
-        heads, _, width = query_HSD.shape
-        kv_heads = key_KSD.shape[0]
-        outputs: list[Tensor] = []
+        return _Attend.apply(query_HSD, key_KSD, value_KSD, self, layer, scaling)  # type: ignore[no-any-return]
+
+    def blocks(
+        self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor
+    ) -> Iterator[tuple[Block, Tensor, Tensor, Tensor, Tensor]]:
+        """Each block with its mask, its queries [H, s, D] and the keys and values [K, U, D] that they see."""
         for block, mask in self._blocks:
-            ranges = [*block.ancestors, (block.start, block.stop)]
+            ranges = _seen(block)
             keys = [key_KSD[:, a:b] for a, b in ranges]
             values = [value_KSD[:, a:b] for a, b in ranges]
             if self._prefixes is not None:
                 keys = [k[layer] for k, _ in self._prefixes[block.prefix]] + keys
                 values = [v[layer] for _, v in self._prefixes[block.prefix]] + values
-            tokens = block.stop - block.start
-            output = F.scaled_dot_product_attention(
-                query_HSD[:, block.start : block.stop].reshape(1, kv_heads, -1, width),
-                (torch.cat(keys, dim=1) if len(keys) > 1 else keys[0]).unsqueeze(0),
-                (torch.cat(values, dim=1) if len(values) > 1 else values[0]).unsqueeze(0),
-                attn_mask=mask,
-                scale=scaling,
-            )
-            outputs.append(output.view(heads, tokens, width).transpose(0, 1))
-        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+            query = query_HSD[:, block.start : block.stop]
+            yield block, mask, query, _join(keys), _join(values)
+
+
+class _Attend(torch.autograd.Function):
+    """Attention block by block, of which only what it was given is kept for the backward pass.
+
+    Left to autograd, every block would keep a copy of all the keys and values that it sees, and each slice that a block takes would
+    have a gradient as long as the whole sequence: memory and time quadratic in it. So a block is computed once more when its gradient
+    is wanted.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, tree: TreeAttention, layer: int, scaling: float
+    ) -> Tensor:
+        ctx.save_for_backward(query_HSD, key_KSD, value_KSD)
+        ctx.tree, ctx.layer, ctx.scaling = tree, layer, scaling
+        heads, tokens, width = query_HSD.shape
+        output_SHD = query_HSD.new_empty(tokens, heads, width)
+        for block, mask, query, keys, values in tree.blocks(layer, query_HSD, key_KSD, value_KSD):
+            output_SHD[block.start : block.stop] = _attend_block(query, keys, values, mask, scaling)
+        return output_SHD
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_SHD,) = grad_outputs
+        inputs: tuple[Tensor, Tensor, Tensor] = ctx.saved_tensors
+        grad_query, grad_key, grad_value = (torch.zeros_like(tensor) for tensor in inputs)
+        for block, mask, *parts in ctx.tree.blocks(ctx.layer, *inputs):
+            with torch.enable_grad():
+                leaves = [part.detach().requires_grad_() for part in parts]
+                output = _attend_block(leaves[0], leaves[1], leaves[2], mask, ctx.scaling)
+            found = torch.autograd.grad(output, leaves, grad_SHD[block.start : block.stop])
+            grad_query[:, block.start : block.stop] = found[0]
+            ranges = _seen(block)
+            column = found[1].shape[1] - sum(stop - start for start, stop in ranges)  # after the cached prefix
+            for start, stop in ranges:
+                columns = slice(column, column := column + stop - start)
+                grad_key[:, start:stop] += found[1][:, columns]
+                grad_value[:, start:stop] += found[2][:, columns]
+        return grad_query, grad_key, grad_value, None, None, None
+
+
+def _seen(block: Block) -> tuple[tuple[int, int], ...]:
+    """The ranges of the packed sequence whose keys a block sees, its own at the end."""
+    return _append(block.ancestors, (block.start, block.stop))
+
+
+def _attend_block(query_HsD: Tensor, keys_KUD: Tensor, values_KUD: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    """Output [s, H, D] of one block's queries."""
+    heads, tokens, width = query_HsD.shape
+    output = F.scaled_dot_product_attention(
+        query_HsD.reshape(1, len(keys_KUD), -1, width),
+        keys_KUD.unsqueeze(0),
+        values_KUD.unsqueeze(0),
+        attn_mask=mask,
+        scale=scaling,
+    )
+    return output.view(heads, tokens, width).transpose(0, 1)
+
+
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts), dim=1) if len(parts) > 1 else parts[0]

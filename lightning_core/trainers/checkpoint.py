@@ -2,6 +2,7 @@
 
 weights.safetensors     the trained weights (float32 masters), by the model's names
 optimizer.safetensors   AdamW's moments and step counts, ``<name>/<moment>``
+critic.safetensors      the critic and its moments, if there is one
 trainer.json            version, random state, and the fingerprint of what it belongs to
 """
 
@@ -10,7 +11,8 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ class Checkpoint:
     """Requests that the sampling engine has seen, which seeds those to come."""
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Tensor]
+    critic: Mapping[str, Tensor]
 
 
 def optimizer_moments(optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -56,23 +59,13 @@ def restore_moments(
         optimizer.state[names[name]][key] = value.to(names[name].device, copy=True)
 
 
-def write(folder: Path, state: Checkpoint) -> None:
-    """Write to a temporary sibling, then rename: whoever sees the folder sees all of it."""
+@contextmanager
+def whole(folder: Path) -> Generator[Path]:
+    """A temporary sibling to write into, renamed at the end: whoever sees ``folder`` sees all of it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
-        save_file(
-            {name: tensor.detach().contiguous() for name, tensor in state.weights.items()},
-            scratch / "weights.safetensors",
-        )
-        save_file(dict(state.moments), scratch / "optimizer.safetensors")
-        facts = {
-            "format": FORMAT,
-            "fingerprint": state.fingerprint,
-            "version": state.version,
-            "submitted": state.submitted,
-        }
-        (scratch / "trainer.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        yield scratch
         scratch.chmod(0o755)  # mkdtemp makes it private
         if folder.exists():
             shutil.rmtree(folder)
@@ -80,6 +73,25 @@ def write(folder: Path, state: Checkpoint) -> None:
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
+
+
+def write(folder: Path, state: Checkpoint) -> None:
+    """Write ``state``, all or nothing."""
+    with whole(folder) as scratch:
+        save_file(
+            {name: tensor.detach().contiguous() for name, tensor in state.weights.items()},
+            scratch / "weights.safetensors",
+        )
+        save_file(dict(state.moments), scratch / "optimizer.safetensors")
+        if state.critic:
+            save_file(dict(state.critic), scratch / "critic.safetensors")
+        facts = {
+            "format": FORMAT,
+            "fingerprint": state.fingerprint,
+            "version": state.version,
+            "submitted": state.submitted,
+        }
+        (scratch / "trainer.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
 def read(folder: Path, fingerprint: Mapping[str, Any], *, weights_only: bool = False) -> Checkpoint:
@@ -91,6 +103,7 @@ def read(folder: Path, fingerprint: Mapping[str, Any], *, weights_only: bool = F
         facts = json.loads((folder / "trainer.json").read_text(encoding="utf-8"))
         weights = load_file(folder / "weights.safetensors")
         moments = {} if weights_only else load_file(folder / "optimizer.safetensors")
+        critic = {} if weights_only or not (path := folder / "critic.safetensors").exists() else load_file(path)
     except (OSError, ValueError) as error:
         raise TrainingError(f"{str(folder)!r} is not a checkpoint that can be read: {error}") from error
     found: dict[str, Any] = facts["fingerprint"]
@@ -101,5 +114,10 @@ def read(folder: Path, fingerprint: Mapping[str, Any], *, weights_only: bool = F
                 f"{fingerprint.get(key)!r} here"
             )
     return Checkpoint(
-        fingerprint=found, version=facts["version"], submitted=facts["submitted"], weights=weights, moments=moments
+        fingerprint=found,
+        version=facts["version"],
+        submitted=facts["submitted"],
+        weights=weights,
+        moments=moments,
+        critic=critic,
     )

@@ -1,8 +1,9 @@
 """Keys and values of token runs seen before, found again by their tokens.
 
-A radix tree: each node is a run of tokens with their keys and values; the path from the root to a node is a context. A prompt
-reuses its longest cached prefix, and only the rest is computed. A node owns its tensors, so memory is used as needed, splitting
-a node is two views, and forgetting one is dropping it; there is no slot table to keep in step.
+A radix tree for each adapter of a model, since under another adapter the same tokens have other keys and values. Each node is a run of
+tokens with theirs; the path from the root to a node is a context. A prompt reuses its longest cached prefix, and only the rest is
+computed. A node owns its tensors, so memory is used as needed, splitting a node is two views, and forgetting one is dropping it;
+there is no slot table to keep in step.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ Tokens = NDArray[np.int64]
 
 
 class Node:
-    """A run of tokens below ``parent``. ``keys`` and ``values`` are [layers, K, tokens, D], None until computed.
+    """A run of tokens below ``parent``, as ``adapter`` computes it (None: the model without one).
+
+    ``keys`` and ``values`` are [layers, K, tokens, D], None until computed.
 
     ``column`` is where `Cascade` holds a copy of them for the running rows, if it does; splitting keeps it right.
     """
 
-    __slots__ = ("children", "column", "keys", "last_used", "parent", "tokens", "values")
+    __slots__ = ("adapter", "children", "column", "keys", "last_used", "parent", "tokens", "values")
 
-    def __init__(self, tokens: Tokens, parent: Node | None) -> None:
+    def __init__(self, tokens: Tokens, parent: Node | None, adapter: str | None = None) -> None:
         self.tokens = tokens
         self.parent = parent
+        self.adapter = adapter if parent is None else parent.adapter
         self.children: dict[int, Node] = {}
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
@@ -44,30 +48,21 @@ class Node:
 
 
 class KVPool:
-    """The tree, and how much of it is kept: at most ``capacity`` tokens, least recently used leaves go first."""
+    """The trees, and how much of them is kept: at most ``capacity`` tokens, least recently used leaves go first."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.tokens = 0
         self.evicted = 0
-        self._root = Node(np.empty(0, dtype=np.int64), None)
+        self._roots: dict[str | None, Node] = {}
         self._clock = 0
 
-    def known(self, tokens: Tokens) -> int:
-        """Length of the longest prefix of ``tokens`` that is in the tree."""
-        node, done = self._root, 0
-        while done < len(tokens) and (child := node.children.get(int(tokens[done]))) is not None:
-            shared = _common_prefix(child.tokens, tokens[done:])
-            done += shared
-            if shared < len(child.tokens):
-                break
-            node = child
-        return done
-
-    def extend(self, tokens: Tokens) -> Node:
+    def extend(self, tokens: Tokens, adapter: str | None = None) -> Node:
         """The node whose path spells ``tokens``; what was not cached hangs below as nodes without keys and values."""
         self._clock += 1
-        node, done = self._root, 0
+        if adapter not in self._roots:
+            self._roots[adapter] = Node(np.empty(0, dtype=np.int64), None, adapter)
+        node, done = self._roots[adapter], 0
         while done < len(tokens):
             child = node.children.get(int(tokens[done]))
             if child is None:
@@ -82,13 +77,13 @@ class KVPool:
             node.last_used = self._clock
         return node
 
-    def insert(self, tokens: Tokens, keys: Tensor, values: Tensor) -> None:
+    def insert(self, tokens: Tokens, keys: Tensor, values: Tensor, adapter: str | None = None) -> None:
         """Remember the run that ends ``tokens``. Where the cache already has part of it, that part stays as it is.
 
         ``keys`` and ``values``, [layers, K, n, D], belong to the last n tokens; the tokens before must be cached, otherwise
         nothing is kept.
         """
-        node = self.extend(tokens)
+        node = self.extend(tokens, adapter)
         start = len(tokens) - keys.shape[2]
         stop = len(tokens)
         missing: list[Node] = []
@@ -126,9 +121,14 @@ class KVPool:
                 self.tokens -= len(leaf.tokens)
                 self.evicted += len(leaf.tokens)
 
+    def forget(self, adapter: str | None) -> None:
+        """Forget all that ``adapter`` has computed; called when its weights change."""
+        if adapter in self._roots:
+            self.tokens -= sum(len(node.tokens) for node in _subtree(self._roots.pop(adapter)))
+
     def clear(self) -> None:
-        """Forget everything; called when the weights change."""
-        self._root = Node(np.empty(0, dtype=np.int64), None)
+        """Forget everything."""
+        self._roots.clear()
         self.tokens = 0
 
     def _split(self, node: Node, at: int) -> Node:
@@ -149,8 +149,8 @@ class KVPool:
         return upper
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the root."""
-        return (node for node in _subtree(self._root) if node is not self._root)
+        """Every node but the roots."""
+        return (node for root in self._roots.values() for node in _subtree(root) if node is not root)
 
 
 def cached(nodes: Sequence[Node]) -> list[tuple[Tensor, Tensor]]:

@@ -1,11 +1,14 @@
-"""One model's running rows and cached contexts: prefill what is new, decode one token for every row."""
+"""One model's running rows and cached contexts: prefill what is new, decode one token for every row.
+
+Rows may go through different adapters of the model; they run in the same passes, and share no keys and values.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_core.policy.backend import FinishReason, SamplingParams
+from lightning_core.trainers.adapters import Adapters
 from lightning_core.trainers.attention import NAME, Forest, Geometry, TreeAttention, plan_blocks
 from lightning_core.trainers.constraint import Walk
 from lightning_core.trainers.decoding import Cascade
@@ -27,6 +31,8 @@ class Row:
 
     prompt: Tokens
     params: SamplingParams
+    adapter: str | None = None
+    """Which of the model's adapters samples it; None: the model without one."""
     random: random.Random = field(default_factory=random.Random)
     walk: Walk | None = None
     """Where the response stands in its constraint, if it has one."""
@@ -51,39 +57,46 @@ class Lane:
         self,
         model: Any,
         geometry: Geometry,
-        context: Callable[[], AbstractContextManager[Any]],
         *,
-        cached_tokens: int,
+        adapters: Adapters | None = None,
+        cached_tokens: int = 0,
     ) -> None:
+        """``cached_tokens``: contexts that are remembered beyond the running rows."""
         weight: Tensor = model.get_input_embeddings().weight
         self._model = model
         self._geometry = geometry
-        self._context = context
+        self._adapters = adapters
         self._device = weight.device
         self._dtype = weight.dtype
         self._pool = KVPool(cached_tokens)
         self._cascade = Cascade(geometry, dtype=weight.dtype, device=weight.device)
         self.rows: list[Row] = []
+        self.waiting: deque[Row] = deque()
+        """Those to come; any thread may append."""
         self.prompt_tokens = 0
         self.prompt_tokens_computed = 0
         self.sampled_tokens = 0
         self.decode_steps = 0
 
-    def admit(self, waiting: deque[Row], *, rows: int, tokens: int) -> None:
-        """Start rows from the front of ``waiting``: compute what their contexts lack, all in one pass.
+    def remember(self, cached_tokens: int) -> None:
+        """Keep so many tokens more than until now."""
+        self._pool.capacity += cached_tokens
+
+    def admit(self, *, rows: int, tokens: int) -> None:
+        """Start rows from the front of `waiting`: compute what their contexts lack, all in one pass.
 
         At most ``rows`` run together, and once ``tokens`` have to be computed the rest waits for the next step.
         """
         admitted: list[Row] = []
         ends: list[Node] = []
         known = self._pool.tokens
-        while waiting and len(self.rows) + len(admitted) < rows and self._pool.tokens - known < tokens:
-            row = waiting.popleft()
+        while self.waiting and len(self.rows) + len(admitted) < rows and self._pool.tokens - known < tokens:
+            row = self.waiting.popleft()
             if not row.aborted:
                 context = row.context()
                 admitted.append(row)
                 # All but the last token, which is the input of the row's first step.
-                ends.append(self._pool.extend(context[:-1]))
+                ends.append(self._pool.extend(context[:-1], row.adapter))
                 self.prompt_tokens += len(context)
         paths = [end.path() for end in ends]  # only now: a later prompt may have split an earlier one's nodes
         new = list(dict.fromkeys(node for path in paths for node in path if node.keys is None))
@@ -102,7 +115,7 @@ class Lane:
         inputs = [(row.tokens[-1] if row.tokens else int(row.prompt[-1])) for row in self.rows]
         positions = [len(row.prompt) + len(row.tokens) - 1 for row in self.rows]
         self._cascade.begin()
-        with self._context():
+        with self._adapted([row.adapter for row in self.rows], [1] * len(self.rows)):
             logits_RV: Tensor = self._model(
                 input_ids=self._tensor([inputs]),
                 position_ids=self._tensor([positions]),
@@ -137,7 +150,7 @@ class Lane:
                 continue
             if remember:
                 # The last token was sampled but never an input, so it has no keys and values yet.
-                self._pool.insert(row.context()[:-1], *self._cascade.own(index))
+                self._pool.insert(row.context()[:-1], *self._cascade.own(index), row.adapter)
             self._cascade.remove(index)
             self.rows[index] = self.rows[-1]
             self.rows.pop()
@@ -145,6 +158,17 @@ class Lane:
         if changed:
             self._cascade.compact(self._pool)
             self._pool.evict()
+
+    def forget(self, adapter: str | None) -> None:
+        """Forget the rows and contexts of one adapter, and free their memory."""
+        self._pool.forget(adapter)
+        if any(row.adapter != adapter for row in self.rows):
+            self.drop(lambda row: row.adapter == adapter)
+            return
+        self.rows = []
+        self._cascade.clear()
+        for node in self._pool.nodes():
+            node.column = None
 
     def clear(self) -> None:
         """Forget all rows and contexts, and free their memory."""
@@ -169,7 +193,8 @@ class Lane:
                     visit(child, index)
 
         roots = [node for node in nodes if node.parent not in wanted]
-        for root in sorted(roots, key=lambda node: prefixes.setdefault(node.parent, len(prefixes))):
+        # The tokens of an adapter stand together, and in them those that continue the same context.
+        for root in sorted(roots, key=lambda n: (n.adapter or "", prefixes.setdefault(n.parent, len(prefixes)))):
             prefix_of_root.append(prefixes[root.parent])
             visit(root, -1)
         before = [cached(parent.path()) if parent is not None else [] for parent in prefixes]
@@ -181,7 +206,7 @@ class Lane:
         forest = Forest(lengths=[len(node.tokens) for node in order], parents=parents, prefixes=prefix_of_root)
         tree = TreeAttention(plan_blocks(forest), groups=self._geometry.groups, device=self._device, prefixes=before)
         recording = _Recording(tree, self._geometry, len(tokens), self._dtype, self._device)
-        with self._context():
+        with self._adapted([node.adapter for node in order], [len(node.tokens) for node in order]):
             self._model.base_model(
                 input_ids=self._tensor(tokens[None]),
                 position_ids=self._tensor(positions[None]),
@@ -195,6 +220,10 @@ class Lane:
             node.keys = recording.keys_LKSD[:, :, start:stop].clone()
             node.values = recording.values_LKSD[:, :, start:stop].clone()
             start = stop
+
+    def _adapted(self, adapters: Sequence[str | None], lengths: Sequence[int]) -> AbstractContextManager[None]:
+        """Around a pass of runs of tokens with these lengths, each through its adapter."""
+        return nullcontext() if self._adapters is None else self._adapters.mix(adapters, lengths)
 
     def _tensor(self, values: Any, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.as_tensor(values, dtype=dtype, device=self._device)

@@ -1,98 +1,46 @@
-"""The loss: pure functions from logits and advantages to a number, and what there is to know about it.
+"""From logprobs to the loss of a micro-batch: pure functions.
 
-Policy gradient with PPO's clipped ratio (arXiv 1707.06347), the clip range asymmetric (DAPO, arXiv 2503.14476):
+    loss = sum_t weight_t (importance weight_t loss_t + kl.weight KL_t - entropy_weight H_t)
 
-    ratio_t = exp(logprob_t - sampled logprob_t)
-    loss_t  = -min(ratio_t A_t, clip(ratio_t, 1 - clip_low, 1 + clip_high) A_t)
-    loss    = sum_t weight_t loss_t
+Weights: `aggregation`. Losses: `losses`. Importance weights: `corrections`. KL and H: `penalties`.
 
-The weights of a step's tokens are settled before anything is cut into micro-batches, so the gradient is the same however rows
-are packed, merged or accumulated.
-
-Dimensions: E trained tokens, P places with logits, V vocabulary.
+Dimensions: E trained tokens.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_core.errors import TrainingError
-from lightning_core.transitions import Row
-
-Aggregation = Literal["rollout-mean", "token-mean"]
-
-
-def token_weights(rows: Sequence[Row], aggregation: Aggregation) -> list[NDArray[np.float32]]:
-    """The weight of each token of each row, float32 [L], 0 where the mask is False; all weights together are 1.
-
-    ``rollout-mean``: the mean over rollouts of the mean over each rollout's tokens, in however many rows they stand (arXiv
-    2608.17528, eq. 16; the divisor is the number of rollouts, not of rows). ``token-mean``: the mean over all tokens.
-    """
-    tokens: Counter[str] = Counter()
-    for row in rows:
-        tokens[row.rollout] += int(row.mask.sum())
-    if not tokens.total():
-        raise TrainingError(f"none of the {len(rows)} rows has a sampled token")
-    trained = [rollout for rollout, count in tokens.items() if count]
-    if aggregation == "rollout-mean":
-        weight = {rollout: 1.0 / (len(trained) * tokens[rollout]) for rollout in trained}
-    else:
-        weight = dict.fromkeys(trained, 1.0 / tokens.total())
-    return [(row.mask * weight.get(row.rollout, 0.0)).astype(np.float32) for row in rows]
+from lightning_core.config_algorithm import Algorithm
+from lightning_core.trainers.losses import LOSSES, Clip
+from lightning_core.trainers.penalties import kl_penalty
 
 
-def selected_logprobs(
-    logits_PV: Tensor,
-    temperatures_P: Tensor,
-    source_E: Tensor,
-    targets_E: Tensor,
-    forbidden: Iterable[tuple[int, Tensor]] = (),
-) -> Tensor:
-    """Logprobs [E] (float32) of ``targets_E`` under softmax(logits / temperature) of their places. Overwrites ``logits_PV``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """E trained tokens, as the loss sees them; all float32 [E] but ``outside_E``."""
 
-    ``forbidden``: places with bool [V], the tokens that have no part in the softmax there.
-    """
-    return _SelectedLogprobs.apply(logits_PV, temperatures_P, source_E, targets_E, forbidden)  # type: ignore[no-any-return]
-
-
-class _SelectedLogprobs(torch.autograd.Function):
-    """log_softmax and gather without a second tensor as large as the logits, which dominate the memory of a step."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        logits_PV: Tensor,
-        temperatures_P: Tensor,
-        source_E: Tensor,
-        targets_E: Tensor,
-        forbidden: Iterable[tuple[int, Tensor]],
-    ) -> Tensor:
-        scaled_PV = logits_PV.float().div_(temperatures_P[:, None])
-        for place, forbidden_V in forbidden:
-            scaled_PV[place].masked_fill_(forbidden_V, -torch.inf)
-        # In parts: logsumexp makes a copy of what it is given, and a fresh one of this size is mostly page faults.
-        normaliser_P = torch.cat([part.logsumexp(dim=-1) for part in scaled_PV.split(64)])
-        ctx.save_for_backward(scaled_PV, normaliser_P, temperatures_P, source_E, targets_E)
-        ctx.dtype = logits_PV.dtype
-        return scaled_PV[source_E, targets_E] - normaliser_P[source_E]
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
-        (grad_E,) = grad_outputs
-        scaled_PV, normaliser_P, temperatures_P, source_E, targets_E = ctx.saved_tensors
-        total_P = torch.zeros_like(normaliser_P).index_add_(0, source_E, grad_E)
-        # d logprob / d scaled = onehot - softmax, and the one tensor of this size is reused for it.
-        grad_PV = scaled_PV.sub_(normaliser_P[:, None]).exp_().mul_(-total_P[:, None])
-        grad_PV.index_put_((source_E, targets_E), grad_E, accumulate=True)
-        return grad_PV.div_(temperatures_P[:, None]).to(ctx.dtype), None, None, None, None
+    logprobs_E: Tensor
+    """Under the policy, with its gradient."""
+    sampled_E: Tensor
+    """Logprobs at sampling."""
+    old_E: Tensor
+    """What the ratio is taken to."""
+    advantages_E: Tensor
+    weights_E: Tensor
+    sequence_log_ratio_E: Tensor | None = None
+    """With `gspo`: the mean over the token's sequence of ``logprobs - old``."""
+    importance_E: Tensor | None = None
+    outside_E: Tensor | None = None
+    """bool: where the importance weight was truncated or masked."""
+    reference_E: Tensor | None = None
+    """Logprobs of the reference model."""
+    entropy_E: Tensor | None = None
+    """Entropy of the distribution that the token was sampled from, with its gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,36 +52,43 @@ class TokenLoss:
     maxima: Mapping[str, float]
 
 
-def policy_loss(
-    logprobs_E: Tensor,
-    sampled_logprobs_E: Tensor,
-    advantages_E: Tensor,
-    weights_E: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> TokenLoss:
-    """The clipped policy gradient loss (see above) of E tokens; all tensors float32 [E]."""
-    log_ratio_E = logprobs_E - sampled_logprobs_E
-    ratio_E = log_ratio_E.exp()
-    clipped_E = ratio_E.clamp(1 - clip_low, 1 + clip_high)
-    loss = -(torch.minimum(ratio_E * advantages_E, clipped_E * advantages_E) * weights_E).sum()
+def policy_loss(tokens: Tokens, algorithm: Algorithm) -> TokenLoss:
+    """The loss (see above) of E tokens, as ``algorithm`` has it."""
+    log_ratio_E = tokens.logprobs_E - tokens.old_E
+    found = LOSSES[algorithm.loss](
+        tokens.logprobs_E,
+        log_ratio_E if tokens.sequence_log_ratio_E is None else tokens.sequence_log_ratio_E,
+        tokens.advantages_E,
+        Clip(low=algorithm.clip_low, high=algorithm.clip_high, dual=algorithm.clip_dual),
+    )
+    losses_E = found.losses_E
+    sums = {name: mark_E.sum() for name, mark_E in found.marks.items()}
+    maxima: dict[str, Tensor] = {}
+    if tokens.importance_E is not None and tokens.outside_E is not None:
+        losses_E = losses_E * tokens.importance_E
+        sums |= {"importance_mean": tokens.importance_E.sum(), "importance_outside_fraction": tokens.outside_E.sum()}
+        maxima["importance_max"] = tokens.importance_E.max()
+    if tokens.reference_E is not None and algorithm.kl is not None:
+        kl_E = kl_penalty(tokens.logprobs_E, tokens.reference_E, algorithm.kl.estimator)
+        losses_E = losses_E + algorithm.kl.weight * kl_E
+        sums["kl"] = kl_E.detach().sum()
+    if tokens.entropy_E is not None:
+        losses_E = losses_E - algorithm.entropy_weight * tokens.entropy_E
     with torch.no_grad():
-        difference_E = log_ratio_E.abs()
-        sums = {
+        ratio_E = log_ratio_E.exp()
+        mismatch_E = tokens.logprobs_E - tokens.sampled_E
+        difference_E = mismatch_E.abs()
+        sums |= {
             "ratio_mean": ratio_E.sum(),
-            # Only where the clip takes the gradient away: up for what was good, down for what was bad.
-            "clip_high_fraction": ((ratio_E > 1 + clip_high) & (advantages_E > 0)).sum(),
-            "clip_low_fraction": ((ratio_E < 1 - clip_low) & (advantages_E < 0)).sum(),
             # k3, from sampled to present policy: http://joschu.net/blog/kl-approx.html
-            "approx_kl": (ratio_E - 1 - log_ratio_E).sum(),
+            "approx_kl": (mismatch_E.exp() - 1 - mismatch_E).sum(),
             "logprob_difference_mean": difference_E.sum(),
-            # An estimate without bias, from the sampled tokens alone.
-            "entropy": -logprobs_E.sum(),
+            # Where the exact one is not there, an estimate without bias from the sampled tokens alone.
+            "entropy": -tokens.logprobs_E.sum() if tokens.entropy_E is None else tokens.entropy_E.sum(),
         }
-        maxima = {"ratio_max": ratio_E.max(), "logprob_difference_max": difference_E.max()}
+        maxima |= {"ratio_max": ratio_E.max(), "logprob_difference_max": difference_E.max()}
     return TokenLoss(
-        loss=loss,
+        loss=(losses_E * tokens.weights_E).sum(),
         sums={name: float(value) for name, value in sums.items()},
         maxima={name: float(value) for name, value in maxima.items()},
     )

@@ -54,23 +54,46 @@ class PackedBatch:
 def pack_rows(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> list[PackedBatch]:
     """Pack the rows with the indices ``chosen`` into micro-batches of at most ``budget`` packed tokens.
 
-    A single row longer than the budget gets a micro-batch of its own. Raises `TrainingError` for a row whose first token is
-    marked as sampled: nothing predicts it.
+    They are cut apart where they share least. A row longer than the budget raises it to its own length, which is needed anyway.
+    Raises `TrainingError` for a row whose first token is marked as sampled: nothing predicts it.
     """
     inputs = {index: _input_tokens(rows[index]) for index in chosen}
-    # Neighbours in this order share the longest prefixes, so cutting it keeps siblings together.
-    ordered = sorted(inputs, key=lambda index: inputs[index].tolist())
-    groups: list[list[tuple[int, int]]] = []
-    size = 0
-    for position, index in enumerate(ordered):
-        shared = _common_prefix(inputs[ordered[position - 1]], inputs[index]) if position else 0
-        new = len(inputs[index]) - shared
-        if not groups or size + new > budget:
-            groups.append([])
-            shared, new, size = 0, len(inputs[index]), 0
-        groups[-1].append((index, shared))
-        size += new
-    return [_pack(rows, inputs, group) for group in groups]
+    # Neighbours in this order (that of the tokens; big-endian bytes compare like them) share the longest prefixes.
+    ordered = sorted(inputs, key=lambda index: inputs[index].astype(">u4").tobytes())
+    shared = [0] + [_common_prefix(inputs[a], inputs[b]) for a, b in pairwise(ordered)]
+    lengths = [len(inputs[index]) for index in ordered]
+    batches: list[PackedBatch] = []
+    for first, last in pairwise(_cuts(lengths, shared, budget)):
+        group = [(ordered[first], 0), *zip(ordered[first + 1 : last], shared[first + 1 : last], strict=True)]
+        batches.append(_pack(rows, inputs, group))
+    return batches
+
+
+def _cuts(lengths: Sequence[int], shared: Sequence[int], budget: int) -> list[int]:
+    """Where to cut rows in order, from 0 to their number, for the fewest tokens in all, then the fewest parts.
+
+    A part costs its first row and what each further one does not share with the row before it; a cut costs what it tears apart.
+    """
+    limit = max(budget, *lengths) if lengths else budget
+    best = [(0, 0)]  # up to each row: tokens, parts
+    start_of = [0]
+    for last in range(1, len(lengths) + 1):
+        options: list[tuple[int, int, int]] = []
+        new = 0  # tokens of the rows after the first one of the part
+        for first in reversed(range(last)):
+            if new > limit:
+                break
+            size = lengths[first] + new
+            if size <= limit:
+                options.append((best[first][0] + size, best[first][1] + 1, first))
+            new += lengths[first] - shared[first]
+        tokens, parts, first = min(options)
+        best.append((tokens, parts))
+        start_of.append(first)
+    cuts = [len(lengths)]
+    while cuts[-1]:
+        cuts.append(start_of[cuts[-1]])
+    return cuts[::-1]
 
 
 def _pack(rows: Sequence[Row], inputs: dict[int, Ints], group: Sequence[tuple[int, int]]) -> PackedBatch:
@@ -130,12 +153,10 @@ def _forest(shared: Sequence[int], places: Sequence[Ints]) -> Forest:
     parent_place = np.arange(-1, total - 1)  # the place that each place continues: the one before, or a branch point
     cuts = {0, total}
     for branch, row in zip(shared, places, strict=True):
-        if branch < len(row):
-            start = int(row[branch])
-            parent_place[start] = int(row[branch - 1]) if branch else -1
-            cuts.add(start)
-        if branch:
-            cuts.add(int(row[branch - 1]) + 1)
+        parent = int(row[branch - 1]) if branch else -1
+        if branch < len(row) and int(row[branch]) != parent + 1:
+            parent_place[int(row[branch])] = parent
+            cuts |= {int(row[branch]), parent + 1}
     starts = sorted(cuts)
     runs = [(start, stop) for start, stop in pairwise(starts) if stop > start]
     run_of_last = {stop - 1: run for run, (_, stop) in enumerate(runs)}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from lightning_core.trainers.loss import Aggregation
+from lightning_core.config_algorithm import Algorithm
+from lightning_core.config_credit import Critic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,16 +27,17 @@ class TorchTrainerConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """``auto``: bfloat16 on a GPU; on a CPU float32, whose matrix products use bfloat16 units (AMX) where there are any."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of the layers for the backward pass, and compute the layers again in it."""
     learning_rate: float = 1e-5
     warmup_steps: int = 0
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     grad_clip: float = 1.0
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    aggregation: Aggregation = "rollout-mean"
-    updates_per_step: int = 1
-    """PPO epochs: how often a step's rows are gone through, with an optimiser update each time."""
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    """The loss. With ``algorithm.kl`` the initial weights are kept, as with ``keep_base``."""
+    critic: Critic | None = None
+    """The value head beside the model; None: there is none."""
     micro_batch_tokens: int = 4096
     """Most packed tokens in one forward and backward pass. Memory depends on it, the result does not."""
     max_context: int | None = None

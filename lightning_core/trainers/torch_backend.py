@@ -3,7 +3,7 @@
 Requests arrive one by one, from any thread and event loop. Before each step the thread takes in whoever waits: what of their
 prompts no earlier request has left behind is computed once, packed (`Lane.admit`); then every running row gets one token
 (`Lane.step`), and rows that are done leave. A prompt's last token is computed as the first step of its row, so that identical
-prompts, also those that come later, share all else.
+prompts, also those that come later, share all else. Adapters of one model share its batches.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import logging
 import random
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +23,7 @@ import torch
 
 from lightning_core.errors import InfrastructureError, PolicyRequestError
 from lightning_core.policy.backend import Delta, FinishReason, SamplingParams, check_request
+from lightning_core.trainers.adapters import Adapters
 from lightning_core.trainers.attention import Geometry
 from lightning_core.trainers.constraint import Constraints, Walk
 from lightning_core.trainers.lane import Lane, Row
@@ -33,12 +33,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledModel:
-    """A model that the backend samples from; already switched by `use_lightning_attention`."""
+    """What the backend samples from under one name: a model switched by `use_lightning_attention`, or an adapter of one."""
 
     model: Any
     geometry: Geometry
-    context: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """Entered around each forward pass, for example to switch adapters off."""
+    adapters: Adapters | None = None
+    """Those of ``model``; names with the same model and adapters share their batches."""
+    adapter: str | None = None
+    """Which of them; None: the model without one."""
+    constraints: Constraints | None = None
+    """Of the model's vocabulary; None: its responses cannot be constrained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,7 @@ class _Request(Row):
 
 
 class TorchBackend:
-    """A `Backend` on local weights. The first of ``models`` is the live policy, the others are frozen."""
+    """A `Backend` on local weights. The first of ``models`` is a live policy, the others are frozen; `add` adds more of either."""
 
     def __init__(
         self,
@@ -74,38 +78,49 @@ class TorchBackend:
         cached_tokens: int = 16384,
         prefill_tokens: int = 2048,
         seed: int = 0,
-        version: int = 0,
-        constraints: Constraints | None = None,
     ) -> None:
         """``gather_ms``: how long an idle engine waits for company of a first request.
 
-        ``cached_tokens``: contexts that each model remembers beyond the running rows, for reuse by later prompts.
+        ``max_batch``: rows that one model decodes together, whatever their adapters. ``cached_tokens``: contexts that are remembered
+        for each model and each of its live adapters beyond the running rows, for reuse by later prompts.
         """
         self._max_context = max_context
         self._max_batch = max_batch
         self._gather_s = gather_ms / 1000
+        self._cached_tokens = cached_tokens
         self._prefill_tokens = prefill_tokens
         self._seed = seed
-        self._version = version
-        self._constraints = constraints
         self._submitted = 0
-        self._lanes = {
-            name: Lane(sampled.model, sampled.geometry, sampled.context, cached_tokens=cached_tokens)
-            for name, sampled in models.items()
-        }
-        self._waiting: dict[str, deque[Row]] = {name: deque() for name in models}
         self._changed = threading.Condition()
+        self.versions: dict[str, int] = {}
+        """Of the live policies: what their deltas are stamped with."""
+        self._models: dict[str, SampledModel] = {}
+        self._lanes: dict[str, Lane] = {}
+        for number, (name, sampled) in enumerate(models.items()):
+            self.add(name, sampled, live=number == 0)
         self._pauses = 0
         self._stepping = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="lightning-sampling", daemon=True)
         self._thread.start()
 
+    def add(self, name: str, sampled: SampledModel, *, live: bool) -> None:
+        """Serve one more model, before the first request. ``live``: its weights are trained, so they have versions."""
+        with self._changed:
+            beside = next((self._lanes[n] for n, s in self._models.items() if s.model is sampled.model), None)
+            lane = self._lanes[name] = beside or Lane(sampled.model, sampled.geometry, adapters=sampled.adapters)
+            if live or beside is None:
+                lane.remember(self._cached_tokens)
+            if live:
+                self.versions[name] = 0
+            self._models[name] = sampled
+
     # The protocol -----------------------------------------------------------------------------------------------------
 
     @property
     def models(self) -> Sequence[str]:
-        return tuple(self._lanes)
+        """The live policies, then the others."""
+        return (*self.versions, *(name for name in self._models if name not in self.versions))
 
     @property
     def max_context(self) -> int:
@@ -114,29 +129,27 @@ class TorchBackend:
     def check(self, params: SamplingParams) -> None:
         """See `Backend.check`."""
         if params.constraint is not None:
-            self._start(params.constraint)
-
-    def _start(self, constraint: str) -> Walk:
-        if self._constraints is None:
-            raise PolicyRequestError("this backend cannot constrain its responses", param="response_format")
-        return self._constraints.start(constraint)
+            for constraints in {id(s.constraints): s.constraints for s in self._models.values()}.values():
+                _start(constraints, params.constraint)
 
     def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
         """Sample one response; see `Backend`. A response that lives through a weight change has a delta per version."""
-        if model not in self._lanes:
-            raise PolicyRequestError(f"unknown model {model!r}: this backend has {list(self._lanes)}", status=404)
+        if model not in self._models:
+            raise PolicyRequestError(f"unknown model {model!r}: this backend has {list(self.models)}", status=404)
         check_request(prompt_ids, params, max_context=self._max_context)
         return self._generate(prompt_ids, params, model, stream)
 
     async def _generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, model: str, stream: bool
     ) -> AsyncGenerator[Delta]:
+        sampled = self._models[model]
         request = _Request(
             prompt=np.asarray(prompt_ids, dtype=np.int64),
             params=params,
-            walk=None if params.constraint is None else self._start(params.constraint),
+            adapter=sampled.adapter,
+            walk=None if params.constraint is None else _start(sampled.constraints, params.constraint),
             model=model,
             stream=stream,
             loop=asyncio.get_running_loop(),
@@ -157,7 +170,7 @@ class TorchBackend:
 
     @property
     def stats(self) -> EngineStats:
-        lanes = self._lanes.values()
+        lanes = self._each_lane()
         return EngineStats(
             requests=self._submitted,
             prompt_tokens=sum(lane.prompt_tokens for lane in lanes),
@@ -165,15 +178,6 @@ class TorchBackend:
             sampled_tokens=sum(lane.sampled_tokens for lane in lanes),
             decode_steps=sum(lane.decode_steps for lane in lanes),
         )
-
-    @property
-    def version(self) -> int:
-        """What the first model's deltas are stamped with."""
-        return self._version
-
-    @version.setter
-    def version(self, version: int) -> None:
-        self._version = version
 
     @property
     def submitted(self) -> int:
@@ -199,19 +203,19 @@ class TorchBackend:
                 self._changed.notify_all()
 
     @torch.inference_mode()
-    def forget(self) -> None:
-        """Forget what the first model's weights computed, and free that memory, before they change; inside `pause`.
+    def forget(self, model: str) -> None:
+        """Forget what the weights of ``model`` computed, and free that memory, before they change; inside `pause`.
 
         Its running rows start over from their prompt and what they have sampled so far, so that every token is sampled from
         exactly the weights of the version that it carries.
         """
-        policy = self.models[0]
-        lane = self._lanes[policy]
+        lane = self._lanes[model]
         for row in reversed(lane.rows):
             assert isinstance(row, _Request)
-            self._send(row, None)
-            self._waiting[policy].appendleft(row)
-        lane.clear()
+            if row.model == model:
+                self._send(row, None)
+                lane.waiting.appendleft(row)
+        lane.forget(self._models[model].adapter)
 
     def close(self) -> None:
         """Stop the thread; whoever still waits gets an `InfrastructureError`."""
@@ -230,15 +234,15 @@ class TorchBackend:
             seed = request.params.seed
             request.random = random.Random(f"{self._seed}/{self._submitted}" if seed is None else f"seed {seed}")
             self._submitted += 1
-            self._waiting[request.model].append(request)
+            self._lanes[request.model].waiting.append(request)
             self._changed.notify_all()
 
     def _run(self) -> None:
         with torch.inference_mode():
             while self._next_turn():
                 try:
-                    for name, lane in self._lanes.items():
-                        self._advance(lane, self._waiting[name])
+                    for lane in self._each_lane():
+                        self._advance(lane)
                 except Exception as error:
                     logger.exception("sampling failed")
                     self._fail(error)
@@ -262,15 +266,19 @@ class TorchBackend:
             self._stepping = not self._closing
             return self._stepping
 
+    def _each_lane(self) -> Sequence[Lane]:
+        """Each once, though several models may share it."""
+        return list(dict.fromkeys(self._lanes.values()))
+
     def _running(self) -> bool:
-        return any(lane.rows for lane in self._lanes.values())
+        return any(lane.rows for lane in self._each_lane())
 
     def _busy(self) -> bool:
-        return self._running() or any(self._waiting.values())
+        return self._running() or any(lane.waiting for lane in self._each_lane())
 
-    def _advance(self, lane: Lane, waiting: deque[Row]) -> None:
+    def _advance(self, lane: Lane) -> None:
         lane.drop(lambda row: row.aborted)
-        lane.admit(waiting, rows=self._max_batch, tokens=self._prefill_tokens)
+        lane.admit(rows=self._max_batch, tokens=self._prefill_tokens)
         if not lane.rows:
             return
         lane.step()
@@ -291,7 +299,7 @@ class TorchBackend:
         delta = Delta(
             token_ids=request.tokens[request.sent :],
             logprobs=request.logprobs[request.sent :],
-            version=self._version if request.model == self.models[0] else 0,  # the others never change
+            version=self.versions.get(request.model),
             finish_reason=reason,
         )
         request.sent = len(request.tokens)
@@ -305,11 +313,11 @@ class TorchBackend:
 
     def _fail(self, cause: Exception | None) -> None:
         with self._changed:
-            requests = [row for lane in self._lanes.values() for row in lane.rows]
-            for name, waiting in self._waiting.items():
-                requests.extend(waiting)
-                waiting.clear()
-                self._lanes[name].clear()
+            requests: list[Row] = []
+            for lane in self._each_lane():
+                requests += [*lane.rows, *lane.waiting]
+                lane.waiting.clear()
+                lane.clear()
         for request in requests:
             assert isinstance(request, _Request)
             error = InfrastructureError(
@@ -317,3 +325,9 @@ class TorchBackend:
             )
             error.__cause__ = cause
             self._deliver(request, error)
+
+
+def _start(constraints: Constraints | None, constraint: str) -> Walk:
+    if constraints is None:
+        raise PolicyRequestError("this backend cannot constrain its responses", param="response_format")
+    return constraints.start(constraint)

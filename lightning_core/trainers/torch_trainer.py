@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_core.config_algorithm import impossible_algorithm
+from lightning_core.config_policies import BASE, POLICY
 from lightning_core.errors import ConfigError, TrainingError
-from lightning_core.trace import Floats
+from lightning_core.policy.chat import Chat
 from lightning_core.trainers import checkpoint
-from lightning_core.trainers.attention import NAME, TreeAttention, plan_blocks, use_lightning_attention
-from lightning_core.trainers.constraint import Constraints
-from lightning_core.trainers.loss import policy_loss, selected_logprobs, token_weights
-from lightning_core.trainers.model import eos_token_ids, load_model, load_tokenizer, resolve_model
+from lightning_core.trainers.attention import NAME, TreeAttention, plan_blocks
+from lightning_core.trainers.critic import Critic, prompt_states
+from lightning_core.trainers.head import OutputHead
+from lightning_core.trainers.loaded import LoadedModel, load
+from lightning_core.trainers.objective import Objective, rows_to_train
 from lightning_core.trainers.packing import PackedBatch, pack_rows
+from lightning_core.trainers.penalties import place_entropy
 from lightning_core.trainers.proof import prove_batch, prove_once
 from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.trainers.torch_backend import SampledModel, TorchBackend
-from lightning_core.trainers.tuning import Tuning, choose_device, choose_dtype, tune
+from lightning_core.trainers.tuning import Tuning, tune
 from lightning_core.trainers.untied import is_tied, untie_saved
-from lightning_core.transitions import Row
+from lightning_core.transitions import Row, Transition, transitions_to_rows
+from lightning_core.yaml_source import dotted
 
 logger = logging.getLogger(__name__)
 
@@ -36,21 +42,30 @@ logger = logging.getLogger(__name__)
 class TorchTrainer:
     """A `Trainer` that holds model, optimiser and sampling engine in this process."""
 
-    def __init__(self, config: TorchTrainerConfig) -> None:
+    def __init__(
+        self,
+        config: TorchTrainerConfig,
+        *,
+        name: str = POLICY,
+        loaded: LoadedModel | None = None,
+        backend: TorchBackend | None = None,
+    ) -> None:
+        """``name``: the policy's. ``loaded`` and ``backend``: those of others to join; without, it has its own."""
         self.config = config
+        self.name = name
+        for path, text in impossible_algorithm(config.algorithm):
+            raise ConfigError(f"{dotted(path)}: {text}")
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        self._device = choose_device(config.device)
-        folder = resolve_model(config.model)
-        self._tokenizer = load_tokenizer(folder)
-        model: Any = load_model(folder, choose_dtype(config.dtype, self._device), self._device)
-        self._stop_token_ids = eos_token_ids(model)
-        limit = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_context or 0)
-        if config.max_context is not None and config.max_context > limit:
-            raise ConfigError(f"max_context={config.max_context}, but {config.model!r} allows {limit} tokens")
-        self._geometry = use_lightning_attention(model)
-        self._tuning: Tuning = tune(model, config)
-        self._model = model
+        loaded = loaded or load(config)
+        self._loaded = loaded
+        self._device = loaded.device
+        self._geometry = loaded.geometry
+        self._constraints = loaded.constraints
+        self._model = loaded.model
+        self._tuning: Tuning = tune(loaded.model, config, name=name, adapters=loaded.adapters)
+        with self._tuning.active():
+            self._head = OutputHead(loaded.model, self._geometry)
         self._optimizer = torch.optim.AdamW(
             list(self._tuning.masters.values()),
             lr=config.learning_rate,
@@ -58,33 +73,50 @@ class TorchTrainer:
             weight_decay=config.weight_decay,
             fused=True,
         )
+        width: int = loaded.model.get_output_embeddings().weight.shape[1]
+        self._critic = None if config.critic is None else Critic(width, config.critic, self._device)
         self._version = 0
-        self._constraints = Constraints(self._tokenizer, model.get_output_embeddings().weight.shape[0])
-        models = {"policy": SampledModel(model=model, geometry=self._geometry)}
-        if self._tuning.base is not None:
-            base, context = self._tuning.base
-            models["base"] = SampledModel(model=base, geometry=self._geometry, context=context)
-        self._backend = TorchBackend(
-            models,
-            max_context=config.max_context or limit,
-            max_batch=config.max_batch,
-            gather_ms=config.gather_ms,
-            cached_tokens=config.cached_tokens,
-            seed=config.seed,
+        self._backend = backend or open_backend(config, loaded.max_context)
+        self._backend.add(name, self._sampled(loaded.model, self._tuning.adapter), live=True)
+        if backend is None and self.base is not None:
+            self._backend.add(BASE, self.base, live=False)
+
+    @property
+    def base(self) -> SampledModel | None:
+        """The initial weights, if they are kept."""
+        return None if self._tuning.base is None else self._sampled(self._tuning.base[0])
+
+    def _sampled(self, model: Any, adapter: str | None = None) -> SampledModel:
+        return SampledModel(
+            model=model,
+            geometry=self._geometry,
+            adapters=self._tuning.adapters,
+            adapter=adapter,
             constraints=self._constraints,
         )
 
     @property
-    def version(self) -> int:
+    def steps(self) -> int:
         return self._version
 
     @property
+    def version(self) -> int:
+        """Updates so far; what the backend stamps on what it samples."""
+        return self._version
+
+    @cached_property
+    def chats(self) -> Mapping[str, Chat]:
+        return dict.fromkeys(self._backend.models, Chat(self.tokenizer, stop_token_ids=self.stop_token_ids))
+
+    @property
     def tokenizer(self) -> Any:
-        return self._tokenizer
+        """The tokenizer of the weights."""
+        return self._loaded.tokenizer
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
-        return self._stop_token_ids
+        """Tokens that end a response, as the model's generation settings have them."""
+        return self._loaded.stop_token_ids
 
     @property
     def backend(self) -> TorchBackend:
@@ -107,27 +139,48 @@ class TorchTrainer:
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
         """See `Trainer.step`. Rows without any advantage cost nothing, but count where the loss takes means."""
-        self._check(rows)
-        weights = token_weights(rows, self.config.aggregation)
-        chosen = [index for index, row in enumerate(rows) if row.advantages is not None and row.advantages.any()]
+        self.check(rows)
+        updates = self.config.algorithm.updates_per_step
+        chosen = rows_to_train(rows, self.config.algorithm)
         batches = pack_rows(rows, chosen, budget=self.config.micro_batch_tokens)
+        objective = Objective(self.config.algorithm, rows, batches, self._device)
         metrics: dict[str, float] = {"rows_trained": len(chosen), "packed_tokens": 0, "micro_batches": len(batches)}
-        with self._backend.pause(), ExitStack() as undo:
-            self._backend.forget()
-            if self.config.updates_per_step > 1:
+        with self._backend.pause(), self._tuning.active(), ExitStack() as undo:
+            self._backend.forget(self.name)
+            if updates > 1:
                 # A later update may fail when earlier ones have changed the weights already.
-                undo.callback(self._restore, copy.deepcopy(self._checkpoint()))
-            for update in range(self.config.updates_per_step if chosen else 0):
-                found = self._update(rows, weights, batches)
+                undo.callback(self.restore, copy.deepcopy(self.state()))
+            for update in range(updates if chosen else 0):
+                found = self._update(rows, batches, objective)
                 # The first pass compares sampler and trainer on the same weights; the last one tells how far it all went.
                 first = {name: value for name, value in found.items() if name.startswith("logprob_difference")}
                 metrics |= found if update == 0 else {n: v for n, v in found.items() if n not in first}
             undo.pop_all()
             self._version += 1
-            self._backend.version = self._version
+            self._backend.versions[self.name] = self._version
         return metrics
 
-    def _check(self, rows: Sequence[Row]) -> None:
+    def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
+        """See `Trainer.expected`."""
+        critic = self._need_critic()
+        rows = transitions_to_rows(transitions)
+        states: dict[str, Tensor] = {}
+        with self._backend.pause(), self._tuning.active(), torch.no_grad():
+            for batch in pack_rows(rows, range(len(rows)), budget=self.config.micro_batch_tokens):
+                states |= prompt_states(batch, rows, self._hidden(batch))
+        return critic.expected(states)
+
+    def learn_expected(self, targets: Mapping[str, float]) -> Mapping[str, float]:
+        """See `Trainer.learn_expected`."""
+        return self._need_critic().learn(targets)
+
+    def _need_critic(self) -> Critic:
+        if self._critic is None:
+            raise TrainingError("this trainer was made without a critic; credit.rewards: gae makes one")
+        return self._critic
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """Raise `TrainingError` for rows that no step can be made from."""
         if not rows:
             raise TrainingError("a step was given no rows")
         for row in rows:
@@ -143,21 +196,20 @@ class TorchTrainer:
                 )
         prove_once(rows)
 
-    def _update(
-        self, rows: Sequence[Row], weights: Sequence[Floats], batches: Sequence[PackedBatch]
-    ) -> dict[str, float]:
+    def _update(self, rows: Sequence[Row], batches: Sequence[PackedBatch], objective: Objective) -> dict[str, float]:
         """One optimiser update on all micro-batches together; returns its metrics."""
         self._tuning.zero_grad()
-        logprobs = [row.logprobs for row in rows]
-        advantages = [row.advantages for row in rows if row.advantages is not None]
+        algorithm = self.config.algorithm
+        if objective.needs_survey():
+            with torch.no_grad():
+                objective.survey([self._logprobs(batch, rows)[0] for batch in batches])
         loss, sums, maxima = 0.0, Counter[str](), dict[str, float]()
-        for batch in batches:
-            columns = [batch.gather(values) for values in (logprobs, advantages, weights)]
-            prove_batch(rows, batch, columns[0])
-            logprobs_E = self._logprobs(batch, rows)
-            found = policy_loss(
-                logprobs_E, *map(self._tensor, columns), clip_low=self.config.clip_low, clip_high=self.config.clip_high
-            )
+        for number, batch in enumerate(batches):
+            prove_batch(rows, batch, objective.sampled[number])
+            if algorithm.kl is not None and number not in objective.references:
+                objective.references[number] = self._reference_logprobs(batch, rows)
+            logprobs_E, entropy_E = self._logprobs(batch, rows, entropy=algorithm.entropy_weight > 0)
+            found = objective.loss(number, logprobs_E, entropy_E)
             found.loss.backward()
             self._tuning.collect_grad()
             loss += float(found.loss.detach())
@@ -186,23 +238,60 @@ class TorchTrainer:
             **maxima,
         }
 
-    def _logprobs(self, batch: PackedBatch, rows: Sequence[Row]) -> Tensor:
-        """Logprobs [E] of a micro-batch's trained tokens under the weights as they are."""
+    @cached_property
+    def _base_head(self) -> OutputHead:
+        """The initial weights' output layer. With adapters it is the same model, which they have no part in."""
+        assert self._tuning.base is not None
+        model, context = self._tuning.base
+        with context():
+            return self._head if model is self._model else OutputHead(model, self._geometry)
+
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: PackedBatch, rows: Sequence[Row]) -> Tensor:
+        """Logprobs [E] of a micro-batch's trained tokens under the initial weights."""
+        assert self._tuning.base is not None
+        model, context = self._tuning.base
+        with context():
+            return self._logprobs(batch, rows, model=model, head=self._base_head)[0]
+
+    def _hidden(self, batch: PackedBatch, model: Any = None) -> Tensor:
+        """The last hidden states [P, H] at a micro-batch's places, in the type of the weights; differentiable."""
         tree = TreeAttention(plan_blocks(batch.forest), groups=self._geometry.groups, device=self._device)
-        logits_PV = self._model(
-            input_ids=self._tensor(batch.token_ids_S[None]),
-            position_ids=self._tensor(batch.position_ids_S[None]),
-            use_cache=False,
-            logits_to_keep=self._tensor(batch.places_P),
-            **{NAME: tree},
-        ).logits[0]
-        return selected_logprobs(
-            logits_PV,
-            self._tensor(batch.temperatures_P),
-            self._tensor(batch.source_E),
-            self._tensor(batch.targets_E),
-            self._forbidden(batch, rows),
+        hidden_1SH = (
+            (self._model if model is None else model)
+            .base_model(
+                input_ids=self._tensor(batch.token_ids_S[None]),
+                position_ids=self._tensor(batch.position_ids_S[None]),
+                use_cache=False,
+                **{NAME: tree},
+            )
+            .last_hidden_state
         )
+        return hidden_1SH[0].index_select(0, self._tensor(batch.places_P))
+
+    def _logprobs(
+        self,
+        batch: PackedBatch,
+        rows: Sequence[Row],
+        *,
+        model: Any = None,
+        head: OutputHead | None = None,
+        entropy: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logprobs [E] of a micro-batch's trained tokens under the weights as they are, or those of ``model``.
+
+        And with ``entropy`` that of the distributions that they are of, [E].
+        """
+        head = head or self._head
+        hidden_PH = self._hidden(batch, model)
+        temperatures_P, source_E = self._tensor(batch.temperatures_P), self._tensor(batch.source_E)
+        entropy_P = (
+            place_entropy(head.logits(hidden_PH), temperatures_P, self._forbidden(batch, rows)) if entropy else None
+        )
+        logprobs_E = head.logprobs(
+            hidden_PH, temperatures_P, source_E, self._tensor(batch.targets_E), self._forbidden(batch, rows)
+        )
+        return logprobs_E, None if entropy_P is None else entropy_P[source_E]
 
     def _forbidden(self, batch: PackedBatch, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
         """The places of constrained tokens, each with bool [V] of what was not allowed there."""
@@ -222,15 +311,14 @@ class TorchTrainer:
     def save(self, folder: Path) -> None:
         """See `Trainer.save`."""
         with self._backend.pause():
-            checkpoint.write(folder, self._checkpoint())
+            checkpoint.write(folder, self.state())
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """See `Trainer.load`."""
         state = checkpoint.read(folder, self._fingerprint(), weights_only=weights_only)
         with self._backend.pause():
-            self._backend.forget()
-            self._restore(state)
-            self._backend.version = self._version
+            self._backend.forget(self.name)
+            self.restore(state)
 
     def save_pretrained(self, folder: Path, *, untied: bool = False) -> None:
         """Write the policy as an ordinary Hugging Face folder, adapters merged into the weights they adapt.
@@ -238,13 +326,13 @@ class TorchTrainer:
         ``untied``: with an output layer of its own, if the model shares it with the embeddings.
         """
         with self._backend.pause():
-            model = self._model
-            if self._tuning.adapted is not None:
-                model = copy.deepcopy(self._tuning.adapted).merge_and_unload()
-            model.save_pretrained(folder)
-            self._tokenizer.save_pretrained(folder)
-            if untied and is_tied(model):
-                untie_saved(folder, model)
+            weights = self._model.state_dict()
+            if self._tuning.adapters is not None:
+                weights |= self._tuning.adapters.merged(self.name)
+            self._model.save_pretrained(folder, state_dict=weights)
+            self.tokenizer.save_pretrained(folder)
+            if untied and self.tied:
+                untie_saved(folder, self._model)
 
     def close(self) -> None:
         """See `Trainer.close`."""
@@ -258,7 +346,8 @@ class TorchTrainer:
             "weights": {name: list(tensor.shape) for name, tensor in self._tuning.masters.items()},
         }
 
-    def _checkpoint(self) -> checkpoint.Checkpoint:
+    def state(self) -> checkpoint.Checkpoint:
+        """All that `restore` needs to go on from here; its tensors are those that training changes."""
         masters = self._tuning.masters
         return checkpoint.Checkpoint(
             fingerprint=self._fingerprint(),
@@ -266,15 +355,19 @@ class TorchTrainer:
             submitted=self._backend.submitted,
             weights=masters,
             moments=checkpoint.optimizer_moments(self._optimizer, masters),
+            critic={} if self._critic is None else self._critic.state(),
         )
 
     @torch.no_grad()
-    def _restore(self, state: checkpoint.Checkpoint) -> None:
+    def restore(self, state: checkpoint.Checkpoint) -> None:
+        """Go on from ``state``; sampling is paused, and has forgotten what the weights of now computed."""
         for name, master in self._tuning.masters.items():
             master.copy_(state.weights[name])
         self._tuning.publish()
         checkpoint.restore_moments(self._optimizer, self._tuning.masters, state.moments)
-        self._version = state.version
+        if self._critic is not None and state.critic:
+            self._critic.restore(state.critic)
+        self._version = self._backend.versions[self.name] = state.version
         self._backend.submitted = state.submitted
 
     def _learning_rate(self) -> float:
@@ -283,3 +376,15 @@ class TorchTrainer:
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def open_backend(config: TorchTrainerConfig, max_context: int) -> TorchBackend:
+    """A sampling engine as ``config`` has it, without a model yet."""
+    return TorchBackend(
+        {},
+        max_context=max_context,
+        max_batch=config.max_batch,
+        gather_ms=config.gather_ms,
+        cached_tokens=config.cached_tokens,
+        seed=config.seed,
+    )

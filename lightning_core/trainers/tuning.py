@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 import logging
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_core.errors import ConfigError, TrainingError
-from lightning_core.trainers.model import require
+from lightning_core.trainers.adapters import Adapters
 from lightning_core.trainers.settings import TorchTrainerConfig
 
 logger = logging.getLogger(__name__)
@@ -58,8 +58,13 @@ class Tuning:
     1e-5 moves most bfloat16 weights by less than their rounding.)"""
     base: tuple[Any, Callable[[], AbstractContextManager[Any]]] | None
     """The initial model and what to enter while it runs, if it is kept."""
-    adapted: Any = None
-    """With LoRA: the model with its adapters, as peft sees it."""
+    adapters: Adapters | None = None
+    """With LoRA: the model's adapters, one of which, `adapter`, is what is trained."""
+    adapter: str | None = None
+
+    def active(self) -> AbstractContextManager[None]:
+        """Around passes through the model, forward and backward: it computes with these weights, whatever adapters it has."""
+        return nullcontext() if self.adapters is None else self.adapters.use(self.adapter)
 
     def zero_grad(self) -> None:
         for tensor in (*self.parameters.values(), *self.masters.values()):
@@ -80,28 +85,44 @@ class Tuning:
         for name, parameter in self.parameters.items():
             if self.masters[name] is not parameter:
                 parameter.copy_(self.masters[name])
+        if self.adapters is not None:
+            self.adapters.changed()
 
 
-def tune(model: Any, config: TorchTrainerConfig) -> Tuning:
-    """Freeze what ``config`` does not train, add adapters if it wants them, and keep the original if it must stay."""
+def tune(model: Any, config: TorchTrainerConfig, *, name: str, adapters: Adapters) -> Tuning:
+    """Freeze what ``config`` does not train, add an adapter ``name`` if it wants one, and keep the original if it must stay."""
     model.requires_grad_(False)
-    adapted = _add_adapters(model, config) if config.tuning == "lora" else None
-    if adapted is None:
-        for parameter in _full_parameters(model, config.train_layers):
-            parameter.requires_grad_(True)
+    if config.tuning == "lora":
+        parameters = adapters.add(
+            name,
+            rank=config.lora_rank,
+            alpha=config.lora_alpha,
+            targets=config.lora_target_modules,
+            seed=config.seed,
+        )
+        return Tuning(
+            parameters=parameters,
+            masters=_masters(parameters),
+            base=(model, partial(adapters.use, None)),
+            adapters=adapters,
+            adapter=name,
+        )
+    for parameter in _full_parameters(model, config.train_layers):
+        parameter.requires_grad_(True)
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    masters = {
-        name: parameter if parameter.dtype == torch.float32 else parameter.detach().float().requires_grad_(True)
-        for name, parameter in parameters.items()
-    }
     base = None
-    if adapted is not None:
-        base = (model, adapted.disable_adapter)
-    elif config.keep_base:
+    if config.keep_base or config.algorithm.kl is not None:
         # Frozen weights are shared; what is trained is copied now, while it is still the original.
         frozen = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers()) if not tensor.requires_grad}
         base = (copy.deepcopy(model, frozen).requires_grad_(False), nullcontext)
-    return Tuning(parameters=parameters, masters=masters, base=base, adapted=adapted)
+    return Tuning(parameters=parameters, masters=_masters(parameters), base=base)
+
+
+def _masters(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, Tensor]:
+    return {
+        name: parameter if parameter.dtype == torch.float32 else parameter.detach().float().requires_grad_(True)
+        for name, parameter in parameters.items()
+    }
 
 
 def _full_parameters(model: Any, train_layers: int | None) -> list[torch.nn.Parameter]:
@@ -118,22 +139,3 @@ def _full_parameters(model: Any, train_layers: int | None) -> list[torch.nn.Para
     top = [parameter for layer in list(layers)[-train_layers:] for parameter in layer.parameters()]
     # The final norm has few weights and sees the trained layers; embeddings and head, often one matrix, stay.
     return top + list(getattr(decoder, "norm", torch.nn.Module()).parameters())
-
-
-def _add_adapters(model: Any, config: TorchTrainerConfig) -> Any:
-    require("peft", "tuning: lora")
-    from peft import LoraConfig, get_peft_model
-
-    modules = config.lora_target_modules
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers for things by their old names
-        torch.manual_seed(config.seed)
-        return get_peft_model(
-            model,
-            LoraConfig(
-                r=config.lora_rank,
-                lora_alpha=config.lora_alpha,  # pyright: ignore[reportArgumentType] - a float works, it is only divided
-                target_modules="all-linear" if modules is None else list(modules),
-                task_type="CAUSAL_LM",
-            ),
-        )

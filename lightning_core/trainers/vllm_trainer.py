@@ -7,15 +7,15 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from lightning_core.errors import ConfigError
+from lightning_core.policy.chat import Chat
 from lightning_core.policy.vllm_api import CPU_ARGS
 from lightning_core.policy.vllm_backend import VllmBackend
 from lightning_core.policy.vllm_server import serve_vllm
 from lightning_core.trainers.model import resolve_model
 from lightning_core.trainers.torch_trainer import TorchTrainer
-from lightning_core.transitions import Row
+from lightning_core.transitions import Row, Transition
 
 
 class VllmTrainer:
@@ -59,20 +59,16 @@ class VllmTrainer:
                 yield url
 
     @property
-    def version(self) -> int:
-        return self._trainer.version
+    def steps(self) -> int:
+        return self._trainer.steps
 
     @property
     def backend(self) -> VllmBackend:
         return self._backend
 
     @property
-    def tokenizer(self) -> Any:
-        return self._trainer.tokenizer
-
-    @property
-    def stop_token_ids(self) -> frozenset[int]:
-        return self._trainer.stop_token_ids
+    def chats(self) -> Mapping[str, Chat]:
+        return {name: self._trainer.chats[name] for name in self._backend.models}
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
         """See `Trainer.step`. Raises `InfrastructureError` if the server does not take the new weights."""
@@ -80,6 +76,14 @@ class VllmTrainer:
         started = time.monotonic()
         self._push()
         return {**metrics, "seconds_push": time.monotonic() - started}
+
+    def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
+        """See `Trainer.expected`."""
+        return self._trainer.expected(transitions)
+
+    def learn_expected(self, targets: Mapping[str, float]) -> Mapping[str, float]:
+        """See `Trainer.learn_expected`."""
+        return self._trainer.learn_expected(targets)
 
     def save(self, folder: Path) -> None:
         """See `Trainer.save`."""

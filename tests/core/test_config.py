@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightning_core.config import Config, Policy, dump_config, load_config
+from lightning_core.config_policies import agents_policies, policy_settings
 from lightning_core.config_reference import reference
 from lightning_core.errors import ConfigError
 
@@ -69,8 +70,20 @@ def test_lora_gets_its_defaults() -> None:
         [],
         ["policy.tuning=lora", "policy.lora.target_modules=[q_proj]"],
         ["credit.rewards=discounted", "credit.gamma=0.9", "credit.group_by=[task, agent]"],
+        [
+            "credit.rewards=m:f",
+            "credit.air={tool_errors: {x: 1}, formats: [{pattern: a, weight: 1}]}",
+            "credit.judge={model: m}",
+        ],
         ["agents.train=[no, '1e-5', ü]", "run.name='12'", "agents.frozen={judge: base}"],
+        [
+            "policies.a.agents=[x]",
+            "policies.a.credit.advantage=rloo",
+            "policies.b={agents: [y], lora: {rank: 4}, tuning: lora}",
+        ],
         ["tasks.train=m:f", "tasks.train.args={x: '1', y: null}", "policy.upstream.base_url=http://a/v1"],
+        ["algorithm.loss=gspo", "algorithm.sequence=row", "algorithm.clip_low=3e-4", "algorithm.clip_high=4e-4"],
+        ["algorithm.loss=reinforce", "algorithm.kl.weight=0.01", "algorithm.importance={level: rollout, high: null}"],
     ],
 )
 def test_the_resolved_file_reads_back_equal(tmp_path: Path, overrides: list[str]) -> None:
@@ -118,12 +131,13 @@ rollouts: {group_size: yes}
         " 'module:callable'",
         "c.yaml:4: tasks.eval.limt: unknown key; did you mean 'limit'? known here: source, args, limit",
         "c.yaml: policy: missing, and required",
-        "c.yaml:11: credit.advantage: found 'grp', expected 'grpo', 'rloo' or 'reinforce++-baseline'",
+        "c.yaml:11: credit.advantage: found 'grp', expected 'grpo', 'dr-grpo', 'rloo', 'reinforce++',"
+        " 'reinforce++-baseline' or 'none'",
         "c.yaml:12: rollouts.group_size: found 'yes', expected a whole number",
         "c.yaml:9: trainer.steps: found '3', expected a whole number",
         "c.yaml:8: trainer.learning_rate: found 'fast', expected a number",
         "c.yaml:10: trainer.betas[1]: found 2, expected less than 1",
-        "c.yaml:6: polcy: unknown key; did you mean 'policy'? known here: agent, reward, tasks, agents, policy, credit,"
+        "c.yaml:6: polcy: unknown key; did you mean 'policy'? known here: agent, reward, tasks, agents, policy, policies, credit,"
         " algorithm, rollouts, trainer, eval, otlp, run",
         "c.yaml:5: agents.frozen.a: the agent is in agents.train too; it can be one or the other",
         "c.yaml:11: credit.rewards: 'discounted' needs credit.gamma, such as gamma: 0.95",
@@ -141,8 +155,25 @@ rollouts: {group_size: yes}
         ("policy: {model: m, tuning: lora, train_layers: 2}", "policy.train_layers: goes with tuning: full only"),
         ("policy: {model: m, lora: {rank: 4}}", "policy.lora: goes with tuning: lora only"),
         ("policy: {model: m, max_context: 256}", "rollouts.max_tokens: found 256, which leaves no room"),
-        ("credit: {gamma: 0.9}", "credit.gamma: goes with rewards: discounted only"),
-        ("credit: {group_by: [agent]}", "credit.group_by: expected [task] or [task, agent], found ['agent']"),
+        ("credit: {gamma: 0.9}", "credit.gamma: goes with rewards: discounted | gigpo | gae, but"),
+        (
+            "credit: {rewards: outcome}",
+            "credit.rewards: found 'outcome', expected 'broadcast', 'last-call', 'explicit',",
+        ),
+        ("credit: {rewards: gae, gamma: 1.0}", "credit.advantage: with rewards: gae the critic is the baseline"),
+        ("credit: {lam: 0.9}", "credit.lam: goes with rewards: gae only"),
+        ("credit: {anchor: exact}", "credit.anchor: goes with rewards: gigpo only"),
+        (
+            "credit: {air: {formats: [{pattern: '(', weight: 1}]}}",
+            "credit.air.formats[0].pattern: found '(', expected a regular",
+        ),
+        ("credit: {air: {tool_eror: 1}}", "credit.air.tool_eror: unknown key; did you mean 'tool_error'?"),
+        (
+            "rollouts: {group_size: 1}\ncredit: {judge: {model: m}, advantage: none}",
+            "rollouts.group_size: a judge compares",
+        ),
+        ("rollouts: {refill: 2}\ncredit: {advantage: none}", "rollouts.refill: goes with advantages that compare"),
+        ("credit: {group_by: [agent, agent]}", "credit.group_by: expected one or more different keys"),
         ("rollouts: {group_size: 1}", "rollouts.group_size: 'grpo' compares attempts"),
         ("trainer: {name: verl}", "trainer.name: 'verl' is not in this version"),
         ("policy: {model: m, vllm: {url: 'http://h:1'}}", "policy.vllm: goes with backend: vllm only"),
@@ -160,6 +191,23 @@ rollouts: {group_size: yes}
             "eval.temperature: found 0.001; vLLM samples",
         ),
         ("eval: {temperature: 0, samples: 4}", "eval.samples: at eval.temperature 0 all 4 attempts are equal"),
+        (
+            "algorithm: {loss: gspo, clip_low: 3e-4, clip_high: 4e-4}",
+            "algorithm.sequence: 'gspo' needs to be told what a sequence is: row or rollout",
+        ),
+        ("algorithm: {aggregation: sequence-mean}", "algorithm.sequence: 'sequence-mean' needs to be told"),
+        (
+            "algorithm: {sequence: row}",
+            "algorithm.sequence: goes with loss: gspo or aggregation: sequence-mean only, but they are 'ppo' and 'rollout-mean'",
+        ),
+        ("algorithm: {loss: gspo, sequence: row}", "algorithm.loss: 'gspo' needs a clip_low and clip_high of its own"),
+        ("algorithm: {loss: reinforce, clip_high: 0.3}", "algorithm.clip_high: 'reinforce' has no ratio to clip"),
+        ("algorithm: {loss: reinforce, updates_per_step: 2}", "algorithm.updates_per_step: found 2; 'reinforce' has"),
+        ("algorithm: {clip_dual: 2.0}", "algorithm.clip_dual: goes with loss: dual-clip only"),
+        ("algorithm: {aggregation: constant}", "algorithm.aggregation: 'constant' needs algorithm.constant_tokens"),
+        ("algorithm: {constant_tokens: 9}", "algorithm.constant_tokens: goes with aggregation: constant only"),
+        ("algorithm: {importance: {low: 3.0}}", "algorithm.importance.low: found 3.0, which is not below"),
+        ("algorithm: {importance: {kind: mask, high: null}}", "algorithm.importance.kind: 'mask' without low and high"),
     ],
 )
 def test_impossible_combinations(tmp_path: Path, text: str, expected: str) -> None:
@@ -239,3 +287,83 @@ def test_every_key_is_documented_and_the_page_is_current() -> None:
     assert written.read_text(encoding="utf-8") == page, (
         "run: python -m lightning_core.config_reference > docs/configuration.md"
     )
+
+
+TWO = "policies: {a: {agents: [x]}, b: {agents: [y]}}\n"
+
+
+def test_policies_have_what_they_do_not_say_from_the_common_sections() -> None:
+    config = load_config({
+        "policy": {"model": "m", "train_layers": 3},
+        "trainer": {"learning_rate": 1e-4},
+        "credit": {"rewards": "discounted", "gamma": 0.9, "group_by": ["task", "agent"]},
+        "policies": {
+            "sql": {"agents": ["writer", "rewriter"], "tuning": "lora"},
+            "critic": {"agents": ["critic"], "learning_rate": 1e-3, "credit": {"rewards": "broadcast", "advantage": "rloo"}},
+        },
+    })  # fmt: skip
+    assert config.agents.train == ("writer", "rewriter", "critic")
+    assert agents_policies(config) == {"writer": "sql", "rewriter": "sql", "critic": "critic"}
+    sql, critic = policy_settings(config).values()
+    assert (sql.model, sql.tuning, sql.train_layers, sql.learning_rate) == ("m", "lora", None, 1e-4)
+    assert sql.lora is not None
+    assert (critic.tuning, critic.train_layers, critic.lora, critic.learning_rate) == ("full", 3, None, 1e-3)
+    assert sql.credit == config.credit
+    found = critic.credit
+    assert (found.rewards, found.gamma, found.advantage, found.group_by) == (
+        "broadcast",
+        None,
+        "rloo",
+        ("task", "agent"),
+    )
+    assert list(policy_settings(load_config({"policy": {"model": "m"}}))) == ["policy"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("policies: {policy: {agents: [x]}}", "policies.policy: found 'policy', which means something already"),
+        ("policies: {a/b: {agents: [x]}}", "policies.a/b: found 'a/b', expected a policy's name: a letter, then"),
+        ("policies: {a: {}}", "policies.a.agents: missing, and required"),
+        ("policies: {a: {agents: []}}", "policies.a.agents: an empty list"),
+        ("policies: {a: {agents: [x], modle: m}}", "policies.a.modle: unknown key; did you mean 'model'?"),
+        (
+            "policies: {a: {agents: [x], credit: {advantag: m}}}",
+            "policies.a.credit.advantag: unknown key; did you mean 'advantage'?",
+        ),
+        (
+            "policies: {a: {agents: [x]}, b: {agents: [y, x]}}",
+            "policies.b.agents: agent 'x' is in policies.a.agents too; an agent belongs to one policy",
+        ),
+        ("agents: {train: [x]}\n" + TWO, "agents.train: found ['x'], but the agents of the policies are ['x', 'y']"),
+        ("agents: {frozen: {y: base}}\n" + TWO, "agents.frozen.y: the agent is in agents.train too"),
+        (
+            "agents: {frozen: {z: policy}}\n" + TWO,
+            "agents.frozen.z: no policy has the name 'policy'; expected 'base', one of",
+        ),
+        (
+            "agents: {frozen: {z: base}}\npolicies: {a: {agents: [x], model: n}}",
+            "agents.frozen.z: 'base' is the initial 'some/model' (policy.model), but no policy",
+        ),
+        ("policies: {a: {agents: [x], lora: {rank: 4}}}", "policies.a.lora: goes with tuning: lora only"),
+        (
+            "policies: {a: {agents: [x], tuning: lora, train_layers: 2}}",
+            "policies.a.train_layers: goes with tuning: full only",
+        ),
+        (
+            "policies: {a: {agents: [x], credit: {gamma: 0.9}}}",
+            "policies.a.credit.gamma: goes with rewards: discounted",
+        ),
+        (
+            "policies: {a: {agents: [x], credit: {rewards: gae, gamma: 1.0}}}",
+            "policies.a.credit.advantage: with rewards: gae the critic is the baseline",
+        ),
+        (
+            "policy: {model: m, backend: vllm}\n" + TWO,
+            "policy.backend: with several policies they are sampled in this process",
+        ),
+    ],
+)
+def test_impossible_policies(tmp_path: Path, text: str, expected: str) -> None:
+    (problem,) = refusal(tmp_path, text if text.startswith("policy: {model") else f"{text}\n{MINIMAL}")
+    assert problem.partition(": ")[2].startswith(expected)

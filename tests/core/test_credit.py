@@ -7,37 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core.credit import Episode, assign_credit
+from lightning_core.credit import CreditRules, assign_credit
 from lightning_core.errors import CreditError, RewardError
 from lightning_core.trace import Reward, check_reward
-from lightning_core.transitions import Transition
-
-
-def episode(
-    rollout: str, reward: float, agents: str = "a", *, task: str = "t", extra: tuple[Reward, ...] = ()
-) -> Episode:
-    """An episode with one call for each letter of ``agents``; call ids are rollout + position."""
-    ids = np.array([1], dtype="<u4")
-    transitions = [
-        Transition(
-            call=f"{rollout}{i}",
-            rollout=rollout,
-            task_id=task,
-            agent=agent,
-            policy="policy",
-            version=0,
-            sequence=i,
-            prompt_ids=ids,
-            output_ids=ids,
-            logprobs=np.zeros(1, dtype="<f4"),
-            temperature=1.0,
-            constraint=None,
-            digest="",
-            finish_reason="stop",
-        )
-        for i, agent in enumerate(agents)
-    ]
-    return Episode(rollout=rollout, task_id=task, transitions=transitions, rewards=(Reward(value=reward), *extra))
+from tests.core.episodes import episode
 
 
 def test_broadcast_gives_every_call_the_return():
@@ -54,7 +27,7 @@ def test_rewards_of_calls_and_agents():
 def test_discounted_reward_to_go():
     """Rewards 0.5 on call 1, 0.25 on agent b's last call (2), 1 at the end (call 3); γ = 0.5, worked backwards."""
     extra = (Reward(value=0.5, call="x1"), Reward(value=0.25, agent="b"))
-    credit = assign_credit([episode("x", 1, "aaba", extra=extra)], rewards="discounted", gamma=0.5)
+    credit = assign_credit([episode("x", 1, "aaba", extra=extra)], CreditRules(rewards="discounted", gamma=0.5))
     assert [credit.values[f"x{i}"] for i in range(4)] == [0.5 * 0.875, 0.5 + 0.5 * 0.75, 0.25 + 0.5 * 1, 1]
 
 
@@ -75,7 +48,9 @@ def test_grpo_by_hand():
 
 def test_rloo_by_hand():
     """Each against the mean of the others: 1 − 0, 0 − 1/2, 0 − 1/2; the number is of rollouts, not of calls."""
-    credit = assign_credit([episode("x", 1, "aa"), episode("y", 0, "aaa"), episode("z", 0)], advantage="rloo")
+    credit = assign_credit(
+        [episode("x", 1, "aa"), episode("y", 0, "aaa"), episode("z", 0)], CreditRules(advantage="rloo")
+    )
     assert credit.advantages["x0"] == credit.advantages["x1"] == pytest.approx(1)
     assert credit.advantages["y2"] == credit.advantages["z0"] == pytest.approx(-0.5)
 
@@ -84,17 +59,16 @@ def test_reinforce_plus_plus_baseline_by_hand():
     """Group means 0.5 and 0.25 come off, then one deviation over all six rollouts."""
     group_1 = [episode("a", 1, task="1"), episode("b", 0, task="1")]
     group_2 = [episode(r, v, task="2") for r, v in zip("cdef", (1, 0, 0, 0), strict=True)]
-    credit = assign_credit([*group_1, *group_2], advantage="reinforce++-baseline")
+    credit = assign_credit([*group_1, *group_2], CreditRules(advantage="reinforce++-baseline"))
     centred = [0.5, -0.5, 0.75, -0.25, -0.25, -0.25]
     deviation = math.sqrt(sum(v * v for v in centred) / 5)
     assert [credit.advantages[f"{r}0"] for r in "abcdef"] == pytest.approx([v / (deviation + 1e-6) for v in centred])
 
 
-@pytest.mark.parametrize("rule", ["grpo", "rloo", "reinforce++-baseline"])
+@pytest.mark.parametrize("rule", ["grpo", "dr-grpo", "rloo", "reinforce++-baseline"])
 def test_single_and_equal_groups_get_nothing_and_are_counted(rule: str):
-    credit = assign_credit(
-        [episode("x", 1, "aa", task="1"), episode("y", 0.3, task="2"), episode("z", 0.3, task="2")], advantage=rule
-    )
+    episodes = [episode("x", 1, "aa", task="1"), episode("y", 0.3, task="2"), episode("z", 0.3, task="2")]
+    credit = assign_credit(episodes, CreditRules(advantage=rule))
     assert set(credit.advantages.values()) == {0.0}
     assert credit.metrics == {"groups": 2, "groups_single": 1, "groups_equal": 1}
 
@@ -102,7 +76,7 @@ def test_single_and_equal_groups_get_nothing_and_are_counted(rule: str):
 def test_groups_by_agent_compare_an_agent_with_itself():
     """Agent b only appears in rollouts x and y; its baseline is theirs alone (per-agent normalisation, arXiv 2602.08847)."""
     episodes = [episode("x", 1, "ab"), episode("y", 0, "ab"), episode("z", 0, "a")]
-    credit = assign_credit(episodes, advantage="rloo", group_by=("task", "agent"))
+    credit = assign_credit(episodes, CreditRules(advantage="rloo", group_by=("task", "agent")))
     assert credit.advantages["x0"] == pytest.approx(1)
     assert credit.advantages["x1"] == pytest.approx(1)
     assert credit.advantages["y1"] == pytest.approx(-1)
@@ -111,19 +85,25 @@ def test_groups_by_agent_compare_an_agent_with_itself():
 
 @given(st.lists(st.tuples(st.floats(-5, 5, width=32), st.integers(1, 4)), min_size=2, max_size=8), st.integers(2, 5))
 def test_more_calls_in_one_rollout_change_nobodys_advantage(group: list[tuple[float, int]], more: int):
-    for rule in ("grpo", "rloo", "reinforce++-baseline"):
-        before = assign_credit([episode(f"r{i}-", v, "a" * n) for i, (v, n) in enumerate(group)], advantage=rule)
+    for rule in ("grpo", "dr-grpo", "rloo", "reinforce++", "reinforce++-baseline"):
+        before = assign_credit(
+            [episode(f"r{i}-", v, "a" * n) for i, (v, n) in enumerate(group)], CreditRules(advantage=rule)
+        )
         grown = [(v, n * more if i == 0 else n) for i, (v, n) in enumerate(group)]
-        after = assign_credit([episode(f"r{i}-", v, "a" * n) for i, (v, n) in enumerate(grown)], advantage=rule)
+        after = assign_credit(
+            [episode(f"r{i}-", v, "a" * n) for i, (v, n) in enumerate(grown)], CreditRules(advantage=rule)
+        )
         for call, advantage in before.advantages.items():
             assert after.advantages[call] == pytest.approx(advantage, rel=1e-4, abs=1e-4)
 
 
 def test_unknown_names_list_the_known_ones():
     with pytest.raises(CreditError, match=r"unknown advantage rule 'gpro'; known are .*'grpo'"):
-        assign_credit([], advantage="gpro")
-    with pytest.raises(CreditError, match="group_by"):
-        assign_credit([], group_by=("turn",))
+        assign_credit([], CreditRules(advantage="gpro"))
+    with pytest.raises(CreditError, match=r"unknown group key 'step'; known are .*'turn'"):
+        CreditRules(group_by=("step",))
+    with pytest.raises(CreditError, match=r"unknown reward rule 'outcome'; known are .*'broadcast'.*'gigpo'"):
+        CreditRules(rewards="outcome")
 
 
 def test_rewards_are_finite_numbers():

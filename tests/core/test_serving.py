@@ -235,8 +235,9 @@ def test_the_command_serves_the_newest_checkpoint_until_it_is_stopped(run: Path,
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
         assert process.stdout is not None
-        shown = [process.stdout.readline() for _ in range(6)]
+        shown = [process.stdout.readline() for _ in range(7)]
         try:
+            assert shown[-1].startswith("stop "), shown
             assert shown[0].endswith("checkpoints/step-000002\n")
             url = re.findall(r"OpenAI +base URL (\S+)", shown[1])[0]
             assert token_ids(url, "of the environment") == token_ids(served.url)

@@ -52,6 +52,17 @@ def encode(chat: Chat, text: str) -> list[int]:
     return chat._tokenizer.encode(text, add_special_tokens=False)
 
 
+def test_chats_of_several_tokenizers_do_not_continue_each_others_tokens(tokenizer):
+    """In one rollout, with one memory."""
+    sql, critic, memory = Chat(tokenizer, name="sql"), Chat(tokenizer, name="critic"), Memory()
+    prompt = sql.render([USER], None, memory)
+    said = {"role": "assistant", "content": "the answer"}
+    sql.remember(prompt, [*encode(sql, "the answer"), *sql.stop_token_ids], said, memory)
+    turn = [USER, said, USER]
+    assert sql.render(turn, None, memory).context == "clean"
+    assert critic.render(turn, None, memory).context == "new"
+
+
 def test_the_first_prompt_is_what_the_template_renders(chat: Chat, tokenizer):
     prompt = chat.render([USER], None, Memory())
     text = tokenizer.apply_chat_template([USER], add_generation_prompt=True, tokenize=False)

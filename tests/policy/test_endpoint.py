@@ -169,6 +169,23 @@ def test_agents_that_are_not_trained_keep_their_model_and_settings():
     assert trace_to_transitions(run.trace, agents={"writer"}) == []
 
 
+def test_each_agent_is_answered_by_its_policy():
+    routing = Routing(
+        trained=frozenset({"writer", "checker"}), policies={"writer": "sql", "checker": "critic"}, temperature=0.7
+    )
+    with serve(models=("sql", "critic", "base"), version=3) as endpoint:
+        for agent, policy in routing.policies.items():
+            with speak(endpoint, routing, agent) as (run, client):
+                assert client.chat.completions.create(model="gpt-x", messages=HI).model == policy
+            (transition,) = trace_to_transitions(run.trace, agents={"writer", "checker"})
+            assert (transition.agent, transition.policy, transition.version) == (agent, policy, 3)
+        with speak(endpoint, routing, "reader") as (run, client):
+            client.chat.completions.create(model="critic", messages=HI)
+            client.chat.completions.create(model="base", messages=HI)
+    assert [(c.model, c.policy_version) for c in run.trace.calls] == [("critic", 3), ("base", None)]
+    assert trace_to_transitions(run.trace, agents=routing.trained) == []
+
+
 def test_an_unknown_model_of_an_untrained_agent_is_a_clear_404():
     with (
         serve() as endpoint,

@@ -68,7 +68,8 @@ class LoggingBackend:
                 last = part == parts[-1]
                 finish = ("stop" if ids[-1] >= 256 else "length") if last else None
                 handed_over += len(ids[part])
-                yield Delta(token_ids=ids[part], logprobs=logprobs[part], version=7, finish_reason=finish)
+                version = 7 if model == "policy" else None
+                yield Delta(token_ids=ids[part], logprobs=logprobs[part], version=version, finish_reason=finish)
         finally:  # a stop string ends a response early
             if model == "policy":
                 sampled = (tuple(prompt_ids), tuple(ids[:handed_over]), tuple(logprobs[:handed_over]))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from lightning_core.trainers.torch_trainer import TorchTrainer
 from tests.tiny_model import make_tiny_model
 
 
@@ -22,3 +24,12 @@ def tiny_qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=["llama", "qwen2"])
 def tiny_model(request: pytest.FixtureRequest, tiny_llama: Path, tiny_qwen2: Path) -> Path:
     return tiny_llama if request.param == "llama" else tiny_qwen2
+
+
+@pytest.fixture
+def trainers() -> Iterator[list[TorchTrainer]]:
+    """Put trainers in here, and they are closed after the test."""
+    made: list[TorchTrainer] = []
+    yield made
+    for trainer in made:
+        trainer.close()

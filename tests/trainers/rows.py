@@ -16,6 +16,7 @@ _numbers = count()
 def make_row(
     *parts: tuple[Sequence[int], bool],
     rollout: str = "r0",
+    policy: str = "policy",
     advantage: float | Sequence[float] = 1.0,
     logprobs: Sequence[float] | None = None,
     temperature: float = 1.0,
@@ -49,7 +50,7 @@ def make_row(
     return Row(
         rollout=rollout,
         agent="writer",
-        policy="policy",
+        policy=policy,
         token_ids=token_ids,
         mask=mask,
         logprobs=sampled_logprobs,

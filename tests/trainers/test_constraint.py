@@ -18,7 +18,6 @@ from lightning_core.policy.backend import Delta, SamplingParams
 from lightning_core.policy.chat import Chat
 from lightning_core.policy.endpoint import PolicyEndpoint, Routing
 from lightning_core.trainers.constraint import Constraints
-from lightning_core.trainers.loss import selected_logprobs
 from lightning_core.trainers.model import load_model
 from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.trainers.torch_trainer import TorchTrainer
@@ -80,36 +79,6 @@ def test_logprobs_are_those_among_the_allowed_tokens(trainer: TorchTrainer, tiny
     for at, allowed_V in enumerate(allowed):
         among = torch.log_softmax(logits[at].masked_fill(torch.from_numpy(~allowed_V), -torch.inf) / 0.7, -1)
         assert float(among[delta.token_ids[at]]) == pytest.approx(delta.logprobs[at], abs=1e-4)
-
-
-def test_forbidden_tokens_have_no_part_in_the_softmax_or_its_gradient() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(3, 7, generator=generator)
-    forbidden = {
-        0: torch.tensor([0, 1, 1, 0, 0, 0, 1], dtype=torch.bool),
-        2: torch.tensor([1] * 6 + [0], dtype=torch.bool),
-    }
-    temperatures, source, targets = (
-        torch.tensor([0.5, 1.0, 2.0]),
-        torch.tensor([0, 1, 1, 2]),
-        torch.tensor([3, 1, 2, 6]),
-    )
-    weights = torch.tensor([1.0, -2.0, 0.5, 3.0])
-
-    ours = logits.clone().requires_grad_()
-    found = selected_logprobs(ours * 1.0, temperatures, source, targets, forbidden.items())
-    (found * weights).sum().backward()
-
-    plain = logits.clone().requires_grad_()
-    mask = torch.stack([forbidden.get(place, torch.zeros(7, dtype=torch.bool)) for place in range(3)])
-    expected = (plain / temperatures[:, None]).masked_fill(mask, -torch.inf).log_softmax(-1)[source, targets]
-    (expected * weights).sum().backward()
-
-    assert torch.allclose(found, expected, atol=1e-6)
-    assert ours.grad is not None
-    assert plain.grad is not None
-    assert torch.allclose(ours.grad, plain.grad, atol=1e-6)
-    assert (ours.grad[mask] == 0).all()
 
 
 def test_a_trained_agent_with_structured_output_from_request_to_update(trainer: TorchTrainer) -> None:

@@ -1,46 +1,30 @@
-"""The loss against numbers worked out by hand."""
+"""The sum that is the loss against numbers worked out by hand."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
-from lightning_core.errors import TrainingError
-from lightning_core.trainers.loss import policy_loss, selected_logprobs, token_weights
-from tests.trainers.rows import make_row
+from lightning_core.config_algorithm import Algorithm, Kl
+from lightning_core.trainers.loss import Tokens, policy_loss
 
 
-def test_rollout_mean_divides_by_tokens_of_a_rollout_and_by_rollouts() -> None:
-    """The example of arXiv 2608.17528, sec. on loss normalisation: A has rows of 50 and 100 tokens, B 3 of 30, C one of 40."""
-    shape = {"A": [50, 100], "B": [30, 30, 30], "C": [40]}
-    rows = [make_row(([1], False), ([2] * n, True), rollout=name) for name, counts in shape.items() for n in counts]
-    weights = token_weights(rows, "rollout-mean")
-    expected = [1 / 3 / 150, 1 / 3 / 150, 1 / 3 / 90, 1 / 3 / 90, 1 / 3 / 90, 1 / 3 / 40]
-    for row, weight, value in zip(rows, weights, expected, strict=True):
-        assert weight[row.mask] == pytest.approx(value)
-        assert weight[~row.mask] == 0
-    assert sum(w.sum() for w in weights) == pytest.approx(1)
-    for row, weight in zip(rows, token_weights(rows, "token-mean"), strict=True):
-        assert weight[row.mask] == pytest.approx(1 / 280)
-
-
-def test_rows_without_tokens_do_not_count_as_rollouts() -> None:
-    rows = [make_row(([1, 2], False), rollout="empty"), make_row(([1], False), ([2], True), rollout="full")]
-    assert [w.sum() for w in token_weights(rows, "rollout-mean")] == [0, 1]
-    with pytest.raises(TrainingError, match="has a sampled token"):
-        token_weights(rows[:1], "rollout-mean")
-
-
-def test_clipped_loss_by_hand() -> None:
+def test_the_default_loss_by_hand() -> None:
     ratios = [1.0, 1.5, 1.5, 0.5, 0.5, 1.2]
     advantages = [2.0, 1.0, -1.0, 1.0, -1.0, 3.0]
     sampled = torch.full((6,), -1.0)
     logprobs = (torch.tensor(ratios).log() + sampled).requires_grad_()
     weights = torch.tensor([0.1, 0.2, 0.3, 0.1, 0.2, 0.1])
-    found = policy_loss(logprobs, sampled, torch.tensor(advantages), weights, clip_low=0.2, clip_high=0.28)
+    tokens = Tokens(
+        logprobs_E=logprobs,
+        sampled_E=sampled,
+        old_E=sampled,
+        advantages_E=torch.tensor(advantages),
+        weights_E=weights,
+    )
+    found = policy_loss(tokens, Algorithm())
     # min(r A, clip(r, .8, 1.28) A):  2,  1.28 (clipped),  -1.5,  .5,  -.8 (clipped),  3.6
     terms = [2.0, 1.28, -1.5, 0.5, -0.8, 3.6]
     assert found.loss.item() == pytest.approx(-sum(w * t for w, t in zip(weights.tolist(), terms, strict=True)))
@@ -55,21 +39,25 @@ def test_clipped_loss_by_hand() -> None:
     assert found.sums["approx_kl"] == pytest.approx(kl, abs=1e-5)
 
 
-def test_selected_logprobs_equal_log_softmax_in_value_and_gradient() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(5, 11, generator=generator, dtype=torch.float32) * 3
-    temperatures = torch.tensor([1.0, 0.7, 1.0, 2.0, 0.5])
-    source, targets = torch.tensor([0, 0, 1, 3, 3, 3, 4]), torch.tensor([2, 2, 5, 1, 0, 1, 10])
-    upstream = torch.randn(7, generator=generator)
-    expected_in = logits.clone().requires_grad_()
-    expected = torch.log_softmax(expected_in / temperatures[:, None], -1)[source, targets]
-    expected.backward(upstream)
-    found_in = logits.clone().requires_grad_()
-    found = selected_logprobs(found_in * 1.0, temperatures, source, targets)
-    torch.testing.assert_close(found, expected)
-    found.backward(upstream)
-    torch.testing.assert_close(found_in.grad, expected_in.grad)
-
-
-def test_weights_are_float32() -> None:
-    assert token_weights([make_row(([1], False), ([2], True))], "token-mean")[0].dtype == np.float32
+def test_all_terms_together_by_hand() -> None:
+    """Importance weights belong to the policy's loss, not to the penalties; token weights to all."""
+    zero = torch.zeros(2)
+    tokens = Tokens(
+        logprobs_E=torch.tensor([-1.0, -2.0]),
+        sampled_E=zero,
+        old_E=torch.tensor([-1.0, -2.0]),
+        advantages_E=torch.tensor([1.0, -2.0]),
+        weights_E=torch.tensor([0.25, 0.75]),
+        importance_E=torch.tensor([2.0, 0.0]),
+        outside_E=torch.tensor([False, True]),
+        reference_E=torch.tensor([-1.5, -2.0]),
+        entropy_E=torch.tensor([0.3, 0.7]),
+    )
+    found = policy_loss(tokens, Algorithm(kl=Kl(weight=0.1), entropy_weight=0.01))
+    k3 = math.exp(-0.5) - 1 + 0.5
+    expected = 0.25 * (2 * -1.0 + 0.1 * k3 - 0.01 * 0.3) + 0.75 * (0 + 0 - 0.01 * 0.7)
+    assert found.loss.item() == pytest.approx(expected)
+    assert found.sums["importance_outside_fraction"] == 1
+    assert found.sums["importance_mean"] == found.maxima["importance_max"] == 2
+    assert found.sums["kl"] == pytest.approx(k3)
+    assert found.sums["entropy"] == pytest.approx(1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -34,11 +35,12 @@ def visible(forest: Forest, limit: int) -> np.ndarray:
 @settings(max_examples=200, deadline=None)
 def test_every_row_can_be_read_back(rows: list[Row], budget: int, limit: int) -> None:
     batches = pack_rows(rows, range(len(rows)), budget=budget)
+    longest = max(int(np.flatnonzero(row.mask)[-1]) for row in rows)
     assert sorted(index for batch in batches for index in batch.rows) == list(range(len(rows)))
     for batch in batches:
         mask = visible(batch.forest, limit)
         assert set(np.unique(mask)) <= {0, 1}
-        assert len(batch.token_ids_S) <= budget or len(batch.rows) == 1
+        assert len(batch.token_ids_S) <= max(budget, longest)
         for index, columns, places in zip(batch.rows, batch.columns, batch.places, strict=True):
             row = rows[index]
             used = row.token_ids[: np.flatnonzero(row.mask)[-1]]
@@ -62,6 +64,71 @@ def test_shared_prefixes_stand_once() -> None:
     assert len(batch.token_ids_S) == 20 + 10 + 8 * 2 + 2
     assert len(batch.places_P) == 1 + 8 * 2 + 1  # the eight first answer tokens are predicted at one place
     assert len(batch.targets_E) == 8 * 3 + 1
+
+
+def test_calls_that_continue_one_another_are_one_run() -> None:
+    """A run is cut where rows part, and only there: fewer, longer runs make fewer, larger attention products."""
+    prompt, turn = list(range(10, 30)), list(range(40, 50))
+    calls = [make_row((prompt + turn * n, False), (turn, True)) for n in range(5)]
+    (batch,) = pack_rows(calls, range(5), budget=1000)
+    assert batch.forest.lengths == [20 + 5 * 10 - 1]
+    other = make_row((prompt + turn * 2 + [7, 8], False), ([9, 9], True))
+    (batch,) = pack_rows([*calls, other], range(6), budget=1000)
+    assert batch.forest.lengths == [20 + 2 * 10, 2 + 1, 3 * 10 - 1]
+    assert batch.forest.parents == [-1, 0, 0]
+
+
+def tree_of_calls(system: int, prompt: int, groups: int, attempts: int, turns: int, turn: int) -> list[Row]:
+    """Groups of attempts at one prompt each, all under one system prompt; a row for each of their calls."""
+    rng = np.random.default_rng(0)
+    rows: list[Row] = []
+    start = rng.integers(0, 1000, system).tolist()
+    for group in range(groups):
+        task = start + rng.integers(0, 1000, prompt).tolist()
+        for attempt in range(attempts):
+            context = task
+            for _ in range(turns):
+                said = rng.integers(0, 1000, turn).tolist()
+                rows.append(make_row((context, False), (said, True), rollout=f"{group}.{attempt}"))
+                context = context + said
+    return rows
+
+
+def packed_tokens(rows: list[Row], budget: int) -> list[int]:
+    return [len(batch.token_ids_S) for batch in pack_rows(rows, range(len(rows)), budget=budget)]
+
+
+def test_micro_batches_are_cut_where_little_is_shared() -> None:
+    # 4 groups of 1,096 tokens, each attempt 4 x 25 - 1 = 99 of them; the first 100 tokens are shared by all.
+    rows = tree_of_calls(system=100, prompt=600, groups=4, attempts=4, turns=4, turn=25)
+    assert packed_tokens(rows, budget=10_000) == [100 + 4 * 996]
+    # Room for one group and most of the next: the next one is not begun.
+    assert packed_tokens(rows, budget=1900) == [1096] * 4
+    # Room for two and a half of five attempts: whole attempts, although a few calls of the next would fit.
+    rows = tree_of_calls(system=0, prompt=100, groups=1, attempts=5, turns=4, turn=25)
+    assert sorted(packed_tokens(rows, budget=100 + 250)) == [199, 100 + 2 * 99, 100 + 2 * 99]
+    # Nothing in common: as many micro-batches as are needed.
+    rows = tree_of_calls(system=0, prompt=50, groups=6, attempts=1, turns=1, turn=51)
+    assert packed_tokens(rows, budget=200) == [200] * 3
+
+
+@given(rows_strategy, st.integers(1, 30))
+@settings(max_examples=100, deadline=None)
+def test_no_other_cuts_make_fewer_tokens(rows: list[Row], budget: int) -> None:
+    inputs = sorted(row.token_ids[: np.flatnonzero(row.mask)[-1]].tolist() for row in rows)
+    budget = max(budget, *map(len, inputs))
+
+    def size(part: list[list[int]]) -> int:
+        return len({tuple(row[: n + 1]) for row in part for n in range(len(row))})
+
+    found = [len(batch.token_ids_S) for batch in pack_rows(rows, range(len(rows)), budget=budget)]
+    options = []
+    for cuts in product([False, True], repeat=len(rows) - 1):
+        starts = [0, *(at + 1 for at, cut in enumerate(cuts) if cut), len(rows)]
+        sizes = [size(inputs[a:b]) for a, b in pairwise(starts)]
+        if max(sizes) <= budget:
+            options.append((sum(sizes), len(sizes)))
+    assert (sum(found), len(found)) == min(options)
 
 
 def digest(tokens: np.ndarray) -> str:

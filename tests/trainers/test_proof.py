@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightning_core.config_algorithm import Algorithm
 from lightning_core.errors import ProofError
 from lightning_core.trainers.packing import PackedBatch, pack_rows
 from lightning_core.trainers.proof import prove_batch, prove_once
@@ -107,7 +108,10 @@ def test_logprobs_that_stand_at_other_tokens_are_noticed() -> None:
 
 
 def test_a_step_stops_before_the_weights_change(tiny_llama: Path) -> None:
-    trainer = TorchTrainer(TorchTrainerConfig(model=str(tiny_llama), dtype="float32", device="cpu", updates_per_step=2))
+    algorithm = Algorithm(updates_per_step=2)
+    trainer = TorchTrainer(
+        TorchTrainerConfig(model=str(tiny_llama), dtype="float32", device="cpu", algorithm=algorithm)
+    )
     before = {name: weight.clone() for name, weight in trainer._tuning.masters.items()}
     good, other, _ = step_rows()
     try:

@@ -206,9 +206,9 @@ def test_running_rows_start_over_when_weights_change(tiny_llama: Path) -> None:
             deltas.append(delta)
             if len(deltas) == 5:
                 with backend.pause():
-                    backend.forget()
+                    backend.forget("policy")
                     model.model.layers[0].mlp.down_proj.weight.data *= 1.5
-                    backend.version = 1
+                    backend.versions["policy"] = 1
         return deltas
 
     deltas = asyncio.run(run())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from lightning_core.config_algorithm import Algorithm, Importance, Kl
 from lightning_core.errors import TrainingError
 from lightning_core.policy.backend import Delta, SamplingParams
 from lightning_core.trainers.model import load_model
@@ -20,15 +21,10 @@ from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 
 
-@pytest.fixture
-def trainers() -> Iterator[list[TorchTrainer]]:
-    made: list[TorchTrainer] = []
-    yield made
-    for trainer in made:
-        trainer.close()
-
-
 def make(trainers: list[TorchTrainer], folder: Path, **options: object) -> TorchTrainer:
+    """A trainer; ``options`` of the loss go to its `Algorithm`."""
+    algorithm = {name: options.pop(name) for name in Algorithm.model_fields if name in options}
+    options["algorithm"] = Algorithm(**algorithm)  # type: ignore[arg-type]
     defaults: dict[str, object] = {"dtype": "float32", "device": "cpu", "learning_rate": 1e-3, "gather_ms": 2.0}
     trainers.append(TorchTrainer(TorchTrainerConfig(model=str(folder), **{**defaults, **options})))  # type: ignore[arg-type]
     return trainers[-1]
@@ -119,26 +115,6 @@ def test_gradient_is_the_same_for_any_micro_batches(
     assert_same(gradients(many, rows), gradients(one, rows))
 
 
-@pytest.mark.parametrize("aggregation", ["rollout-mean", "token-mean"])
-def test_gradient_is_the_same_for_merged_and_unmerged_rows(
-    tiny_llama: Path, trainers: list[TorchTrainer], aggregation: str
-) -> None:
-    """A two-turn rollout as one row, or as one row per call."""
-    prompt, first, observation, second = [1, 2, 3], [4, 5], [6, 7, 8], [9, 10, 11]
-    merged = [
-        make_row((prompt, False), (first, True), (observation, False), (second, True), advantage=[1, 1, 2, 2, 2]),
-        make_row((prompt, False), ([12], True), rollout="r1", advantage=-1.0),
-    ]
-    unmerged = [
-        make_row((prompt, False), (first, True), advantage=1.0),
-        make_row((prompt + first + observation, False), (second, True), advantage=2.0),
-        merged[1],
-    ]
-    a = make(trainers, tiny_llama, grad_clip=1e9, aggregation=aggregation)
-    b = make(trainers, tiny_llama, grad_clip=1e9, aggregation=aggregation)
-    assert_same(gradients(a, unmerged), gradients(b, merged))
-
-
 def test_rows_without_advantage_cost_nothing_but_count(tiny_llama: Path, trainers: list[TorchTrainer]) -> None:
     trainer = make(trainers, tiny_llama, grad_clip=1e9)
     rows = [
@@ -214,7 +190,7 @@ def test_resuming_gives_the_same_next_step_to_the_bit(
     expected = first.step(rows)
     resumed = make(trainers, tiny_llama, tuning=tuning, warmup_steps=4)
     resumed.load(tmp_path / "checkpoint")
-    assert resumed.version == resumed.backend.version == 2
+    assert resumed.version == resumed.backend.versions["policy"] == 2
     assert resumed.backend.submitted == submitted == 24
     again = sampled_rows(resumed, seed=2)
     assert [row.token_ids.tolist() for row in again] == [row.token_ids.tolist() for row in rows]
@@ -279,8 +255,18 @@ def test_equal_rewards_change_nothing(tiny_llama: Path, trainers: list[TorchTrai
         {"learning_rate": 5e-3},
         {"learning_rate": 2e-2, "tuning": "lora", "lora_rank": 4},
         {"learning_rate": 5e-3, "dtype": "bfloat16"},
+        {"learning_rate": 2e-2, "tuning": "lora", "lora_rank": 4, "dtype": "bfloat16"},
+        {
+            "learning_rate": 5e-3,
+            "loss": "gspo",
+            "sequence": "rollout",
+            "clip_low": 0.1,
+            "clip_high": 0.1,
+            "importance": Importance(),
+        },
+        {"learning_rate": 5e-3, "loss": "cispo", "kl": Kl(weight=1e-3, estimator="k1"), "entropy_weight": 1e-3},
     ],
-    ids=["full", "lora", "bfloat16"],
+    ids=["full", "lora", "bfloat16", "lora in bfloat16", "gspo", "cispo"],
 )
 def test_a_bandit_is_learned(tiny_llama: Path, trainers: list[TorchTrainer], options: dict[str, object]) -> None:
     """Two prompts, each of which pays for tokens near one of its own: from rarely to nearly always in seconds."""

@@ -1,0 +1,90 @@
+"""Automatic intermediate rewarding (AIR; arXiv 2508.03680, §3.4): what a run tells of itself becomes rewards on the calls behind it.
+
+A tool's outcome is bound to the call that asked for it by the tool call's id (`signals.py`), never by time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lightning_core.credit.episode import Episode
+from lightning_core.signals import ToolSignal, tool_signals
+from lightning_core.trace import Call, Reward, check_reward
+
+CallReward = Callable[[Call, Sequence[ToolSignal]], float]
+"""A rule of one's own: a call and the outcomes of the tools that it asked for → its reward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatRule:
+    """``weight`` for each response in which the regular expression ``pattern`` is found."""
+
+    pattern: str
+    weight: float
+    agents: Sequence[str] | None = None
+    """Whose responses; None: all trained agents'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Air:
+    """What each signal is worth. A call that asks for three tools is given three outcomes' weights."""
+
+    tool_ok: float = 0.0
+    tool_error: float = 0.0
+    tool_unused: float = 0.0
+    """For a tool that was asked for and did not run: it does not exist, or its arguments could not be read."""
+    tool_errors: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Regular expressions over a tool's error, such as ``Timeout``; the first that is found counts in place of ``tool_error``."""
+    truncated: float = 0.0
+    """For a response that ran into ``max_tokens``."""
+    formats: Sequence[FormatRule] = ()
+    rules: Sequence[tuple[CallReward, float]] = ()
+    """Functions of one's own, with the weight of what they return."""
+
+
+def with_air(episode: Episode, air: Air) -> Episode:
+    """``episode`` with the rewards that ``air`` finds for its trained calls; those of 0 are left out."""
+    return replace(episode, rewards=(*episode.rewards, *_rewards(episode, air)))
+
+
+def _rewards(episode: Episode, air: Air) -> Iterator[Reward]:
+    by_call: dict[str, list[ToolSignal]] = {}
+    for signal in tool_signals(episode.trace):
+        if signal.call is not None:
+            by_call.setdefault(signal.call, []).append(signal)
+    calls = {call.id: call for call in episode.trace.calls}
+    for t in episode.transitions:
+        signals = by_call.get(t.call, [])
+        found = [(f"tool {s.tool} {s.status}", _of_tool(s, air)) for s in signals]
+        if t.finish_reason == "length":
+            found.append(("truncated", air.truncated))
+        text = _text(calls[t.call])
+        found += [
+            ("format", rule.weight)
+            for rule in air.formats
+            if (rule.agents is None or t.agent in rule.agents) and re.search(rule.pattern, text, re.DOTALL)
+        ]
+        found += [
+            (getattr(rule, "__name__", "rule"), weight * check_reward(rule(calls[t.call], signals)))
+            for rule, weight in air.rules
+        ]
+        for name, value in found:
+            if value:
+                yield Reward(value=value, call=t.call, name=f"air: {name}")
+
+
+def _of_tool(signal: ToolSignal, air: Air) -> float:
+    if signal.status == "ok":
+        return air.tool_ok
+    if signal.status == "unused":
+        return air.tool_unused
+    error = signal.error or ""
+    return next((value for pattern, value in air.tool_errors.items() if re.search(pattern, error)), air.tool_error)
+
+
+def _text(call: Call) -> str:
+    content: Any = (call.response or {}).get("content")
+    return content if isinstance(content, str) else ""

@@ -1,0 +1,71 @@
+"""Which calls of a rollout ran in branches beside one another."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from lightning_core.credit.episode import Episode
+from lightning_core.trace import Call, Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """One of several spans under the same parent that overlap in time, and the calls below it."""
+
+    calls: frozenset[str]
+    """Ids of all calls in it, trained or not."""
+    agents: frozenset[str | None]
+    """Who made those that are trained."""
+
+
+def parallel_branches(episode: Episode) -> list[list[Branch]]:
+    """The sections of a rollout where branches of the same agents ran at the same time: two or more branches each.
+
+    Branches without trained calls are left out. Where sections are nested, a call belongs to the innermost.
+    """
+    spans: list[Call | Event] = [*episode.trace.calls, *episode.trace.events]
+    children: dict[str | None, list[Call | Event]] = defaultdict(list)
+    for span in spans:
+        children[span.parent].append(span)
+    trained = {t.call: t.agent for t in episode.transitions}
+    taken: set[str] = set()
+    sections: list[list[Branch]] = []
+
+    def visit(span: str) -> set[str]:
+        """The calls at and below ``span``; sections below it come first, since they are the inner ones."""
+        below = {child.id: visit(child.id) for child in children[span]}
+        for together in _overlapping(children[span]):
+            sections.extend(_sections([below[child.id] - taken for child in together], trained))
+            taken.update(call for section in sections for branch in section for call in branch.calls)
+        own = {span} & {call.id for call in episode.trace.calls}
+        return own.union(*below.values())
+
+    known = {span.id for span in spans}
+    for parent in [p for p in children if p not in known]:
+        for root in children[parent]:
+            visit(root.id)
+    return sections
+
+
+def _overlapping(spans: Iterable[Call | Event]) -> Iterator[list[Call | Event]]:
+    """Runs of spans each of which begins before all so far have ended."""
+    run: list[Call | Event] = []
+    for span in sorted(spans, key=lambda s: (s.start_ns, s.id)):
+        if run and span.start_ns >= max(s.end_ns for s in run):
+            yield run
+            run = []
+        run.append(span)
+    if run:
+        yield run
+
+
+def _sections(branches: Sequence[set[str]], trained: dict[str, str]) -> list[list[Branch]]:
+    """The branches with trained calls, those of the same agents together, where there are two or more."""
+    by_agents: dict[frozenset[str | None], list[Branch]] = defaultdict(list)
+    for calls in branches:
+        agents = frozenset(trained[call] for call in calls if call in trained)
+        if agents:
+            by_agents[agents].append(Branch(calls=frozenset(calls), agents=agents))
+    return [section for section in by_agents.values() if len(section) > 1]

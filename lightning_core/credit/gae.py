@@ -1,0 +1,25 @@
+"""Generalised advantage estimation over turns (arXiv 1506.02438; over turns: arXiv 2510.16907, 2512.17008)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def turn_gae(
+    rewards: Sequence[float], values: Sequence[float], *, gamma: float, lam: float
+) -> tuple[list[float], list[float]]:
+    """Advantages A_t and targets A_t + V_t of a rollout's calls, each call being one turn.
+
+        δ_t = r_t + γ V_{t+1} − V_t,    A_t = δ_t + γ λ A_{t+1},    with V and A 0 after the last call
+
+    ``rewards``: r_t; ``values``: V_t, what the critic expects of the rest at the prompt of call t. A turn is a call whatever its reward:
+    one that was given 0 counts like any other.
+    """
+    advantages: list[float] = []
+    following = after = 0.0
+    for reward, value in zip(reversed(rewards), reversed(values), strict=True):
+        following = reward + gamma * after - value + gamma * lam * following
+        after = value
+        advantages.append(following)
+    advantages.reverse()
+    return advantages, [a + v for a, v in zip(advantages, values, strict=True)]

@@ -1,0 +1,211 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on one frozen model, of which each token of a pass may have another.
+
+An adapter adds ``scale · B A x`` to what a linear layer makes of ``x``. Hooks on the layers do it: the model stays the Hugging Face
+model that it was, under its own names, and where no adapter is chosen it computes what it always did.
+
+Where many tokens in a row have the same adapter, as in prompts, it is applied to each such run. In a decoding step adapters change from
+token to token: there their matrices stand side by side, as if they were one of rank K, every token goes through all of them, and a
+mask between the two products leaves it what is its own. That costs K instead of R in numbers, but three operations a layer for
+any number of adapters in any order, and with so few tokens it is operations that count. (Punica, arXiv 2310.18547, and S-LoRA, arXiv
+2311.03285, have kernels of their own for this.)
+
+Dimensions: S tokens, I inputs and O outputs of a layer, R rank of an adapter, K ranks of all N adapters together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Linear, Parameter
+
+from lightning_core.errors import ConfigError, TrainingError
+
+_UNDECIDED: Final = object()
+_LONG = 32
+"""Tokens in a row, on average, from which on adapters are applied run by run."""
+
+
+_Runs = list[tuple[str | None, slice]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Adapter:
+    rank: int
+    scale: float
+    weights: Mapping[str, tuple[Parameter, Parameter]]
+    """By layer: A [R, I] and B [O, R]."""
+
+
+class Adapters:
+    """The adapters of ``model``, by name. Their weights are no part of the model's own parameters.
+
+    Which of them a pass goes through is decided around it, with `use` or `mix`; for training around the backward pass too, since layers
+    may be computed again in it. Not thread-safe: whoever trains holds sampling meanwhile.
+    """
+
+    def __init__(self, model: Any) -> None:
+        head = model.get_output_embeddings()
+        self._layers = {
+            name: module for name, module in model.named_modules() if isinstance(module, Linear) and module is not head
+        }
+        self._hooked: set[str] = set()
+        self._adapters: dict[str, _Adapter] = {}
+        # The name of the one adapter that all tokens have, None for the base, runs of tokens, or the mask [S, K] of a mixture.
+        self._chosen: Any = _UNDECIDED
+        self._masks_NK: Tensor | None = None
+        self._joined: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def add(
+        self, name: str, *, rank: int, alpha: float, targets: Sequence[str] | None, seed: int
+    ) -> dict[str, Parameter]:
+        """A new adapter of ``rank``, scaled by alpha / rank. Returns its weights by name, in the type of the model's.
+
+        ``targets``: the layers' names, or ends of them; None: every linear layer but the output layer. It computes what the base does
+        until it is trained, since B begins as zero. Raises `ConfigError` for a target that no layer has.
+        """
+        if name in self._adapters:
+            raise ConfigError(f"the model has an adapter {name!r} already")
+        generator = torch.Generator().manual_seed(seed)
+        weights: dict[str, tuple[Parameter, Parameter]] = {}
+        for layer in self._find(targets):
+            weight = self._layers[layer].weight
+            outputs, inputs = weight.shape
+            bound = 1 / math.sqrt(inputs)
+            down_RI = torch.empty(rank, inputs).uniform_(-bound, bound, generator=generator)
+            weights[layer] = (Parameter(down_RI.to(weight)), Parameter(weight.new_zeros(outputs, rank)))
+            if layer not in self._hooked:
+                self._layers[layer].register_forward_hook(partial(self._adapt, layer))
+                self._hooked.add(layer)
+        self._adapters[name] = _Adapter(rank=rank, scale=alpha / rank, weights=weights)
+        self._masks_NK = None
+        self.changed()
+        return {
+            f"{layer}.lora_{ab}": matrix
+            for layer, pair in weights.items()
+            for ab, matrix in zip("AB", pair, strict=True)
+        }
+
+    def _find(self, targets: Sequence[str] | None) -> list[str]:
+        """The names of the layers that ``targets`` stand for."""
+
+        def is_meant(layer: str, target: str) -> bool:
+            return f".{layer}".endswith(f".{target}")
+
+        for target in targets or ():
+            if not any(is_meant(layer, target) for layer in self._layers):
+                known = sorted({layer.rpartition(".")[2] for layer in self._layers})
+                raise ConfigError(
+                    f"lora.target_modules names {target!r}, but the linear layers of this model are {known!r} (the output layer "
+                    "cannot have an adapter)"
+                )
+        return [layer for layer in self._layers if targets is None or any(is_meant(layer, t) for t in targets)]
+
+    @contextmanager
+    def use(self, name: str | None) -> Generator[None]:
+        """Every token has the adapter ``name``; None: none of them."""
+        before, self._chosen = self._chosen, name
+        try:
+            yield
+        finally:
+            self._chosen = before
+
+    @contextmanager
+    def mix(self, names: Sequence[str | None], lengths: Sequence[int]) -> Generator[None]:
+        """The first ``lengths[0]`` tokens have the adapter ``names[0]`` (None: none), those after them ``names[1]``, and so on.
+
+        For sampling: there is no gradient.
+        """
+        with self.use(names[0]):
+            if len(set(names)) > 1:
+                runs = _runs(names, lengths)
+                self._chosen = runs if sum(lengths) >= _LONG * len(runs) else self._mask(names, lengths)
+            yield
+
+    @torch.no_grad()
+    def merged(self, name: str) -> dict[str, Tensor]:
+        """The weights of the adapted layers with the adapter in them, by their names in the model's state."""
+        adapter = self._adapters[name]
+        found: dict[str, Tensor] = {}
+        for layer, (down_RI, up_OR) in adapter.weights.items():
+            weight_OI = self._layers[layer].weight
+            update_OI = adapter.scale * (up_OR.float() @ down_RI.float())
+            found[f"{layer}.weight"] = (weight_OI.float() + update_OI).to(weight_OI.dtype)
+        return found
+
+    def changed(self) -> None:
+        """To be told when weights have changed: mixtures compute with copies of them."""
+        self._joined.clear()
+
+    def _adapt(self, layer: str, module: Linear, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        """The layer's output with what the chosen adapters add to it; None leaves it as it is."""
+        chosen = self._chosen
+        if chosen is None:
+            return None
+        if isinstance(chosen, list):
+            output_SO, inputs_SI = output.flatten(0, -2), inputs[0].flatten(0, -2)
+            for name, part in cast("_Runs", chosen):
+                if name is not None and layer in self._adapters[name].weights:
+                    down_RI, up_OR = self._adapters[name].weights[layer]
+                    hidden_SR = F.linear(inputs_SI[part], down_RI)
+                    output_SO[part].addmm_(hidden_SR, up_OR.t(), alpha=self._adapters[name].scale)
+            return output
+        if isinstance(chosen, Tensor):
+            down_KI, up_OK = self._joined.get(layer) or self._join(layer)
+            hidden_SK = F.linear(inputs[0].flatten(0, -2), down_KI) * chosen
+            return torch.addmm(output.flatten(0, -2), hidden_SK, up_OK.t()).view_as(output)
+        if chosen is _UNDECIDED:
+            if len(self._adapters) > 1:
+                raise TrainingError(
+                    f"a model with the adapters {list(self._adapters)!r} was called outside of Adapters.use and Adapters.mix"
+                )
+            (chosen,) = self._adapters
+        adapter = self._adapters[chosen]
+        if layer not in adapter.weights:
+            return None
+        down_RI, up_OR = adapter.weights[layer]
+        hidden_SR = F.linear(inputs[0].flatten(0, -2), down_RI)
+        return torch.addmm(output.flatten(0, -2), hidden_SR, up_OR.t(), alpha=adapter.scale).view_as(output)
+
+    def _join(self, layer: str) -> tuple[Tensor, Tensor]:
+        """A [K, I] and B [O, K] of all adapters; 0 for those that do not adapt this layer."""
+        weight = self._layers[layer].weight
+        outputs, inputs = weight.shape
+        none = {
+            a.rank: (weight.new_zeros(a.rank, inputs), weight.new_zeros(outputs, a.rank))
+            for a in self._adapters.values()
+        }
+        pairs = [a.weights.get(layer, none[a.rank]) for a in self._adapters.values()]
+        joined = torch.cat([down for down, _ in pairs]).detach(), torch.cat([up for _, up in pairs], dim=1).detach()
+        self._joined[layer] = joined
+        return joined
+
+    def _mask(self, names: Sequence[str | None], lengths: Sequence[int]) -> Tensor:
+        """[S, K]: in each token's row its adapter's scale in the adapter's columns, and 0 in the others."""
+        if self._masks_NK is None:  # the row of the base first, then each adapter's
+            adapters = self._adapters.values()
+            scales = torch.block_diag(*(torch.full((1, a.rank), a.scale) for a in adapters))
+            weight = next(iter(self._layers.values())).weight
+            self._masks_NK = torch.cat([torch.zeros(1, scales.shape[1]), scales]).to(weight)
+        number = {None: 0, **{name: i for i, name in enumerate(self._adapters, start=1)}}
+        index_S = torch.tensor([number[name] for name in names]).repeat_interleave(torch.tensor(lengths))
+        return self._masks_NK[index_S.to(self._masks_NK.device)]
+
+
+def _runs(names: Sequence[str | None], lengths: Sequence[int]) -> _Runs:
+    """Each adapter with the tokens that have it, neighbours together."""
+    runs: _Runs = []
+    stop = 0
+    for name, group in groupby(zip(names, lengths, strict=True), key=itemgetter(0)):
+        start, stop = stop, stop + sum(length for _, length in group)
+        runs.append((name, slice(start, stop)))
+    return runs

@@ -1,0 +1,135 @@
+"""The three examples in miniature: the same graphs of agents and tools, over letters, so that a model of 100,000 weights learns them.
+
+- ``sql``: a writer answers a question, the answer is executed, and a rewriter that is told the outcome may mend it.
+- ``rag``: two searches, the second for what the first one found, and an answer; it takes all three to be right.
+- ``tool``: one agent that uses a tool step by step, up to six times, until three steps are done; a step that goes wrong has to be taken
+  again.
+
+A response is one of `LETTERS`. Everything else is as in the examples: the openai client, marks on functions, rewards at the end alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from openai import OpenAI
+
+from lightning_core import trainable
+from lightning_core.signals import ToolSignal
+from lightning_core.trace import Call
+
+LETTERS = "abcdef"
+client = OpenAI(api_key="any", max_retries=0)
+
+
+def choose(prompt: str) -> str:
+    """What the model says to it, or "-" if that is no letter."""
+    reply = client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": prompt}])
+    said = reply.choices[0].message.content
+    return said if said and said in LETTERS else "-"
+
+
+def shifted(letter: str, by: int) -> str:
+    if letter == "-":
+        return "-"
+    return LETTERS[(LETTERS.index(letter) + by) % len(LETTERS)]
+
+
+# --- sql
+
+
+@trainable("writer")
+def write(question: str) -> str:
+    return choose(f"w{question}")
+
+
+@trainable("rewriter")
+def rewrite(question: str, said: str, outcome: str) -> str:
+    return choose(f"r{question}{said}{outcome}")
+
+
+def sql(task: dict[str, Any]) -> float:
+    """What is no letter cannot be executed, nor can every other letter; one of the rest is right."""
+    question, right = task["prompt"], shifted(task["prompt"], 1)
+    said = write(question)
+    if said != right:
+        said = rewrite(question, said, "?" if executes(said, right) else "!")
+    return float(said == right)
+
+
+def executes(said: str, right: str) -> bool:
+    return said in LETTERS and LETTERS.index(said) % 2 == LETTERS.index(right) % 2
+
+
+# --- rag
+
+
+@trainable("searcher")
+def search(question: str) -> str:
+    return choose(f"s{question}")
+
+
+@trainable("answerer")
+def answer(passage: str) -> str:
+    return choose(f"a{passage}")
+
+
+def rag(task: dict[str, Any]) -> float:
+    """A search for the wrong thing finds nothing, and an answer that no passage supports is worth nothing."""
+    first, second = task["prompt"], shifted(task["prompt"], 2)
+    found = second if search(first) == first else "-"
+    passage = shifted(second, 1) if search(found) == second else "-"
+    return float(passage in LETTERS and answer(passage) == passage)
+
+
+# --- tool
+
+
+@trainable("worker")
+def work(state: str, outcome: str) -> str:
+    return choose(f"t{state}{outcome}")
+
+
+def tool(task: dict[str, Any]) -> float:
+    """In each state one letter takes the next step."""
+    state, outcome, done = task["prompt"], ".", 0
+    for _ in range(6):
+        if work(state, outcome) == shifted(state, 3):
+            state, outcome, done = shifted(state, 1), ".", done + 1
+        else:
+            outcome = "!"
+        if done == 3:
+            return 1.0
+    return 0.0
+
+
+# --- what automatic intermediate rewarding can see of each: whether what the agent asked for could be done
+
+
+def went_well(call: Call, tools: Sequence[ToolSignal]) -> float:
+    """1 if the environment could do what this response asked for."""
+    del tools
+    kind, shown = str(call.messages[-1]["content"])[:2]
+    said = str((call.response or {}).get("content"))
+    return float(executes(said, right_answer(kind, shown)) if kind in "wr" else said == right_answer(kind, shown))
+
+
+def right_answer(kind: str, shown: str) -> str:
+    """Of the agent whose prompts begin with ``kind``."""
+    return shifted(shown, {"w": 1, "r": 1, "s": 0, "a": 0, "t": 3}[kind])
+
+
+def prompts() -> list[str]:
+    """Every prompt that there can be."""
+    said = [*LETTERS, "-"]
+    return [
+        *(f"w{q}" for q in LETTERS),
+        *(f"r{q}{s}{o}" for q in LETTERS for s in said for o in "!?"),
+        *(f"{kind}{shown}" for kind in "sa" for shown in said),
+        *(f"t{state}{outcome}" for state in LETTERS for outcome in ".!"),
+    ]
+
+
+def tasks() -> list[dict[str, str]]:
+    return [{"id": letter, "prompt": letter} for letter in LETTERS]

@@ -1,0 +1,189 @@
+"""Training the prefix tree of a group once, against training each call by itself.
+
+    python -m tests.bench.prefix_tree [--model smollm2-135m-instruct | tiny] [--turns 10] [--branches 8]
+
+A group of attempts at one task: all have the task's prompt in common, and each call of an attempt has as its prompt all that was
+said before. Three ways to the same gradient, on the same model, threads and precision, in one run:
+
+- plain: Hugging Face's own model and attention, one call at a time, logits at the trained places only;
+- flat: this engine, each call a sequence of its own, packed into micro-batches without padding;
+- tree: this engine as it is: what calls share stands once.
+
+The faster of the first two is the baseline. Each is run --repeat times after a warm-up and its fastest run counts. Gradients are compared.
+"""
+
+from __future__ import annotations
+
+import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
+
+# isort: split
+import argparse
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_core.trainers import packing, torch_trainer
+from lightning_core.trainers.model import load_model, resolve_model
+from lightning_core.trainers.settings import TorchTrainerConfig
+from lightning_core.trainers.torch_trainer import TorchTrainer
+from lightning_core.transitions import Row
+from tests.tiny_model import make_tiny_model
+from tests.trainers.rows import make_row
+
+FEWER_TOKENS, LESS_TIME = 5, 3
+Gradients = dict[str, torch.Tensor]
+
+
+def calls_of_a_group(
+    turns: int, branches: int, *, prompt: int, observation: int, response: int, vocabulary: int
+) -> list[Row]:
+    """A row for each call of ``branches`` attempts of ``turns`` turns, advantages and sampled logprobs made up."""
+    rng = random.Random(0)
+
+    def tokens(count: int) -> list[int]:
+        return rng.choices(range(vocabulary), k=count)
+
+    task, rows = tokens(prompt), list[Row]()
+    for branch in range(branches):
+        context, advantage = task, rng.uniform(-1, 1)
+        for _ in range(turns):
+            seen, said = [*context, *tokens(observation)], tokens(response)
+            row = make_row(
+                (seen, False), (said, True), rollout=str(branch), advantage=advantage, logprobs=[-9.0] * response
+            )
+            rows.append(row)
+            context = seen + said
+    return rows
+
+
+def pack_apart(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> list[packing.PackedBatch]:
+    """As `pack_rows`, but nothing is shared: each row is a tree of its own."""
+    batches: list[packing.PackedBatch] = []
+    group: list[tuple[int, int]] = []
+    inputs = {index: packing._input_tokens(rows[index]) for index in chosen}
+    size = 0
+    for index in chosen:
+        if group and size + len(inputs[index]) > budget:
+            batches.append(packing._pack(rows, inputs, group))
+            group, size = [], 0
+        group.append((index, 0))
+        size += len(inputs[index])
+    return [*batches, packing._pack(rows, inputs, group)]
+
+
+def step_gradients(trainer: TorchTrainer, rows: Sequence[Row], pack: Callable[..., Any]) -> tuple[Gradients, int]:
+    """The gradients of a step in which the weights stay, and the tokens that were gone through."""
+    found: Gradients = {}
+
+    def keep() -> None:
+        found.update({name: t.grad for name, t in trainer._tuning.masters.items() if t.grad is not None})
+
+    trainer._optimizer.step = keep  # type: ignore[method-assign,assignment]
+    torch_trainer.pack_rows = pack
+    try:
+        metrics = trainer.step(rows)
+    finally:
+        torch_trainer.pack_rows = packing.pack_rows
+    return found, int(metrics["packed_tokens"])
+
+
+def plain_gradients(model: Any, rows: Sequence[Row]) -> tuple[Gradients, int]:
+    """The same loss (rollout-mean, ratio times advantage, clipped) row by row."""
+    model.zero_grad()
+    sampled = {row.rollout: sum(int(r.mask.sum()) for r in rows if r.rollout == row.rollout) for row in rows}
+    total = 0
+    for row in rows:
+        ids = torch.from_numpy(row.token_ids.astype(np.int64))
+        columns = torch.from_numpy(np.flatnonzero(row.mask))
+        count = int(columns[-1])
+        total += count
+        logits = model(ids[None, :count], use_cache=False, logits_to_keep=columns - 1).logits[0]
+        logprobs = torch.log_softmax(logits.float(), -1).gather(1, ids[columns, None])[:, 0]
+        assert row.advantages is not None
+        advantages = torch.from_numpy(row.advantages)[columns]
+        ratio = (logprobs - torch.from_numpy(row.logprobs)[columns]).exp()
+        worth = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages)
+        (-worth.sum() / sampled[row.rollout] / len(sampled)).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, total
+
+
+def difference(found: Gradients, expected: Gradients) -> float:
+    """Norm of the difference over the norm, of all weights together."""
+    assert found.keys() == expected.keys()
+    apart = sum(float((found[name] - grad).double().square().sum()) for name, grad in expected.items())
+    return (apart / sum(float(grad.double().square().sum()) for grad in expected.values())) ** 0.5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--branches", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=200, help="tokens of the task's prompt")
+    parser.add_argument("--observation", type=int, default=30, help="tokens that each turn's prompt adds")
+    parser.add_argument("--response", type=int, default=40, help="tokens sampled in each turn")
+    parser.add_argument("--micro-batch-tokens", type=int, default=4096)
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--only", nargs="+", default=["plain", "flat", "tree"])
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        tiny = arguments.model == "tiny"
+        folder = make_tiny_model(Path(scratch)) if tiny else resolve_model(arguments.model)
+        trainer = TorchTrainer(
+            TorchTrainerConfig(
+                model=str(folder), dtype=arguments.dtype, device="cpu", grad_clip=1e30,
+                micro_batch_tokens=arguments.micro_batch_tokens,
+            )
+        )  # fmt: skip
+        model = load_model(folder, trainer._model.dtype) if "plain" in arguments.only else None
+    rows = calls_of_a_group(
+        arguments.turns, arguments.branches, prompt=arguments.prompt, observation=arguments.observation,
+        response=arguments.response, vocabulary=256 if tiny else 20000,
+    )  # fmt: skip
+    ways: dict[str, Callable[[Sequence[Row]], tuple[Gradients, int]]] = {
+        "plain": lambda rows: plain_gradients(model, rows),
+        "flat": lambda rows: step_gradients(trainer, rows, pack_apart),
+        "tree": lambda rows: step_gradients(trainer, rows, packing.pack_rows),
+    }
+    print(
+        f"{arguments.model}, {trainer.dtype}, products {torch.get_float32_matmul_precision()}, {torch.get_num_threads()} threads, "
+        f"load {os.getloadavg()[0]:.1f}: {arguments.turns} turns x {arguments.branches} branches, {len(rows)} calls"
+    )
+    tokens: dict[str, int] = {}
+    walls: dict[str, float] = {}
+    cpus: dict[str, float] = {}
+    gradients: dict[str, Gradients] = {}
+    for name in arguments.only:
+        ways[name](rows[:2])
+        walls[name] = cpus[name] = float("inf")
+        for _ in range(arguments.repeat):
+            wall, cpu = time.perf_counter(), time.process_time()
+            gradients[name], tokens[name] = ways[name](rows)
+            walls[name] = min(walls[name], time.perf_counter() - wall)
+            cpus[name] = min(cpus[name], time.process_time() - cpu)
+        # Each in its turn, so that they do not have to fit into memory together.
+        gradients[name] = {key: grad.clone() for key, grad in gradients[name].items()}
+        print(f"  {name:5s} {tokens[name]:7d} tokens  {walls[name]:7.2f} s  {cpus[name]:7.2f} s of cpu", flush=True)
+    trainer.close()
+    flat = min((name for name in walls if name != "tree"), key=lambda name: walls[name], default=None)
+    if flat is None or "tree" not in walls:
+        return
+    fewer, faster = tokens[flat] / tokens["tree"], walls[flat] / walls["tree"]
+    print(f"  gradients differ by {difference(gradients['tree'], gradients[flat]):.1e} of their norm")
+    print(
+        f"  tree against {flat}: {fewer:.1f} x fewer tokens, {faster:.1f} x less time, {cpus[flat] / cpus['tree']:.1f} x less cpu"
+    )
+    for name, found, wanted in (("tokens", fewer, FEWER_TOKENS), ("time", faster, LESS_TIME)):
+        print(f"  {name}: {'met' if found >= wanted else 'MISSED'} (target {wanted} x)")
+
+
+if __name__ == "__main__":
+    main()

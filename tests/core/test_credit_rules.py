@@ -1,0 +1,237 @@
+"""Each reward rule, key and advantage rule against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_core.credit import Air, CreditRules, Episode, FormatRule, assign_credit
+from lightning_core.credit.gae import turn_gae
+from lightning_core.errors import CreditError, RewardError
+from lightning_core.signals import ToolSignal
+from lightning_core.trace import Call, Reward
+from tests.core.episodes import call, episode, event, from_calls, tool, wants
+
+FLAT = episode("y", 0)
+
+
+def values(one: Episode, rules: CreditRules) -> list[float]:
+    """What ``one``'s calls are worth."""
+    credit = assign_credit([one, FLAT], rules)
+    return [credit.values[t.call] for t in one.transitions]
+
+
+EXTRA = (Reward(value=0.5, call="x1"), Reward(value=0.25, agent="b"))
+"""Given to the second call, and to agent b, whose calls are the third and fourth of ``aabba``."""
+
+
+def test_last_call():
+    assert values(episode("x", 1, "aabba", extra=EXTRA), CreditRules(rewards="last-call")) == [0, 0.5, 0, 0.25, 1]
+
+
+def test_explicit():
+    assert values(episode("x", 1, "aabba", extra=EXTRA), CreditRules(rewards="explicit")) == [0, 0.5, 0.25, 0.25, 0]
+
+
+def test_the_reward_of_a_call_that_is_not_trained_reaches_the_trained_call_before_it():
+    calls = [call(f"x{i}", "x", agent, i) for i, agent in enumerate("baba")]
+    one = from_calls(calls, 1, extra=(Reward(value=0.5, call="x2"), Reward(value=0.25, call="x0")), trained="a")
+    rules = CreditRules(rewards="discounted", gamma=0.5)
+    assert values(one, rules) == [0.5 + 0.25 + 0.5 * 1, 1], "x2's stands at x1, x0's at the first that there is"
+
+
+def test_a_rule_of_ones_own():
+    def shortest(one: Episode, gamma: float) -> list[float]:
+        return [one.reward * gamma / len(one.transitions)] * len(one.transitions)
+
+    assert values(episode("x", 1, "aab"), CreditRules(rewards=shortest, gamma=0.5)) == [1 / 6] * 3
+    with pytest.raises(CreditError, match=r"<lambda> gave 1 values for the 3 calls"):
+        assign_credit([episode("x", 1, "aab")], CreditRules(rewards=lambda e, g: [1.0]))
+    with pytest.raises(RewardError, match="finite"):
+        assign_credit([FLAT], CreditRules(rewards=lambda e, g: [math.nan]))
+
+
+def test_leave_one_branch_out():
+    """Two branches of agent a beside each other, given 0.6 and 0.2; one before and one after them belong to no branch."""
+    calls = [
+        call("before", "x", "a", 0),
+        call("left", "x", "a", 1, parent="l", start_ns=10 * 10**9),
+        call("right", "x", "a", 2, parent="r", start_ns=11 * 10**9),
+        call("right again", "x", "a", 3, parent="r", start_ns=12 * 10**9),
+        call("after", "x", "a", 4, start_ns=20 * 10**9, end_ns=21 * 10**9),
+    ]
+    events = [event("l", "node", 10, 13), event("r", "node", 10.5, 14)]
+    extra = (Reward(value=0.6, call="left"), Reward(value=0.2, call="right again"))
+    found = values(from_calls(calls, 1, extra=extra, events=events), CreditRules(rewards="leave-one-branch-out"))
+    whole = 1 + 0.6 + 0.2
+    assert found == pytest.approx([whole, whole + 0.4, whole - 0.4, whole - 0.4, whole])
+
+
+def test_branches_of_other_agents_or_one_after_the_other_are_not_compared():
+    extra = (Reward(value=0.6, call="x0"),)
+    rules = CreditRules(rewards="leave-one-branch-out")
+    beside = [call("x0", "x", "a", 0, start_ns=0, end_ns=9), call("x1", "x", "b", 1, start_ns=1, end_ns=8)]
+    after = [call("x0", "x", "a", 0, start_ns=0, end_ns=9), call("x1", "x", "a", 1, start_ns=9, end_ns=18)]
+    for calls in (beside, after):
+        assert values(from_calls(calls, 1, extra=extra), rules) == pytest.approx([1.6, 1.6])
+
+
+def test_a_call_in_nested_branches_is_compared_in_the_innermost():
+    calls = [
+        call("p", "x", "a", 0, parent="inner", start_ns=1, end_ns=5),
+        call("q", "x", "a", 1, parent="inner", start_ns=2, end_ns=6),
+        call("r", "x", "a", 2, parent="outer", start_ns=2, end_ns=6),
+    ]
+    events = [
+        event("inner", "node", 0, 1, start_ns=0, end_ns=10),
+        event("outer", "node", 0, 1, start_ns=0, end_ns=10),
+    ]
+    extra = (Reward(value=1, call="p"),)
+    found = values(from_calls(calls, 0, extra=extra, events=events), CreditRules(rewards="leave-one-branch-out"))
+    assert found == pytest.approx([1 + 1, 1 - 1, 1])
+
+
+def test_turn_gae_by_hand():
+    """r = 0, 0, 1; V = 0.5, 0.4, 0.8; γ = 0.9, λ = 0.5, worked backwards."""
+    d2, d1, d0 = 1 - 0.8, 0.9 * 0.8 - 0.4, 0.9 * 0.4 - 0.5
+    a2 = d2
+    a1 = d1 + 0.45 * a2
+    a0 = d0 + 0.45 * a1
+    advantages, targets = turn_gae([0, 0, 1], [0.5, 0.4, 0.8], gamma=0.9, lam=0.5)
+    assert advantages == pytest.approx([a0, a1, a2])
+    assert targets == pytest.approx([a0 + 0.5, a1 + 0.4, a2 + 0.8])
+
+
+@given(st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2)), min_size=1, max_size=6), st.floats(0.1, 1))
+def test_turn_gae_at_the_ends_of_lambda(turns: list[tuple[float, float]], gamma: float):
+    """λ = 1: reward-to-go less V. λ = 0: one step ahead. A turn without a reward is a turn."""
+    rewards, expected = zip(*turns, strict=True)
+    far, _ = turn_gae(rewards, expected, gamma=gamma, lam=1)
+    near, _ = turn_gae(rewards, expected, gamma=gamma, lam=0)
+    for t, (reward, value) in enumerate(turns):
+        to_go = sum(gamma ** (k - t) * rewards[k] for k in range(t, len(turns)))
+        assert far[t] == pytest.approx(to_go - value)
+        assert near[t] == pytest.approx(reward + gamma * (expected[t + 1] if t + 1 < len(turns) else 0) - value)
+
+
+def test_gae_uses_the_critic_and_tells_it_what_it_should_have_said():
+    rules = CreditRules(rewards="gae", gamma=1.0, lam=1.0, advantage="none")
+    expected = {"x0": 0.5, "x1": 0.25, "y0": 0.5}
+    credit = assign_credit([episode("x", 1, "aa"), FLAT], rules, values=expected)
+    assert dict(credit.advantages) == {"x0": 0.5, "x1": 0.75, "y0": -0.5}
+    assert dict(credit.targets) == {"x0": 1, "x1": 1, "y0": 0}
+    with pytest.raises(CreditError, match="'x1' has none"):
+        assign_credit([episode("x", 1, "aa")], rules, values={"x0": 0.5})
+
+
+def news(text: str) -> tuple[dict[str, str], ...]:
+    return (
+        {"role": "user", "content": "question"},
+        {"role": "assistant", "content": "…"},
+        {"role": "tool", "content": text},
+    )
+
+
+def test_gigpo_by_hand():
+    """Both rollouts start at the same question and see the same page next; ω = 2, γ = 0.5.
+
+    Episode: returns 1 and 0, so ±0.5 (dr-grpo). Steps: from the question 0.5 against 0, from the page 1 against 0; x's last
+    call saw what nobody else did.
+    """
+    x = [
+        call("x0", "x", "a", 0),
+        call("x1", "x", "a", 1, messages=news("page")),
+        call("x2", "x", "a", 2, messages=news("own")),
+    ]
+    y = [call("y0", "y", "a", 0), call("y1", "y", "a", 1, messages=news("page"))]
+    episodes = [from_calls(x, 1), from_calls(y, 0)]
+    rules = CreditRules(rewards="gigpo", gamma=0.5, step_weight=2.0, advantage="dr-grpo")
+    credit = assign_credit(episodes, rules)
+    assert dict(credit.advantages) == pytest.approx(
+        {"x0": 0.5 + 2 * 0.125, "y0": -0.5 - 2 * 0.125, "x1": 0.5 + 2 * 0.25, "y1": -0.5 - 2 * 0.25, "x2": 0.5}
+    )
+    assert (credit.metrics["groups"], credit.metrics["step_groups"], credit.metrics["step_groups_single"]) == (1, 3, 1)
+
+
+def test_anchors_may_disregard_case_and_white_space():
+    x = [call("x0", "x", "a", 0, messages=news("The  Page\n"))]
+    y = [call("y0", "y", "a", 0, messages=news("the page "))]
+    episodes = [from_calls(x, 1), from_calls(y, 0)]
+    for key, groups in (("anchor", 2), ("anchor-normalised", 1)):
+        assert assign_credit(episodes, CreditRules(group_by=("task", key))).metrics["groups"] == groups
+
+
+def test_the_same_news_to_another_agent_is_another_anchor():
+    episodes = [episode("x", 1, "a"), episode("y", 0, "b")]
+    assert assign_credit(episodes, CreditRules(group_by=("anchor",))).metrics["groups"] == 2
+
+
+def test_groups_by_turn_compare_the_same_turn_of_the_same_agent():
+    """AT-GRPO (arXiv 2510.11062). Agent a's second turn is there in x alone."""
+    episodes = [episode("x", 1, "aba"), episode("y", 0, "ab")]
+    rules = CreditRules(advantage="rloo", group_by=("task", "agent", "turn"))
+    assert dict(assign_credit(episodes, rules).advantages) == {"x0": 1, "y0": -1, "x1": 1, "y1": -1, "x2": 0}
+
+
+def test_dr_grpo_and_none_by_hand():
+    episodes = [episode(r, v) for r, v in zip("wxyz", (1, 0, 0, 0), strict=True)]
+    dr = assign_credit(episodes, CreditRules(advantage="dr-grpo")).advantages
+    assert [dr["w0"], dr["x0"]] == [0.75, -0.25]
+    plain = assign_credit(episodes, CreditRules(advantage="none")).advantages
+    assert [plain["w0"], plain["x0"]] == [1, 0]
+
+
+def test_reinforce_plus_plus_needs_no_groups():
+    """Four tasks with one rollout each; mean 0.25, deviation 0.5 over rollouts, though w has three calls."""
+    episodes = [episode(r, v, "aaa" if r == "w" else "a", task=r) for r, v in zip("wxyz", (1, 0, 0, 0), strict=True)]
+    found = assign_credit(episodes, CreditRules(advantage="reinforce++")).advantages
+    assert [found["w0"], found["w2"], found["x0"]] == pytest.approx(
+        [0.75 / 0.500001, 0.75 / 0.500001, -0.25 / 0.500001]
+    )
+
+
+def test_whitening_counts_a_rollout_once_however_many_groups_it_is_in():
+    """x is in two groups, y and z in one: over the batch each weighs 1."""
+    episodes = [episode("x", 1, "ab"), episode("y", 0, "a"), episode("z", 0.5, "b")]
+    found = assign_credit(episodes, CreditRules(advantage="reinforce++-baseline", group_by=("agent",))).advantages
+    centred = {"x0": 0.5, "x1": 0.25, "y0": -0.5, "z0": -0.25}
+    mean = (0.375 - 0.5 - 0.25) / 3
+    square = 0.5 * (0.5 - mean) ** 2 + 0.5 * (0.25 - mean) ** 2 + (-0.5 - mean) ** 2 + (-0.25 - mean) ** 2
+    deviation = math.sqrt(square / 2)
+    assert dict(found) == pytest.approx({c: (v - mean) / (deviation + 1e-6) for c, v in centred.items()})
+
+
+def worked(**changes: str) -> Episode:
+    """Agent a asks for three tools: one works, one fails, one never runs; then it answers, and is cut short."""
+    calls = [
+        call("x0", "x", "a", 0, response=wants("1", "2", "3")),
+        call("x1", "x", "a", 1, finish_reason="length", response={"role": "assistant", "content": "Answer:\n 42"}),
+    ]
+    events = [tool("search", "1", 1), tool("search again", "2", 1, error="TimeoutError: too slow")]
+    return from_calls(calls, 1, events=events)
+
+
+def test_air_by_hand():
+    air = Air(tool_ok=0.1, tool_error=-0.2, tool_unused=-0.4, truncated=-1.0)
+    assert values(worked(), CreditRules(rewards="explicit", air=air)) == pytest.approx([0.1 - 0.2 - 0.4, -1.0])
+    broadcast = values(worked(), CreditRules(air=air))
+    assert broadcast == pytest.approx([1 - 0.5 - 1.0] * 2), "rewards on calls count towards the return"
+
+
+def test_air_tells_errors_apart():
+    air = Air(tool_error=-0.2, tool_errors={"Permission": -5.0, "Timeout": 0.0})
+    assert values(worked(), CreditRules(rewards="explicit", air=air)) == [0.0, 0.0]
+
+
+def test_air_of_formats_and_of_ones_own_rules():
+    def wordy(one: Call, signals: object) -> float:
+        assert isinstance(signals, list)
+        assert all(isinstance(s, ToolSignal) for s in signals)
+        return float(len(signals))
+
+    formats = [FormatRule(pattern=r"^Answer:.*42$", weight=0.5), FormatRule(pattern="42", weight=9.0, agents=["b"])]
+    rules = CreditRules(rewards="explicit", air=Air(formats=formats, rules=[(wordy, 0.1)]))
+    assert values(worked(), rules) == pytest.approx([0.3, 0.5])

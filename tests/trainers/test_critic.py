@@ -1,0 +1,84 @@
+"""The critic sees the policy's last hidden state at each prompt's end, and learns by least squares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_core.config_credit import Critic as CriticConfig
+from lightning_core.errors import TrainingError
+from lightning_core.trainers.critic import Critic
+from lightning_core.trainers.model import load_model
+from lightning_core.trainers.settings import TorchTrainerConfig
+from lightning_core.trainers.torch_trainer import TorchTrainer
+from lightning_core.transitions import Transition
+
+
+def transition(call: str, prompt: list[int], output: list[int], sequence: int, rollout: str = "r") -> Transition:
+    return Transition(
+        call=call,
+        rollout=rollout,
+        task_id="t",
+        agent="a",
+        policy="policy",
+        version=0,
+        sequence=sequence,
+        prompt_ids=np.array(prompt, dtype="<u4"),
+        output_ids=np.array(output, dtype="<u4"),
+        logprobs=np.zeros(len(output), dtype="<f4"),
+        temperature=1.0,
+        constraint=None,
+        digest="",
+        finish_reason="stop",
+    )
+
+
+def test_its_features_are_the_hidden_states_at_the_ends_of_prompts(tiny_llama: Path):
+    """Two turns of one conversation, a fork, and another rollout with the same prompt; in several micro-batches."""
+    calls = [
+        transition("one", [5, 6, 7], [8, 9], 0),
+        transition("two", [5, 6, 7, 8, 9, 10], [11], 1),
+        transition("fork", [5, 6, 70], [8], 2),
+        transition("other", [5, 6, 7], [80, 90, 91], 0, rollout="s"),
+    ]
+    config = CriticConfig(learning_rate=0.05, epochs=400)
+    options = {"model": str(tiny_llama), "dtype": "float32", "device": "cpu", "micro_batch_tokens": 6}
+    trainer = TorchTrainer(TorchTrainerConfig(critic=config, **options))  # pyright: ignore[reportArgumentType]
+    try:
+        assert dict(trainer.expected(calls)) == {"one": 0, "two": 0, "fork": 0, "other": 0}
+        targets = {"one": 1.0, "two": -1.0, "fork": 0.5, "other": 1.0}
+        trainer.learn_expected(targets)
+        found = trainer.expected(calls)
+    finally:
+        trainer.close()
+    assert found["one"] == pytest.approx(found["other"], abs=1e-5), "the same prompt"
+    model = load_model(tiny_llama, torch.float32)
+    critic = Critic(model.config.hidden_size, config, torch.device("cpu"))
+    with torch.no_grad():
+        states = {
+            c.call: model.base_model(torch.tensor([c.prompt_ids.tolist()])).last_hidden_state[0, -1] for c in calls
+        }
+    critic.expected(states)
+    critic.learn(targets)
+    assert critic.expected(states) == pytest.approx(dict(found), abs=1e-3)
+    assert dict(found) == pytest.approx(targets, abs=0.2)
+
+
+def test_what_it_has_not_been_asked_about_it_cannot_learn_from():
+    critic = Critic(4, CriticConfig(), torch.device("cpu"))
+    critic.expected({"a": torch.ones(4)})
+    critic.learn({"a": 1.0})
+    with pytest.raises(TrainingError, match="never asked about the call 'a'"):
+        critic.learn({"a": 1.0})
+
+
+def test_a_trainer_without_a_critic_says_so(tiny_llama: Path):
+    trainer = TorchTrainer(TorchTrainerConfig(model=str(tiny_llama), dtype="float32", device="cpu"))
+    try:
+        with pytest.raises(TrainingError, match=r"credit\.rewards: gae makes one"):
+            trainer.expected([transition("one", [5], [6], 0)])
+    finally:
+        trainer.close()

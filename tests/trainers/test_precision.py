@@ -1,0 +1,69 @@
+"""Which precision the weights have where, and that bfloat16 weights are trained in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_core.trainers.torch_trainer import TorchTrainer
+from lightning_core.trainers.tuning import choose_dtype
+from tests.trainers.test_torch_trainer import gradients, make, sampled_rows, weights
+
+
+@pytest.mark.parametrize(
+    ("name", "supported", "expected"),
+    [
+        ("auto", True, torch.bfloat16),
+        ("auto", False, torch.float32),
+        ("float32", True, torch.float32),
+        ("bfloat16", False, torch.bfloat16),
+    ],
+)
+def test_a_gpu_has_bfloat16_weights_where_it_can(
+    monkeypatch: pytest.MonkeyPatch, name: str, supported: bool, expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: supported)
+    assert choose_dtype(name, torch.device("cuda")) == expected
+
+
+@pytest.mark.parametrize("amx", [True, False])
+def test_a_cpu_has_float32_weights_and_bfloat16_products_where_it_can(
+    monkeypatch: pytest.MonkeyPatch, amx: bool
+) -> None:
+    before = torch.get_float32_matmul_precision()
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    try:
+        torch.set_float32_matmul_precision("highest")
+        assert choose_dtype("auto", torch.device("cpu")) == torch.float32
+        assert torch.get_float32_matmul_precision() == ("medium" if amx else "highest")
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_bfloat16_weights_are_trained_in_float32(tiny_llama: Path, trainers: list[TorchTrainer]) -> None:
+    """Steps much smaller than the rounding of the weights add up."""
+    trainer = make(trainers, tiny_llama, dtype="bfloat16", learning_rate=1e-6)
+    rows = sampled_rows(trainer)
+    before = weights(trainer)
+    trainer.step(rows)
+    after = weights(trainer)
+    assert {p.dtype for p in trainer._model.parameters()} == {torch.bfloat16}
+    assert {weight.dtype for weight in after.values()} == {torch.float32}
+    assert {moment.dtype for state in trainer._optimizer.state.values() for moment in state.values()} == {torch.float32}
+    for name, weight in after.items():
+        assert (weight != before[name]).any()
+        assert torch.equal(weight.bfloat16(), dict(trainer._model.named_parameters())[name])
+
+
+def test_micro_batches_of_bfloat16_weights_add_up_in_float32(tiny_llama: Path, trainers: list[TorchTrainer]) -> None:
+    exact = make(trainers, tiny_llama, grad_clip=1e9)
+    rows = sampled_rows(exact)
+    expected = gradients(exact, rows)
+    for budget in (1, 4096):
+        trainer = make(trainers, tiny_llama, dtype="bfloat16", grad_clip=1e9, micro_batch_tokens=budget)
+        found = gradients(trainer, rows)
+        assert {grad.dtype for grad in found.values()} == {torch.float32}
+        apart = sum(float((found[name] - grad).square().sum()) for name, grad in expected.items())
+        assert apart < 0.05**2 * sum(float(grad.square().sum()) for grad in expected.values())
