@@ -253,9 +253,9 @@ def test_equal_rewards_change_nothing(tiny_llama: Path, trainers: list[TorchTrai
     "options",
     [
         {"learning_rate": 5e-3},
-        {"learning_rate": 2e-2, "tuning": "lora", "lora_rank": 4},
+        {"learning_rate": 4e-2, "tuning": "lora", "lora_rank": 4},
         {"learning_rate": 5e-3, "dtype": "bfloat16"},
-        {"learning_rate": 2e-2, "tuning": "lora", "lora_rank": 4, "dtype": "bfloat16"},
+        {"learning_rate": 4e-2, "tuning": "lora", "lora_rank": 4, "dtype": "bfloat16"},
         {
             "learning_rate": 5e-3,
             "loss": "gspo",
