@@ -24,9 +24,9 @@ def grpo(groups: list[list[Value]]) -> dict[str, float]:
     """A = (v − μ) / (σ + ε) within each group (arXiv 2402.03300), σ with Bessel's correction over rollouts."""
     advantages: dict[str, float] = {}
     for group in groups:
-        mean, deviation = moments(group)
+        (mean, deviation), flat = moments(group), is_flat(group)
         for v in group:
-            advantages[v.call] = 0.0 if is_flat(group) else (v.value - mean) / (deviation + EPSILON)
+            advantages[v.call] = 0.0 if flat else (v.value - mean) / (deviation + EPSILON)
     return advantages
 
 
@@ -34,9 +34,9 @@ def dr_grpo(groups: list[list[Value]]) -> dict[str, float]:
     """A = v − μ within each group (Dr. GRPO, arXiv 2503.20783): hard and easy tasks weigh as much as those between."""
     advantages: dict[str, float] = {}
     for group in groups:
-        mean, _ = moments(group)
+        (mean, _), flat = moments(group), is_flat(group)
         for v in group:
-            advantages[v.call] = 0.0 if is_flat(group) else v.value - mean
+            advantages[v.call] = 0.0 if flat else v.value - mean
     return advantages
 
 
@@ -44,13 +44,13 @@ def rloo(groups: list[list[Value]]) -> dict[str, float]:
     """A = v − mean of the *other* rollouts of the group (arXiv 2402.14740)."""
     advantages: dict[str, float] = {}
     for group in groups:
-        n = rollouts(group)
+        n, flat = rollouts(group), is_flat(group)
         own: dict[str, float] = {}
         for v in group:
             own[v.rollout] = own.get(v.rollout, 0.0) + v.weight * v.value
         total = math.fsum(own.values())
         for v in group:
-            advantages[v.call] = 0.0 if is_flat(group) else v.value - (total - own[v.rollout]) / (n - 1)
+            advantages[v.call] = 0.0 if flat else v.value - (total - own[v.rollout]) / (n - 1)
     return advantages
 
 
@@ -67,14 +67,14 @@ def reinforce_plus_plus_baseline(groups: list[list[Value]]) -> dict[str, float]:
     """v − μ of the group, then whitened over the whole batch (REINFORCE++-baseline, arXiv 2501.03262)."""
     centred: list[Value] = []
     for group in groups:
-        mean, _ = moments(group)
-        centred += [replace(v, value=0.0 if is_flat(group) else v.value - mean) for v in group]
+        (mean, _), flat = moments(group), is_flat(group)
+        centred += [replace(v, value=0.0 if flat else v.value - mean) for v in group]
     centred = _as_one_group(centred)
     if is_flat(centred):
         return {v.call: 0.0 for v in centred}
     mean, deviation = moments(centred)
-    flat = {v.call for group in groups if is_flat(group) for v in group}
-    return {v.call: 0.0 if v.call in flat else (v.value - mean) / (deviation + EPSILON) for v in centred}
+    unsaid = {v.call for group in groups if is_flat(group) for v in group}
+    return {v.call: 0.0 if v.call in unsaid else (v.value - mean) / (deviation + EPSILON) for v in centred}
 
 
 def unchanged(groups: list[list[Value]]) -> dict[str, float]:
