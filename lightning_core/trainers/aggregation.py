@@ -22,7 +22,13 @@ def sequence_of(rows: Sequence[Row], kind: SequenceKind) -> list[Hashable]:
 
 
 def token_weights(rows: Sequence[Row], algorithm: Algorithm) -> list[Floats]:
-    """The weight of each token of each row, float32 [L], 0 where the mask is False.
+    """The weight of each token of each row, float32 [L], 0 where the mask is False; see `row_weights`."""
+    weights = row_weights([row.rollout for row in rows], [int(row.mask.sum()) for row in rows], algorithm)
+    return [(row.mask * weight).astype(np.float32) for row, weight in zip(rows, weights, strict=True)]
+
+
+def row_weights(rollouts: Sequence[Hashable], tokens: Sequence[int], algorithm: Algorithm) -> list[float]:
+    """What each sampled token of each row weighs. ``rollouts``: whose row it is; ``tokens``: how many were sampled in it.
 
     ``rollout-mean``: the mean over rollouts of the mean over each rollout's tokens, in however many rows they stand (arXiv
     2608.17528, eq. 16; the divisor is the number of rollouts, not of rows). ``sequence-mean``: the same over sequences (GRPO, arXiv
@@ -31,17 +37,17 @@ def token_weights(rows: Sequence[Row], algorithm: Algorithm) -> list[Floats]:
     not count. Raises `TrainingError` if nothing has.
     """
     by_row = algorithm.aggregation == "sequence-mean" and algorithm.sequence == "row"
-    units = sequence_of(rows, "row" if by_row else "rollout")
-    tokens: Counter[Hashable] = Counter()
-    for unit, row in zip(units, rows, strict=True):
-        tokens[unit] += int(row.mask.sum())
-    if not tokens.total():
-        raise TrainingError(f"none of the {len(rows)} rows has a sampled token")
-    trained = {unit: count for unit, count in tokens.items() if count}
+    units: Sequence[Hashable] = range(len(rollouts)) if by_row else rollouts
+    sampled: Counter[Hashable] = Counter()
+    for unit, count in zip(units, tokens, strict=True):
+        sampled[unit] += count
+    if not sampled.total():
+        raise TrainingError(f"none of the {len(rollouts)} rows has a sampled token")
+    trained = {unit: count for unit, count in sampled.items() if count}
     if algorithm.aggregation == "token-mean":
-        weight = dict.fromkeys(trained, 1.0 / tokens.total())
+        weight = dict.fromkeys(trained, 1.0 / sampled.total())
     elif algorithm.constant_tokens is not None:
         weight = dict.fromkeys(trained, 1.0 / (len(trained) * algorithm.constant_tokens))
     else:
         weight = {unit: 1.0 / (len(trained) * count) for unit, count in trained.items()}
-    return [(row.mask * weight.get(unit, 0.0)).astype(np.float32) for unit, row in zip(units, rows, strict=True)]
+    return [weight.get(unit, 0.0) for unit in units]

@@ -1,0 +1,15 @@
+"""What verl loads in each of its processes, by the entry point group ``verl.plugins``: our estimator and our losses, by name."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
+
+from lightning_core.config_algorithm import LossName
+from lightning_core.trainers.verl.estimator import ESTIMATOR, weighted_advantages
+from lightning_core.trainers.verl.policy_loss import loss_mode, make_policy_loss
+
+register_adv_est(ESTIMATOR)(weighted_advantages)
+for _loss in get_args(LossName):
+    register_policy_loss(loss_mode(_loss))(make_policy_loss(_loss))

@@ -1,0 +1,59 @@
+"""Our losses behind verl's signature of a policy loss, so that both trainers compute the very same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_core.config_algorithm import LossName
+from lightning_core.trainers.losses import LOSSES, Clip
+
+PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
+
+
+def loss_mode(loss: LossName) -> str:
+    """The name that ``loss`` is registered with verl under."""
+    return f"lightning-{loss}"
+
+
+def make_policy_loss(loss: LossName) -> PolicyLoss:
+    """``loss`` as verl calls it, on tensors [B, T] of a micro-batch."""
+    function = LOSSES[loss]
+
+    def policy_loss(
+        old_log_prob: Tensor,
+        log_prob: Tensor,
+        advantages: Tensor,
+        response_mask: Tensor,
+        loss_agg_mode: str,
+        config: Any,
+        rollout_is_weights: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, float]]:
+        """The sum of the losses of all sampled tokens, whose weights are in their advantages already (`estimator`).
+
+        ``loss_agg_mode`` is for what verl adds itself, entropy and KL. Ranks' gradients are averaged by FSDP, so the sum is multiplied
+        by their number.
+        """
+        del loss_agg_mode
+        mask_BT = response_mask.bool()
+        log_ratio_BT = log_prob - old_log_prob
+        if loss == "gspo":
+            tokens_B1 = mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)
+            mean_B1 = (log_ratio_BT.detach() * mask_BT).sum(dim=-1, keepdim=True) / tokens_B1
+            log_ratio_BT = mean_B1.expand_as(log_ratio_BT)
+        clip = Clip(low=config.clip_ratio_low, high=config.clip_ratio_high, dual=config.clip_ratio_c)
+        found = function(log_prob[mask_BT], log_ratio_BT[mask_BT], advantages[mask_BT], clip)
+        losses_E = found.losses_E
+        if rollout_is_weights is not None:
+            losses_E = losses_E * rollout_is_weights[mask_BT]
+        total = max(1, len(losses_E))
+        marks = {f"actor/{name}": float(mark_E.sum()) / total for name, mark_E in found.marks.items()}
+        with torch.no_grad():
+            mismatch_E = (log_prob - old_log_prob)[mask_BT]
+            approx_kl = float((mismatch_E.exp() - 1 - mismatch_E).sum()) / total
+        return losses_E.sum() * config.global_batch_info.get("dp_size", 1), {**marks, "actor/approx_kl": approx_kl}
+
+    return policy_loss
