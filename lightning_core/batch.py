@@ -14,6 +14,7 @@ from itertools import islice
 
 from lightning_core.circle import Circle
 from lightning_core.credit import Credit, CreditRules, Episode
+from lightning_core.rollouts import pick_tasks
 from lightning_core.runner import Rollout, Task
 
 
@@ -35,7 +36,7 @@ class Batch:
 def sample_batch(circle: Circle, tasks: Sequence[Task], rules: Mapping[str, CreditRules]) -> Batch:
     """A group of attempts at each of the step's tasks, under the policies as they are, and each call's credit by its policy's rules."""
     config, step = circle.config.rollouts, circle.trainer.steps
-    chosen = circle.pick_tasks(tasks, step)
+    chosen = pick_tasks(tasks, circle.config, step)
     rollouts = circle.roll_out(chosen, copies=config.group_size, phase="train")
     episodes = circle.episodes(rollouts)
     rewards = [e.reward for e in episodes]

@@ -65,6 +65,10 @@ def _build_parser() -> argparse.ArgumentParser:
         "--resume", action="store_true", help="go on from the last checkpoint of run.name, or of the newest run"
     )
 
+    train.add_argument(
+        "--print-verl-config", action="store_true", help="with trainer.name: verl: print what verl is told, and stop"
+    )
+
     evaluate = commands.add_parser("eval", help="measure a policy on held-out tasks")
     evaluate.add_argument("config", metavar="CONFIG|RUN", help="a YAML file, or a run's folder: its newest checkpoint")
 
@@ -108,6 +112,8 @@ def _train(options: argparse.Namespace) -> int:
     config = load_config(options.config, overrides, needs=("agent", "tasks.train"))
     if config.eval.every and config.tasks.eval is None:
         raise ConfigError(f"eval.every is {config.eval.every}, but there are no tasks.eval to evaluate on")
+    if options.print_verl_config:
+        return _print_verl_config(config)
     from lightning_core.loop import fit
     from lightning_core.progress import show_progress
     from lightning_core.report import format_summary
@@ -125,8 +131,19 @@ def _train(options: argparse.Namespace) -> int:
     return EXIT_NOT_SHOWN if result.summary.improved is False else EXIT_OK
 
 
+def _print_verl_config(config: Config) -> int:
+    if config.trainer.name != "verl":
+        raise ConfigError(f"--print-verl-config goes with trainer.name: verl, but it is {config.trainer.name!r}")
+    from lightning_core.trainers.verl.train import verl_config
+    from lightning_core.yaml_source import to_yaml
+
+    folder = Path(config.run.dir) / (config.run.name or "RUN")
+    print(to_yaml(verl_config(config, folder)), end="")
+    return EXIT_OK
+
+
 def _how_to_resume(config: Config, file: str) -> str:
-    from lightning_core.circle import checkpoints
+    from lightning_core.checkpoints import checkpoints
 
     folder = Path(config.run.dir) / (config.run.name or "latest")
     found = checkpoints(folder)
@@ -137,7 +154,7 @@ def _how_to_resume(config: Config, file: str) -> str:
 
 
 def _eval(options: argparse.Namespace) -> int:
-    from lightning_core.circle import checkpoints
+    from lightning_core.checkpoints import checkpoints
     from lightning_core.intervals import confidence_interval
     from lightning_core.loop import evaluate
     from lightning_core.progress import show_progress

@@ -48,7 +48,7 @@ def _find(model: str, checkpoint: str | None, overrides: Sequence[str]) -> tuple
     """The configuration to serve, and the checkpoint whose weights it gets."""
     folder = Path(model)
     if (folder / "config.yaml").is_file():
-        from lightning_core.circle import checkpoints
+        from lightning_core.checkpoints import checkpoints, to_sample
 
         found = {path.name: path for path in checkpoints(folder)}
         if not found:
@@ -56,7 +56,7 @@ def _find(model: str, checkpoint: str | None, overrides: Sequence[str]) -> tuple
         name = checkpoint or list(found)[-1]
         if name not in found:
             raise ConfigError(f"--checkpoint {name!r}: the run {model!r} has {list(found)!r}")
-        return load_config(folder / "config.yaml", overrides), found[name]
+        return to_sample(load_config(folder / "config.yaml", overrides), found[name])
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ConfigError(
             f"{model!r} is neither a run's folder (config.yaml) nor a model's (config.json); "

@@ -30,6 +30,7 @@ from lightning_core.config_types import (
     Section,
     is_callable_name,
 )
+from lightning_core.config_verl import impossible_verl
 from lightning_core.yaml_source import KeyPath, Source, apply_overrides, dotted, read_yaml, to_yaml
 
 _TASK_FILES = (".jsonl", ".json", ".parquet")
@@ -160,7 +161,7 @@ class Trainer(Section):
     """The engine that updates the weights."""
 
     name: Literal["torch", "verl"] = "torch"
-    """`torch`: embedded, one machine, CPU or one GPU. `verl`: not in this version."""
+    """`torch`: embedded, one machine, CPU or one GPU. `verl`: verl's trainer on a Ray cluster, one GPU or many; docs/trainers.md."""
     steps: Count = 50
     """Training steps; each samples tasks_per_step x group_size rollouts."""
     learning_rate: Positive = 1e-5
@@ -185,6 +186,25 @@ class Trainer(Section):
     """Write a checkpoint after every so many steps, and after the last; 0: only after the last."""
     keep_checkpoints: Count = 2
     """How many of the newest checkpoints are kept."""
+    mode: Literal["sync", "colocate_async", "separate_async"] = "sync"
+    """With `verl`: `sync`: rollouts and updates take turns on the same GPUs. `colocate_async`: the same, and rollouts that are under
+    way go on after the update. `separate_async`: on different GPUs, at the same time."""
+    nodes: Count = 1
+    """With `verl`: machines that train (and, but for `separate_async`, sample)."""
+    gpus_per_node: Count = 1
+    """With `verl`: GPUs of each of them."""
+    rollout_nodes: CountOrZero = 0
+    """With `verl` and `separate_async`: machines that only sample."""
+    rollout_gpus_per_node: Count = 1
+    """With `verl` and `separate_async`: GPUs of each of them."""
+    rollout_workers: Count | None = None
+    """With `verl`: processes that run agents, spread over the cluster; null: four for each node."""
+    rows_per_rollout: Count | None = None
+    """With `verl`: as many training rows of each rollout, on average, fit into one update; a step that has more of them makes several
+    updates, and what is left over is filled with empty rows. null: as many as `agents.train` names, or 1."""
+    verl: dict[str, Any] = {}
+    """With `verl`: settings of verl's own, by its own keys, nested or dotted. A key that verl does not have is added if it begins
+    with `+`."""
 
 
 class Eval(Section):
@@ -222,6 +242,13 @@ class Run(Section):
     """Continue the run of that name (without a name, the newest) from its last checkpoint."""
 
 
+class Ray(Section):
+    """The Ray cluster, with `trainer.name: verl`."""
+
+    address: str | None = None
+    """A running cluster to join: `auto`, or its head's `host:port`; null: one is started on this machine, and stopped after the run."""
+
+
 class Config(Section):
     """One training run. `load_config` makes it from a file with good errors; made directly, it raises pydantic's."""
 
@@ -239,6 +266,7 @@ class Config(Section):
     algorithm: Algorithm = Algorithm()
     rollouts: Rollouts = Rollouts()
     trainer: Trainer = Trainer()
+    ray: Ray = Ray()
     eval: Eval = Eval()
     otlp: Otlp = Otlp()
     run: Run = Run()
@@ -287,8 +315,7 @@ def _impossible(c: Config) -> Iterator[tuple[KeyPath, str]]:
             ("rollouts", "max_tokens"),
             f"found {c.rollouts.max_tokens}, which leaves no room for a prompt in policy.max_context = {limit}",
         )
-    if c.trainer.name == "verl":
-        yield ("trainer", "name"), "'verl' is not in this version of lightning-rl; use 'torch'"
+    yield from impossible_verl(c)
     if c.otlp.headers_env is not None and c.otlp.endpoint is None:
         yield ("otlp", "headers_env"), "headers for no endpoint; set otlp.endpoint"
     if c.eval.temperature == 0 and c.eval.samples > 1:

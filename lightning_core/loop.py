@@ -17,7 +17,8 @@ from statistics import fmean
 from typing import Any
 
 from lightning_core.batch import sample_batch
-from lightning_core.circle import Circle, Evaluation, checkpoints, context_metrics, open_circle
+from lightning_core.checkpoints import checkpoint_step, checkpoints, to_sample
+from lightning_core.circle import Evaluation, context_metrics, open_circle, recorded_evaluations
 from lightning_core.config import Config, TaskSource, dump_config
 from lightning_core.credit_rules import policy_rules
 from lightning_core.errors import ConfigError
@@ -26,8 +27,11 @@ from lightning_core.intervals import Comparison, compare, compare_splits, confid
 from lightning_core.progress import Progress, SilentProgress
 from lightning_core.report import MetricsLog, Summary, draw_curve, read_metrics
 from lightning_core.runner import RewardFunction, Solve, Task
+from lightning_core.store import Phase, Store
 from lightning_core.tasks import load_tasks
 from lightning_core.transitions import transitions_to_rows
+
+EVALUATIONS: tuple[Phase, ...] = ("eval_before", "eval", "eval_after")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +61,17 @@ def fit(
     or `TrainingError`, each saying what to do; the last checkpoint stays.
     """
     began = time.monotonic()
+    if config.trainer.name == "verl":
+        _refuse_callables(solve, reward)
     solve, reward = solve or _agent(config), reward or _reward(config)
     tasks = tasks if tasks is not None else _load(config.tasks.train, "tasks.train")
     if eval_tasks is None:
         eval_tasks = _eval_tasks(config) if config.tasks.eval else []
     rules = policy_rules(config)
     folder, checkpoint = run_folder(config)
+    if config.trainer.name == "verl":
+        _train_with_verl(config, folder, tasks, eval_tasks, checkpoint)
+        return _finish(config, folder, eval_tasks, time.monotonic() - began)
 
     with open_circle(
         config,
@@ -75,9 +84,8 @@ def fit(
         trainer, total = circle.trainer, config.trainer.steps
         circle.store.rewind(trainer.steps)
         log = MetricsLog(folder / "metrics.jsonl", keep_steps=trainer.steps)
-        before = circle.recorded_evaluations("eval_before").get(0)
-        if before is None and eval_tasks:
-            before = circle.evaluate(eval_tasks, "eval_before")
+        if eval_tasks and not recorded_evaluations(circle.store, "eval_before"):
+            circle.evaluate(eval_tasks, "eval_before")
 
         while trainer.steps < total:
             started = time.monotonic()
@@ -119,8 +127,10 @@ def fit(
             if eval_tasks and config.eval.every and trainer.steps % config.eval.every == 0 and trainer.steps < total:
                 circle.evaluate(eval_tasks, "eval")
 
-        after = circle.evaluate(eval_tasks, "eval_after") if eval_tasks else None
-        return _finish(circle, log, before, after, eval_tasks, time.monotonic() - began)
+        if eval_tasks:
+            circle.evaluate(eval_tasks, "eval_after")
+        circle.save_checkpoint()
+    return _finish(config, folder, eval_tasks, time.monotonic() - began)
 
 
 def evaluate(
@@ -134,6 +144,8 @@ def evaluate(
     progress: Progress | None = None,
 ) -> Evaluation:
     """One pass over held-out ``tasks`` with the configured weights, or with ``checkpoint``'s; recorded in ``folder``."""
+    if checkpoint is not None:
+        config, checkpoint = to_sample(config, checkpoint)
     solve, reward = solve or _agent(config), reward or _reward(config)
     tasks = tasks if tasks is not None else _eval_tasks(config)
     with open_circle(
@@ -176,18 +188,32 @@ def run_folder(config: Config) -> tuple[Path, Path | None]:
     return folder, None
 
 
-def _finish(
-    circle: Circle,
-    log: MetricsLog,
-    before: Evaluation | None,
-    after: Evaluation | None,
-    eval_tasks: Sequence[Task],
-    seconds: float,
-) -> Result:
-    checkpoint = circle.save_checkpoint()
-    metrics = read_metrics(log.path)
+def _train_with_verl(
+    config: Config, folder: Path, tasks: Sequence[Task], eval_tasks: Sequence[Task], checkpoint: Path | None
+) -> None:
+    from lightning_core.trainers.verl.records import read_metrics_of_verl
+    from lightning_core.trainers.verl.settings import rows_per_update
+    from lightning_core.trainers.verl.train import train_with_verl
+
+    with Store(folder / "store.db") as store:
+        store.rewind(0 if checkpoint is None else checkpoint_step(checkpoint))
+    train_with_verl(config, folder, tasks, eval_tasks)
+    with Store(folder / "store.db", read_only=True) as store:
+        log = MetricsLog(folder / "metrics.jsonl")
+        for line in read_metrics_of_verl(folder, store.steps(), rows_per_update=rows_per_update(config)):
+            log.append(line.pop("step"), line)
+
+
+def _finish(config: Config, folder: Path, eval_tasks: Sequence[Task], seconds: float) -> Result:
+    """What a run amounts to, from what it has left in its folder."""
+    checkpoint = checkpoints(folder)[-1]
+    metrics = read_metrics(folder / "metrics.jsonl")
+    with Store(folder / "store.db", read_only=True) as store:
+        evaluations = {phase: recorded_evaluations(store, phase) for phase in EVALUATIONS}
+        tokens_sampled = store.tokens_sampled()
     splits = {str(t["id"]): str(t["split"]) for t in eval_tasks if "split" in t}
     overall, by_split = None, dict[str, Comparison]()
+    before, after = (next(iter(evaluations[phase].values()), None) for phase in ("eval_before", "eval_after"))
     if before is not None and after is not None:
         overall = compare(before.rewards, after.rewards)
         if len(set(splits.values())) > 1:
@@ -195,23 +221,30 @@ def _finish(
     summary = Summary(
         eval=overall,
         splits=by_split,
-        steps=circle.trainer.steps,
+        steps=checkpoint_step(checkpoint),
         rollouts=sum(int(m["rollouts"]) for m in metrics),
-        tokens_sampled=circle.store.tokens_sampled(),
+        tokens_sampled=tokens_sampled,
         tokens_trained=sum(int(m["tokens_trained"]) for m in metrics),
         wall_seconds=seconds,
-        seed=circle.config.run.seed,
+        seed=config.run.seed,
     )
-    summary.write(circle.folder / "summary.json")
-    measured = [(0, before), *circle.recorded_evaluations().items(), (circle.trainer.steps, after)]
-    evals = [(step, e) for step, e in measured if e is not None and e.rewards]
+    summary.write(folder / "summary.json")
+    measured = [(step, e) for found in evaluations.values() for step, e in found.items() if e.rewards]
     draw_curve(
-        circle.folder / "curve.png",
+        folder / "curve.png",
         steps=[(int(m["step"]), float(m["reward"])) for m in metrics],
-        evals=[(step, confidence_interval([fmean(r) for r in e.rewards.values()])) for step, e in evals],
-        title=circle.config.agent or "",
+        evals=[(step, confidence_interval([fmean(r) for r in e.rewards.values()])) for step, e in measured],
+        title=config.agent or "",
     )
-    return Result(folder=circle.folder, checkpoint=checkpoint, summary=summary, metrics=metrics)
+    return Result(folder=folder, checkpoint=checkpoint, summary=summary, metrics=metrics)
+
+
+def _refuse_callables(solve: Solve | None, reward: RewardFunction | None) -> None:
+    for key, given in (("agent", solve), ("reward", reward)):
+        if given is not None:
+            raise ConfigError(
+                f"{key}: with trainer.name: verl agents run in other processes, on other machines; name it as {key}: module:callable"
+            )
 
 
 def _agent(config: Config) -> Solve:

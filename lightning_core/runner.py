@@ -19,6 +19,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -98,6 +99,7 @@ class Runner:
         self._settings = settings
         self._reward_function = reward_function
         self._loop = asyncio.new_event_loop()
+        self._gate = asyncio.Semaphore(settings.concurrency)
         self._thread = threading.Thread(target=self._loop.run_forever, name="lightning-runner", daemon=True)
 
     def __enter__(self) -> Self:
@@ -116,8 +118,7 @@ class Runner:
         ``on_attempt(rollout, final)`` hears of every attempt as it ends, one at a time. Raises `RewardError` for a reward that
         cannot be used.
         """
-        batch = _Batch(self._solve, self._endpoint, routing, self._settings, self._reward_function, on_attempt)
-        work = asyncio.run_coroutine_threadsafe(batch.run(jobs, contextvars.copy_context()), self._loop)
+        work = self.submit(jobs, routing=routing, on_attempt=on_attempt)
         try:
             while True:
                 try:
@@ -127,6 +128,15 @@ class Runner:
                         raise
         finally:
             work.cancel()
+
+    def submit(
+        self, jobs: Sequence[Job], *, routing: Routing, on_attempt: OnAttempt | None = None
+    ) -> Future[list[Rollout]]:
+        """`run` without waiting. Several at once share the limit of rollouts that run at the same time."""
+        batch = _Batch(
+            self._solve, self._endpoint, routing, self._settings, self._reward_function, on_attempt, self._gate
+        )
+        return asyncio.run_coroutine_threadsafe(batch.run(jobs, contextvars.copy_context()), self._loop)
 
 
 async def _cancel_everything() -> None:
@@ -145,6 +155,7 @@ class _Batch:
         settings: RunnerSettings,
         reward_function: RewardFunction | None,
         on_attempt: OnAttempt | None,
+        gate: asyncio.Semaphore,
     ) -> None:
         self._solve = solve
         self._endpoint = endpoint
@@ -152,13 +163,13 @@ class _Batch:
         self._settings = settings
         self._reward_function = reward_function
         self._on_attempt = on_attempt
+        self._gate = gate
 
     async def run(self, jobs: Sequence[Job], context: contextvars.Context) -> list[Rollout]:
         """All jobs, each in a copy of ``context``."""
-        gate = asyncio.Semaphore(self._settings.concurrency)
 
         async def guarded(job: Job) -> Rollout:
-            async with gate:
+            async with self._gate:
                 return await self._attempts(job)
 
         try:

@@ -150,12 +150,19 @@ class Store:
 
         Raises ValueError if a span belongs to another rollout or the rollout is there already.
         """
+        return self.add_rollouts([(record, spans)])[0]
+
+    def add_rollouts(self, rollouts: Iterable[tuple[RolloutRecord, Iterable[SpanRecord]]]) -> list[int]:
+        """`add_rollout` of several, all or nothing, for the price of one wait for the disk."""
+        with self._transaction():
+            return [self._add_rollout(record, spans) for record, spans in rollouts]
+
+    def _add_rollout(self, r: RolloutRecord, spans: Iterable[SpanRecord]) -> int:
         spans = {span.span_id: span for span in spans}.values()
-        foreign = next((span for span in spans if span.trace_id != record.id), None)
+        foreign = next((span for span in spans if span.trace_id != r.id), None)
         if foreign is not None:
-            raise ValueError(f"span {foreign.span_id} belongs to rollout {foreign.trace_id}, expected {record.id}")
+            raise ValueError(f"span {foreign.span_id} belongs to rollout {foreign.trace_id}, expected {r.id}")
         calls = sum(span.attributes.get(OPERATION) == "chat" for span in spans)
-        r = record
         row = (
             r.id,
             r.step,
@@ -169,17 +176,16 @@ class Store:
             r.started_ns,
             r.ended_ns,
         )
-        with self._transaction():
-            try:
-                cursor = self._db.execute(
-                    "INSERT INTO rollouts VALUES (NULL, ?,?,?,?,?,?,?,?,?,?,?, ?,?)",
-                    (*row, calls, json.dumps(dict(r.counters))),
-                )
-            except sqlite3.IntegrityError as error:
-                raise ValueError(f"rollout {r.id} cannot be stored: {error}") from error
-            for span in spans:
-                self._add_span(span)
-            return int(cursor.lastrowid or 0)
+        try:
+            cursor = self._db.execute(
+                "INSERT INTO rollouts VALUES (NULL, ?,?,?,?,?,?,?,?,?,?,?, ?,?)",
+                (*row, calls, json.dumps(dict(r.counters))),
+            )
+        except sqlite3.IntegrityError as error:
+            raise ValueError(f"rollout {r.id} cannot be stored: {error}") from error
+        for span in spans:
+            self._add_span(span)
+        return int(cursor.lastrowid or 0)
 
     def _add_span(self, span: SpanRecord) -> None:
         plain = {k: v for k, v in span.attributes.items() if not isinstance(v, bytes)}

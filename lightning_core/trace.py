@@ -38,6 +38,7 @@ PROMPT_IDS = "lightning.prompt_token_ids"
 OUTPUT_IDS = "lightning.output_token_ids"
 LOGPROBS = "lightning.output_logprobs"
 VERSION = "lightning.policy_version"
+FIRST_VERSION = "lightning.policy_version.first"
 DIGEST = "lightning.digest"
 CONSTRAINT = "lightning.constraint"
 REWARD_VALUE = "lightning.reward.value"
@@ -101,7 +102,9 @@ class Call:
     model: str
     """The model that answered."""
     policy_version: int | None
-    """Version of the trained weights that sampled this; None for every other model."""
+    """Version of the trained weights that sampled this, its last token if they changed meanwhile; None for every other model."""
+    first_version: int | None = None
+    """Version that sampled its first token, where they did."""
     messages: tuple[Mapping[str, Any], ...]
     response: Mapping[str, Any] | None
     prompt_ids: TokenIds | None
@@ -228,6 +231,7 @@ def _call(span: SpanRecord) -> Call:
         sequence=int(a.get(SEQUENCE, 0)),
         model=str(a.get("gen_ai.response.model") or a.get("gen_ai.request.model") or ""),
         policy_version=a.get(VERSION),
+        first_version=a.get(FIRST_VERSION),
         messages=tuple(json.loads(a.get("gen_ai.input.messages", "[]"))),
         response=json.loads(a["gen_ai.output.messages"])[0] if "gen_ai.output.messages" in a else None,
         prompt_ids=_unpack(a.get(PROMPT_IDS), "<u4"),

@@ -46,6 +46,8 @@ class Transition:
     digest: str | None
     """`sampling_digest` as it was when the call was sampled; None only where there is a ``refusal``."""
     finish_reason: str | None
+    first_version: int | None = None
+    """Version of its first token, where the weights changed while it was sampled."""
     refusal: str | None = None
     """Why it cannot be trained on; None for what can. Without token ids its arrays are empty, and what was said is in `Trace.calls`."""
 
@@ -70,6 +72,13 @@ class Segment:
     constraint: str | None
     digest: str | None
     """`sampling_digest` of ``token_ids[:start]`` and the tokens from there to ``stop``, as they were when they were sampled."""
+    first_version: int | None = None
+    """See `Transition`."""
+
+    @property
+    def oldest(self) -> int:
+        """The oldest version of weights that sampled any of it."""
+        return self.version if self.first_version is None else self.first_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +120,7 @@ def trace_to_transitions(trace: Trace, *, agents: Collection[str], refused: bool
                     agent=call.agent or "",
                     policy=call.model,
                     version=call.policy_version or 0,
+                    first_version=call.first_version,
                     sequence=call.sequence,
                     prompt_ids=_NO_IDS if call.prompt_ids is None else call.prompt_ids,
                     output_ids=_NO_IDS if call.output_ids is None else call.output_ids,
@@ -210,6 +220,7 @@ class _OpenRow:
                     version=t.version,
                     constraint=t.constraint,
                     digest=t.digest,
+                    first_version=t.first_version,
                 )
             )
         first = self.calls[0]

@@ -33,6 +33,9 @@ class SamplingParams:
     """The response is a JSON document that this schema (as JSON) allows, sampled from the policy's distribution over the tokens that
     keep it one. Cut short by ``max_tokens`` it is the beginning of one."""
 
+    rollout: str | None = None
+    """Whom it is for: who has several servers lets one answer all of a rollout's requests, since it remembers what it was shown."""
+
     @property
     def constraint(self) -> str | None:
         """All that decides which tokens are allowed where, as JSON; None if every token is."""

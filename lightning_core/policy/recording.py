@@ -96,9 +96,11 @@ class CallSpan(ModelSpan):
             self._span.set_attribute("lightning.context.reason", prompt.reason)
         self.answered(choice.message, choice.finish_reason)
 
-    def trainable(self, *, version: int, digest: str) -> None:
+    def trainable(self, *, version: int, first_version: int | None, digest: str) -> None:
         """Note that the policy sampled it: with which version of its weights, and the digest of all of it."""
         self._span.set_attributes({tr.VERSION: version, tr.DIGEST: digest})
+        if first_version is not None and first_version != version:
+            self._span.set_attribute(tr.FIRST_VERSION, first_version)
 
     def answered(self, message: Mapping[str, Any], finish_reason: str | None) -> None:
         """Note the answer as the agent gets it."""

@@ -70,6 +70,7 @@ class Sampler:
             seed=_seed(session, prompt) if runs_seed else request.seed,
             stop_token_ids=chat.stop_token_ids,
             json_schema=None if schema is None else json.dumps(schema or _ANY_OBJECT),
+            rollout=session.root.rollout,
         )
         self._backend.check(params)
         return params
@@ -116,6 +117,7 @@ class Sampler:
         if version is not None:
             span.trainable(
                 version=version,
+                first_version=sampled[0].version,
                 # From what the backend handed over, and not from what has become of it since.
                 digest=sampling_digest(
                     prompt_ids=job.prompt.ids,

@@ -104,7 +104,29 @@ def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
 
 def eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
     """The tokens that end a response, as the model's generation config names them: none, one, or a list."""
-    named: Any = getattr(model.generation_config, "eos_token_id", None)
+    return _eos(model.generation_config)
+
+
+def load_eos_token_ids(path: str | os.PathLike[str]) -> frozenset[int]:
+    """`eos_token_ids` of a model that is not loaded."""
+    transformers = _transformers("reading a model's configuration")
+    local = Path(path).is_dir()
+    try:
+        config = transformers.GenerationConfig.from_pretrained(str(path), local_files_only=local)
+    except OSError:  # a model need not have one: transformers then makes it from the model's configuration
+        config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=local)
+    return _eos(config)
+
+
+def max_positions(path: str | os.PathLike[str]) -> int | None:
+    """Most tokens that the model's configuration allows; None if it does not say."""
+    transformers = _transformers("reading a model's configuration")
+    config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=Path(path).is_dir())
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def _eos(config: Any) -> frozenset[int]:
+    named: Any = getattr(config, "eos_token_id", None)
     return frozenset(() if named is None else [named] if isinstance(named, int) else named)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from lightning_core.digest import sampling_digest
 from lightning_core.errors import ProofError
 from lightning_core.trace import Floats
 from lightning_core.trainers.packing import Ints, PackedBatch
-from lightning_core.transitions import Row
+from lightning_core.transitions import Row, Segment
 
 
 def prove_once(rows: Sequence[Row]) -> None:
@@ -61,17 +62,31 @@ def _prove_row(row: Row, columns: Ints, places: Ints, batch: PackedBatch, traine
         # What was sampled greedily has its logprobs at temperature 1.
         if not (batch.temperatures_P[sources[own]] == np.float32(temperature or 1.0)).all():
             raise ProofError(f"call {segment.call} was sampled at temperature {temperature:g}, and packed with another")
-        found = sampling_digest(
+        prove_segment(
+            row,
+            segment,
             prompt_ids=token_ids[: segment.start],
             output_ids=targets[own],
             logprobs=logprobs[own],
             temperature=temperature,
-            version=segment.version,
-            constraint=segment.constraint,
         )
-        if found != segment.digest:
-            raise ProofError(
-                f"call {segment.call} of agent {row.agent!r} (rollout {row.rollout}): its tokens, logprobs, temperature or version are not "
-                f"those that were sampled: digest {found}, expected {segment.digest}. Nothing was trained; the record was changed on "
-                "its way, or there is a bug"
-            )
+
+
+def prove_segment(
+    row: Row, segment: Segment, *, prompt_ids: Any, output_ids: Any, logprobs: Any, temperature: float
+) -> None:
+    """Raise `ProofError` unless these tokens [P], [T] and logprobs [T] are those that ``segment`` was recorded with."""
+    found = sampling_digest(
+        prompt_ids=prompt_ids,
+        output_ids=output_ids,
+        logprobs=logprobs,
+        temperature=temperature,
+        version=segment.version,
+        constraint=segment.constraint,
+    )
+    if found != segment.digest:
+        raise ProofError(
+            f"call {segment.call} of agent {row.agent!r} (rollout {row.rollout}): its tokens, logprobs, temperature or version are not "
+            f"those that were sampled: digest {found}, expected {segment.digest}. Nothing was trained; the record was changed on "
+            "its way, or there is a bug"
+        )

@@ -138,7 +138,7 @@ rollouts: {group_size: yes}
         "c.yaml:8: trainer.learning_rate: found 'fast', expected a number",
         "c.yaml:10: trainer.betas[1]: found 2, expected less than 1",
         "c.yaml:6: polcy: unknown key; did you mean 'policy'? known here: agent, reward, tasks, agents, policy, policies, credit,"
-        " algorithm, rollouts, trainer, eval, otlp, run",
+        " algorithm, rollouts, trainer, ray, eval, otlp, run",
         "c.yaml:5: agents.frozen.a: the agent is in agents.train too; it can be one or the other",
         "c.yaml:11: credit.rewards: 'discounted' needs credit.gamma, such as gamma: 0.95",
         "override 'rollouts.temperature=0': rollouts.temperature: at 0 all attempts are equal and nothing is learnt;"

@@ -1,0 +1,65 @@
+"""verl's whole configuration: its own defaults, ours, what our configuration settles, and ``trainer.verl``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib.metadata import version
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from lightning_core.errors import ConfigError
+from lightning_core.trainers.verl.settings import flatten
+
+_ENGINE = "model_engine"
+"""Hydra's config group that decides what keys there are: Megatron's or others' in the place of FSDP's."""
+
+
+def compose_config(settled: Mapping[str, Any], defaults: Mapping[str, Any], own: Mapping[str, Any]) -> DictConfig:
+    """verl's configuration with ``defaults``, then ``own`` (``trainer.verl``), then ``settled``.
+
+    Raises `ConfigError` for each key in ``own`` that verl does not have, or that ``settled`` decides.
+    """
+    wanted = flatten(own)
+    _refuse_settled(wanted, settled)
+    chosen = {key: value for key, value in defaults.items() if key not in {k.removeprefix("+") for k in wanted}}
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=[f"{_ENGINE}={wanted[_ENGINE]}"] if _ENGINE in wanted else [])
+    known = flatten(OmegaConf.to_container(config, resolve=False))  # type: ignore[arg-type]
+    for key, value in {**chosen, **wanted, **settled}.items():
+        name = key.removeprefix("+")
+        if name == _ENGINE:
+            continue
+        if not key.startswith("+") and not _is_known(name, known):
+            if key not in wanted:
+                raise ConfigError(f"the installed verl {version('verl')} has no key {name!r}; expected verl 0.9.1")
+            near = get_close_matches(name, known, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else "."
+            raise ConfigError(f"trainer.verl: verl has no key {name!r}{meant} To add one, write '+{name}'")
+        with open_dict(config):
+            OmegaConf.update(config, name, value, merge=True, force_add=True)
+    return config
+
+
+def _is_known(name: str, known: Mapping[str, Any]) -> bool:
+    """Whether verl has the key: one with a value, a section, or anything below a section that it leaves open."""
+    parts = name.split(".")
+    above = [".".join(parts[:count]) for count in range(1, len(parts))]
+    return (
+        name in known
+        or any(key.startswith(f"{name}.") for key in known)
+        or any(known.get(key, None) == {} for key in above)
+    )
+
+
+def _refuse_settled(wanted: Mapping[str, Any], settled: Mapping[str, Any]) -> None:
+    decided = {key.removeprefix("+") for key in settled}
+    for key in wanted:
+        name = key.removeprefix("+")
+        clash = next((d for d in decided if name == d or name.startswith(f"{d}.") or d.startswith(f"{name}.")), None)
+        if clash is not None:
+            raise ConfigError(
+                f"trainer.verl: {name!r} is settled by this configuration's own keys (docs/trainers.md tells which); leave it out there"
+            )

@@ -1,0 +1,61 @@
+"""verl's batch of prompts → tasks, one by one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensordict import NonTensorData
+from torch import Tensor
+
+from lightning_core.tasks import Task
+from lightning_core.trainers.verl.dataset import TASK
+from lightning_core.trainers.verl.rows import Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt of verl's: a task to be tried several times."""
+
+    group: Group
+    task: Task
+    training: bool
+
+    @property
+    def uid(self) -> str:
+        """verl's name of it."""
+        return self.group.uid
+
+    @property
+    def step(self) -> int:
+        """verl's ``global_steps`` when it was asked for."""
+        return self.group.step
+
+    @property
+    def partition(self) -> str:
+        """Where TransferQueue keeps it."""
+        return "train" if self.training else "val"
+
+
+def read_prompts(batch: Any) -> list[Prompt]:
+    """The prompts of a TensorDict with the columns of `TaskDataset` and verl's ``uid``, ``global_steps`` and ``validate``."""
+    columns = {key: _column(value, len(batch)) for key, value in batch.items()}
+    training = not any(columns.pop("validate", [False]))
+    prompts: list[Prompt] = []
+    for index in range(len(batch)):
+        row: Mapping[str, Any] = {key: column[index] for key, column in columns.items()}
+        kept = {key: value for key, value in row.items() if key not in ("uid", "global_steps")}
+        group = Group(uid=str(row["uid"]), columns=kept, step=int(row["global_steps"]))
+        prompts.append(Prompt(group=group, task=json.loads(row[TASK]), training=training))
+    return prompts
+
+
+def _column(value: Any, length: int) -> Sequence[Any]:
+    """A column as a list: TensorDict keeps one value for all rows in another form than several."""
+    if isinstance(value, Tensor):
+        return list(value.unbind(0))
+    if isinstance(value, NonTensorData):
+        return [value.data] * length
+    return [getattr(item, "data", item) for item in value]

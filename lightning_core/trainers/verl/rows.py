@@ -1,0 +1,127 @@
+"""Rows of ours → what verl's replay buffer and trainer read: keys, fields and tags of TransferQueue. Pure.
+
+A row of verl's is a prompt and a response, where the response is everything after the first sampled token: later prompts' new tokens
+stand in it with a response mask of 0. verl 0.9.1 documents the formats in ``verl/trainer/ppo/v1/replay_buffer.py``; test_contract.py
+checks them against the installed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_core.errors import ProofError
+from lightning_core.trainers.proof import prove_segment
+from lightning_core.transitions import Row
+
+SIGNAL = "lightning_signal"
+"""What verl's group filter compares: the same for all rows of a group that is to be replaced, and different in any other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerlRow:
+    """One row as TransferQueue holds it."""
+
+    key: str
+    """``{uid}_{session}_{index}``: the prompt's group, the attempt, the row."""
+    fields: Mapping[str, Any]
+    tag: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The attempts at one prompt of verl's."""
+
+    uid: str
+    """verl's name of it; never with "_", at which keys are split."""
+    columns: Mapping[str, Any]
+    """The dataset's columns, which verl wants to see again in each row."""
+    step: int
+    """verl's ``global_steps`` when it was asked for."""
+
+
+def train_rows(group: Group, session: int, rows: Sequence[Row], *, reward: float, signal: bool) -> list[VerlRow]:
+    """The rows of one rollout, with advantages. ``signal``: whether the group teaches anything (`SIGNAL`).
+
+    Where a row's token-level rewards stand verl finds our advantages; the rollout's own ``reward`` is told beside them. Raises
+    TypeError for a row without advantages, and `ProofError` for one that is not what was sampled.
+    """
+    found: list[VerlRow] = []
+    for index, row in enumerate(rows):
+        if row.advantages is None:
+            raise TypeError(f"row {index} of rollout {row.rollout} has no advantages")
+        info = {"reward": reward, SIGNAL: float(1 + session * len(rows) + index) if signal else 0.0}
+        made = _row(group, session, index, row, row.advantages, owner=f"{group.uid}-{session}", info=info)
+        _prove(row, made)
+        found.append(made)
+    return found
+
+
+def validation_row(group: Group, session: int, row: Row, *, reward: float) -> VerlRow:
+    """The one row by which verl learns the ``reward`` of a rollout that is not trained on: at its last token."""
+    rewards = np.zeros(len(row.token_ids), dtype=np.float32)
+    rewards[-1] = reward
+    return _row(group, session, 0, row, rewards, owner=group.uid, info={})
+
+
+def _row(
+    group: Group, session: int, index: int, row: Row, rewards: Any, *, owner: str, info: Mapping[str, float]
+) -> VerlRow:
+    """``owner``: the field ``uid``. In training it is the rollout, which the estimator weighs tokens by; in validation the prompt."""
+    start = int(row.mask.argmax())
+    input_ids = torch.from_numpy(row.token_ids.astype(np.int64))
+    mask = torch.from_numpy(row.mask[start:].astype(np.int64))
+    oldest, newest = (min(s.oldest for s in row.segments), max(s.version for s in row.segments))
+    lengths = {"prompt_len": start, "response_len": len(row.mask) - start, "seq_len": len(row.mask)}
+    fields: dict[str, Any] = {
+        **group.columns,
+        "uid": owner,
+        "session_id": session,
+        "global_steps": group.step,
+        "prompts": input_ids[:start],
+        "responses": input_ids[start:],
+        "input_ids": input_ids,
+        "position_ids": torch.arange(len(input_ids)),
+        "response_mask": mask,
+        "loss_mask": mask,
+        "rollout_log_probs": _floats(row.logprobs[start:]),
+        "rm_scores": _floats(rewards[start:]),
+        "multi_modal_inputs": {},
+        "num_turns": len(row.segments),
+        "extra_fields": {"reward_extra_info": dict(info)},
+    }
+    tag = {
+        "status": "success",
+        **lengths,
+        "global_steps": group.step,
+        "min_global_steps": oldest,
+        "max_global_steps": newest,
+    }
+    return VerlRow(key=f"{group.uid}_{session}_{index}", fields=fields, tag=tag)
+
+
+def _prove(row: Row, made: VerlRow) -> None:
+    """Raise `ProofError` unless ``made`` holds what was sampled."""
+    token_ids, logprobs = made.fields["input_ids"].numpy(), made.fields["rollout_log_probs"].numpy()
+    start = len(made.fields["prompts"])
+    for segment in row.segments:
+        own = slice(segment.start - start, segment.stop - start)
+        if not made.fields["response_mask"][own].all():
+            raise ProofError(f"call {segment.call} of rollout {row.rollout!r} stands outside the response mask")
+        prove_segment(
+            row,
+            segment,
+            prompt_ids=token_ids[: segment.start],
+            output_ids=token_ids[segment.start : segment.stop],
+            logprobs=logprobs[own],
+            temperature=float(row.temperatures[segment.start]),
+        )
+
+
+def _floats(values: Any) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.float32))

@@ -1,0 +1,218 @@
+"""Our configuration in verl's words. Pure; docs/trainers.md has the table.
+
+What our keys say is settled (`translate`): verl's own keys for it are refused under ``trainer.verl``. What they say nothing about is
+verl's to decide, and ours only where verl's default does not suit what we do (`defaults`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning_core.config import Config
+from lightning_core.config_policies import Lora
+from lightning_core.trainers.verl.estimator import ESTIMATOR, SETTINGS
+from lightning_core.trainers.verl.policy_loss import loss_mode
+from lightning_core.trainers.verl.rows import SIGNAL
+
+MANAGER = "lightning_core.trainers.verl.manager.LightningManager"
+_NO_CLIP = 1e9
+_MODEL, _ACTOR, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+def translate(c: Config, *, model: str, max_context: int, folder: Path, working_dir: Path) -> dict[str, Any]:
+    """What ``c`` settles, by verl's dotted keys; a key that verl does not have begins with ``+``.
+
+    ``model``: the folder or the Hub's name; ``max_context``: most tokens of prompt and response; ``folder``: the run's.
+    """
+    return {
+        **_data(c, folder, max_context),
+        **_model(c, model),
+        **_sampling(c, max_context),
+        **_updates(c, max_context),
+        **_algorithm(c),
+        **_run(c, folder),
+        f"+{_ROLLOUT}.agent.agent_loop_manager_class": MANAGER,
+        f"+{_ROLLOUT}.custom": {"lightning": {"folder": str(folder), "working_dir": str(working_dir)}},
+    }
+
+
+def defaults(c: Config) -> dict[str, Any]:
+    """What suits us better than verl's own defaults; ``trainer.verl`` wins over it."""
+    chosen: dict[str, Any] = {
+        f"{_ROLLOUT}.name": "vllm",
+        f"{_ROLLOUT}.tensor_model_parallel_size": 1,
+        f"{_ACTOR}.strategy": "fsdp2",
+        "actor_rollout_ref.ref.strategy": "fsdp2",
+        "data.dataloader_num_workers": 0,  # tasks are in memory
+        "reward.num_workers": 1,  # agents give the rewards
+        "trainer.logger": ["console", "file"],
+        "trainer.project_name": "lightning",
+    }
+    if c.trainer.mode == "separate_async":
+        chosen[f"{_ROLLOUT}.checkpoint_engine.backend"] = "nccl"
+        chosen["trainer.v1.separate_async.parameter_sync_step"] = 1
+    return chosen
+
+
+def rows_per_update(c: Config) -> int:
+    """How many rows one update takes; a step with more of them makes several."""
+    rows = c.trainer.rows_per_rollout or (
+        1 if c.trainer.mode == "separate_async" else max(1, len(c.agents.train or ()))
+    )
+    return c.rollouts.tasks_per_step * c.rollouts.group_size * rows
+
+
+def _data(c: Config, folder: Path, max_context: int) -> dict[str, Any]:
+    has_eval = (folder / "tasks_eval.jsonl").is_file()
+    return {
+        "data.train_files": str(folder / "tasks_train.jsonl"),
+        "data.val_files": str(folder / ("tasks_eval.jsonl" if has_eval else "tasks_train.jsonl")),
+        "data.custom_cls.path": "pkg://lightning_core.trainers.verl.dataset",
+        "data.custom_cls.name": "TaskDataset",
+        "data.train_batch_size": c.rollouts.tasks_per_step,
+        "data.shuffle": False,  # the file has the order
+        "data.validation_shuffle": False,
+        "data.max_prompt_length": max_context - c.rollouts.max_tokens,
+        "data.max_response_length": c.rollouts.max_tokens,
+    }
+
+
+def _model(c: Config, model: str) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        f"{_MODEL}.path": model,
+        f"{_MODEL}.enable_gradient_checkpointing": c.policy.gradient_checkpointing,
+    }
+    if c.policy.tuning == "lora":
+        lora = c.policy.lora or Lora()
+        found |= {
+            f"{_MODEL}.lora_rank": lora.rank,
+            f"{_MODEL}.lora_alpha": lora.alpha,
+            f"{_MODEL}.target_modules": "all-linear" if lora.target_modules is None else list(lora.target_modules),
+            f"{_ROLLOUT}.load_format": "safetensors",  # adapters are pushed, the base is not
+        }
+    if c.policy.dtype != "auto":
+        short = {"float32": "fp32", "bfloat16": "bf16"}[c.policy.dtype]
+        precision = {"param_dtype": short, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+        found |= {
+            f"{_ROLLOUT}.dtype": c.policy.dtype,
+            f"+{_ACTOR}.fsdp_config.mixed_precision": precision,
+            "+actor_rollout_ref.ref.fsdp_config.mixed_precision": precision,
+        }
+    return found
+
+
+def _sampling(c: Config, max_context: int) -> dict[str, Any]:
+    temperature = c.rollouts.temperature if c.eval.temperature is None else c.eval.temperature
+    return {
+        f"{_ROLLOUT}.n": c.rollouts.group_size,
+        f"{_ROLLOUT}.temperature": c.rollouts.temperature,
+        f"{_ROLLOUT}.top_p": 1.0,
+        f"{_ROLLOUT}.top_k": -1,
+        f"{_ROLLOUT}.max_model_len": max_context,
+        f"{_ROLLOUT}.calculate_log_probs": True,
+        f"{_ROLLOUT}.seed": c.run.seed,
+        f"{_ROLLOUT}.val_kwargs.n": c.eval.samples,
+        f"{_ROLLOUT}.val_kwargs.temperature": temperature,
+        f"{_ROLLOUT}.val_kwargs.do_sample": temperature > 0,
+        f"{_ROLLOUT}.agent.num_workers": c.trainer.rollout_workers or 4 * c.trainer.nodes,
+        f"{_ROLLOUT}.nnodes": c.trainer.rollout_nodes,
+        f"{_ROLLOUT}.n_gpus_per_node": (
+            c.trainer.rollout_gpus_per_node if c.trainer.rollout_nodes else c.trainer.gpus_per_node
+        ),
+    }
+
+
+def _updates(c: Config, max_context: int) -> dict[str, Any]:
+    t = c.trainer
+    tokens = max(t.micro_batch_tokens, max_context)  # a row is never cut
+    return {
+        f"{_ACTOR}.ppo_mini_batch_size": rows_per_update(c) // c.rollouts.group_size,
+        f"{_ACTOR}.ppo_epochs": c.algorithm.updates_per_step,
+        f"{_ACTOR}.use_dynamic_bsz": True,
+        f"{_ACTOR}.ppo_max_token_len_per_gpu": tokens,
+        f"{_ROLLOUT}.log_prob_use_dynamic_bsz": True,
+        f"{_ROLLOUT}.log_prob_max_token_len_per_gpu": tokens,
+        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": True,
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": tokens,
+        f"{_ACTOR}.data_loader_seed": c.run.seed,
+        f"{_ACTOR}.optim.lr": t.learning_rate,
+        f"{_ACTOR}.optim.lr_warmup_steps": t.warmup_steps,
+        f"{_ACTOR}.optim.lr_scheduler_type": "constant",
+        f"{_ACTOR}.optim.weight_decay": t.weight_decay,
+        f"{_ACTOR}.optim.betas": list(t.betas),
+        f"{_ACTOR}.optim.clip_grad": t.grad_clip,
+        f"{_ACTOR}.grad_clip": t.grad_clip,
+    }
+
+
+def _algorithm(c: Config) -> dict[str, Any]:
+    a = c.algorithm
+    found: dict[str, Any] = {
+        "algorithm.adv_estimator": ESTIMATOR,
+        "algorithm.use_kl_in_reward": False,  # it would change the advantages, which stand where rewards do
+        f"+algorithm.{SETTINGS}": {
+            "aggregation": a.aggregation, "sequence": a.sequence, "constant_tokens": a.constant_tokens,
+        },
+        "algorithm.filter_groups.enable": c.rollouts.refill > 0,
+        "algorithm.filter_groups.metric": SIGNAL,
+        f"{_ACTOR}.policy_loss.loss_mode": loss_mode(a.loss),
+        f"{_ACTOR}.clip_ratio_low": a.clip_low,
+        f"{_ACTOR}.clip_ratio_high": a.clip_high,
+        f"{_ACTOR}.clip_ratio_c": a.clip_dual if a.loss == "dual-clip" else _NO_CLIP,
+        f"{_ACTOR}.loss_agg_mode": "token-mean",  # of KL and entropy; the policy's loss is a weighted sum
+        f"{_ACTOR}.entropy_coeff": a.entropy_weight,
+        f"{_ACTOR}.use_kl_loss": a.kl is not None,
+        # Without correction the ratio is taken to the sampling logprobs, which verl calls bypassing its own.
+        "algorithm.rollout_correction.bypass_mode": a.importance is None,
+        "algorithm.rollout_correction.rollout_is": None,
+    }  # fmt: skip
+    if a.kl is not None:
+        found |= {
+            f"{_ACTOR}.kl_loss_coef": a.kl.weight,
+            f"{_ACTOR}.kl_loss_type": {"k1": "k1+", "k3": "low_var_kl"}[a.kl.estimator],
+        }
+    if a.importance is not None:
+        found |= {
+            "algorithm.rollout_correction.rollout_is": {"token": "token", "row": "sequence"}[a.importance.level],
+            "algorithm.rollout_correction.rollout_is_threshold": a.importance.high,
+        }
+    return found
+
+
+def _run(c: Config, folder: Path) -> dict[str, Any]:
+    t, has_eval = c.trainer, (folder / "tasks_eval.jsonl").is_file()
+    found: dict[str, Any] = {
+        "trainer.nnodes": t.nodes,
+        "trainer.n_gpus_per_node": t.gpus_per_node,
+        "trainer.v1.trainer_mode": t.mode,
+        "trainer.total_training_steps": t.steps,
+        "trainer.total_epochs": 1,
+        "trainer.save_freq": t.checkpoint_every or t.steps,
+        "trainer.max_actor_ckpt_to_keep": t.keep_checkpoints,
+        f"{_ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        f"{_ACTOR}.checkpoint.load_contents": ["model", "optimizer", "extra"],
+        "trainer.default_local_dir": str(folder / "checkpoints"),
+        "trainer.resume_mode": "auto" if c.run.resume else "disable",
+        "trainer.val_before_train": has_eval and not c.run.resume,
+        "trainer.test_freq": (c.eval.every or t.steps) if has_eval else -1,
+        "trainer.experiment_name": folder.name,
+        "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH": str(folder / "verl.jsonl"),
+    }
+    if c.ray.address is not None:
+        found["+ray_kwargs.ray_init.address"] = c.ray.address
+    return found
+
+
+def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings as dotted keys. A ``+`` at any level goes to the front."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value and not key.startswith("+"):
+            for rest, leaf in flatten(value).items():
+                added = "+" if rest.startswith("+") else ""
+                flat[f"{added}{key}.{rest.removeprefix('+')}"] = leaf
+        else:
+            flat[key] = value
+    return flat
