@@ -134,11 +134,9 @@ def _train(options: argparse.Namespace) -> int:
 def _print_verl_config(config: Config) -> int:
     if config.trainer.name != "verl":
         raise ConfigError(f"--print-verl-config goes with trainer.name: verl, but it is {config.trainer.name!r}")
-    from lightning_core.trainers.verl.train import verl_config
-    from lightning_core.yaml_source import to_yaml
+    from lightning_core.trainers.verl.train import show_verl_config
 
-    folder = Path(config.run.dir) / (config.run.name or "RUN")
-    print(to_yaml(verl_config(config, folder)), end="")
+    print(show_verl_config(config, Path(config.run.dir) / (config.run.name or "RUN")), end="")
     return EXIT_OK
 
 

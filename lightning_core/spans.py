@@ -6,6 +6,9 @@ add an exporter with `add_span_processor`.
 
 from __future__ import annotations
 
+# Before the provider is made: both have something to do in a forked child, in the order of their registration, and the provider's
+# waits for a lock that this module's first sets free. Else every child that runs Python before it execs hangs, such as Ray's.
+import concurrent.futures.thread  # noqa: F401  # pyright: ignore[reportUnusedImport]
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any

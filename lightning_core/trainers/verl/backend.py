@@ -32,13 +32,12 @@ class LLMClient(Protocol):
 class VerlBackend:
     """A `Backend` on ``client``. Its one model is the live policy; versions are verl's ``global_steps``.
 
-    ``seeded``: requests carry their seeds. Not where an update may interrupt them: verl resumes with the same seed, and the random
-    numbers of the beginning would come again.
+    Seeds are not passed on: verl resumes an interrupted response with the seed that it began with, whose random numbers would come
+    again.
     """
 
-    def __init__(self, client: LLMClient, *, max_context: int, seeded: bool) -> None:
+    def __init__(self, client: LLMClient, *, max_context: int) -> None:
         self._client = client
-        self._seeded = seeded
         self._max_context = max_context
 
     @property
@@ -82,8 +81,6 @@ class VerlBackend:
             "logprobs": True,
             "stop_token_ids": sorted(params.stop_token_ids),
         }
-        if params.seed is not None and self._seeded:
-            wanted["seed"] = params.seed
         output = await self._client.generate(
             params.rollout or "", prompt_ids=[int(token) for token in prompt_ids], sampling_params=wanted
         )

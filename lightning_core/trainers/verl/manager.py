@@ -74,6 +74,7 @@ class LightningManager:
         self._store = Store(folder / "store.db")
         self._whole_batch = any(rules.advantage in WHOLE_BATCH for rules in self._rules.values())
         self._checked = False
+        self._arguments: tuple[Any, ...] = ()
         self._flat: Counter[int] = Counter()
         self._counts: dict[int, Counter[str]] = defaultdict(Counter)
         """By verl's step; sums of rewards are among them."""
@@ -96,10 +97,11 @@ class LightningManager:
         actor = ray.remote(RolloutWorker).options(
             num_cpus=1, scheduling_strategy="SPREAD", max_restarts=-1, max_concurrency=1 + ours.rollouts.concurrency
         )
+        # By reference, which the manager holds: a worker that is lost is made again from them.
+        arguments = (ray.put(ours), ray.put(llm_client))
         workers = [
             actor.remote(
-                ours,
-                llm_client,
+                *arguments,
                 model=str(config.actor_rollout_ref.model.path),
                 max_context=int(rollout.max_model_len),
                 concurrency=-(-ours.rollouts.concurrency // count),
@@ -107,7 +109,9 @@ class LightningManager:
             )
             for _ in range(count)
         ]
-        return cls(ours, folder=Path(settings["folder"]), workers=workers)
+        manager = cls(ours, folder=Path(settings["folder"]), workers=workers)
+        manager._arguments = arguments
+        return manager
 
     def generate_sequences(self, prompts: Any) -> None:
         """Begin the rollouts of ``prompts`` (a TensorDict) and return at once; rows appear in TransferQueue."""

@@ -29,6 +29,13 @@ def verl_config(config: Config, folder: Path) -> Any:
     return _verl("compose").compose_config(settled, defaults(config), config.trainer.verl)
 
 
+def show_verl_config(config: Config, folder: Path) -> str:
+    """`verl_config` as YAML, with everything resolved that refers to something else."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(verl_config(config, folder), resolve=True)
+
+
 def train_with_verl(config: Config, folder: Path, tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> None:
     """Train until the last step, on the cluster that ``config.ray`` names or one of this machine alone.
 
@@ -51,7 +58,12 @@ def train_with_verl(config: Config, folder: Path, tasks: Sequence[Task], eval_ta
     except Exception as error:
         if failure.is_file():
             raise pickle.loads(failure.read_bytes()) from None
-        raise TrainingError(f"verl's trainer ended: {describe(error)}") from error
+        report = folder / "verl.error.txt"
+        report.write_text(str(error), encoding="utf-8")
+        cause = getattr(
+            error, "cause", error
+        )  # of an error in one of Ray's processes, whose own text is a whole traceback
+        raise TrainingError(f"verl's trainer ended: {describe(cause)}; all of it is in {report}") from error
 
 
 def _run(config: Any) -> None:

@@ -56,7 +56,7 @@ class RolloutWorker:
         solve = import_callable(config.agent, key="agent")
         reward = import_callable(config.reward, key="reward") if config.reward else None
         chat = Chat(load_tokenizer(model), stop_token_ids=load_eos_token_ids(model))
-        backend = VerlBackend(client, max_context=max_context, seeded=config.trainer.mode == "sync")
+        backend = VerlBackend(client, max_context=max_context)
         self._config = config
         self._open = ExitStack()
         self._open.enter_context(capturing(config))
