@@ -1,13 +1,12 @@
 """A CPU platform for verl 0.9.1, so that its real trainer runs in CI without a GPU. For tests only.
 
-verl finds it by ``VERL_PLATFORM=cpu VERL_ENGINE_DEVICE=cuda VERL_USE_EXTERNAL_MODULES=tests.verl.cpu_platform`` (`environment`). What its
-plugin interface cannot say is wrapped where it is imported; nothing of verl's or vLLM's is edited.
+verl finds it by environment variables (``cpu.py``). What its plugin interface cannot say is wrapped where it is imported; nothing of
+verl's or vLLM's is edited.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -96,26 +95,6 @@ class CpuPlatform(PlatformBase):
 
     def cudart(self) -> None:
         return None
-
-
-def environment() -> dict[str, str]:
-    """The environment variables under which verl runs on a CPU."""
-    return {
-        "VERL_PLATFORM": "cpu",
-        "VERL_ENGINE_DEVICE": "cuda",  # under which the engines are registered
-        "VERL_USE_EXTERNAL_MODULES": "tests.verl.cpu_platform",
-        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-        # Bound to a core, the engine starves whom the scheduler has put there beside it: seen for 20 seconds on Linux 6.18.
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        # The first logprobs would wait for a function of one line to be compiled, up to 26 seconds.
-        "TORCHDYNAMO_DISABLE": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DEDUP_LOGS": "0",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.getcwd(),
-    }
 
 
 # Every server on the loopback device: Ray reports the first address that is not, and others could then reach it.

@@ -1,0 +1,114 @@
+"""verl's real trainer on Ray, with FSDP, gloo and vLLM's build for CPUs. These tests have an environment of their own: ``make test-verl``.
+
+Whatever hangs is killed: a failed push of weights makes verl wait for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from tests.tiny_model import make_tiny_model
+from tests.verl.cpu import ENVIRONMENT, SETTINGS
+from tests.verl.observer import FOLDER
+
+SECONDS = 280
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A ``lightning-rl`` command that has ended."""
+
+    code: int
+    output: str
+    folder: Path
+    """The run's."""
+    batches: Path
+    """What verl's trainer updated on; see observer.py."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether a training run came to its end. The code may say that no improvement was shown: two tasks show nothing."""
+        return self.code in (0, 1) and "checkpoint: " in self.output
+
+
+Train = Callable[..., Command]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_shared_memory_leaks() -> Iterator[None]:
+    """vLLM's processes leave segments behind that nobody frees."""
+    before = set(Path("/dev/shm").glob("psm_*"))
+    yield
+    for file in set(Path("/dev/shm").glob("psm_*")) - before:
+        file.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # vLLM on a CPU wants 32 dimensions a head, and an output layer that is not tied to the embeddings.
+    return make_tiny_model(tmp_path_factory.mktemp("model"), arch="qwen2", heads=2)
+
+
+@pytest.fixture(scope="session")
+def train(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Runs ``lightning-rl train`` on the graph of graph.py, with what is given on top."""
+
+    def run(
+        *overrides: str, command: str = "train", folder: Path | None = None, **sections: Mapping[str, Any]
+    ) -> Command:
+        runs = folder.parent if folder is not None else tmp_path_factory.mktemp("runs")
+        config: dict[str, Any] = {
+            "agent": "tests.verl.graph:solve",
+            "tasks": {"train": "tests.verl.graph:tasks", "eval": "tests.verl.graph:tasks"},
+            "agents": {"train": ["writer", "reviewer"]},
+            "policy": {"model": str(model), "max_context": 512, "dtype": "float32"},
+            "rollouts": {"tasks_per_step": 2, "group_size": 4, "max_tokens": 12, "concurrency": 8},
+            "eval": {"tasks": 2},
+            "trainer": {"name": "verl", "steps": 2, "learning_rate": 1e-3, "rollout_workers": 1, "verl": SETTINGS},
+            "run": {"dir": str(runs), "name": "run"},
+        }
+        for section, values in sections.items():
+            config[section] = {**config.get(section, {}), **values}
+        file = runs / "lightning.yaml"
+        file.write_text(yaml.safe_dump(config), encoding="utf-8")
+        batches = runs / "batches"
+        batches.mkdir(exist_ok=True)
+        modules = f"{ENVIRONMENT['VERL_USE_EXTERNAL_MODULES']},tests.verl.observer"
+        environment = {**os.environ, **ENVIRONMENT, "VERL_USE_EXTERNAL_MODULES": modules, FOLDER: str(batches)}
+        source = str(file) if command == "train" else str(runs / "run")
+        code, output = run_to_the_end(
+            [sys.executable, "-m", "lightning_core.cli", command, source, *overrides], environment
+        )
+        return Command(code=code, output=output, folder=runs / "run", batches=batches)
+
+    return run
+
+
+def run_to_the_end(command: list[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Exit code and output of ``command``; killed with all that it has started when it takes too long."""
+    process = subprocess.Popen(
+        command, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    started: list[psutil.Process] = []
+    try:
+        output, _ = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        output, _ = process.communicate()
+        output += f"\n[killed after {SECONDS} s]"
+    finally:
+        for child in started:
+            if child.is_running():
+                child.kill()
+    return process.returncode, output

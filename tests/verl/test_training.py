@@ -1,0 +1,134 @@
+"""A whole run: two agents of a LangGraph graph, two GRPO steps, held-out tasks before and after, a checkpoint, and going on from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_core.config import Config, load_config
+from lightning_core.credit import assign_by_policy
+from lightning_core.credit_rules import policy_rules
+from lightning_core.report import read_metrics, read_summary
+from lightning_core.rollouts import trained_agents
+from lightning_core.store import Store
+from lightning_core.transitions import trace_to_transitions, transitions_to_rows
+from tests.verl.conftest import Command, Train
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def run(train: Train) -> Command:
+    return train()
+
+
+@pytest.fixture(scope="module")
+def config(run: Command) -> Config:
+    return load_config(run.folder / "config.yaml")
+
+
+def batch(run: Command, step: int) -> list[dict[str, Any]]:
+    """The rows of verl's update ``step``, without those that it pads with."""
+    rows = torch.load(run.batches / f"step-{step}.pt", weights_only=False)
+    return [row for row in rows if not row["tag"].get("is_padding", False)]
+
+
+def test_it_trains(run: Command) -> None:
+    assert run.trained, run.output[-4000:]
+    metrics = read_metrics(run.folder / "metrics.jsonl")
+    assert [m["step"] for m in metrics] == [1, 2]
+    assert all(m["rollouts"] == 8 and m["rollouts_left_out"] == 0 and m["verl/actor/grad_norm"] > 0 for m in metrics)
+    summary = read_summary(run.folder / "summary.json")
+    assert summary.eval is not None
+    assert (summary.steps, summary.rollouts, summary.eval.tasks) == (2, 16, 2)
+    with Store(run.folder / "store.db", read_only=True) as store:
+        assert Counter(r.phase for r in store.rollouts()) == {"eval_before": 2, "train": 16, "eval_after": 2}
+        assert set(store.agents()) == {"writer", "reviewer"}
+        rewards = [r.reward or 0.0 for r in store.rollouts(phase="train", step=0)]
+    assert metrics[0]["reward"] == pytest.approx(np.mean(rewards))
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_rows_are_those_of_the_core(run: Command, config: Config, step: int) -> None:
+    """What verl updates on is, bit by bit, what the embedded trainer would have been given."""
+    rows = batch(run, step)
+    with Store(run.folder / "store.db", read_only=True) as store:
+        traces = [store.trace(r.id) for r in store.rollouts(phase="train", step=step - 1, status="ok")]
+        recorded = {c.call: c.advantage for c in store.credit(step=step - 1)}
+    episodes = _episodes(traces, config)
+    credit = assign_by_policy(episodes, policy_rules(config))
+    expected = [row for e in episodes for row in transitions_to_rows(e.transitions, credit.advantages)]
+    assert recorded == credit.advantages
+    assert len(rows) == 16, "one row for the writer, one for both of the reviewer's calls"
+    assert Counter(_ours(row) for row in expected) == Counter(_theirs(row) for row in rows)
+    assert any(row["returns"].any() for row in rows)
+
+
+def test_weights_add_up_over_rollouts(run: Command) -> None:
+    """Every rollout weighs the same, in however many rows it stands."""
+    rows = batch(run, 1)
+    weights: Counter[str] = Counter()
+    for row in rows:
+        known = (row["response_mask"] == 1) & (row["returns"] != 0)
+        found = row["advantages"][known] / row["returns"][known]
+        weights[row["key"].rpartition("_")[0]] += float(found.sum())
+    assert all(weight == pytest.approx(1 / 8, rel=1e-5) for weight in weights.values() if weight)
+
+
+def test_tags_tell_which_weights_sampled(run: Command) -> None:
+    for step in (1, 2):
+        assert {(row["tag"]["min_global_steps"], row["tag"]["max_global_steps"]) for row in batch(run, step)} == {
+            (step - 1, step - 1)
+        }
+
+
+def test_the_exported_model_is_evaluated(run: Command, train: Train) -> None:
+    checkpoint = run.folder / "checkpoints" / "global_step_2"
+    assert (checkpoint / "actor" / "huggingface" / "model.safetensors").is_file()
+    done = train(command="eval", folder=run.folder)
+    assert done.code == 0, done.output[-2000:]
+    assert "held-out reward" in done.output
+
+
+def test_it_goes_on_from_a_checkpoint(run: Command, config: Config, train: Train) -> None:
+    done = train(
+        "--resume", folder=run.folder, trainer=config.trainer.model_dump() | {"steps": 3, "betas": [0.9, 0.999]}
+    )
+    assert done.trained, done.output[-4000:]
+    assert [m["step"] for m in read_metrics(run.folder / "metrics.jsonl")] == [1, 2, 3]
+    assert {row["tag"]["max_global_steps"] for row in batch(done, 3)} == {2}
+    with Store(run.folder / "store.db", read_only=True) as store:
+        assert {r.step for r in store.rollouts(phase="eval_after")} == {3}
+        assert len(store.rollouts(phase="eval_before")) == 2
+
+
+def _episodes(traces: list[Any], config: Config) -> list[Any]:
+    from lightning_core.credit import Episode
+
+    trained = trained_agents(config)
+    return [Episode(trace=t, transitions=trace_to_transitions(t, agents=trained), rewards=t.rewards) for t in traces]
+
+
+def _ours(row: Any) -> tuple[Any, ...]:
+    start = int(row.mask.argmax())
+    return (
+        tuple(row.token_ids.tolist()),
+        start,
+        row.mask[start:].tobytes(),
+        row.advantages[start:].tobytes(),
+        row.logprobs[start:].tobytes(),
+    )
+
+
+def _theirs(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (
+        tuple(row["input_ids"].tolist()),
+        len(row["prompts"]),
+        row["response_mask"].bool().numpy().tobytes(),
+        row["returns"].float().numpy().tobytes(),
+        row["rollout_log_probs"].float().numpy().tobytes(),
+    )
