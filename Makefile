@@ -1,5 +1,5 @@
-# make demo | demo-sql | test | test-lowest | test-vllm | test-parity | lint: each makes its environment first, once, and again when what
-# it is made from changes.
+# make demo | demo-sql | test | test-lowest | test-vllm | test-verl | test-parity | lint: each makes its environment first, once, and
+# again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
 # pip listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build of torch.
@@ -8,14 +8,13 @@ PYTHON ?= python3
 ARGS ?=
 VENV := .venv
 LOWEST := .venv-lowest
-VLLM := .venv-vllm
-PARITY := .venv-parity
+CLUSTER := .venv-cluster
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 TORCH := torch==2.13.0
 
-.PHONY: demo demo-sql test test-lowest test-vllm test-parity lint environment
+.PHONY: demo demo-sql test test-lowest test-vllm test-verl test-parity lint environment
 
 demo: $(INSTALLED)
 	$(BIN)/lightning-rl train examples/calculator/lightning.yaml $(ARGS)
@@ -31,12 +30,16 @@ test-lowest: $(LOWEST)/.installed
 	$(LOWEST)/bin/python -m pytest tests/integrations $(ARGS)
 
 # The policy backend on a real vLLM server, in vLLM's build for CPUs.
-test-vllm: $(VLLM)/.installed
-	$(VLLM)/bin/python -m pytest tests/vllm $(ARGS)
+test-vllm: $(CLUSTER)/.installed
+	$(CLUSTER)/bin/python -m pytest tests/vllm $(ARGS)
 
-# Losses against verl's and TRL's own functions, whose versions and ours cannot share an environment.
-test-parity: $(PARITY)/.installed
-	$(PARITY)/bin/python -m pytest tests/parity $(ARGS)
+# Training with verl itself, on Ray and vLLM's build for CPUs.
+test-verl: $(CLUSTER)/.installed
+	$(CLUSTER)/bin/python -m pytest tests/verl $(ARGS)
+
+# Losses against verl's and TRL's own functions.
+test-parity: $(CLUSTER)/.installed
+	$(CLUSTER)/bin/python -m pytest tests/parity $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -61,14 +64,9 @@ $(LOWEST)/.installed: pyproject.toml constraints.txt .ci/lowest.py
 		-e '.[langgraph,openai-agents,autogen-agentchat,dev]'
 	touch $(LOWEST)/.installed
 
-$(VLLM)/.installed: pyproject.toml tests/vllm/lock.txt tests/vllm/alias/pyproject.toml
-	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip --disable-pip-version-check --no-input install --no-deps -r tests/vllm/lock.txt
-	$(VLLM)/bin/python -m pip --disable-pip-version-check --no-input install --no-deps ./tests/vllm/alias -e .
-	touch $(VLLM)/.installed
-
-$(PARITY)/.installed: pyproject.toml tests/parity/lock.txt
-	$(PYTHON) -m venv $(PARITY)
-	$(PARITY)/bin/python -m pip --disable-pip-version-check --no-input install --no-deps -r tests/parity/lock.txt
-	$(PARITY)/bin/python -m pip --disable-pip-version-check --no-input install --no-deps -e .
-	touch $(PARITY)/.installed
+# An environment of its own, since verl admits no transformers as new as ours.
+$(CLUSTER)/.installed: pyproject.toml tests/cluster/lock.txt tests/cluster/alias/pyproject.toml
+	$(PYTHON) -m venv $(CLUSTER)
+	$(CLUSTER)/bin/python -m pip --disable-pip-version-check --no-input install --no-deps -r tests/cluster/lock.txt
+	$(CLUSTER)/bin/python -m pip --disable-pip-version-check --no-input install --no-deps ./tests/cluster/alias -e .
+	touch $(CLUSTER)/.installed

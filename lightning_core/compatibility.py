@@ -54,7 +54,8 @@ def _needs(extra: str, extras: Mapping[str, Sequence[str]]) -> list[Requirement]
 
 
 def _cell(requirement: Requirement) -> str:
-    return f"`{requirement.name}{','.join(sorted(map(str, requirement.specifier), reverse=True))}`"
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    return f"`{requirement.name}{extras}{','.join(sorted(map(str, requirement.specifier), reverse=True))}`"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m tests.bench.engine [--model smollm2-135m-instruct] [--dtype auto float32] [--vllm bfloat16 float32]
 
-With ``--vllm`` also against vLLM's build for CPUs, whose command must be on the PATH (``make test-vllm`` makes one in .venv-vllm).
+With ``--vllm`` also against vLLM's build for CPUs, whose command must be on the PATH (``make test-vllm`` makes one in .venv-cluster).
 
 64 rows: 8 prompts of a 200-token shared prefix and a 40-token question, 8 samples each, 24 new tokens. Prints wall and
 process time of both and their ratio. Requests arrive 10 ms apart, as from agents that run at the same time.
