@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,12 @@ import yaml
 from tests.tiny_model import make_tiny_model
 from tests.verl.cpu import ENVIRONMENT, SETTINGS
 from tests.verl.observer import FOLDER
+
+# verl decides what it runs on while it is imported, and warns of each engine that is not installed.
+os.environ.update({name: ENVIRONMENT[name] for name in ENVIRONMENT if name.startswith("VERL_")})
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import verl.workers.engine  # noqa: F401
 
 SECONDS = 280
 

@@ -139,3 +139,9 @@ def _do_not_pin(module: Any) -> None:
     """The reference model's offload policy pins memory, which needs an accelerator."""
     policy = module.CPUOffloadPolicy
     module.CPUOffloadPolicy = lambda pin_memory=True: policy(pin_memory=False)
+
+
+@wrapt.when_imported("verl.models.transformers.monkey_patch")
+def _do_not_patch_trl(module: Any) -> None:
+    """verl patches a class of TRL's that newer versions (1.16) do not have. The parity tests have theirs in the same environment."""
+    module.is_trl_available = lambda: False

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import _thread
 import asyncio
-import itertools
 import logging
 import os
 import pickle
@@ -45,10 +44,11 @@ from lightning_core.rollouts import (
 )
 from lightning_core.runner import Rollout
 from lightning_core.store import Phase, Store
+from lightning_core.trainers.verl.pool import WorkerPool
 from lightning_core.trainers.verl.prompts import Prompt, read_prompts
 from lightning_core.trainers.verl.records import FAILURE
 from lightning_core.trainers.verl.rows import VerlRow, train_rows, validation_row
-from lightning_core.trainers.verl.worker import Attempt, RolloutWorker
+from lightning_core.trainers.verl.worker import Attempt, Judged, RolloutWorker
 from lightning_core.transitions import transitions_to_rows
 
 logger = logging.getLogger(__name__)
@@ -60,21 +60,22 @@ class _Done:
 
     prompt: Prompt
     rollouts: Sequence[Rollout]
-    """The last attempt of each; where a machine was lost there are fewer."""
+    """The last attempt of each."""
+    lost: int
+    """How many there should be besides, whose workers were lost."""
 
 
 class LightningManager:
     """See the module. Made by verl through `create`."""
 
-    def __init__(self, config: Config, *, folder: Path, workers: Sequence[Any]) -> None:
+    def __init__(self, config: Config, *, folder: Path, workers: WorkerPool) -> None:
         self._config = config
         self._folder = folder
-        self._workers = itertools.cycle(workers)
+        self._workers = workers
         self._rules: Mapping[str, CreditRules] = policy_rules(config)
         self._store = Store(folder / "store.db")
         self._whole_batch = any(rules.advantage in WHOLE_BATCH for rules in self._rules.values())
         self._checked = False
-        self._arguments: tuple[Any, ...] = ()
         self._flat: Counter[int] = Counter()
         self._counts: dict[int, Counter[str]] = defaultdict(Counter)
         """By verl's step; sums of rewards are among them."""
@@ -95,23 +96,20 @@ class LightningManager:
         import_callable(ours.agent or "", key="agent")  # for the names that its code marks
         count = int(rollout.agent.num_workers)
         actor = ray.remote(RolloutWorker).options(
-            num_cpus=1, scheduling_strategy="SPREAD", max_restarts=-1, max_concurrency=1 + ours.rollouts.concurrency
+            num_cpus=1, scheduling_strategy="SPREAD", max_concurrency=1 + ours.rollouts.concurrency
         )
-        # By reference, which the manager holds: a worker that is lost is made again from them.
         arguments = (ray.put(ours), ray.put(llm_client))
-        workers = [
-            actor.remote(
+
+        def make() -> Any:
+            return actor.remote(
                 *arguments,
                 model=str(config.actor_rollout_ref.model.path),
                 max_context=int(rollout.max_model_len),
                 concurrency=-(-ours.rollouts.concurrency // count),
                 folder=settings["working_dir"],
             )
-            for _ in range(count)
-        ]
-        manager = cls(ours, folder=Path(settings["folder"]), workers=workers)
-        manager._arguments = arguments
-        return manager
+
+        return cls(ours, folder=Path(settings["folder"]), workers=WorkerPool(make, count))
 
     def generate_sequences(self, prompts: Any) -> None:
         """Begin the rollouts of ``prompts`` (a TensorDict) and return at once; rows appear in TransferQueue."""
@@ -163,16 +161,15 @@ class LightningManager:
         copies = c.rollouts.group_size if prompt.training else c.eval.samples
         jobs = make_jobs([prompt.task], c, copies=copies, phase=phase, step=step)
         routing = routing_of(c, trained_agents(c), phase)
-        attempts: list[Attempt] = []
-        for left in reversed(range(c.rollouts.retries + 1)):
-            try:
-                attempts = await next(self._workers).roll_out.remote(jobs, routing)
-                break
-            except ray.exceptions.RayActorError as error:
-                logger.warning("a worker was lost with %d rollouts, %d tries are left: %s", len(jobs), left, error)
+        try:
+            attempts: list[Attempt] = await self._workers.call("roll_out", jobs, routing, tries=c.rollouts.retries + 1)
+        except InfrastructureError as error:
+            logger.error("task %r: %d rollouts are left out: %s", prompt.task["id"], len(jobs), error)
+            attempts = []
         records = [(rollout_record(a.rollout, step, phase, step), a.rollout.spans) for a in attempts]
         await asyncio.to_thread(self._store.add_rollouts, records)
-        return _Done(prompt=prompt, rollouts=[a.rollout for a in attempts if a.final])
+        final = [a.rollout for a in attempts if a.final]
+        return _Done(prompt=prompt, rollouts=final, lost=len(jobs) - len(final))
 
     def _phase(self, prompt: Prompt) -> tuple[Phase, int]:
         """The phase, and how many updates came before: verl counts steps from 1, and evaluates after the one that it names."""
@@ -209,9 +206,9 @@ class LightningManager:
         counts = self._counts[step]
         counts.update(
             reward_sum=sum(r.reward for r in group.rollouts if r.status != "infrastructure"),
-            rollouts=len(group.rollouts),
+            rollouts=len(group.rollouts) + group.lost,
             rollouts_failed=sum(r.status == "failed" for r in group.rollouts),
-            rollouts_left_out=sum(r.status == "infrastructure" for r in group.rollouts),
+            rollouts_left_out=sum(r.status == "infrastructure" for r in group.rollouts) + group.lost,
             groups=1,
             groups_equal=flat,
             groups_refilled=replaced,
@@ -225,7 +222,9 @@ class LightningManager:
     async def _judge(self, group: _Done, episodes: list[Episode]) -> list[Episode]:
         if self._config.credit.judge is None or len(episodes) < 2:
             return episodes
-        judged = await next(self._workers).judge.remote(episodes, group.prompt.step - 1)
+        judged: Judged = await self._workers.call(
+            "judge", episodes, group.prompt.step - 1, tries=1 + self._config.rollouts.retries
+        )
         await asyncio.to_thread(self._store.add_rollouts, judged.records)
         await asyncio.to_thread(self._store.add_spans, reward_spans(episodes, judged.scores))
         return with_scores(episodes, judged.scores)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.config import Config
-from lightning_core.errors import MissingExtra, TrainingError
+from lightning_core.errors import LightningError, MissingExtra, TrainingError
 from lightning_core.rollouts import pick_tasks
 from lightning_core.store import Store
 from lightning_core.tasks import Task
@@ -63,6 +63,8 @@ def train_with_verl(config: Config, folder: Path, tasks: Sequence[Task], eval_ta
         cause = getattr(
             error, "cause", error
         )  # of an error in one of Ray's processes, whose own text is a whole traceback
+        if isinstance(cause, LightningError):
+            raise cause from None
         raise TrainingError(f"verl's trainer ended: {describe(cause)}; all of it is in {report}") from error
 
 

@@ -1,0 +1,185 @@
+"""The manager on real Ray and TransferQueue, without verl's trainer: who answers is a script, so that what goes wrong can be chosen."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from verl.utils import tensordict_utils as tu
+from verl.workers.rollout.replica import TokenOutput
+
+from lightning_core.config import dump_config, load_config
+from lightning_core.errors import RewardError
+from lightning_core.store import Store
+from lightning_core.trainers.verl.compose import compose_config
+from lightning_core.trainers.verl.dataset import TASK
+from lightning_core.trainers.verl.manager import LightningManager
+from lightning_core.trainers.verl.records import FAILURE
+from lightning_core.trainers.verl.rows import SIGNAL
+from lightning_core.trainers.verl.settings import defaults, translate
+from tests.verl.cpu import ENVIRONMENT
+
+pytestmark = pytest.mark.timeout(200)
+
+Start = Callable[..., LightningManager]
+
+
+class Client:
+    """Answers with random digits, as verl's client would."""
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
+        await asyncio.sleep(0.01)
+        count = min(4, sampling_params["max_tokens"])
+        return TokenOutput(
+            token_ids=[int(b) for b in os.urandom(count)],
+            log_probs=[-1.0] * count,
+            stop_reason="completed",
+            extra_fields={"min_global_steps": 0, "max_global_steps": 2},
+        )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.init(
+        num_cpus=8,
+        include_dashboard=False,
+        _node_ip_address="127.0.0.1",
+        log_to_driver=False,
+        runtime_env={
+            "env_vars": {"PYTHONPATH": os.getcwd(), **{k: ENVIRONMENT[k] for k in ENVIRONMENT if k != "PYTHONPATH"}}
+        },
+    )
+    settings = {"enable": True, "backend": {"storage_backend": "SimpleStorage"}}
+    settings["backend"]["SimpleStorage"] = {"total_storage_size": 100000, "num_data_storage_units": 1}
+    tq.init(OmegaConf.create(settings))
+    yield
+    tq.close()
+    ray.shutdown()
+
+
+@pytest.fixture
+def start(model: Path, tmp_path: Path) -> Start:
+    def start(agent: str, **sections: Any) -> LightningManager:
+        data: dict[str, Any] = {
+            "agent": f"tests.verl.agents:{agent}",
+            "policy": {"model": str(model), "max_context": 512},
+            "rollouts": {"tasks_per_step": 2, "group_size": 3, "max_tokens": 8, "timeout_seconds": 60},
+            "trainer": {"name": "verl", "rollout_workers": 2},
+        }
+        for section, values in sections.items():
+            data[section] = {**data.get(section, {}), **values}
+        config = load_config(data)
+        (tmp_path / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+        settled = translate(config, model=str(model), max_context=512, folder=tmp_path, working_dir=Path.cwd())
+        return LightningManager.create(config=compose_config(settled, defaults(config), {}), llm_client=Client())
+
+    return start
+
+
+def ask(manager: LightningManager, *tasks: dict[str, Any], step: int = 1) -> list[str]:
+    """Ask for rollouts as verl's trainer does; the prompts' names."""
+    uids = [f"{task['id']}-{time.monotonic_ns()}" for task in tasks]
+    columns = {
+        "uid": np.array(uids, dtype=object),
+        TASK: np.array([f'{{"id": "{task["id"]}"}}' for task in tasks], dtype=object),
+        "raw_prompt": np.array([[{"role": "user", "content": ""}] for _ in tasks], dtype=object),
+    }
+    batch = tu.get_tensordict(columns)
+    tu.assign_non_tensor_data(batch, "global_steps", step)
+    tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
+    tq.kv_batch_put(keys=uids, partition_id="train", tags=tags)
+    manager.generate_sequences(batch)
+    return uids
+
+
+def settled(uids: list[str]) -> dict[str, str]:
+    """The statuses of the prompts, once they are final."""
+    for _ in range(600):
+        tags = tq.kv_list("train")["train"]
+        found = {uid: tags[uid]["status"] for uid in uids}
+        if set(found.values()) <= {"finished", "failure"}:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"still {found}")
+
+
+def rows(uids: list[str]) -> list[str]:
+    return [key for key in tq.kv_list("train")["train"] if key.rpartition("_")[0].rpartition("_")[0] in uids]
+
+
+def test_every_rollout_becomes_a_row(start: Start, tmp_path: Path) -> None:
+    uids = ask(start("digits"), {"id": "a"}, {"id": "b"})
+    assert set(settled(uids).values()) == {"finished"}
+    found = rows(uids)
+    assert sorted(found) == sorted(f"{uid}_{session}_0" for uid in uids for session in range(3))
+    tags = tq.kv_list("train")["train"]
+    assert {(tags[key]["min_global_steps"], tags[key]["max_global_steps"]) for key in found} == {(0, 2)}
+    with Store(tmp_path / "store.db", read_only=True) as store:
+        assert len(store.rollouts(phase="train", step=0, status="ok")) == 6
+
+
+def test_a_worker_that_is_lost_loses_no_rollout(start: Start, tmp_path: Path) -> None:
+    """Its process is killed in the midst of a group, as by the kernel; the group is run again."""
+    uids = ask(start("kills_its_process_once"), {"id": str(tmp_path)}, {"id": "b"})
+    assert set(settled(uids).values()) == {"finished"}
+    assert len(rows(uids)) == 6
+    assert (tmp_path / "killed").exists()
+
+
+def test_a_rollout_that_hangs_is_left_out_and_its_group_trained(start: Start, tmp_path: Path) -> None:
+    uids = ask(start("hangs_sometimes", rollouts={"timeout_seconds": 1, "retries": 1}), {"id": "a"}, {"id": "b"})
+    assert set(settled(uids).values()) == {"finished"}
+    with Store(tmp_path / "store.db", read_only=True) as store:
+        spoiled = [r for r in store.rollouts() if r.status == "infrastructure"]
+        fine = [r for r in store.rollouts() if r.status == "ok"]
+    assert spoiled
+    assert all("timeout_seconds" in (r.error or "") for r in spoiled)
+    assert len(rows(uids)) == len(fine)
+
+
+def test_a_reward_that_is_none_stops_the_run(start: Start, tmp_path: Path) -> None:
+    manager = start("earns_nothing_real")
+    ask(manager, {"id": "a"})
+    with pytest.raises(KeyboardInterrupt):  # what interrupts verl's trainer, which would wait for rows for ever
+        time.sleep(60)
+    error = pickle.loads((tmp_path / FAILURE).read_bytes())
+    assert isinstance(error, RewardError)
+    assert "nan" in str(error)
+
+
+def test_flat_groups_are_marked_as_often_as_may_be_replaced(start: Start) -> None:
+    """Of three groups that teach nothing two may be replaced: verl replaces those whose rows have all the same signal."""
+    uids = ask(start("earns_the_same", rollouts={"refill": 2}), {"id": "a"}, {"id": "b"}, {"id": "c"})
+    assert set(settled(uids).values()) == {"finished"}
+    keys = rows(uids)
+    fields = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["extra_fields"])["extra_fields"]
+    signals: dict[str, set[float]] = {}
+    for key, value in zip(keys, fields, strict=True):
+        info = getattr(value, "data", value)["reward_extra_info"]
+        signals.setdefault(key.split("_")[0], set()).add(info[SIGNAL])
+    assert sorted(len(found) for found in signals.values()) == [1, 1, 3]
+
+
+def test_whitening_waits_for_all_groups(start: Start) -> None:
+    """REINFORCE++ compares with all rollouts of the step, so no group's rows are there before the last one is."""
+    uids = ask(start("slow_for_b", credit={"advantage": "reinforce++"}), {"id": "a"}, {"id": "b"})
+    ask_again = time.monotonic()
+    while not rows(uids):
+        assert time.monotonic() - ask_again < 60
+        time.sleep(0.05)
+    assert set(settled(uids).values()) == {"finished"}
+    fields = tq.kv_batch_get(keys=rows(uids), partition_id="train", select_fields=["rm_scores"])["rm_scores"]
+    advantages = np.array([float(x[0]) for x in fields.unbind()])
+    assert len(advantages) == 6
+    assert advantages.mean() == pytest.approx(0, abs=1e-5)
+    assert advantages.std(ddof=1) == pytest.approx(1, rel=1e-3)
