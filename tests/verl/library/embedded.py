@@ -1,0 +1,67 @@
+"""The embedded trainer, and the gradients that its steps hand to the optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_core.config_algorithm import Algorithm
+from lightning_core.trainers.packing import pack_rows
+from lightning_core.trainers.settings import TorchTrainerConfig
+from lightning_core.trainers.torch_trainer import TorchTrainer
+from lightning_core.transitions import Row
+from tests.verl.library.step import Weights, moved
+
+ALL = 10**6
+
+
+class Embedded:
+    """A `TorchTrainer` some way from its initial weights."""
+
+    def __init__(self, folder: Path) -> None:
+        self._trainer = TorchTrainer(
+            TorchTrainerConfig(
+                model=str(folder), dtype="float32", device="cpu", keep_base=True, grad_clip=1e9, threads=1
+            )
+        )
+        base = {name: master.detach().clone() for name, master in self._trainer._tuning.masters.items()}
+        now = moved(base, seed=1)
+        self.weights = {"base": base, "now": now, "later": moved(now, seed=2)}
+        """The initial ones, those that each step begins with, and those after its first update."""
+        self._load("now")
+
+    @torch.no_grad()
+    def _load(self, name: str) -> None:
+        for parameter, master in self._trainer._tuning.masters.items():
+            master.copy_(self.weights[name][parameter])
+        self._trainer._tuning.publish()
+
+    def logprobs(self, row: Row) -> Any:
+        """The policy's logprobs of the row's sampled tokens."""
+        (batch,) = pack_rows([row], [0], budget=ALL)
+        with torch.no_grad():
+            return self._trainer._logprobs(batch, [row])[0].numpy()
+
+    def gradients(self, rows: Sequence[Row], algorithm: Algorithm) -> tuple[Weights, dict[str, float]]:
+        """The gradient of a step's last update, by parameter, and the step's metrics."""
+        found: Weights = {}
+
+        def take(*_: object) -> None:
+            nonlocal found
+            found = {n: t.grad.clone() for n, t in self._trainer._tuning.masters.items() if t.grad is not None}
+            self._load("later")
+
+        self._trainer.config = replace(self._trainer.config, algorithm=algorithm)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self._trainer._optimizer, "step", take)
+            metrics = self._trainer.step(rows)
+        self._load("now")
+        return found, dict(metrics)
+
+    def close(self) -> None:
+        self._trainer.close()

@@ -1,0 +1,84 @@
+"""One step for both trainers: its rows, the weights that it begins and goes on with, and how gradients are compared."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_core.transitions import Row
+from tests.trainers.rows import make_row
+
+TEMPERATURE = 0.8
+# By rollout its rows; of each row by turn how many tokens were put to the model, how many it sampled, and their advantage.
+TURNS: list[tuple[str, list[tuple[int, int, float]]]] = [
+    ("r0", [(9, 5, 1.0), (3, 4, 1.0)]),
+    ("r0", [(11, 3, 1.0)]),
+    ("r1", [(8, 4, -0.7), (5, 6, 0.4), (2, 1, -0.7)]),
+    ("r2", [(4, 9, -1.2)]),
+    ("r2", [(9, 2, 0.8), (4, 7, 0.8)]),
+    ("r3", [(6, 5, 0.0)]),
+    ("r4", [(17, 8, -0.5)]),
+]
+VOCABULARY = 250
+
+Weights = Mapping[str, Tensor]
+
+
+def make_rows(logprobs: Callable[[Row], Any]) -> list[Row]:
+    """Seven rows of five rollouts, one of them flat. ``logprobs``: the policy's, of a row's sampled tokens.
+
+    They were sampled by another policy, some of them where its probabilities are far from the policy's.
+    """
+    tokens, noise = random.Random(0), np.random.default_rng(0)
+    shared = tokens.choices(range(VOCABULARY), k=4)
+    rows: list[Row] = []
+    for rollout, turns in TURNS:
+        parts: list[tuple[list[int], bool]] = []
+        advantages: list[float] = []
+        for put, sampled, advantage in turns:
+            start = [] if parts else shared
+            parts.append((start + tokens.choices(range(VOCABULARY), k=put - len(start)), False))
+            parts.append((tokens.choices(range(VOCABULARY), k=sampled), True))
+            advantages += [advantage] * sampled
+        row = make_row(*parts, rollout=rollout, temperature=TEMPERATURE)
+        # What a row's tokens have in common makes rows differ too, not only tokens.
+        off = noise.normal(scale=0.25, size=len(advantages)) + noise.normal(scale=0.15)
+        rows.append(
+            make_row(
+                *parts,
+                rollout=rollout,
+                temperature=TEMPERATURE,
+                advantage=advantages,
+                logprobs=logprobs(row) + off,
+            )
+        )
+    return rows
+
+
+def moved(weights: Weights, seed: int) -> dict[str, Tensor]:
+    """``weights`` some way on."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: value + 0.02 * torch.randn(value.shape, generator=generator) for name, value in weights.items()}
+
+
+def absolute(found: Weights, expected: Weights) -> float:
+    """The largest difference of two elements."""
+    assert found.keys() == expected.keys()
+    return max(float((found[name] - expected[name]).abs().max()) for name in expected)
+
+
+def relative(found: Weights, expected: Weights) -> float:
+    """The largest difference of two tensors, in norms of the expected one."""
+    return max(float((found[name] - expected[name]).norm() / expected[name].norm()) for name in expected)
+
+
+def assert_same(found: Weights, expected: Weights) -> None:
+    """In float32, by elements and by tensors, and it is not that there is nothing to compare."""
+    assert min(float(value.norm()) for value in expected.values()) > 1e-3
+    assert absolute(found, expected) < 1e-5
+    assert relative(found, expected) < 1e-5
