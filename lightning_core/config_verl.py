@@ -94,8 +94,9 @@ def _impossible_algorithm(c: Config) -> Iterator[tuple[KeyPath, str]]:
     if a.loss == "gspo" and a.sequence == "rollout":
         yield ("algorithm", "sequence"), "verl's micro-batches cut a rollout's rows apart: with 'gspo' expected 'row'"
     i = a.importance
-    if i is not None and (i.kind != "tis" or i.level == "rollout" or i.low > 0 or i.high is None):
+    if i is not None and (i.level == "rollout" or i.high is None or (i.kind == "tis") != (i.low == 0)):
         yield (
             ("algorithm", "importance"),
-            f"verl truncates from above, by token or row: expected kind: tis, level: token | row, low: 0 and a high, found {i!r}",
+            "verl corrects by token or row; it truncates from above only, and masks between two bounds: expected level: token | row, a high, "
+            f"and low: 0 with kind: tis or a low above 0 with kind: mask; found {i!r}",
         )

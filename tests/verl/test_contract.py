@@ -169,6 +169,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "kl": {"algorithm": {"aggregation": "token-mean", "kl": {"weight": 0.01}, "entropy_weight": 0.01}},
     "decoupled": {"algorithm": {"importance": {"level": "row"}, "updates_per_step": 2}},
+    "masked": {"algorithm": {"importance": {"kind": "mask", "low": 0.5, "high": 2.0}}},
     "adapters": {"policy": {"tuning": "lora"}},
     "precision": {"policy": {"dtype": "bfloat16", "gradient_checkpointing": True}},
     "dynamic sampling": {"rollouts": {"refill": 4}},

@@ -173,10 +173,10 @@ def _algorithm(c: Config) -> dict[str, Any]:
             f"{_ACTOR}.kl_loss_coef": a.kl.weight,
             f"{_ACTOR}.kl_loss_type": {"k1": "k1+", "k3": "low_var_kl"}[a.kl.estimator],
         }
-    if a.importance is not None:
+    if (i := a.importance) is not None:
         found |= {
-            "algorithm.rollout_correction.rollout_is": {"token": "token", "row": "sequence"}[a.importance.level],
-            "algorithm.rollout_correction.rollout_is_threshold": a.importance.high,
+            "algorithm.rollout_correction.rollout_is": {"token": "token", "row": "sequence"}[i.level],
+            "algorithm.rollout_correction.rollout_is_threshold": i.high if i.kind == "tis" else f"{i.low}_{i.high}",
         }
     return found
 
