@@ -97,6 +97,6 @@ def _impossible_algorithm(c: Config) -> Iterator[tuple[KeyPath, str]]:
     if i is not None and (i.level == "rollout" or i.high is None or (i.kind == "tis") != (i.low == 0)):
         yield (
             ("algorithm", "importance"),
-            "verl corrects by token or row; it truncates from above only, and masks between two bounds: expected level: token | row, a high, "
-            f"and low: 0 with kind: tis or a low above 0 with kind: mask; found {i!r}",
+            "verl corrects by token or row; it truncates from above only, and masks between two bounds: expected level: token | row, "
+            f"a high, and low: 0 with kind: tis or a low above 0 with kind: mask; found {i!r}",
         )

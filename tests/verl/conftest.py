@@ -70,9 +70,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
     """Runs ``lightning-rl train`` on the graph of graph.py, with what is given on top."""
 
-    def run(
-        *overrides: str, command: str = "train", folder: Path | None = None, **sections: Mapping[str, Any]
-    ) -> Command:
+    def run(*overrides: str, command: str = "train", folder: Path | None = None, **sections: Any) -> Command:
         runs = folder.parent if folder is not None else tmp_path_factory.mktemp("runs")
         config: dict[str, Any] = {
             "agent": "tests.verl.graph:solve",
@@ -85,7 +83,7 @@ def train(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
             "run": {"dir": str(runs), "name": "run"},
         }
         for section, values in sections.items():
-            config[section] = {**config.get(section, {}), **values}
+            config[section] = {**config.get(section, {}), **values} if isinstance(values, Mapping) else values
         file = runs / "lightning.yaml"
         file.write_text(yaml.safe_dump(config), encoding="utf-8")
         batches = runs / "batches"

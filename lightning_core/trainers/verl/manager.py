@@ -77,8 +77,8 @@ class LightningManager:
         self._whole_batch = any(rules.advantage in WHOLE_BATCH for rules in self._rules.values())
         self._checked = False
         self._flat: Counter[int] = Counter()
-        self._counts: dict[int, Counter[str]] = defaultdict(Counter)
-        """By verl's step; sums of rewards are among them."""
+        self._counts: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        """Sums, by verl's step."""
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="lightning-manager", daemon=True).start()
 
@@ -204,17 +204,18 @@ class LightningManager:
             rows += train_rows(prompt.group, session[e.rollout], found, reward=e.reward, signal=not replaced)
         credits_ = [] if replaced else call_credits(episodes, credit, step - 1)
         counts = self._counts[step]
-        counts.update(
-            reward_sum=sum(r.reward for r in group.rollouts if r.status != "infrastructure"),
-            rollouts=len(group.rollouts) + group.lost,
-            rollouts_failed=sum(r.status == "failed" for r in group.rollouts),
-            rollouts_left_out=sum(r.status == "infrastructure" for r in group.rollouts) + group.lost,
-            groups=1,
-            groups_equal=flat,
-            groups_refilled=replaced,
-            rows=0 if replaced else len(rows),
-            tokens_trained=sum(c.tokens for c in credits_),
-        )
+        for name, value in {
+            "reward_sum": sum(r.reward for r in group.rollouts if r.status != "infrastructure"),
+            "rollouts": len(group.rollouts) + group.lost,
+            "rollouts_failed": sum(r.status == "failed" for r in group.rollouts),
+            "rollouts_left_out": sum(r.status == "infrastructure" for r in group.rollouts) + group.lost,
+            "groups": 1,
+            "groups_equal": flat,
+            "groups_refilled": replaced,
+            "rows": 0 if replaced else len(rows),
+            "tokens_trained": sum(c.tokens for c in credits_),
+        }.items():
+            counts[name] += value
         await asyncio.to_thread(self._store.add_credit, credits_)
         await asyncio.to_thread(self._store.add_step, step, dict(counts))
         await self._put(prompt, rows)

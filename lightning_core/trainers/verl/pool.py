@@ -26,6 +26,7 @@ class WorkerPool:
 
         Raises `InfrastructureError` when all are used up, and what the method raises.
         """
+        reason = ""
         for left in reversed(range(tries)):
             place = self._next % len(self._workers)
             self._next += 1

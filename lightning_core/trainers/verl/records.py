@@ -38,9 +38,9 @@ def read_metrics_of_verl(
             logged.setdefault(int(entry["step"]), {}).update(entry["data"])
     metrics: list[dict[str, Any]] = []
     for step, counted in steps.items():
-        counts = dict(counted)
+        counts = {key: value if key == "reward_sum" else int(value) for key, value in counted.items()}
         came_about = counts["rollouts"] - counts["rollouts_left_out"]
-        rows = int(counts["rows"])
+        rows = counts["rows"]
         padding = -rows % rows_per_update
         numbers = {key: value for key, value in logged.get(step, {}).items() if isinstance(value, int | float)}
         metrics.append({

@@ -11,8 +11,8 @@ from typing import Any
 from lightning_core.config import Config
 from lightning_core.errors import LightningError, MissingExtra, TrainingError
 from lightning_core.rollouts import pick_tasks
+from lightning_core.runner import Task
 from lightning_core.store import Store
-from lightning_core.tasks import Task
 from lightning_core.trace import describe
 from lightning_core.trainers.model import max_positions, resolve_model
 from lightning_core.trainers.verl.records import FAILURE, keep_log

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lightning_core.agents import capturing, open_runner
 from lightning_core.capture import Run
@@ -55,7 +56,8 @@ class RolloutWorker:
         assert config.agent is not None, "checked when the run began"
         solve = import_callable(config.agent, key="agent")
         reward = import_callable(config.reward, key="reward") if config.reward else None
-        chat = Chat(load_tokenizer(model), stop_token_ids=load_eos_token_ids(model))
+        tokenizer: Any = load_tokenizer(model)
+        chat = Chat(tokenizer, stop_token_ids=load_eos_token_ids(model))
         backend = VerlBackend(client, max_context=max_context)
         self._config = config
         self._open = ExitStack()

@@ -1,0 +1,36 @@
+"""The asynchronous trainer that shares its GPUs with the servers, with dynamic sampling: groups that teach nothing are replaced."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_core.report import read_metrics
+from lightning_core.store import Store
+from tests.verl.conftest import Train
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_colocated_and_dynamic_sampling(train: Train) -> None:
+    done = train(
+        agent="tests.verl.agents:earns_the_same_for_some",
+        agents={"train": ["writer"]},
+        rollouts={"refill": 3},
+        trainer={"mode": "colocate_async", "steps": 3, "checkpoint_every": 0},
+    )
+    assert done.trained, done.output[-4000:]
+    metrics = read_metrics(done.folder / "metrics.jsonl")
+    assert [m["step"] for m in metrics][:3] == [1, 2, 3]
+    assert sum(m["groups_refilled"] for m in metrics) > 0
+    assert all(m["groups_refilled"] <= 3 for m in metrics)
+    with Store(done.folder / "store.db", read_only=True) as store:
+        flat = {r.id for r in store.rollouts(phase="train") if int(r.task_id.removeprefix("t")) % 2}
+        credited = {c.rollout for c in store.credit()}
+    for step in (1, 2, 3):
+        rows = torch.load(done.batches / f"step-{step}.pt", weights_only=False)
+        real = [row["tag"] for row in rows if not row["tag"].get("is_padding", False)]
+        assert len(real) == 8, "two groups of four attempts"
+        # Prompts are asked for a step ahead, so what an update is made from may be as old as that.
+        assert all(0 <= tag["min_global_steps"] <= tag["max_global_steps"] < step for tag in real)
+    assert flat - credited, "what was replaced is not trained on"
