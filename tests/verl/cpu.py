@@ -38,6 +38,8 @@ SETTINGS: dict[str, Any] = {
             "max_num_seqs": 16,
             "max_num_batched_tokens": 2048,
             "checkpoint_engine.update_weights_bucket_megabytes": 256,
+            # New weights do not reach an output layer that is tied to the embeddings (see docs/vllm.md).
+            "engine_kwargs.vllm.hf_overrides": {"tie_word_embeddings": False},
         },
     },
     "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,

@@ -19,6 +19,9 @@ import wrapt
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
+_HEAD, _EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
+
+
 class _DeviceModule(types.ModuleType):
     """``torch.cpu`` with the calls that verl makes on ``torch.cuda``."""
 
@@ -129,6 +132,9 @@ def _receive_copies(module: Any) -> None:
         received: list[tuple[str, torch.Tensor]] = []
         receiver = BucketedWeightReceiver(zmq_handle=self._get_zmq_handle(), device=self.device, use_shm=use_shm)
         receiver.receive_weights(lambda weights, is_last: received.extend((n, w.clone()) for n, w in weights))
+        names = dict(received)
+        if _HEAD not in names:  # of a model whose output layer is tied to the embeddings, which is served untied
+            received.append((_HEAD, names[_EMBEDDINGS]))
         self.model_runner.reload_weights(weights_iterator=iter(received))
 
     module.vLLMColocateWorkerExtension.update_weights_from_ipc = update_weights_from_ipc
