@@ -18,7 +18,6 @@ import verl.utils.distributed as distributed
 import wrapt
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
-
 _HEAD, _EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 
 

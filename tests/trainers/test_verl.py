@@ -1,0 +1,168 @@
+"""What of the trainer with verl needs no verl: rows, configuration, records. The rest is in tests/verl."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_core.checkpoints import checkpoints, to_sample
+from lightning_core.config import Config, load_config
+from lightning_core.errors import ConfigError, ProofError
+from lightning_core.trainers.verl.records import LOG, keep_log, read_metrics_of_verl
+from lightning_core.trainers.verl.rows import SIGNAL, Group, train_rows, validation_row
+from lightning_core.trainers.verl.settings import flatten, rows_per_update, translate
+from tests.verl.rows import made_row
+
+GROUP = Group(uid="u-1", columns={"raw_prompt": ["x"]}, step=4)
+
+
+def config(**sections: Any) -> Config:
+    trainer = {"name": "verl", **sections.pop("trainer", {})}
+    return load_config({"policy": {"model": "m", **sections.pop("policy", {})}, "trainer": trainer, **sections})
+
+
+def test_a_row_is_a_prompt_and_everything_after_it() -> None:
+    (row,) = train_rows(GROUP, 2, [made_row(prompt=4, output=3, advantage=0.5)], reward=0.25, signal=True)
+    assert row.key == "u-1_2_0"
+    fields = row.fields
+    assert fields["prompts"].tolist() == [10, 11, 12, 13]
+    assert fields["responses"].tolist() == [50, 51, 52]
+    assert fields["response_mask"].tolist() == [1, 1, 1]
+    assert fields["rm_scores"].tolist() == [0.5, 0.5, 0.5]
+    assert fields["rollout_log_probs"].tolist() == pytest.approx([-1.0, -0.55, -0.1])
+    assert fields["uid"] == "u-1-2", "the rollout, by which the estimator weighs"
+    assert fields["extra_fields"]["reward_extra_info"]["reward"] == 0.25
+    assert (row.tag["prompt_len"], row.tag["response_len"], row.tag["seq_len"]) == (4, 3, 7)
+
+
+def test_tags_tell_the_oldest_and_the_newest_weights() -> None:
+    (row,) = train_rows(GROUP, 0, [made_row(version=7, first=5)], reward=0.0, signal=True)
+    assert (row.tag["global_steps"], row.tag["min_global_steps"], row.tag["max_global_steps"]) == (4, 5, 7)
+    (row,) = train_rows(GROUP, 0, [made_row(version=7)], reward=0.0, signal=True)
+    assert (row.tag["min_global_steps"], row.tag["max_global_steps"]) == (7, 7)
+
+
+def test_a_row_that_was_changed_on_its_way_is_refused() -> None:
+    row = made_row()
+    tokens = row.token_ids.copy()
+    tokens[5] += 1
+    with pytest.raises(ProofError, match="not those that were sampled"):
+        train_rows(GROUP, 0, [dataclasses.replace(row, token_ids=tokens)], reward=0.0, signal=True)
+    logprobs = row.logprobs.copy()
+    logprobs[5] += np.float32(1e-6)
+    with pytest.raises(ProofError):
+        train_rows(GROUP, 0, [dataclasses.replace(row, logprobs=logprobs)], reward=0.0, signal=True)
+
+
+def test_groups_without_signal_have_one_value_and_others_several() -> None:
+    def signals(signal: bool) -> set[float]:
+        return {
+            row.fields["extra_fields"]["reward_extra_info"][SIGNAL]
+            for session in range(3)
+            for row in train_rows(GROUP, session, [made_row()] * (1 + session), reward=0.0, signal=signal)
+        }
+
+    assert len(signals(False)) == 1
+    assert len(signals(True)) > 1
+
+
+def test_in_validation_the_last_token_has_the_reward() -> None:
+    row = validation_row(GROUP, 1, made_row(), reward=0.75)
+    assert row.fields["rm_scores"].tolist() == [0.0, 0.0, 0.75]
+    assert row.fields["uid"] == "u-1", "the prompt, by which verl takes means"
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"policies": {"a": {"agents": ["x"]}}}, "policies: verl trains one model"),
+    ({"policy": {"train_layers": 2}}, "policy.train_layers: verl trains all layers"),
+    ({"policy": {"device": "cpu"}}, "policy.device: verl runs on GPUs"),
+    ({"policy": {"backend": "vllm"}}, "policy.backend: verl's own servers"),
+    ({"agents": {"frozen": {"checker": "base"}}}, "agents.frozen.checker: 'base' is not served"),
+    ({"credit": {"judge": {"model": "base"}}}, "credit.judge.model: found 'base'"),
+    ({"credit": {"rewards": "gae", "gamma": 1.0, "advantage": "none"}}, "credit.rewards: 'gae' needs"),
+    ({"credit": {"advantage": "reinforce++"}, "trainer": {"mode": "colocate_async"}}, "compares with all rollouts"),
+    ({"algorithm": {"kl": {"weight": 0.1}}}, "algorithm.kl: verl means it over rows or tokens"),
+    ({"algorithm": {"entropy_weight": 0.1}}, "algorithm.entropy_weight: verl means"),
+    ({"algorithm": {"importance": {"level": "rollout"}}}, "algorithm.importance: verl corrects"),
+    (
+        {"algorithm": {"loss": "gspo", "sequence": "rollout", "clip_low": 3e-4, "clip_high": 4e-4}},
+        "algorithm.sequence: verl's micro-batches",
+    ),
+    ({"trainer": {"threads": 2}}, "trainer.threads: is for another trainer"),
+    ({"trainer": {"name": "torch", "nodes": 2}}, "trainer.nodes: is for another trainer"),
+    ({"trainer": {"name": "torch"}, "ray": {"address": "auto"}}, "ray.address: goes with trainer.name: verl"),
+    ({"trainer": {"mode": "separate_async"}}, "trainer.rollout_nodes: found 0"),
+    ({"trainer": {"rollout_nodes": 1}}, "trainer.rollout_nodes: found 1 with trainer.mode 'sync'"),
+]
+
+
+@pytest.mark.parametrize(("sections", "text"), REFUSED, ids=[text[:40] for _, text in REFUSED])
+def test_what_verl_cannot_honour_is_refused_by_name(sections: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(**sections)
+    assert text in str(error.value)
+
+
+def test_every_key_that_trains_reaches_verl(tmp_path: Path) -> None:
+    """A changed value must change what verl is told; else it would be ignored in silence."""
+    changed: list[dict[str, Any]] = [
+        {"rollouts": {"tasks_per_step": 3}}, {"rollouts": {"group_size": 3}}, {"rollouts": {"temperature": 0.5}},
+        {"rollouts": {"refill": 1}}, {"rollouts": {"max_tokens": 17}}, {"trainer": {"steps": 7}},
+        {"trainer": {"learning_rate": 2e-5}}, {"trainer": {"warmup_steps": 3}}, {"trainer": {"weight_decay": 0.1}},
+        {"trainer": {"betas": [0.8, 0.9]}}, {"trainer": {"grad_clip": 0.3}}, {"trainer": {"micro_batch_tokens": 9000}},
+        {"trainer": {"checkpoint_every": 3}}, {"trainer": {"keep_checkpoints": 5}}, {"trainer": {"nodes": 2}},
+        {"trainer": {"gpus_per_node": 4}}, {"trainer": {"rows_per_rollout": 3}}, {"trainer": {"rollout_workers": 9}},
+        {"trainer": {"mode": "colocate_async"}}, {"algorithm": {"loss": "cispo"}}, {"algorithm": {"clip_low": 0.1}},
+        {"algorithm": {"clip_high": 0.5}}, {"algorithm": {"loss": "dual-clip", "clip_dual": 2.0}},
+        {"algorithm": {"aggregation": "token-mean"}}, {"algorithm": {"updates_per_step": 2}},
+        {"algorithm": {"importance": {"high": 3.0}}}, {"policy": {"dtype": "bfloat16"}},
+        {"policy": {"gradient_checkpointing": True}}, {"policy": {"tuning": "lora"}}, {"run": {"seed": 5}},
+        {"ray": {"address": "auto"}},
+    ]  # fmt: skip
+
+    def told(sections: dict[str, Any]) -> str:
+        found = translate(config(**sections), model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
+        return json.dumps(found, sort_keys=True)
+
+    plain = told({})
+    ignored = [sections for sections in changed if told(sections) == plain]
+    assert not ignored
+
+
+def test_an_update_holds_a_row_for_each_agent() -> None:
+    assert rows_per_update(config(rollouts={"tasks_per_step": 2, "group_size": 4})) == 8
+    assert rows_per_update(config(rollouts={"tasks_per_step": 2, "group_size": 4}, agents={"train": ["a", "b"]})) == 16
+
+
+def test_nested_and_dotted_keys_are_the_same() -> None:
+    nested = {"a": {"b.c": 1, "+d": {"e": 2}}, "+f": {"g": 3}}
+    assert flatten(nested) == {"a.b.c": 1, "+a.d": {"e": 2}, "+f": {"g": 3}}
+
+
+def test_metrics_of_a_run_that_was_resumed(tmp_path: Path) -> None:
+    line = '{{"step": {}, "data": {{"actor/lr": {}, "table": [1]}}}}\n'
+    (tmp_path / LOG).write_text(line.format(1, 0.1) + line.format(2, 0.2))
+    keep_log(tmp_path)
+    (tmp_path / LOG).write_text(line.format(2, 0.3))
+    counts = {"rollouts": 4.0, "rollouts_left_out": 1.0, "reward_sum": 1.5, "rows": 5.0}
+    first, second = read_metrics_of_verl(tmp_path, {1: counts, 2: counts}, rows_per_update=4)
+    assert (first["verl/actor/lr"], second["verl/actor/lr"]) == (0.1, 0.3)
+    assert (first["reward"], first["rows_padding_share"]) == (0.5, 3 / 8)
+    assert "verl/table" not in first
+
+
+def test_a_checkpoint_of_verls_is_sampled_from_its_export(tmp_path: Path) -> None:
+    for name in ("global_step_10", "global_step_9"):
+        (tmp_path / "checkpoints" / name / "actor" / "huggingface").mkdir(parents=True)
+    newest = checkpoints(tmp_path)[-1]
+    assert newest.name == "global_step_10"
+    with pytest.raises(ConfigError, match="holds no exported model"):
+        to_sample(config(), newest)
+    (newest / "actor" / "huggingface" / "config.json").write_text("{}")
+    found, rest = to_sample(config(policy={"tuning": "lora"}), newest)
+    assert (found.policy.model, found.trainer.name, rest) == (str(newest / "actor" / "huggingface"), "torch", None)
