@@ -1,4 +1,4 @@
-"""The asynchronous trainer that shares its GPUs with the servers, with dynamic sampling: groups that teach nothing are replaced."""
+"""verl's asynchronous trainers. The synchronous one is in test_training.py."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import torch
 from lightning_core.report import read_metrics
 from lightning_core.store import Store
 from tests.verl.conftest import Train
+from tests.verl.cpu import SETTINGS
 
 pytestmark = pytest.mark.timeout(600)
 
 
 def test_colocated_and_dynamic_sampling(train: Train) -> None:
+    """Groups that teach nothing are replaced."""
     done = train(
         agent="tests.verl.agents:earns_the_same_for_some",
         agents={"train": ["writer"]},
@@ -34,3 +36,26 @@ def test_colocated_and_dynamic_sampling(train: Train) -> None:
         # Prompts are asked for a step ahead, so what an update is made from may be as old as that.
         assert all(0 <= tag["min_global_steps"] <= tag["max_global_steps"] < step for tag in real)
     assert flat - credited, "what was replaced is not trained on"
+
+
+def test_separate(train: Train) -> None:
+    """A server of its own samples while the trainer trains; the weights get there by a transport of the tests' own."""
+    own = {
+        **SETTINGS,
+        "actor_rollout_ref.rollout.checkpoint_engine.backend": "files",
+        "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module": "tests.verl.file_transport",
+        "ray_kwargs.ray_init": {**SETTINGS["ray_kwargs.ray_init"], "+num_gpus": 2},
+    }
+    mode = {"mode": "separate_async", "rollout_nodes": 1, "rollout_gpus_per_node": 1}
+    done = train(
+        agent="tests.verl.agents:digits",
+        agents={"train": ["writer"]},
+        trainer={**mode, "steps": 3, "checkpoint_every": 0, "verl": own},
+    )
+    assert done.trained, done.output[-4000:]
+    versions: set[int] = set()
+    for step in (1, 2, 3):
+        tags = [row["tag"] for row in torch.load(done.batches / f"step-{step}.pt", weights_only=False)]
+        assert all(0 <= tag["min_global_steps"] <= tag["max_global_steps"] < step for tag in tags)
+        versions |= {tag["max_global_steps"] for tag in tags}
+    assert len(versions) > 1, "new weights reach the server"
