@@ -46,6 +46,8 @@ WARM_UP = 16
 OUTPUT_TOKENS = 24
 KINDS = ("agents", "driver", "TransferQueue", "Ray")
 _RESULT = "result.json"
+_PATIENCE = 30.0
+"""Seconds without anybody new at the gate after which it is opened, though somebody is missing."""
 
 
 def run_case(options: Any) -> dict[str, Any]:
@@ -128,7 +130,8 @@ def make_manager(options: Any, client: Any) -> Any:
                 "tasks_per_step": options.rollouts // GROUP,
                 "group_size": GROUP,
                 "max_tokens": OUTPUT_TOKENS,
-                "concurrency": options.rollouts,
+                # A worker's share of it is a number, and groups are not cut: those with one group more get their room.
+                "concurrency": -(-options.rollouts // GROUP // options.workers) * GROUP * options.workers,
                 "timeout_seconds": options.timeout,
             },
             "trainer": {"name": "verl", "rollout_workers": options.workers, "nodes": options.nodes},
@@ -236,10 +239,13 @@ class Watch:
         known: Known = {}
         most: dict[str, int] = defaultdict(int)
         looks = 0
+        grown = time.monotonic()
         while not self._over.wait(0.25):
             if not self.opened:
-                self.most = max(self.most, self._waiting.total())
-                if self.most >= self._rollouts:
+                total = self._waiting.total()
+                if total > self.most:
+                    self.most, grown = total, time.monotonic()
+                if self.most >= self._rollouts or time.monotonic() - grown > _PATIENCE:
                     self._memory(most, known)
                     self._waiting.let_pass(True)
                     self.opened = time.monotonic()
@@ -288,6 +294,8 @@ def check(options: Any, uids: Mapping[str, str], batch: Any) -> dict[str, Any]:
     found["rollouts with more rows than one"] = sum(count > 1 for count in owners.values())
     found["rollouts not stored"] = options.rollouts - len(stored)
     found["rollouts that did not end well"] = sum(r.status != "ok" for r in stored.values())
+    for error in Counter(r.error for r in stored.values() if r.status != "ok"):
+        print(error)
     found["calls without credit"] = options.rollouts * options.turns - sum(credit.values())
     return {"rows": len(batch.keys), "wrong": {what: count for what, count in found.items() if count}}
 
