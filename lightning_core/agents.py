@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 from lightning_core.capture import current_run
 from lightning_core.config import Config
@@ -14,6 +15,7 @@ from lightning_core.policy.backend import Backend
 from lightning_core.policy.chat import Chat
 from lightning_core.policy.client import install_client
 from lightning_core.policy.endpoint import PolicyEndpoint
+from lightning_core.policy.limits import Limits
 from lightning_core.policy.upstream import upstream_target
 from lightning_core.runner import RewardFunction, Runner, RunnerSettings, Solve
 from lightning_core.threads import install_threads
@@ -55,8 +57,11 @@ def open_runner(
         redirect_hosts=config.rollouts.redirect_hosts,
         agents=frozenset(config.agents.train or ()) | frozenset(config.agents.frozen),
     )
+    limits = Limits()
+    # As many as there are rollouts must get through, and some of them ask several at a time.
+    limits = replace(limits, requests=max(limits.requests, 4 * settings.concurrency))
     with (
-        PolicyEndpoint(backend, chats, upstream=target) as endpoint,
+        PolicyEndpoint(backend, chats, upstream=target, limits=limits) as endpoint,
         Runner(solve, endpoint=endpoint, settings=settings, reward_function=reward_function) as runner,
     ):
         yield endpoint, runner

@@ -149,13 +149,23 @@ class PolicyEndpoint:
         """
         self._sessions.open(key, Session(root=root, routing=routing, seed=seed))
 
-    def close(self, key: str, timeout_seconds: float = 5.0) -> None:
-        """Admit ``key`` no longer. Requests still running are aborted, and their spans closed, before this returns."""
+    def close(self, key: str, timeout_seconds: float = 60.0) -> None:
+        """Admit ``key`` no longer. Requests still running are aborted, and their spans closed, before this returns.
+
+        Raises `InfrastructureError` if the endpoint is too busy for it. With thousands of rollouts that end at once that takes
+        seconds, since a request counts as running until its handler has returned, after its client has the answer.
+        """
         session = self._sessions.forget(key)
         if session is None:
             return
         if session.requests:  # what comes later finds the session closed, before it opens a span
-            asyncio.run_coroutine_threadsafe(stop(session), self._loop).result(timeout_seconds)
+            work = asyncio.run_coroutine_threadsafe(stop(session), self._loop)
+            try:
+                work.result(timeout_seconds)
+            except TimeoutError:
+                raise InfrastructureError(
+                    f"the policy endpoint did not end a rollout's requests within {timeout_seconds:g} s"
+                ) from None
         self._spans.close(session.root)
 
     def _admitted(self, answer: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:

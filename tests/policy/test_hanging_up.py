@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from lightning_core.capture import Run, rollout
+from lightning_core.errors import InfrastructureError
 from lightning_core.policy.backend import Delta, SamplingParams
 from lightning_core.policy.dialects import DIALECTS
 from lightning_core.policy.dialects.dialect import Dialect
@@ -89,6 +90,31 @@ def test_a_client_that_hangs_up_stops_the_sampling(wire: Dialect, stream: bool):
         backend.wait_for(backend.stopped)
         endpoint.close(key)
     assert_recorded_as_failed(run)
+
+
+class Slow(Endless):
+    """Takes the endpoint's thread for a while when it is stopped, as thousands of others would."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
+    ) -> AsyncGenerator[Delta]:
+        try:
+            async for delta in super().generate(prompt_ids, params, model=model, stream=stream):
+                yield delta
+        finally:
+            time.sleep(0.5)
+
+
+def test_an_endpoint_too_busy_to_close_is_no_failure_of_the_agent():
+    backend = Slow()
+    with serve_backend(backend) as endpoint, rollout({"id": "t"}) as run:
+        key = endpoint.new_key()
+        endpoint.open(key, run.address, Routing())
+        with connect(endpoint) as connection:
+            connection.sendall(request_of(endpoint, key, "/chat/completions", LEAST["/chat/completions"]))
+            backend.wait_for(backend.begun)
+            with pytest.raises(InfrastructureError, match=r"within 0\.1 s"):
+                endpoint.close(key, timeout_seconds=0.1)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,0 +1,102 @@
+"""What the benchmarks of training with verl run: the smallest agents there are, their tasks, and a model that never ends its turn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import torch
+from openai import AsyncOpenAI
+from safetensors.torch import load_file, save_file
+
+from lightning_core.capture import current_run
+from lightning_core.trainable import trainable
+from tests.tiny_model import make_tiny_model
+
+NEVER = -1000.0
+"""What is added to the logit of the end of a turn, times about a tenth."""
+
+_clients: dict[tuple[type, int], Any] = {}
+
+
+def tasks(count: int) -> list[dict[str, Any]]:
+    """Tasks whose names, which are what agents ask, all have as many bytes."""
+    return [{"id": f"what is {number:06d}?"} for number in range(count)]
+
+
+def make_endless_model(folder: Path) -> Path:
+    """A tiny model all of whose responses are cut at ``max_tokens``, so that every loop samples equally many tokens.
+
+    The first coordinate of its hidden states is what the embedding puts there and no layer changes, and the end of a turn looks at
+    that one alone.
+    """
+    make_tiny_model(folder, arch="qwen2", heads=2)
+    end = json.loads((folder / "config.json").read_text())["eos_token_id"]
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    weights["model.embed_tokens.weight"][:, 0] = 1.0
+    for name, weight in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight[0] = 0.0
+    weights["lm_head.weight"][:, 0] = 0.0
+    weights["lm_head.weight"][end] = torch.zeros_like(weights["lm_head.weight"][end])
+    weights["lm_head.weight"][end, 0] = NEVER
+    save_file(weights, path, metadata={"format": "pt"})
+    return folder
+
+
+def share_of_digits(text: str) -> float:
+    """The reward: anything that differs between responses."""
+    return sum(letter.isdigit() for letter in text) / max(1, len(text))
+
+
+def score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any) -> float:
+    """The same reward, as verl calls it."""
+    del data_source, ground_truth, extra_info
+    return share_of_digits(solution_str)
+
+
+def _client(kind: Any, **settings: Any) -> Any:
+    """One client for each event loop, as a program has that makes many calls."""
+    key = (kind, id(asyncio.get_running_loop()))
+    if key not in _clients:
+        _clients[key] = kind(**settings)
+    return _clients[key]
+
+
+@trainable("asker")
+async def _ask(question: str) -> str:
+    client = _client(AsyncOpenAI, api_key="none", max_retries=0)
+    reply = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
+    return str(reply.choices[0].message.content)
+
+
+async def ask_once(task: dict[str, Any]) -> float:
+    """One question, one response."""
+    return share_of_digits(await _ask(task["id"]))
+
+
+@trainable("talker")
+async def _talk(question: str, turns: int) -> str:
+    # The client's own limit of connections would make rollouts wait for each other.
+    settings = {"connector": aiohttp.TCPConnector(limit=0), "timeout": aiohttp.ClientTimeout(total=None)}
+    run = current_run()
+    assert run is not None
+    messages = [{"role": "user", "content": question}]
+    for turn in range(turns):
+        body = {"model": "policy", "messages": messages}
+        async with _client(aiohttp.ClientSession, **settings).post(
+            f"{run.endpoint}/chat/completions", json=body
+        ) as answer:
+            answer.raise_for_status()
+            said = (await answer.json())["choices"][0]["message"]["content"]
+        messages = [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": f"again {turn}"}]
+    return str(said)
+
+
+async def talk(task: dict[str, Any]) -> float:
+    """As many turns as the task says, each continuing the conversation, by bare HTTP."""
+    return share_of_digits(await _talk(task["id"], task["turns"]))
