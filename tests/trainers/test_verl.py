@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 
 from lightning_core.checkpoints import checkpoints, to_sample
 from lightning_core.config import Config, load_config
-from lightning_core.errors import ConfigError, ProofError
-from lightning_core.trainers.verl.records import LOG, keep_log, read_metrics_of_verl
+from lightning_core.errors import ConfigError, ProofError, TrainingError
+from lightning_core.trainers.verl.records import FAILURE, LOG, keep_log, read_metrics_of_verl, write_failure
 from lightning_core.trainers.verl.rows import SIGNAL, Group, train_rows, validation_row
 from lightning_core.trainers.verl.settings import flatten, rows_per_update, translate
 from tests.verl.rows import made_row
@@ -142,6 +143,16 @@ def test_an_update_holds_a_row_for_each_agent() -> None:
 def test_nested_and_dotted_keys_are_the_same() -> None:
     nested = {"a": {"b.c": 1, "+d": {"e": 2}}, "+f": {"g": 3}}
     assert flatten(nested) == {"a.b.c": 1, "+a.d": {"e": 2}, "+f": {"g": 3}}
+
+
+def test_an_error_that_cannot_travel_is_told_in_words(tmp_path: Path) -> None:
+    class Local(Exception):
+        """Of no module, so that nobody elsewhere can make it again."""
+
+    write_failure(tmp_path, Local("what it was"))
+    error = pickle.loads((tmp_path / FAILURE).read_bytes())
+    assert isinstance(error, TrainingError)
+    assert str(error) == "Local: what it was"
 
 
 def test_metrics_of_a_run_that_was_resumed(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 import ray
 import transfer_queue as tq
 from omegaconf import OmegaConf
+from starlette.responses import JSONResponse
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.replica import TokenOutput
 
@@ -27,6 +28,7 @@ from lightning_core.trainers.verl.manager import LightningManager
 from lightning_core.trainers.verl.records import FAILURE
 from lightning_core.trainers.verl.rows import SIGNAL
 from lightning_core.trainers.verl.settings import defaults, translate
+from tests.recording_server import recording_server
 from tests.verl.cpu import ENVIRONMENT
 
 pytestmark = pytest.mark.timeout(200)
@@ -168,6 +170,22 @@ def test_flat_groups_are_marked_as_often_as_may_be_replaced(start: Start) -> Non
         info = getattr(value, "data", value)["reward_extra_info"]
         signals.setdefault(key.split("_")[0], set()).add(info[SIGNAL])
     assert sorted(len(found) for found in signals.values()) == [1, 1, 3]
+
+
+def test_a_judge_tells_attempts_apart_that_earned_the_same(start: Start, tmp_path: Path) -> None:
+    message = {"role": "assistant", "content": '{"scores": [10, 5, 0]}'}
+    answer = {"object": "chat.completion", "id": "1", "created": 0, "model": "j"}
+    said = JSONResponse({**answer, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+    with recording_server(refusal=said) as server:
+        upstream = {"upstream": {"base_url": f"{server.url}/v1"}}
+        uids = ask(start("earns_the_same", credit={"judge": {"model": "j"}}, policy=upstream), {"id": "a"})
+        assert set(settled(uids).values()) == {"finished"}
+        assert len(server.requests) == 1
+    keys = sorted(rows(uids))
+    fields = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["rm_scores"])["rm_scores"]
+    assert [round(float(x[0]), 3) for x in fields.unbind()] == [1.0, 0.0, -1.0]
+    with Store(tmp_path / "store.db", read_only=True) as store:
+        assert len(store.rollouts(phase="judge")) == 1
 
 
 def test_whitening_waits_for_all_groups(start: Start) -> None:

@@ -14,7 +14,6 @@ import _thread
 import asyncio
 import logging
 import os
-import pickle
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -46,7 +45,7 @@ from lightning_core.runner import Rollout
 from lightning_core.store import Phase, Store
 from lightning_core.trainers.verl.pool import WorkerPool
 from lightning_core.trainers.verl.prompts import Prompt, read_prompts
-from lightning_core.trainers.verl.records import FAILURE
+from lightning_core.trainers.verl.records import write_failure
 from lightning_core.trainers.verl.rows import VerlRow, train_rows, validation_row
 from lightning_core.trainers.verl.worker import Attempt, Judged, RolloutWorker
 from lightning_core.transitions import transitions_to_rows
@@ -63,6 +62,8 @@ class _Done:
     """The last attempt of each."""
     lost: int
     """How many there should be besides, whose workers were lost."""
+    error: str | None = None
+    """How they were lost."""
 
 
 class LightningManager:
@@ -123,29 +124,30 @@ class LightningManager:
             error = error.exceptions[0]
         if error is None:
             return
-        cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+        cause = _cause(error)
         logger.error("the run cannot go on", exc_info=cause)
-        (self._folder / FAILURE).write_bytes(pickle.dumps(cause))
+        write_failure(self._folder, cause)
         _thread.interrupt_main()
 
     async def _dispatch(self, batch: Sequence[Prompt]) -> None:
         async with asyncio.TaskGroup() as running:
             groups = [running.create_task(self._roll_out(prompt)) for prompt in batch]
             if not self._checked:  # a misspelt agent shows only when all have run
-                self._check([rollout for group in groups for rollout in (await group).rollouts])
+                self._check([await group for group in groups])
             if self._whole_batch and batch[0].training:
                 await self._publish([await group for group in groups])
             else:
                 for group in asyncio.as_completed(groups):
                     await self._publish([await group])
 
-    def _check(self, rollouts: Sequence[Rollout]) -> None:
+    def _check(self, groups: Sequence[_Done]) -> None:
         """Once, on the first rollouts: that there is anything to learn from. verl would wait for rows that never come."""
-        failures = [r.error for r in rollouts if r.status == "infrastructure"]
-        if len(failures) == len(rollouts):
-            first = f"; the first: {failures[0]}" if failures else ""
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        failures = [g.error for g in groups if g.error] + [r.error for r in rollouts if r.status == "infrastructure"]
+        if all(r.status == "infrastructure" for r in rollouts):
+            count = len(rollouts) + sum(group.lost for group in groups)
             raise InfrastructureError(
-                f"all of the first {len(rollouts)} rollouts failed for reasons of infrastructure{first}"
+                f"all of the first {count} rollouts failed for reasons of infrastructure; the first: {failures[0]}"
             )
         check_names(self._config, rollouts)
         if not any(e.transitions for e in to_episodes(rollouts, trained_agents(self._config))):
@@ -161,15 +163,17 @@ class LightningManager:
         copies = c.rollouts.group_size if prompt.training else c.eval.samples
         jobs = make_jobs([prompt.task], c, copies=copies, phase=phase, step=step)
         routing = routing_of(c, trained_agents(c), phase)
+        attempts: list[Attempt] = []
+        lost: str | None = None
         try:
-            attempts: list[Attempt] = await self._workers.call("roll_out", jobs, routing, tries=c.rollouts.retries + 1)
+            attempts = await self._workers.call("roll_out", jobs, routing, tries=c.rollouts.retries + 1)
         except InfrastructureError as error:
-            logger.error("task %r: %d rollouts are left out: %s", prompt.task["id"], len(jobs), error)
-            attempts = []
+            lost = str(error)
+            logger.error("task %r: %d rollouts are left out: %s", prompt.task["id"], len(jobs), lost)
         records = [(rollout_record(a.rollout, step, phase, step), a.rollout.spans) for a in attempts]
         await asyncio.to_thread(self._store.add_rollouts, records)
         final = [a.rollout for a in attempts if a.final]
-        return _Done(prompt=prompt, rollouts=final, lost=len(jobs) - len(final))
+        return _Done(prompt=prompt, rollouts=final, lost=len(jobs) - len(final), error=lost)
 
     def _phase(self, prompt: Prompt) -> tuple[Phase, int]:
         """The phase, and how many updates came before: verl counts steps from 1, and evaluates after the one that it names."""
@@ -223,9 +227,15 @@ class LightningManager:
     async def _judge(self, group: _Done, episodes: list[Episode]) -> list[Episode]:
         if self._config.credit.judge is None or len(episodes) < 2:
             return episodes
-        judged: Judged = await self._workers.call(
-            "judge", episodes, group.prompt.step - 1, tries=1 + self._config.rollouts.retries
-        )
+        try:
+            judged: Judged = await self._workers.call(
+                "judge", episodes, group.prompt.step - 1, tries=1 + self._config.rollouts.retries
+            )
+        except (InfrastructureError, ray.exceptions.RayTaskError) as error:
+            if not isinstance(_cause(error), InfrastructureError):
+                raise
+            logger.warning("a group goes without the judge's scores: %s", _cause(error))
+            return episodes
         await asyncio.to_thread(self._store.add_rollouts, judged.records)
         await asyncio.to_thread(self._store.add_spans, reward_spans(episodes, judged.scores))
         return with_scores(episodes, judged.scores)
@@ -241,6 +251,11 @@ class LightningManager:
             )
         status = "finished" if rows else "failure"
         await tq.async_kv_put(key=prompt.uid, partition_id=prompt.partition, tag={"status": status})
+
+
+def _cause(error: Any) -> BaseException:
+    """What was raised in another process, without what Ray adds to it."""
+    return error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
 
 
 def _validation_rows(group: _Done, trained: frozenset[str]) -> list[VerlRow]:

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from lightning_core.errors import TrainingError
+from lightning_core.trace import describe
 
 FAILURE = "failure.pickle"
 """What stopped the run: an exception, written by the manager for whoever started it."""
 LOG = "verl.jsonl"
 """verl's metrics, by its own logger."""
 _EARLIER = "verl.before.jsonl"
+
+
+def write_failure(folder: Path, error: BaseException) -> None:
+    """Write down what stopped the run. An error that cannot travel is told in words."""
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:  # noqa: BLE001 - an agent's own exceptions may be anything
+        data = pickle.dumps(TrainingError(describe(error)))
+    (folder / FAILURE).write_bytes(data)
 
 
 def keep_log(folder: Path) -> None:
