@@ -10,7 +10,8 @@ groups of eight, TASKS of them a step. The arms take turns, each a process of it
 
 Both with a replay buffer that looks ten times a second (verl's own looks every two, which hides what is measured). Generation is verl's
 ``timing_s/gen``, a step ``timing_s/step`` less checkpoints. The first step of each run is left out: it warms up, and there our manager
-waits for all rollouts, to see whether there is anything to train on. CPU is that of all processes of one kind, a rollout.
+waits for all rollouts, to see whether there is anything to train on. The update is the same work in both: where it takes
+one arm longer, the machine was busy with something else, and the ratios say little. CPU is that of all processes of one kind, a rollout.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Measured:
 
     generation: Sequence[float]
     whole: Sequence[float]
+    update: Sequence[float]
     prompt_tokens: float
     response_tokens: float
     cpu: Mapping[str, float]
@@ -155,6 +157,7 @@ def measure(arm: str, options: Any, folder: Path) -> Measured:
     return Measured(
         generation=[d["timing_s/gen"] for d in data],
         whole=[d["timing_s/step"] - d.get("timing_s/save_checkpoint", 0.0) for d in data],
+        update=[d["timing_s/update_actor"] for d in data],
         prompt_tokens=statistics.mean(d["prompt_length/mean"] for d in data),
         response_tokens=statistics.mean(d["response_length/mean"] for d in data),
         cpu={kind: (seconds - first.get(kind, 0.0)) / rollouts for kind, seconds in last.items()},
@@ -171,12 +174,14 @@ def steps_of(folder: Path) -> list[dict[str, Any]]:
 
 def report(options: Any, runs: Mapping[str, Sequence[Measured]]) -> None:
     rollouts = options.tasks * GROUP
-    print(f"{'':6s}{'prompt':>8s}{'response':>10s}{'generation':>22s}{'whole step':>22s}{'rollouts/s':>12s}")
+    print(
+        f"{'':6s}{'prompt':>8s}{'response':>10s}{'generation':>24s}{'update':>24s}{'whole step':>24s}{'rollouts/s':>12s}"
+    )
     for arm, several in runs.items():
         for run in several:
             cells = "".join(
-                f"{statistics.mean(s):8.2f} s ({min(s):.2f}-{max(s):.2f})".rjust(22)
-                for s in (run.generation, run.whole)
+                f"{statistics.mean(s):8.2f} s ({min(s):.2f}-{max(s):.2f})".rjust(24)
+                for s in (run.generation, run.update, run.whole)
             )
             speed = rollouts / statistics.mean(run.generation)
             print(f"{arm:6s}{run.prompt_tokens:8.1f}{run.response_tokens:10.1f}{cells}{speed:12.1f}")
