@@ -175,7 +175,6 @@ rollouts: {group_size: yes}
         ("rollouts: {refill: 2}\ncredit: {advantage: none}", "rollouts.refill: goes with advantages that compare"),
         ("credit: {group_by: [agent, agent]}", "credit.group_by: expected one or more different keys"),
         ("rollouts: {group_size: 1}", "rollouts.group_size: 'grpo' compares attempts"),
-        ("trainer: {name: verl}", "trainer.name: 'verl' is not in this version"),
         ("policy: {model: m, vllm: {url: 'http://h:1'}}", "policy.vllm: goes with backend: vllm only"),
         (
             "policy: {model: m, backend: vllm, vllm: {url: 'http://h:1', args: [-x]}}",
