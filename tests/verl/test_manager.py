@@ -53,6 +53,7 @@ class Client:
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     ray.init(
+        "local",
         num_cpus=8,
         include_dashboard=False,
         _node_ip_address="127.0.0.1",

@@ -183,7 +183,7 @@ def _algorithm(c: Config) -> dict[str, Any]:
 
 def _run(c: Config, folder: Path) -> dict[str, Any]:
     t, has_eval = c.trainer, (folder / "tasks_eval.jsonl").is_file()
-    found: dict[str, Any] = {
+    return {
         "trainer.nnodes": t.nodes,
         "trainer.n_gpus_per_node": t.gpus_per_node,
         "trainer.v1.trainer_mode": t.mode,
@@ -199,10 +199,9 @@ def _run(c: Config, folder: Path) -> dict[str, Any]:
         "trainer.test_freq": (c.eval.every or t.steps) if has_eval else -1,
         "trainer.experiment_name": folder.name,
         "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH": str(folder / "verl.jsonl"),
+        # Ray would else join whatever cluster runs on this machine.
+        "+ray_kwargs.ray_init.address": c.ray.address or "local",
     }
-    if c.ray.address is not None:
-        found["+ray_kwargs.ray_init.address"] = c.ray.address
-    return found
 
 
 def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
