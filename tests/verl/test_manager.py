@@ -116,6 +116,12 @@ def settled(uids: list[str]) -> dict[str, str]:
     raise AssertionError(f"still {found}")
 
 
+def poll(seconds: float) -> None:
+    """Wait as verl's replay buffer does: an interrupt comes between two looks."""
+    for _ in range(int(seconds * 10)):
+        time.sleep(0.1)
+
+
 def rows(uids: list[str]) -> list[str]:
     return [key for key in tq.kv_list("train")["train"] if key.rpartition("_")[0].rpartition("_")[0] in uids]
 
@@ -154,7 +160,7 @@ def test_a_reward_that_is_none_stops_the_run(start: Start, tmp_path: Path) -> No
     manager = start("earns_nothing_real")
     ask(manager, {"id": "a"})
     with pytest.raises(KeyboardInterrupt):  # what interrupts verl's trainer, which would wait for rows for ever
-        time.sleep(60)
+        poll(60)
     error = pickle.loads((tmp_path / FAILURE).read_bytes())
     assert isinstance(error, RewardError)
     assert "nan" in str(error)
