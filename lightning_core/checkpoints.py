@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lightning_core.config import Config, Ray, Trainer
+from lightning_core.config import Config
+from lightning_core.config_trainer import Ray, Trainer
 from lightning_core.errors import ConfigError
 
 _EXPORT = Path("actor", "huggingface")

@@ -35,6 +35,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from tests.bench.processes import raise_file_limit
 from tests.bench.ray_processes import Known, cpu_by_kind, end, resident_by_kind
@@ -85,28 +86,28 @@ def ray_nodes(count: int, workers: int, folder: Path) -> Iterator[None]:
     """A cluster of ``count`` nodes on this machine. Its CPUs are logical: what must fit are workers, storage and controller."""
     import ray
     from ray.cluster_utils import Cluster
+    from ray.util import get_node_ip_address
 
     cpus = -(-workers // count) + 8
-    runtime = {"env_vars": {**ENVIRONMENT, "PYTHONPATH": os.getcwd()}}
-    address = {"_node_ip_address": "127.0.0.1"}
+    driver: dict[str, Any] = {
+        "log_to_driver": False,
+        "runtime_env": {"env_vars": {**ENVIRONMENT, "PYTHONPATH": os.getcwd()}},
+    }
     if count == 1:
-        ray.init(
-            num_cpus=cpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            _temp_dir=str(folder),
-            runtime_env=runtime,
-            **address,
-        )
+        own = {"include_dashboard": False, "_temp_dir": str(folder), "_node_ip_address": "127.0.0.1"}
+        ray.init("local", num_cpus=cpus, **own, **driver)
         yield
         return
-    head = {"num_cpus": cpus, "include_dashboard": False, "temp_dir": str(folder), "node_ip_address": "127.0.0.1"}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    # It would write down for the whole machine that this is the cluster to join, and others' programs would.
+    with patch("ray._private.utils.write_ray_address"):
+        place = {"num_cpus": cpus, "node_ip_address": get_node_ip_address()}
+        head = {**place, "include_dashboard": False, "temp_dir": str(folder)}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(count - 1):
-            cluster.add_node(num_cpus=cpus, node_ip_address="127.0.0.1")
+            cluster.add_node(**place)
         cluster.wait_for_nodes()
-        ray.init(address=cluster.address, log_to_driver=False, runtime_env=runtime, **address)
+        ray.init(address=cluster.address, **driver)
         yield
     finally:
         ray.shutdown()
