@@ -14,6 +14,7 @@ import _thread
 import asyncio
 import logging
 import os
+import signal
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -95,6 +96,7 @@ class LightningManager:
         if Path(settings["working_dir"]).is_dir():
             os.chdir(settings["working_dir"])
         import_callable(ours.agent or "", key="agent")  # for the names that its code marks
+        _heed_interrupts()
         count = int(rollout.agent.num_workers)
         actor = ray.remote(RolloutWorker).options(
             num_cpus=1, scheduling_strategy="SPREAD", max_concurrency=1 + ours.rollouts.concurrency
@@ -251,6 +253,12 @@ class LightningManager:
             )
         status = "finished" if rows else "failure"
         await tq.async_kv_put(key=prompt.uid, partition_id=prompt.partition, tag={"status": status})
+
+
+def _heed_interrupts() -> None:
+    """What a script starts in the background ignores interrupts, and all of its processes do: nothing would stop the trainer."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _cause(error: Any) -> BaseException:
