@@ -10,6 +10,8 @@ VENV := .venv
 LOWEST := .venv-lowest
 CLUSTER := .venv-cluster
 BIN := $(VENV)/bin
+# Half of the time is waiting for servers and processes. A file stays in one process.
+TWICE := -n 2 --dist loadfile
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 TORCH := torch==2.13.0
@@ -23,11 +25,11 @@ demo-sql: $(INSTALLED)
 	$(BIN)/lightning-rl train examples/text_to_sql/lightning.yaml $(ARGS)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(TWICE) $(ARGS)
 
 # The integrations with the lowest versions of the frameworks that the extras admit.
 test-lowest: $(LOWEST)/.installed
-	$(LOWEST)/bin/python -m pytest tests/integrations $(ARGS)
+	$(LOWEST)/bin/python -m pytest $(TWICE) tests/integrations $(ARGS)
 
 # The policy backend on a real vLLM server, in vLLM's build for CPUs.
 test-vllm: $(CLUSTER)/.installed
@@ -35,7 +37,7 @@ test-vllm: $(CLUSTER)/.installed
 
 # Training with verl itself, on Ray and vLLM's build for CPUs.
 test-verl: $(CLUSTER)/.installed
-	$(CLUSTER)/bin/python -m pytest tests/verl $(ARGS)
+	$(CLUSTER)/bin/python -m pytest $(TWICE) tests/verl $(ARGS)
 
 # Losses against verl's and TRL's own functions.
 test-parity: $(CLUSTER)/.installed

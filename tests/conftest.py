@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,13 @@ from lightning_core.threads import install_threads
 from tests.recording_server import RecordingServer, recording_server
 
 _MISSING = object()
+
+
+@pytest.fixture(autouse=True)
+def own_connections() -> None:
+    """ChatOpenAI's models share connections while the process lives; those of a test's event loop would meet the next test's."""
+    if clients := sys.modules.get("langchain_openai.chat_models._client_utils"):
+        clients._cached_async_httpx_client.cache_clear()
 
 
 @pytest.fixture(autouse=True)

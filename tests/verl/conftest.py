@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import verl.workers.engine  # noqa: F401
 
-SECONDS = 280
+SECONDS = 480
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +51,18 @@ class Command:
 Train = Callable[..., Command]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def no_shared_memory_leaks() -> Iterator[None]:
-    """vLLM's processes leave segments behind that nobody frees."""
-    before = set(Path("/dev/shm").glob("psm_*"))
-    yield
-    for file in set(Path("/dev/shm").glob("psm_*")) - before:
+_SEGMENTS = pytest.StashKey[set[Path]]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[_SEGMENTS] = set(Path("/dev/shm").glob("psm_*"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """vLLM's processes leave segments behind that nobody frees. Removed when the last of pytest's own processes is done."""
+    if hasattr(session.config, "workerinput"):
+        return
+    for file in set(Path("/dev/shm").glob("psm_*")) - session.config.stash[_SEGMENTS]:
         file.unlink(missing_ok=True)
 
 
