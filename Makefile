@@ -10,7 +10,7 @@ VENV := .venv
 LOWEST := .venv-lowest
 CLUSTER := .venv-cluster
 BIN := $(VENV)/bin
-# Half of the time is waiting for servers and processes. A file stays in one process.
+# One process leaves much of two cores idle. A file stays in one process.
 TWICE := -n 2 --dist loadfile
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input

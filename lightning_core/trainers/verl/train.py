@@ -60,9 +60,8 @@ def train_with_verl(config: Config, folder: Path, tasks: Sequence[Task], eval_ta
             raise pickle.loads(failure.read_bytes()) from None
         report = folder / "verl.error.txt"
         report.write_text(str(error), encoding="utf-8")
-        cause = getattr(
-            error, "cause", error
-        )  # of an error in one of Ray's processes, whose own text is a whole traceback
+        # The text of an error from one of Ray's processes is a whole traceback.
+        cause = getattr(error, "cause", error)
         if isinstance(cause, LightningError):
             raise cause from None
         raise TrainingError(f"verl's trainer ended: {describe(cause)}; all of it is in {report}") from error
