@@ -14,7 +14,6 @@ import contextvars
 import itertools
 import json
 import logging
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -32,9 +31,6 @@ from lightning_core.spans import SpanHandle, listen, start_root, start_span, sto
 from lightning_core.trace import Address, SpanRecord, Trace, check_reward, describe, spans_to_trace
 
 logger = logging.getLogger(__name__)
-
-_RESPONSE_PREFIX = re.compile(r"^(?:chatcmpl-|cmpl-|resp_|msg_)")
-"""What the APIs' response ids begin with; ours go on with the call's id."""
 
 _sequence = itertools.count(1)
 _live: dict[str, Run] = {}
@@ -365,7 +361,7 @@ def reward(value: float, *, call: str | None = None, agent: str | None = None, n
     if current is None:
         return
     attributes: dict[str, Any] = {tr.REWARD_VALUE: number}
-    call = None if call is None else _RESPONSE_PREFIX.sub("", call)
+    call = None if call is None else tr.call_id(call) or call
     for key, item in (("call", call), ("agent", agent), ("name", name)):
         if item is not None:
             attributes[f"lightning.reward.{key}"] = item

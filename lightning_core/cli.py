@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 
 from lightning_core import cli_credit, cli_serve
-from lightning_core.cli_trace import run_folder, trace
+from lightning_core.cli_trace import as_run_folder, trace
 from lightning_core.config import Config, dump_config, load_config
 from lightning_core.errors import ConfigError, IntegrationUnavailable, LightningError, MissingExtra
 
@@ -158,7 +158,7 @@ def _eval(options: argparse.Namespace) -> int:
     from lightning_core.progress import show_progress
     from lightning_core.report import format_estimate
 
-    run = run_folder(options.config)
+    run = as_run_folder(options.config)
     source = options.config if run is None else run / "config.yaml"
     config = load_config(source, options.overrides, needs=("agent", "tasks.eval"))
     if run is None:

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from lightning_core.cli_trace import run_folder
+from lightning_core.cli_trace import as_run_folder
 from lightning_core.config import load_config
 from lightning_core.credit import Credit, CreditRules, Episode, assign_by_policy
 from lightning_core.credit_rules import policy_rules
@@ -28,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def credit(options: argparse.Namespace) -> int:
     """The command; its exit code."""
-    folder = run_folder(options.config)
+    folder = as_run_folder(options.config)
     if folder is None:
         raise ConfigError(f"{options.config!r} is a file; expected a run's folder, such as runs/latest")
     overrides = [*([f"credit.rewards={options.rule}"] if options.rule else []), *options.overrides]

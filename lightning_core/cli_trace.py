@@ -17,7 +17,7 @@ TRACE_FILES = (".json", ".jsonl", ".pb")
 
 def trace(options: argparse.Namespace) -> int:
     """The command; its exit code."""
-    run = run_folder(options.config)
+    run = as_run_folder(options.config)
     stored = options.config.endswith(TRACE_FILES)
     if run is None and not stored:
         if options.rollout is not None:
@@ -34,7 +34,7 @@ def trace(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_folder(path: str) -> Path | None:
+def as_run_folder(path: str) -> Path | None:
     """The folder of a run, or None for a file; a folder that is no run is refused."""
     folder = Path(path)
     if not folder.is_dir():

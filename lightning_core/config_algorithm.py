@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from annotated_types import Gt, Le
 
 from lightning_core.config_types import Count, NotNegative, Positive, Section
-from lightning_core.yaml_source import KeyPath
 
 LossName = Literal["ppo", "dual-clip", "gspo", "cispo", "reinforce"]
 Aggregation = Literal["rollout-mean", "sequence-mean", "token-mean", "constant"]
@@ -69,46 +67,3 @@ class Algorithm(Section):
     """Correction for the difference between who sampled and who is trained; null: the ratio is taken to the sampling logprobs."""
     updates_per_step: Count = 1
     """Passes over one step's rows, with an optimiser update each (PPO epochs)."""
-
-
-def impossible_algorithm(a: Algorithm) -> Iterator[tuple[KeyPath, str]]:
-    """Combinations that cannot be honoured although each value alone is fine."""
-    needing = [name for name in (a.loss, a.aggregation) if name in ("gspo", "sequence-mean")]
-    if needing and a.sequence is None:
-        yield ("algorithm", "sequence"), f"{needing[0]!r} needs to be told what a sequence is: row or rollout"
-    if not needing and a.sequence is not None:
-        yield (
-            ("algorithm", "sequence"),
-            f"goes with loss: gspo or aggregation: sequence-mean only, but they are {a.loss!r} and {a.aggregation!r}",
-        )
-    if a.loss == "gspo" and not {"clip_low", "clip_high"} <= a.model_fields_set:
-        yield (
-            ("algorithm", "loss"),
-            "'gspo' needs a clip_low and clip_high of its own, far smaller than those of single tokens, such as 3e-4 and 4e-4",
-        )
-    if a.loss == "reinforce":
-        for key in ("clip_low", "clip_high"):
-            if getattr(a, key) != Algorithm.model_fields[key].default:
-                yield ("algorithm", key), "'reinforce' has no ratio to clip"
-        if a.updates_per_step > 1:
-            yield (
-                ("algorithm", "updates_per_step"),
-                f"found {a.updates_per_step}; 'reinforce' has no ratio, so a second update on the same rows would be wrong; use 1, or "
-                "another loss",
-            )
-    if a.loss != "dual-clip" and a.clip_dual != Algorithm.model_fields["clip_dual"].default:
-        yield ("algorithm", "clip_dual"), f"goes with loss: dual-clip only, but algorithm.loss is {a.loss!r}"
-    if a.aggregation == "constant" and a.constant_tokens is None:
-        yield ("algorithm", "aggregation"), "'constant' needs algorithm.constant_tokens, such as 1024"
-    if a.aggregation != "constant" and a.constant_tokens is not None:
-        yield (
-            ("algorithm", "constant_tokens"),
-            f"goes with aggregation: constant only, but algorithm.aggregation is {a.aggregation!r}",
-        )
-    if a.importance is not None and a.importance.high is not None and a.importance.low >= a.importance.high:
-        yield (
-            ("algorithm", "importance", "low"),
-            f"found {a.importance.low}, which is not below algorithm.importance.high = {a.importance.high}",
-        )
-    if a.importance is not None and a.importance.kind == "mask" and a.importance.low == 0 and a.importance.high is None:
-        yield ("algorithm", "importance", "kind"), "'mask' without low and high masks nothing; set one of them"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
@@ -12,7 +11,6 @@ from pydantic_core import PydanticCustomError
 
 from lightning_core.config_problems import OWN
 from lightning_core.config_types import CallableName, Count, Names, NotNegative, Positive, Section, is_callable_name
-from lightning_core.yaml_source import KeyPath
 
 Gamma = Annotated[float, Gt(0), Le(1)]
 Lam = Annotated[float, Ge(0), Le(1)]
@@ -23,8 +21,6 @@ GroupBy = Annotated[
 ]
 
 _RULES = ("broadcast", "last-call", "explicit", "discounted", "leave-one-branch-out", "gigpo", "gae")
-_GAMMA = ("discounted", "gigpo", "gae")
-_ALONE = ("reinforce++", "none")
 
 
 def _pattern(text: str) -> str:
@@ -137,31 +133,3 @@ class Credit(Section):
     """With `gae`: the critic; null: its defaults."""
     judge: Judge | None = None
     """A model that scores attempts; null: none."""
-
-
-def impossible_credit(c: Credit, *, group_size: int, refill: int) -> Iterator[tuple[KeyPath, str]]:
-    """Combinations that cannot be honoured although each value alone is fine."""
-    own_rule = is_callable_name(c.rewards)
-    if c.rewards in _GAMMA and c.gamma is None:
-        yield ("credit", "rewards"), f"{c.rewards!r} needs credit.gamma, such as gamma: 0.95"
-    if c.rewards not in _GAMMA and not own_rule and c.gamma is not None:
-        yield ("credit", "gamma"), f"goes with rewards: {' | '.join(_GAMMA)}, but credit.rewards is {c.rewards!r}"
-    for key, rule in (("lam", "gae"), ("critic", "gae"), ("step_weight", "gigpo"), ("anchor", "gigpo")):
-        if getattr(c, key) is not None and c.rewards != rule:
-            yield ("credit", key), f"goes with rewards: {rule} only, but credit.rewards is {c.rewards!r}"
-    if c.rewards == "gae" and c.advantage not in _ALONE:
-        yield (
-            ("credit", "advantage"),
-            f"with rewards: gae the critic is the baseline; expected 'reinforce++' or 'none', found {c.advantage!r}",
-        )
-    if not c.group_by or len(set(c.group_by)) < len(c.group_by):
-        yield ("credit", "group_by"), f"expected one or more different keys, found {list(c.group_by)!r}"
-    if group_size == 1 and c.advantage not in _ALONE:
-        yield ("rollouts", "group_size"), f"{c.advantage!r} compares attempts at one task: 2 or more are needed"
-    if group_size == 1 and c.judge is not None:
-        yield ("rollouts", "group_size"), "a judge compares attempts at one task: 2 or more are needed"
-    if refill and c.advantage in _ALONE:
-        yield (
-            ("rollouts", "refill"),
-            f"goes with advantages that compare the attempts of a group; with {c.advantage!r} equal attempts teach something too",
-        )

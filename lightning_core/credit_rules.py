@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_core import config_credit as configured
 from lightning_core.config import Config
-from lightning_core.config_policies import policy_settings
+from lightning_core.config_resolve import policy_settings
 from lightning_core.credit import Air, CreditRules, FormatRule
 from lightning_core.imports import import_callable
 

@@ -19,7 +19,8 @@ from typing import Any
 from lightning_core.batch import sample_batch
 from lightning_core.checkpoints import checkpoint_step, checkpoints, to_sample
 from lightning_core.circle import Evaluation, context_metrics, open_circle, recorded_evaluations
-from lightning_core.config import Config, TaskSource, dump_config
+from lightning_core.config import Config, dump_config
+from lightning_core.config_sections import TaskSource
 from lightning_core.credit_rules import policy_rules
 from lightning_core.errors import ConfigError
 from lightning_core.imports import import_callable
@@ -68,7 +69,7 @@ def fit(
     if eval_tasks is None:
         eval_tasks = _eval_tasks(config) if config.tasks.eval else []
     rules = policy_rules(config)
-    folder, checkpoint = run_folder(config)
+    folder, checkpoint = open_run_folder(config)
     if config.trainer.name == "verl":
         _train_with_verl(config, folder, tasks, eval_tasks, checkpoint)
         return _finish(config, folder, eval_tasks, time.monotonic() - began)
@@ -159,7 +160,7 @@ def evaluate(
         return circle.evaluate(tasks, "eval")
 
 
-def run_folder(config: Config) -> tuple[Path, Path | None]:
+def open_run_folder(config: Config) -> tuple[Path, Path | None]:
     """The run's folder, made if need be and pointed at by ``latest``; and the checkpoint that a resumed run goes on from.
 
     Raises `ConfigError` if there is nothing to resume, or if a new run's folder is there already.

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning_core.capture import Run
 from lightning_core.config import Config
-from lightning_core.config_policies import agents_policies
+from lightning_core.config_resolve import agents_policies
 from lightning_core.credit import Credit, Episode
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.policy.endpoint import Routing
@@ -101,7 +101,7 @@ def to_episodes(rollouts: Iterable[Rollout], trained: Collection[str]) -> list[E
         if r.status == "infrastructure":
             continue
         for refusal in refused_calls(r.trace, agents=trained):
-            if "the call failed" not in refusal.reason:
+            if refusal.kind != "failed":
                 raise TrainingError(f"a call of agent {refusal.agent!r} cannot be trained on: {refusal.reason}")
         transitions = trace_to_transitions(r.trace, agents=trained)
         episodes.append(Episode(trace=r.trace, transitions=transitions, rewards=r.trace.rewards))

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lightning_core.config import TaskSource
+from lightning_core.config_sections import TaskSource
 from lightning_core.config_types import is_callable_name
 from lightning_core.errors import ConfigError
 from lightning_core.imports import import_callable

@@ -28,6 +28,11 @@ from lightning_core.errors import RewardError
 TokenIds = NDArray[np.uint32]
 Floats = NDArray[np.float32]
 
+POLICY = "policy"
+"""The model name of the trained weights, in a run with one policy."""
+BASE = "base"
+"""The model name of the initial weights."""
+
 OPERATION = "gen_ai.operation.name"
 AGENT = "gen_ai.agent.name"
 TOOL = "gen_ai.tool.name"
@@ -46,6 +51,7 @@ REWARD_NAME = "lightning.reward.name"
 
 _TRACEPARENT = re.compile(r"^00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$")
 _AGENT_HEADER = "lightning-agent"
+_CALL_ID = re.compile(r"(?:^|[-_])([0-9a-f]{16})$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +187,12 @@ class Trace:
     def agents(self) -> tuple[str, ...]:
         """Names of all agents that made a call, in order of first appearance."""
         return tuple(dict.fromkeys(c.agent for c in self.calls if c.agent is not None))
+
+
+def call_id(response_id: str) -> str | None:
+    """The id of the call that a response id ends with, in every wire format; None if it has none."""
+    found = _CALL_ID.search(response_id)
+    return None if found is None else found[1]
 
 
 def check_reward(value: object) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,8 @@ class Refusal:
 
     call: str
     agent: str
+    kind: Literal["failed", "untrainable"]
+    """``failed``: the call itself raised an error; ``untrainable``: it returned, but its tokens are not usable."""
     reason: str
 
 
@@ -141,7 +144,8 @@ def refused_calls(trace: Trace, *, agents: Collection[str]) -> list[Refusal]:
     for call in trace.calls:
         reason = _refusal_reason(call) if call.agent in agents else None
         if reason is not None:
-            found.append(Refusal(call=call.id, agent=call.agent or "", reason=reason))
+            kind = "untrainable" if call.error is None else "failed"
+            found.append(Refusal(call=call.id, agent=call.agent or "", kind=kind, reason=reason))
     return found
 
 

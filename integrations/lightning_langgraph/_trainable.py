@@ -12,18 +12,17 @@ from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
 import lightning_langchain._trainable as langchain
-from lightning_core import capture
+from lightning_core.capture import no_failure
 from lightning_core.errors import ConfigError
 from lightning_core.integration import TrainSpec
-
-# An interrupt or a jump to the parent graph leaves a node as an exception, without anything having failed.
-capture.no_failure(GraphBubbleUp)
 
 
 def mark(obj: Any, spec: TrainSpec) -> Any:
     """A copy of ``obj``, a compiled graph or another of LangGraph's Runnables, that runs as the agent ``spec.name``."""
     if isinstance(obj, StateGraph):
         raise ConfigError(f"compile the graph before marking it: trainable(graph.compile(), name={spec.name!r})")
+    # An interrupt or a jump to the parent graph leaves a node as an exception that is not a failure.
+    no_failure(GraphBubbleUp)
     return langchain.mark(obj, spec)
 
 

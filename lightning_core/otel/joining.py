@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,9 +24,6 @@ from lightning_core.otel.conventions import understand
 from lightning_core.trace import Address, SpanRecord
 
 ORIGIN = "lightning.origin.trace_id"
-
-_RESPONSE_ID = re.compile(r"[-_]([0-9a-f]{16})$")
-"""A response's id on the wire has the id of its call at its end."""
 
 
 def join_spans(root: Address, ours: Iterable[SpanRecord], theirs: Iterable[SpanRecord]) -> list[SpanRecord]:
@@ -74,10 +70,10 @@ def _same_calls(understood: Sequence[SpanRecord], calls: Mapping[str, SpanRecord
     same: dict[str, str] = {}
     theirs = [span for span in understood if span.attributes.get(tr.OPERATION) == "chat"]
     for span in theirs:
-        match = _RESPONSE_ID.search(str(span.attributes.get("gen_ai.response.id", "")))
-        if match is not None and match[1] in left:
-            same[span.span_id] = match[1]
-            del left[match[1]]
+        call = tr.call_id(str(span.attributes.get("gen_ai.response.id", "")))
+        if call is not None and call in left:
+            same[span.span_id] = call
+            del left[call]
     said = {call: _exchange(span) for call, span in left.items()}
     for span in theirs:
         if span.span_id not in same:

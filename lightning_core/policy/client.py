@@ -16,8 +16,7 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -26,42 +25,15 @@ from urllib.parse import SplitResult, urlsplit
 from lightning_core import capture
 from lightning_core.capture import Run
 from lightning_core.patching import Patches, Wrapper
+from lightning_core.policy.providers import common_path, expand_hosts, is_model_call, port_of
 from lightning_core.trace import Address
-
-PROVIDER_HOSTS = frozenset(
-    {
-        "api.openai.com",
-        "api.anthropic.com",
-        "openrouter.ai",
-        "generativelanguage.googleapis.com",
-        "api.mistral.ai",
-        "api.deepseek.com",
-        "api.groq.com",
-        "api.together.xyz",
-        "api.fireworks.ai",
-        "api.x.ai",
-        "router.huggingface.co",
-        ".openai.azure.com",
-    }
-)
-"""Where agents' models usually live. ``host``, ``host:port``, or ``.suffix`` for all hosts below a domain."""
-
-PROVIDERS = "providers"
-"""Stands for all of `PROVIDER_HOSTS` in a list of hosts."""
-
-MODEL_CALLS = ("/chat/completions", "/completions", "/responses", "/messages")
-"""Ends of the paths that ask a model for an answer."""
 
 ORIGIN = "lightning-origin"
 """The URL that the agent called."""
 ORIGIN_AUTHORIZATION = "lightning-origin-authorization"
 """The agent's own credentials: an ``Authorization`` value, or ``x-api-key KEY`` / ``api-key KEY`` where it came in that header."""
 
-# What stands before the part that OpenAI-compatible servers have in common: a version, or Azure's deployment
-# (a Responses request names that in its body).
-_PREFIX = re.compile(r"^.*?/(?:v1(?:beta)?(?:/openai)?|openai/deployments/[^/]+|openai(?=/responses))(?=/)")
 _KEY_HEADERS = ("x-api-key", "api-key")
-_PORTS = {"http": 80, "https": 443}
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -73,21 +45,13 @@ class RequestLike(Protocol):
     headers: Any
 
 
-def expand_hosts(hosts: Iterable[str] | None) -> frozenset[str]:
-    """The hosts whose model calls are redirected: exactly those of the list, or the known providers where there is none."""
-    if hosts is None:
-        return PROVIDER_HOSTS
-    named = frozenset(hosts)
-    return (named - {PROVIDERS}) | PROVIDER_HOSTS if PROVIDERS in named else named
-
-
 def stamp(request: RequestLike, run: Run, address: Address) -> bool:
     """Give ``request`` the address, redirecting it if it goes to a provider; whether it was touched at all."""
     if run.endpoint is None:
         return False
     endpoint, target = _split(run.endpoint), urlsplit(str(request.url))
     ours = _same_place(target, endpoint)
-    if not ours and not _is_model_call(request.method, target, expand_hosts(run.redirect_hosts)):
+    if not ours and not is_model_call(request.method, target, expand_hosts(run.redirect_hosts)):
         return False
     headers = address.to_headers()
     if run.api_key is not None:
@@ -96,7 +60,7 @@ def stamp(request: RequestLike, run: Run, address: Address) -> bool:
         headers |= _origin(request, target)
         for name in ("authorization", *_KEY_HEADERS):
             request.headers.pop(name, None)
-        path = endpoint.path.rstrip("/") + _PREFIX.sub("", target.path)
+        path = endpoint.path.rstrip("/") + common_path(target.path)
         request.url = type(request.url)(
             target._replace(scheme=endpoint.scheme, netloc=endpoint.netloc, path=path).geturl()
         )
@@ -120,26 +84,13 @@ def _origin(request: RequestLike, target: SplitResult) -> dict[str, str]:
     return origin
 
 
-def _is_model_call(method: str, target: SplitResult, hosts: frozenset[str]) -> bool:
-    if method != "POST" or not target.path.endswith(MODEL_CALLS):
-        return False
-    host = target.hostname or ""
-    if host in hosts or f"{host}:{_port(target)}" in hosts:
-        return True
-    return any(entry.startswith(".") and host.endswith(entry) for entry in hosts)
-
-
 def _same_place(one: SplitResult, other: SplitResult) -> bool:
-    return (one.hostname, _port(one)) == (other.hostname, _port(other))
+    return (one.hostname, port_of(one)) == (other.hostname, port_of(other))
 
 
 @lru_cache(maxsize=64)
 def _split(url: str) -> SplitResult:
     return urlsplit(url)
-
-
-def _port(url: SplitResult) -> int | None:
-    return url.port or _PORTS.get(url.scheme)
 
 
 def _local(run: Run) -> bool:

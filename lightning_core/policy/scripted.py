@@ -10,8 +10,8 @@ import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from lightning_core.config_policies import BASE
 from lightning_core.policy.backend import Delta, SamplingParams
+from lightning_core.trace import BASE
 
 _SPECIALS = ("<|im_start|>", "<|im_end|>")
 _SPLIT = re.compile("(" + "|".join(re.escape(s) for s in _SPECIALS) + ")")

@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_core.config_policies import POLICY
 from lightning_core.errors import OverloadError, PolicyRequestError
 from lightning_core.policy.chat import Memory
 from lightning_core.policy.dialects.exchange import Message
 from lightning_core.policy.limits import Limits
-from lightning_core.trace import Address
+from lightning_core.trace import POLICY, Address
 
 UNKNOWN_KEY = "unknown API key: expected the key of a live rollout, or that of a served model"
 """Said of every key that opens nothing, whether it never did or does no longer."""

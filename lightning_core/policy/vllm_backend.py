@@ -20,9 +20,8 @@ from pathlib import Path
 from lightning_core.errors import InfrastructureError, PolicyRequestError
 from lightning_core.policy.backend import Delta, SamplingParams, check_request
 from lightning_core.policy.vllm_api import VllmApi
-from lightning_core.trace import describe
+from lightning_core.trace import POLICY, describe
 
-MODEL = "policy"
 DRAIN_SECONDS = 60
 """How long a push waits for the responses under way to hand over what they have."""
 _POLL_SECONDS = 0.02
@@ -49,7 +48,7 @@ class VllmBackend:
 
     @property
     def models(self) -> Sequence[str]:
-        return (MODEL,)
+        return (POLICY,)
 
     @property
     def max_context(self) -> int:
@@ -79,8 +78,8 @@ class VllmBackend:
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
         """Sample one response; see `Backend`. A response that lives through a push has deltas of each version."""
-        if model != MODEL:
-            raise PolicyRequestError(f"unknown model {model!r}: this backend has {[MODEL]!r}", status=404)
+        if model != POLICY:
+            raise PolicyRequestError(f"unknown model {model!r}: this backend has {[POLICY]!r}", status=404)
         check_request(prompt_ids, params, max_context=self._max_context)
         self.check(params)
         return self._generate(prompt_ids, params, stream)

@@ -10,10 +10,12 @@ from typing import Protocol
 
 from lightning_core.config import Config
 from lightning_core.config_credit import Critic
-from lightning_core.config_policies import BASE, POLICY, Lora, PolicySettings, policy_settings
+from lightning_core.config_policies import Lora
+from lightning_core.config_resolve import PolicySettings, policy_settings
 from lightning_core.errors import MissingExtra
 from lightning_core.policy.backend import Backend
 from lightning_core.policy.chat import Chat
+from lightning_core.trace import BASE, POLICY
 from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.transitions import Row, Transition
 

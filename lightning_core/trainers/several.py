@@ -13,9 +13,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lightning_core.config_policies import BASE
 from lightning_core.errors import TrainingError
 from lightning_core.policy.chat import Chat
+from lightning_core.trace import BASE
 from lightning_core.trainers import checkpoint
 from lightning_core.trainers.loaded import LoadedModel, load
 from lightning_core.trainers.model import resolve_model

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_core.config_algorithm import impossible_algorithm
-from lightning_core.config_policies import BASE, POLICY
+from lightning_core.config_checks import impossible_algorithm
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.policy.chat import Chat
+from lightning_core.trace import BASE, POLICY
 from lightning_core.trainers import checkpoint
 from lightning_core.trainers.attention import NAME, TreeAttention, plan_blocks
 from lightning_core.trainers.critic import Critic, prompt_states

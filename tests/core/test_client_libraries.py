@@ -20,7 +20,9 @@ import requests
 from lightning_core.capture import Run, current_run, rollout, scope
 from lightning_core.config import load_config
 from lightning_core.patching import Patches
-from lightning_core.policy.client import PROVIDER_HOSTS, expand_hosts, install_client
+from lightning_core.policy.client import install_client
+from lightning_core.policy.dialects import DIALECTS
+from lightning_core.policy.providers import MODEL_CALLS, PROVIDER_HOSTS, expand_hosts
 from lightning_core.trace import Address
 from tests.recording_server import Noted, RecordingServer
 
@@ -315,3 +317,7 @@ def test_a_configured_list_of_hosts_is_the_whole_list(
     assert expand_hosts(config.rollouts.redirect_hosts) == hosts
     with rollout_at(server, redirect_hosts=config.rollouts.redirect_hosts) as run:
         assert expand_hosts(run.redirect_hosts) == hosts
+
+
+def test_every_wire_format_of_the_endpoint_is_a_model_call() -> None:
+    assert sorted(MODEL_CALLS) == sorted(dialect.PATH for dialect in DIALECTS)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core.config import Config, Policy, dump_config, load_config
-from lightning_core.config_policies import agents_policies, policy_settings
+from lightning_core.config import Config, dump_config, load_config
 from lightning_core.config_reference import reference
+from lightning_core.config_resolve import agents_policies, policy_settings
+from lightning_core.config_sections import Policy
 from lightning_core.errors import ConfigError
 
 MINIMAL = "policy: {model: some/model}\n"

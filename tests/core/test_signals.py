@@ -88,5 +88,5 @@ def test_a_real_agents_tools_and_rewards(endpoint: Endpoint) -> None:
 
 
 def test_a_reward_for_a_call_that_is_not_there_is_not_lost_silently() -> None:
-    with pytest.raises(CaptureError, match="there is no call 'typo'"), rollout("task", strict=True):
+    with pytest.raises(CaptureError, match="there is no call 'chatcmpl-typo'"), rollout("task", strict=True):
         reward(1.0, call="chatcmpl-typo")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.config import TaskSource
+from lightning_core.config_sections import TaskSource
 from lightning_core.errors import ConfigError
 from lightning_core.imports import import_callable
 from lightning_core.tasks import load_tasks

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
-from lightning_core.config_policies import POLICY
 from lightning_core.errors import InfrastructureError, PolicyRequestError
 from lightning_core.policy.backend import Delta, SamplingParams, check_request
+from lightning_core.trace import POLICY
 
 
 class TokenOutput(Protocol):

@@ -27,7 +27,7 @@ import transfer_queue as tq
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from lightning_core.config import Config, load_config
-from lightning_core.config_verl import WHOLE_BATCH
+from lightning_core.config_checks_verl import WHOLE_BATCH
 from lightning_core.credit import Credit, CreditRules, Episode, assign_by_policy
 from lightning_core.credit_rules import policy_rules
 from lightning_core.errors import InfrastructureError, TrainingError

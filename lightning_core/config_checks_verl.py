@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from lightning_core.config_sections import Sections
 from lightning_core.yaml_source import KeyPath
-
-if TYPE_CHECKING:
-    from lightning_core.config import Config
 
 WHOLE_BATCH = ("reinforce++", "reinforce++-baseline")
 """Advantages that compare with all rollouts of a step, and not only with those of the group."""
@@ -19,7 +16,7 @@ _VERLS_ALONE = (
 )  # fmt: skip
 
 
-def impossible_verl(c: Config) -> Iterator[tuple[KeyPath, str]]:
+def impossible_verl(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     """Combinations that cannot be honoured although each value alone is fine."""
     t = c.trainer
     for key in _OURS_ALONE if t.name == "verl" else _VERLS_ALONE:
@@ -44,7 +41,7 @@ def impossible_verl(c: Config) -> Iterator[tuple[KeyPath, str]]:
     yield from _impossible_algorithm(c)
 
 
-def _impossible_policy(c: Config) -> Iterator[tuple[KeyPath, str]]:
+def _impossible_policy(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     p = c.policy
     if c.policies:
         yield ("policies",), "verl trains one model; use trainer.name: torch for several policies"
@@ -68,7 +65,7 @@ def _impossible_policy(c: Config) -> Iterator[tuple[KeyPath, str]]:
         )
 
 
-def _impossible_credit(c: Config) -> Iterator[tuple[KeyPath, str]]:
+def _impossible_credit(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     if c.credit.rewards == "gae":
         yield (
             ("credit", "rewards"),
@@ -83,7 +80,7 @@ def _impossible_credit(c: Config) -> Iterator[tuple[KeyPath, str]]:
         )
 
 
-def _impossible_algorithm(c: Config) -> Iterator[tuple[KeyPath, str]]:
+def _impossible_algorithm(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     a = c.algorithm
     for key, wanted in (("kl", a.kl is not None), ("entropy_weight", a.entropy_weight > 0)):
         if wanted and a.aggregation != "token-mean":
