@@ -30,10 +30,10 @@ from lightning_core import (
     transitions_to_rows,
 )
 from lightning_core.capture import current_run
-from lightning_core.patching import Patches
-from lightning_core.policy.chat import Chat
-from lightning_core.policy.client import install_client
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
+from lightning_core.capture.http_clients import install_client
+from lightning_core.capture.patching import Patches
+from lightning_core.chat.chat import Chat
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.trainers import Trainer, make_trainer
 
 STEPS, TASKS, ATTEMPTS = 8, 4, 8

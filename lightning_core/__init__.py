@@ -1,15 +1,14 @@
 """Lightning: train the model inside anybody's LLM agent by reinforcement learning, without rewriting the agent.
 
-The flow, one file for each arrow::
+The flow, one place for each arrow::
 
-    @trainable ──marks──▶ agent            trainable.py
-         agent runs ──scope──▶ address     capture.py      who speaks: rollout, agent, parent span; stamped on each request
-         request ──▶ tokens, logprobs      policy/         OpenAI-compatible endpoint that knows the tokens
+    @trainable ──marks──▶ agent            capture/        who speaks: rollout, agent, parent span; stamped on each request
+         request ──▶ tokens, logprobs      endpoint/       OpenAI-compatible endpoint that records the tokens
          spans ──▶ Trace                   trace.py        one OpenTelemetry trace a rollout
          Trace ──▶ [Transition] ──▶ [Row]  transitions.py  per agent; prefix forest; each sampled token once
          [Transition] ──▶ advantages       credit/         episode → call → token; groups
-         rows ──▶ new weights              trainers/       torch, on this machine
-         the circle                        loop.py         tasks → rollouts → the above → policy version + 1
+         rows ──▶ new weights              trainers/       torch on this machine, verl on a cluster
+         the whole algorithm               loop.py         tasks → rollouts → the above → policy version + 1
 
 Importing the package loads no framework and no torch; most names below are loaded when they are first used.
 """
@@ -17,18 +16,20 @@ Importing the package loads no framework and no torch; most names below are load
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# At once, because it has the name of its module, which would take its place here as soon as somebody imported that.
-from lightning_core.trainable import trainable
+from lightning_core.capture import old_paths
+from lightning_core.capture.mark import trainable
 
 if TYPE_CHECKING:
     from lightning_core.capture import reward, rollout
+    from lightning_core.capture.integration import install, uninstall
     from lightning_core.config import Config, load_config
     from lightning_core.credit import CreditRules, Episode, assign_credit
     from lightning_core.errors import LightningError
-    from lightning_core.integration import install, uninstall
     from lightning_core.loop import Result, evaluate, fit
     from lightning_core.trace import Call, Trace
     from lightning_core.transitions import Row, Transition, trace_to_transitions, transitions_to_rows
+
+old_paths.install()
 
 _HOMES = {
     "reward": "capture",

@@ -16,20 +16,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from lightning_core.batch import sample_batch
-from lightning_core.checkpoints import checkpoint_step, checkpoints, to_sample
-from lightning_core.circle import Evaluation, context_metrics, open_circle, recorded_evaluations
 from lightning_core.config import Config, dump_config
-from lightning_core.config_sections import TaskSource
-from lightning_core.credit_rules import policy_rules
+from lightning_core.config.credit_rules import policy_rules
+from lightning_core.config.imports import import_callable
+from lightning_core.config.sections import TaskSource
 from lightning_core.errors import ConfigError
-from lightning_core.imports import import_callable
-from lightning_core.intervals import Comparison, compare, compare_splits, confidence_interval
-from lightning_core.progress import Progress, SilentProgress
-from lightning_core.report import MetricsLog, Summary, draw_curve, read_metrics
-from lightning_core.runner import RewardFunction, Solve, Task
-from lightning_core.store import Phase, Store
-from lightning_core.tasks import load_tasks
+from lightning_core.records.checkpoints import checkpoint_step, checkpoints, to_sample
+from lightning_core.records.intervals import Comparison, compare, compare_splits, confidence_interval
+from lightning_core.records.progress import Progress, SilentProgress
+from lightning_core.records.report import MetricsLog, Summary, draw_curve, read_metrics
+from lightning_core.records.store import Phase, Store
+from lightning_core.rollouts.collect import sample_batch
+from lightning_core.rollouts.runner import RewardFunction, Solve, Task
+from lightning_core.rollouts.tasks import load_tasks
+from lightning_core.session import Evaluation, context_metrics, open_circle, recorded_evaluations
 from lightning_core.transitions import transitions_to_rows
 
 EVALUATIONS: tuple[Phase, ...] = ("eval_before", "eval", "eval_after")

@@ -14,15 +14,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from lightning_core.backends.backend import Backend
+from lightning_core.capture.spans import listen, stop_listening
+from lightning_core.chat.chat import Chat, Memory
 from lightning_core.config import Config
+from lightning_core.endpoint.dialects.exchange import Message
+from lightning_core.endpoint.limits import Limits
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.endpoint.sessions import Session, Sessions
 from lightning_core.errors import ConfigError
-from lightning_core.policy.backend import Backend
-from lightning_core.policy.chat import Chat, Memory
-from lightning_core.policy.dialects.exchange import Message
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
-from lightning_core.policy.limits import Limits
-from lightning_core.policy.sessions import Session, Sessions
-from lightning_core.spans import listen, stop_listening
 from lightning_core.trace import Address, SpanRecord
 from lightning_core.trainers import make_trainer
 

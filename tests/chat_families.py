@@ -11,8 +11,8 @@ from typing import Any, Literal
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from lightning_core.policy.backend import Delta, SamplingParams
-from lightning_core.policy.chat import Chat
+from lightning_core.backends.backend import Delta, SamplingParams
+from lightning_core.chat.chat import Chat
 
 TEMPLATES = Path(__file__).parent / "data" / "templates"
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import wrapt
 
+from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run, current_run, rollout
-from lightning_core.patching import Patches
-from lightning_core.policy.chat import Chat
-from lightning_core.policy.client import install_client
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
-from lightning_core.policy.scripted import ScriptedBackend
-from lightning_core.threads import install_threads
+from lightning_core.capture.http_clients import install_client
+from lightning_core.capture.patching import Patches
+from lightning_core.capture.threads import install_threads
+from lightning_core.chat.chat import Chat
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from tests.recording_server import RecordingServer, recording_server
 
 _MISSING = object()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_core.cli import parse
+from lightning_core.cli.main import parse
 from lightning_core.config import load_config
 
 ROOT = Path(__file__).parent.parent

@@ -14,8 +14,8 @@ from lightning_core import fit, load_config
 from lightning_core.capture import scope
 from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TrainingError
 from lightning_core.loop import evaluate
-from lightning_core.progress import SilentProgress
-from lightning_core.store import Store
+from lightning_core.records.progress import SilentProgress
+from lightning_core.records.store import Store
 from lightning_core.trace import OUTPUT_IDS
 from tests import bandit
 from tests.tiny_model import make_tiny_model
@@ -79,7 +79,7 @@ RUN = """
 import sys
 from lightning_core import fit, load_config
 from lightning_core.capture import scope
-from lightning_core.progress import PlainProgress
+from lightning_core.records.progress import PlainProgress
 fit(config=load_config(sys.argv[1], sys.argv[2:]), progress=PlainProgress(sys.stdout))
 """
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from lightning_core import fit, load_config
-from lightning_core.cli import main
+from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.chat.chat import Chat
+from lightning_core.cli.main import main
+from lightning_core.endpoint.server import Routing
 from lightning_core.errors import InfrastructureError
 from lightning_core.loop import Result
-from lightning_core.policy.chat import Chat
-from lightning_core.policy.endpoint import Routing
-from lightning_core.policy.scripted import ScriptedBackend
+from lightning_core.records.store import Store
 from lightning_core.serving import ServingEndpoint
-from lightning_core.store import Store
 from tests.tiny_model import make_tiny_model
 
 

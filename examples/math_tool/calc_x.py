@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Any
 
 from examples.math_tool.tasks import Task
-from lightning_core.tasks import load_tasks
+from lightning_core.rollouts.tasks import load_tasks
 
 _STEP = re.compile(r'<gadget id="calculator">(.*?)</gadget>\s*<output>(.*?)</output>', re.DOTALL)
 _RESULT = re.compile(r"<result>(.*?)</result>", re.DOTALL)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_core.integration import TrainSpec
-from lightning_core.patching import Patches
+from lightning_core.capture.integration import TrainSpec
+from lightning_core.capture.patching import Patches
 
 __all__ = ["INTEGRATION"]
 

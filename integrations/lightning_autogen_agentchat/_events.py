@@ -10,7 +10,7 @@ from typing import Any
 from autogen_core.models import FunctionExecutionResult
 
 from lightning_core.capture import current_address, record, scope
-from lightning_core.spans import SpanHandle
+from lightning_core.capture.spans import SpanHandle
 
 _under_way: set[tuple[str, str]] = set()
 """Tool calls whose span is seen to: the span that their tool runs directly in, and their id."""

@@ -45,9 +45,9 @@ from lightning_autogen_agentchat._events import (
 )
 from lightning_autogen_agentchat._trainable import AGENT_RUNS
 from lightning_core.capture import current_run, here, record
-from lightning_core.patching import Patches, Wrapper
-from lightning_core.scoping import Kind, scope_function
-from lightning_core.trainable import get_mark
+from lightning_core.capture.mark import get_mark
+from lightning_core.capture.patching import Patches, Wrapper
+from lightning_core.capture.wrapping import Kind, scope_function
 
 
 def install(patches: Patches) -> None:

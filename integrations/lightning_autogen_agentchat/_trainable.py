@@ -15,10 +15,10 @@ from typing import Any
 from autogen_agentchat.agents import BaseChatAgent
 from autogen_agentchat.teams import BaseGroupChat
 
+from lightning_core.capture.integration import TrainSpec
+from lightning_core.capture.mark import get_mark, set_mark
+from lightning_core.capture.wrapping import Kind, scope_function
 from lightning_core.errors import ConfigError
-from lightning_core.integration import TrainSpec
-from lightning_core.scoping import Kind, scope_function
-from lightning_core.trainable import get_mark, set_mark
 
 AGENT_RUNS: Mapping[str, Kind] = {
     "run": "coroutine",

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lightning_core.integration import TrainSpec
-from lightning_core.patching import Patches
+from lightning_core.capture.integration import TrainSpec
+from lightning_core.capture.patching import Patches
 
 if TYPE_CHECKING:
     from lightning_langchain._events import LightningCallbackHandler

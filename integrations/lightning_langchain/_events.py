@@ -14,8 +14,8 @@ from langchain_core.tools import BaseTool
 from opentelemetry.trace import Span
 
 from lightning_core.capture import current_address, record, scope
-from lightning_core.integration import active_integrations
-from lightning_core.spans import SpanHandle, start_span
+from lightning_core.capture.integration import active_integrations
+from lightning_core.capture.spans import SpanHandle, start_span
 from lightning_core.trace import Address
 
 

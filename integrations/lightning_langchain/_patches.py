@@ -19,7 +19,7 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.tools import BaseTool
 
 from lightning_core.capture import current_run
-from lightning_core.patching import Patches, Wrapper
+from lightning_core.capture.patching import Patches, Wrapper
 from lightning_langchain._events import note_result, tool_scope
 from lightning_langchain._trainable import RUNS, scope_run
 

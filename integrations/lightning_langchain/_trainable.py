@@ -17,10 +17,10 @@ from typing import Any
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableParallel, RunnableSequence
 
 from lightning_core.capture import current_run, here
+from lightning_core.capture.integration import TrainSpec
+from lightning_core.capture.mark import set_mark
+from lightning_core.capture.wrapping import Kind, scope_function
 from lightning_core.errors import ConfigError
-from lightning_core.integration import TrainSpec
-from lightning_core.scoping import Kind, scope_function
-from lightning_core.trainable import set_mark
 
 RUNS: dict[str, Kind] = {
     "invoke": "call",

@@ -26,8 +26,8 @@ from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
 
 from lightning_core.capture import no_failure
-from lightning_core.patching import Patches
-from lightning_core.scoping import scope_function
+from lightning_core.capture.patching import Patches
+from lightning_core.capture.wrapping import scope_function
 from lightning_langchain import INTEGRATION as LANGCHAIN
 from lightning_langgraph._events import agent_name, node_scope, note_refusal
 

@@ -13,8 +13,8 @@ from langgraph.pregel import Pregel
 
 import lightning_langchain._trainable as langchain
 from lightning_core.capture import no_failure
+from lightning_core.capture.integration import TrainSpec
 from lightning_core.errors import ConfigError
-from lightning_core.integration import TrainSpec
 
 
 def mark(obj: Any, spec: TrainSpec) -> Any:

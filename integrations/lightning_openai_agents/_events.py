@@ -12,8 +12,8 @@ from typing import Any
 from agents.tool import default_tool_timeout_error_message
 
 from lightning_core.capture import StepScope, current_run, record, scope
-from lightning_core.spans import SpanHandle
-from lightning_core.trainable import get_mark
+from lightning_core.capture.mark import get_mark
+from lightning_core.capture.spans import SpanHandle
 from lightning_openai_agents._trainable import MEMBERS, Members
 
 

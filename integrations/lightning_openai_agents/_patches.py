@@ -30,7 +30,7 @@ from agents.exceptions import ModelBehaviorError
 from agents.mcp import MCPServerSse, MCPServerStdio, MCPServerStreamableHttp
 
 import lightning_openai_agents._events as events
-from lightning_core.patching import Patches
+from lightning_core.capture.patching import Patches
 
 
 def install(patches: Patches) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 
 from agents import Agent, Handoff
 
+from lightning_core.capture.integration import TrainSpec
+from lightning_core.capture.mark import get_mark, set_mark
 from lightning_core.errors import ConfigError
-from lightning_core.integration import TrainSpec
-from lightning_core.trainable import get_mark, set_mark
 
 Members = Mapping[int, tuple[Any, Any]]
 """The agents of a graph by identity: each, kept alive so that the identity stays its own, with its copy."""

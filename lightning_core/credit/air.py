@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lightning_core.credit.episode import Episode
-from lightning_core.signals import ToolSignal, tool_signals
+from lightning_core.credit.signals import ToolSignal, tool_signals
 from lightning_core.trace import Call, Reward, check_reward
 
 CallReward = Callable[[Call, Sequence[ToolSignal]], float]

@@ -13,10 +13,10 @@ from typing import Any, cast
 from opentelemetry.sdk.trace import ReadableSpan
 
 from lightning_core import trace as tr
+from lightning_core.capture.spans import to_record
 from lightning_core.otel.conventions import understand
 from lightning_core.otel.flattened import flatten
 from lightning_core.otel.otlp import MESSAGE_EVENTS, spans_from_otlp, spans_from_protobuf
-from lightning_core.spans import to_record
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 
 

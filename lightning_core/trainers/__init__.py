@@ -8,15 +8,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
+from lightning_core.backends.backend import Backend
+from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
-from lightning_core.config_credit import Critic
-from lightning_core.config_policies import Lora
-from lightning_core.config_resolve import PolicySettings, policy_settings
+from lightning_core.config.credit import Critic
+from lightning_core.config.policies import Lora
+from lightning_core.config.resolve import PolicySettings, policy_settings
 from lightning_core.errors import MissingExtra
-from lightning_core.policy.backend import Backend
-from lightning_core.policy.chat import Chat
+from lightning_core.model.settings import TorchTrainerConfig
 from lightning_core.trace import BASE, POLICY
-from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.transitions import Row, Transition
 
 # OpenMP's threads otherwise spin while they wait for each other. On a machine that does anything else as well (an agent's
@@ -80,7 +80,7 @@ class Trainer(Protocol):
 def make_trainer(config: Config) -> Trainer:
     """The trainer that ``config`` asks for. Raises `MissingExtra` if its packages are not installed."""
     try:
-        module = import_module("lightning_core.trainers.torch_trainer")
+        module = import_module("lightning_core.trainers.torch.trainer")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("lightning_core"):
             raise
@@ -88,11 +88,11 @@ def make_trainer(config: Config) -> Trainer:
     p = config.policy
     configs = {name: torch_config(config, settings) for name, settings in policy_settings(config).items()}
     if config.policies:
-        return import_module("lightning_core.trainers.several").SeveralTrainer(configs, base=p.model)
+        return import_module("lightning_core.trainers.torch.multi_policy").SeveralTrainer(configs, base=p.model)
     trainer = module.TorchTrainer(configs[POLICY])
     if p.backend == "torch":
         return trainer
-    served = import_module("lightning_core.trainers.vllm_trainer")
+    served = import_module("lightning_core.trainers.torch.vllm_trainer")
     return served.VllmTrainer(trainer, url=p.vllm.url, args=p.vllm.args)
 
 

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 import torch
 
 import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
-from lightning_core.policy.backend import SamplingParams
-from lightning_core.trainers.model import resolve_model
-from lightning_core.trainers.settings import TorchTrainerConfig
-from lightning_core.trainers.several import SeveralTrainer
+from lightning_core.backends.backend import SamplingParams
+from lightning_core.model.settings import TorchTrainerConfig
+from lightning_core.model.source import resolve_model
+from lightning_core.trainers.torch.multi_policy import SeveralTrainer
 
 PREFIX, OWN, NEW = 200, 20, 32
 

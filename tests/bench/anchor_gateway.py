@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from lightning_core.trainers.model import cache_folder
+from lightning_core.model.source import cache_folder
 from tests.bench.processes import process
 
 PACKAGE = "agentlightning==1.0.2"

@@ -266,8 +266,8 @@ def check(options: Any, uids: Mapping[str, str], batch: Any) -> dict[str, Any]:
     """Follow each row back to its rollout and its task; counts of what is not as it should be."""
     import transfer_queue as tq
 
-    from lightning_core.store import Store
-    from lightning_core.trainers.model import load_tokenizer
+    from lightning_core.model.source import load_tokenizer
+    from lightning_core.records.store import Store
 
     tokenizer: Any = load_tokenizer(str(options.model))
     found: Counter[str] = Counter()

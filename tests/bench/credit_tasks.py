@@ -16,7 +16,7 @@ from typing import Any
 from openai import OpenAI
 
 from lightning_core import trainable
-from lightning_core.signals import ToolSignal
+from lightning_core.credit.signals import ToolSignal
 from lightning_core.trace import Call
 
 LETTERS = "abcdef"

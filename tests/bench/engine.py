@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 
-from lightning_core.policy.backend import Backend, Delta, SamplingParams
-from lightning_core.policy.vllm_api import CPU_ARGS
-from lightning_core.policy.vllm_backend import VllmBackend
-from lightning_core.policy.vllm_server import serve_vllm
-from lightning_core.trainers.model import load_model, resolve_model
-from lightning_core.trainers.settings import TorchTrainerConfig
-from lightning_core.trainers.torch_trainer import TorchTrainer
+from lightning_core.backends.backend import Backend, Delta, SamplingParams
+from lightning_core.backends.vllm.api import CPU_ARGS
+from lightning_core.backends.vllm.backend import VllmBackend
+from lightning_core.backends.vllm.server import serve_vllm
+from lightning_core.model.settings import TorchTrainerConfig
+from lightning_core.model.source import load_model, resolve_model
+from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.trainers.rows import make_row
 
 PREFIX, QUESTION, NEW, PROMPTS, SAMPLES = 200, 40, 24, 8, 8

@@ -15,7 +15,7 @@ import time
 
 from langchain_openai import ChatOpenAI
 
-from lightning_core.integration import installed
+from lightning_core.capture.integration import installed
 from tests.conftest import redirected, serve_script
 from tests.integrations.storm import CALLS_PER_ROUND, Outcome, Storm
 

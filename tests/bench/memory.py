@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
-from lightning_core.trainers.model import resolve_model
-from lightning_core.trainers.settings import TorchTrainerConfig
-from lightning_core.trainers.torch_trainer import TorchTrainer
+from lightning_core.model.settings import TorchTrainerConfig
+from lightning_core.model.source import resolve_model
+from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.trainers.rows import make_row
 
 CASES: dict[str, dict[str, Any]] = {

@@ -16,11 +16,11 @@ from typing import Any
 
 import aiohttp
 
+from lightning_core.backends.backend import Delta, SamplingParams
+from lightning_core.backends.scripted import ByteTokenizer
 from lightning_core.capture import rollout
-from lightning_core.policy.backend import Delta, SamplingParams
-from lightning_core.policy.chat import Chat
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
-from lightning_core.policy.scripted import ByteTokenizer
+from lightning_core.chat.chat import Chat
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from tests.bench.null_model import logprobs_of, tokens
 from tests.bench.processes import raise_file_limit
 
@@ -109,7 +109,7 @@ class FreeTokenizer(ByteTokenizer):
 def load_tokenizer(name: str, size: int) -> Any:
     if name == "free":
         return FreeTokenizer(size)
-    from lightning_core.trainers import model
+    from lightning_core.model import source as model
 
     return model.load_tokenizer(model.resolve_model(name))
 

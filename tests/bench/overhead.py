@@ -29,8 +29,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from openai import AsyncOpenAI
 
 from lightning_core.capture import rollout
-from lightning_core.integration import installed
-from lightning_core.trainable import trainable
+from lightning_core.capture.integration import installed
+from lightning_core.capture.mark import trainable
 from tests.conftest import redirected, serve_script
 
 ANSWER_SECONDS = 0.010

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from safetensors.torch import load_file, save_file
 
 from lightning_core.capture import current_run
-from lightning_core.trainable import trainable
+from lightning_core.capture.mark import trainable
 from tests.tiny_model import make_tiny_model
 
 NEVER = -1000.0

@@ -14,14 +14,14 @@ import pytest
 
 from lightning_core import trace as tr
 from lightning_core.capture import Run, current_address, reward, rollout, scope
-from lightning_core.cli import main
+from lightning_core.capture.spans import start_span
+from lightning_core.cli.main import main
 from lightning_core.config import Config, dump_config, load_config
 from lightning_core.errors import ConfigError, InfrastructureError
-from lightning_core.intervals import compare
 from lightning_core.otel import spans_to_otlp
-from lightning_core.report import Summary
-from lightning_core.spans import start_span
-from lightning_core.store import CallCredit, RolloutRecord, Store
+from lightning_core.records.intervals import compare
+from lightning_core.records.report import Summary
+from lightning_core.records.store import CallCredit, RolloutRecord, Store
 
 CONFIG = """\
 agent: some.module:solve
@@ -380,6 +380,6 @@ def test_trace_of_one_task_shows_the_tree_even_if_names_are_wrong(
 
 def test_the_command_is_quick_to_start() -> None:
     heavy = "{'torch', 'transformers', 'matplotlib', 'langchain_core', 'rich', 'starlette'}"
-    script = f"import sys, lightning_core.cli; print(sorted({heavy} & set(sys.modules)))"
+    script = f"import sys, lightning_core.cli.main; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

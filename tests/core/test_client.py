@@ -15,8 +15,8 @@ import openai
 import pytest
 
 from lightning_core.capture import Run, current_address, current_run, rollout, scope
-from lightning_core.patching import Patches
-from lightning_core.policy.client import install_client, stamp
+from lightning_core.capture.http_clients import install_client, stamp
+from lightning_core.capture.patching import Patches
 from lightning_core.trace import Address
 from tests.recording_server import RecordingServer
 

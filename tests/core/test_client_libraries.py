@@ -18,11 +18,11 @@ import pytest
 import requests
 
 from lightning_core.capture import Run, current_run, rollout, scope
+from lightning_core.capture.http_clients import install_client
+from lightning_core.capture.patching import Patches
+from lightning_core.capture.providers import MODEL_CALLS, PROVIDER_HOSTS, expand_hosts
 from lightning_core.config import load_config
-from lightning_core.patching import Patches
-from lightning_core.policy.client import install_client
-from lightning_core.policy.dialects import DIALECTS
-from lightning_core.policy.providers import MODEL_CALLS, PROVIDER_HOSTS, expand_hosts
+from lightning_core.endpoint.dialects import DIALECTS
 from lightning_core.trace import Address
 from tests.recording_server import Noted, RecordingServer
 

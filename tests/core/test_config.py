@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from docs._generate.configuration import reference
 from lightning_core.config import Config, dump_config, load_config
-from lightning_core.config_reference import reference
-from lightning_core.config_resolve import agents_policies, policy_settings
-from lightning_core.config_sections import Policy
+from lightning_core.config.resolve import agents_policies, policy_settings
+from lightning_core.config.sections import Policy
 from lightning_core.errors import ConfigError
 
 MINIMAL = "policy: {model: some/model}\n"
@@ -285,7 +285,7 @@ def test_every_key_is_documented_and_the_page_is_current() -> None:
     assert "|  |\n" not in page
     written = Path(__file__).parents[2] / "docs" / "configuration.md"
     assert written.read_text(encoding="utf-8") == page, (
-        "run: python -m lightning_core.config_reference > docs/configuration.md"
+        "run: python -m docs._generate.configuration > docs/configuration.md"
     )
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from lightning_core.credit import Air, CreditRules, Episode, FormatRule, assign_credit
 from lightning_core.credit.gae import turn_gae
+from lightning_core.credit.signals import ToolSignal
 from lightning_core.errors import CreditError, RewardError
-from lightning_core.signals import ToolSignal
 from lightning_core.trace import Call, Reward
 from tests.core.episodes import call, episode, event, from_calls, tool, wants
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 PROGRAM = """
-import lightning_core.spans
+import lightning_core.capture.spans
 from concurrent.futures import ThreadPoolExecutor
 ThreadPoolExecutor(1).submit(int).result()
 import subprocess, sys

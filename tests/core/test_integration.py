@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from lightning_core.compatibility import compatibility
+from docs._generate.compatibility import compatibility
+from lightning_core.capture.integration import GROUP, Conflict, Installed, TrainSpec, discover, find_conflicts
+from lightning_core.capture.patching import Patches
 from lightning_core.errors import IntegrationUnavailable
-from lightning_core.integration import GROUP, Conflict, Installed, TrainSpec, discover, find_conflicts
-from lightning_core.patching import Patches
 
 
 class Host:
@@ -175,5 +175,5 @@ def test_threads(announce: Any) -> None:
 def test_the_compatibility_page_is_what_the_extras_say() -> None:
     written = Path(__file__).parents[2] / "docs" / "compatibility.md"
     assert written.read_text(encoding="utf-8") == compatibility(), (
-        "run: python -m lightning_core.compatibility > docs/compatibility.md"
+        "run: python -m docs._generate.compatibility > docs/compatibility.md"
     )

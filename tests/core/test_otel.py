@@ -17,7 +17,7 @@ import pytest
 
 from lightning_core import trace as tr
 from lightning_core.capture import current_address, reward, rollout, scope
-from lightning_core.circle import open_circle
+from lightning_core.capture.spans import start_span
 from lightning_core.config import load_config
 from lightning_core.errors import ConfigError, MissingExtra
 from lightning_core.otel import (
@@ -29,8 +29,8 @@ from lightning_core.otel import (
     spans_to_otlp,
     spans_to_protobuf,
 )
-from lightning_core.progress import SilentProgress
-from lightning_core.spans import start_span
+from lightning_core.records.progress import SilentProgress
+from lightning_core.session import open_circle
 from lightning_core.trace import SpanRecord, spans_to_trace
 from lightning_core.transitions import trace_to_transitions
 from tests import bandit

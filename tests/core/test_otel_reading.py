@@ -17,13 +17,13 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import outside, rollout, scope
+from lightning_core.capture.spans import to_record
+from lightning_core.chat.chat import Chat
+from lightning_core.credit.signals import tool_signals
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.otel import read_traces, spans_from_otlp, spans_to_otlp, spans_to_protobuf
-from lightning_core.policy.chat import Chat
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
-from lightning_core.policy.scripted import ScriptedBackend
-from lightning_core.signals import tool_signals
-from lightning_core.spans import to_record
 from lightning_core.trace import Event, SpanRecord, Trace
 from lightning_core.transitions import refused_calls, trace_to_transitions, transitions_to_rows
 from tests.conftest import Endpoint, play

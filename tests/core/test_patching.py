@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import wrapt
 
-from lightning_core.patching import Patches
+from lightning_core.capture.patching import Patches
 
 
 class Base:

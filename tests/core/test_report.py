@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from lightning_core.errors import MissingExtra
-from lightning_core.intervals import Estimate, compare, compare_splits, confidence_interval, paired_improvement
-from lightning_core.progress import LiveProgress, PlainProgress, Progress, SilentProgress, show_progress
-from lightning_core.report import (
+from lightning_core.records.intervals import Estimate, compare, compare_splits, confidence_interval, paired_improvement
+from lightning_core.records.progress import LiveProgress, PlainProgress, Progress, SilentProgress, show_progress
+from lightning_core.records.report import (
     MetricsLog,
     Summary,
     draw_curve,

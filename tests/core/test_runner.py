@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
+from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import current_address, current_run, reward, scope
+from lightning_core.chat.chat import Chat
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.errors import InfrastructureError, RewardError
-from lightning_core.policy.chat import Chat
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
-from lightning_core.policy.scripted import ScriptedBackend
-from lightning_core.runner import Job, Rollout, Runner, RunnerSettings
+from lightning_core.rollouts.runner import Job, Rollout, Runner, RunnerSettings
 
 
 @pytest.fixture

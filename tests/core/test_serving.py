@@ -21,12 +21,12 @@ import openai
 import pytest
 
 from lightning_core import fit, load_config, serving
-from lightning_core.cli import main
+from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.capture.http_clients import ORIGIN
+from lightning_core.chat.chat import Chat
+from lightning_core.cli.main import main
+from lightning_core.endpoint.server import Routing
 from lightning_core.errors import ConfigError
-from lightning_core.policy.chat import Chat
-from lightning_core.policy.client import ORIGIN
-from lightning_core.policy.endpoint import Routing
-from lightning_core.policy.scripted import ScriptedBackend
 from lightning_core.serving import RecentMemory, ServingEndpoint, open_serving
 from lightning_core.trainers import Trainer, make_trainer
 from tests import bandit
@@ -229,7 +229,7 @@ def test_a_port_that_is_taken(run: Path, served: ServingEndpoint):
 
 
 def test_the_command_serves_the_newest_checkpoint_until_it_is_stopped(run: Path, served: ServingEndpoint):
-    command = [sys.executable, "-m", "lightning_core.cli", "serve", str(run), "--port", "0"]
+    command = [sys.executable, "-m", "lightning_core.cli.main", "serve", str(run), "--port", "0"]
     environment = {**os.environ, "LIGHTNING_API_KEY": "of the environment", "PYTHONPATH": os.getcwd()}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

@@ -11,9 +11,9 @@ from langchain_core.tools import ToolException, tool
 from langchain_openai import ChatOpenAI
 
 from lightning_core.capture import reward, rollout
+from lightning_core.capture.integration import Installed
+from lightning_core.credit.signals import ToolSignal, tool_signals
 from lightning_core.errors import CaptureError
-from lightning_core.integration import Installed
-from lightning_core.signals import ToolSignal, tool_signals
 from lightning_core.trace import Event, Trace
 from tests.conftest import Endpoint
 from tests.core.test_transitions import call

@@ -13,9 +13,9 @@ import pytest
 
 from lightning_core import trace as tr
 from lightning_core.capture import current_address, reward, rollout
+from lightning_core.capture.spans import start_span
 from lightning_core.errors import ConfigError
-from lightning_core.spans import start_span
-from lightning_core.store import CallCredit, RolloutRecord, Store
+from lightning_core.records.store import CallCredit, RolloutRecord, Store
 from lightning_core.trace import SpanRecord
 
 ID = "0123456789abcdef0123456789abcdef"
@@ -159,7 +159,7 @@ def test_committed_survives_a_killed_process(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     script = f"""
 import os
-from lightning_core.store import Store
+from lightning_core.records.store import Store
 store = Store({str(path)!r})
 store.add_step(1, {{"reward": 1.0}})
 store._db.execute("BEGIN")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from lightning_core.config_sections import TaskSource
+from lightning_core.config.imports import import_callable
+from lightning_core.config.sections import TaskSource
 from lightning_core.errors import ConfigError
-from lightning_core.imports import import_callable
-from lightning_core.tasks import load_tasks
+from lightning_core.rollouts.tasks import load_tasks
 
 
 def write(path: Path, text: str) -> str:

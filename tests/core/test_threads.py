@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from lightning_core.capture import current_address, current_run, rollout, scope
-from lightning_core.patching import Patches
-from lightning_core.threads import install_threads
+from lightning_core.capture.patching import Patches
+from lightning_core.capture.threads import install_threads
 
 
 @pytest.fixture(autouse=True)

@@ -12,14 +12,14 @@ from typing import Any, get_type_hints
 import pytest
 
 from lightning_core.capture import current_address, rollout
+from lightning_core.capture.mark import get_mark, marked_agents, trainable
 from lightning_core.errors import ConfigError
-from lightning_core.trainable import get_mark, marked_agents, trainable
 
 
 @pytest.fixture(autouse=True)
 def _fresh_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     # By its name, since the package's attribute ``trainable`` is the decorator.
-    monkeypatch.setattr(sys.modules["lightning_core.trainable"], "_marked", {})
+    monkeypatch.setattr(sys.modules["lightning_core.capture.mark"], "_marked", {})
 
 
 def speaker() -> str | None:

@@ -12,11 +12,11 @@ import pytest
 from examples.langchain_agent import agent, tasks
 from examples.langchain_agent.catalogue import COLUMNS, catalogue
 from lightning_core import load_config, rollout, trace_to_transitions, trainable, transitions_to_rows
-from lightning_core.integration import installed
-from lightning_core.policy.chat import Chat
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
-from lightning_core.policy.scripted import ScriptedBackend
-from lightning_core.tasks import load_tasks
+from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.capture.integration import installed
+from lightning_core.chat.chat import Chat
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.rollouts.tasks import load_tasks
 from lightning_core.trace import Trace
 from tests.conftest import redirected
 

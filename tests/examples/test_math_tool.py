@@ -15,12 +15,12 @@ import pytest
 from examples.math_tool import agent, calc_x, tasks
 from examples.math_tool.calculator import calculator
 from lightning_core import load_config, rollout, trace_to_transitions, transitions_to_rows
+from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.capture.integration import installed
+from lightning_core.chat.chat import Chat
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.errors import ConfigError
-from lightning_core.integration import installed
-from lightning_core.policy.chat import Chat
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
-from lightning_core.policy.scripted import ScriptedBackend
-from lightning_core.tasks import load_tasks
+from lightning_core.rollouts.tasks import load_tasks
 from lightning_core.trace import Trace
 from tests.conftest import redirected
 

@@ -19,12 +19,12 @@ from examples.rag.corpus import Document, countries, documents, things
 from examples.rag.retrieval import Index
 from examples.rag.reward import f1, normalize, score
 from lightning_core import load_config, rollout, trace_to_transitions, transitions_to_rows
+from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run
-from lightning_core.integration import installed
-from lightning_core.policy.chat import Chat
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
-from lightning_core.policy.scripted import ScriptedBackend
-from lightning_core.tasks import load_tasks
+from lightning_core.capture.integration import installed
+from lightning_core.chat.chat import Chat
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.rollouts.tasks import load_tasks
 from tests.conftest import redirected
 
 ROOT = Path(__file__).parents[2]

@@ -24,8 +24,8 @@ import pytest
 import wrapt
 
 from lightning_core.capture import Run
-from lightning_core.integration import Installed
-from lightning_core.patching import Patches
+from lightning_core.capture.integration import Installed
+from lightning_core.capture.patching import Patches
 from lightning_core.trace import Call, Event, Trace
 from tests.conftest import Endpoint
 from tests.recording_server import RecordingServer
@@ -320,7 +320,7 @@ class Contract:
             import sys
             sys.modules[{self.adapter.host!r}] = None
             from lightning_core.errors import IntegrationUnavailable
-            from lightning_core.integration import active_integrations, install
+            from lightning_core.capture.integration import active_integrations, install
             try:
                 install({self.adapter.integration!r})
             except IntegrationUnavailable as error:

@@ -22,8 +22,8 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import RetryPolicy
 
 from lightning_core.capture import Run
+from lightning_core.capture.mark import trainable
 from lightning_core.trace import Trace
-from lightning_core.trainable import trainable
 
 CALLS_PER_ROUND = 9
 """Model calls of one round of the graph."""

@@ -36,10 +36,10 @@ from autogen_core.tools import BaseTool, FunctionTool, TextResultContent, ToolRe
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 from lightning_core.capture import current_run
+from lightning_core.capture.integration import Installed
+from lightning_core.capture.mark import trainable
 from lightning_core.errors import ConfigError
-from lightning_core.integration import Installed
 from lightning_core.trace import Event, Trace
-from lightning_core.trainable import trainable
 from tests.conftest import Endpoint, redirected, serve_script
 from tests.integrations.contract import Adapter, Contract, Part, ancestors, parent_of, run_async
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.integration import discover
+from lightning_core.capture.integration import discover
 from tests.integrations.contract import Contract
 
 HERE = Path(__file__).parent

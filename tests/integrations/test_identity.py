@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from langchain_openai import ChatOpenAI
 
-from lightning_core.integration import Installed
+from lightning_core.capture.integration import Installed
 from tests.conftest import Endpoint
 from tests.integrations.contract import run_async
 from tests.integrations.storm import CALLS_PER_ROUND, Outcome, Storm

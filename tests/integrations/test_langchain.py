@@ -25,10 +25,10 @@ from langchain_core.tools import BaseTool, ToolException, tool
 from langchain_openai import ChatOpenAI
 from pydantic import ValidationError
 
+from lightning_core.capture.integration import Installed
+from lightning_core.capture.integration import installed as installed_globally
+from lightning_core.capture.mark import trainable
 from lightning_core.errors import ConfigError
-from lightning_core.integration import Installed
-from lightning_core.integration import installed as installed_globally
-from lightning_core.trainable import trainable
 from lightning_langchain import LightningCallbackHandler
 from lightning_langchain._trainable import RUNS
 from tests.conftest import Endpoint

@@ -26,9 +26,9 @@ from langgraph.prebuilt import ToolNode, ToolRuntime
 from langgraph.pregel import Pregel
 from langgraph.types import Command, PregelExecutableTask, RetryPolicy, Send, interrupt
 
+from lightning_core.capture.integration import Installed
+from lightning_core.capture.mark import trainable
 from lightning_core.errors import ConfigError
-from lightning_core.integration import Installed
-from lightning_core.trainable import trainable
 from tests.conftest import Endpoint
 from tests.integrations.contract import ADD, Adapter, Contract, Part, ancestors, drive, parent_of, says
 

@@ -22,7 +22,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, ToolNode
 from langgraph.types import Command
 
-from lightning_core.integration import Installed
+from lightning_core.capture.integration import Installed
 from lightning_core.trace import Trace
 from tests.conftest import Endpoint, redirected, serve_script
 from tests.integrations.contract import ancestors, drive, parent_of

@@ -43,15 +43,15 @@ from httpx2 import Limits
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from pydantic import BaseModel
 
+from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import current_address, reward
+from lightning_core.capture.integration import Installed
+from lightning_core.capture.mark import get_mark, trainable
+from lightning_core.chat.chat import Chat
+from lightning_core.credit.signals import tool_signals
+from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import ConfigError
-from lightning_core.integration import Installed
-from lightning_core.policy.chat import Chat
-from lightning_core.policy.endpoint import PolicyEndpoint
-from lightning_core.policy.scripted import ScriptedBackend
-from lightning_core.signals import tool_signals
 from lightning_core.trace import Call, Event, Trace
-from lightning_core.trainable import get_mark, trainable
 from tests.conftest import Endpoint, redirected
 from tests.integrations.contract import Adapter, Contract, Part, ancestors, parent_of, run_async, says
 

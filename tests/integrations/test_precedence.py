@@ -15,8 +15,8 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from openai import AsyncOpenAI
 
-from lightning_core.integration import Installed, active_integrations, discover, installed
-from lightning_core.patching import Patches
+from lightning_core.capture.integration import Installed, active_integrations, discover, installed
+from lightning_core.capture.patching import Patches
 from lightning_core.trace import Trace
 from lightning_langchain import LightningCallbackHandler
 from tests.conftest import Endpoint

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_core.config_algorithm import Algorithm
-from lightning_core.trainers.objective import Objective
-from lightning_core.trainers.packing import pack_rows
+from lightning_core.config.algorithm import Algorithm
+from lightning_core.trainers.torch.objective import Objective
+from lightning_core.trainers.torch.packing import pack_rows
 from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 

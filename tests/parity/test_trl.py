@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from lightning_core.config_algorithm import Algorithm, Importance, Kl
-from lightning_core.trainers.corrections import importance_weights
+from lightning_core.config.algorithm import Algorithm, Importance, Kl
+from lightning_core.trainers.torch.corrections import importance_weights
 from tests.parity.batch import B, Step, T, assert_same, make_step, our_loss
 
 ROWS: dict[str, Any] = {"aggregation": "sequence-mean", "sequence": "row"}

@@ -13,8 +13,8 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 from verl.workers.config import ActorConfig
 
-from lightning_core.config_algorithm import Algorithm, Importance, Kl
-from lightning_core.trainers.penalties import kl_penalty, place_entropy
+from lightning_core.config.algorithm import Algorithm, Importance, Kl
+from lightning_core.trainers.torch.penalties import kl_penalty, place_entropy
 from tests.parity.batch import Step, assert_same, make_step, our_loss
 
 AGGREGATIONS: list[tuple[dict[str, Any], str]] = [

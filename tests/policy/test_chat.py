@@ -4,10 +4,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from lightning_core.backends.scripted import ByteTokenizer
+from lightning_core.chat.chat import Chat, Memory
+from lightning_core.chat.tool_formats import HERMES, read_message
 from lightning_core.errors import PolicyRequestError
-from lightning_core.policy.chat import Chat, Memory
-from lightning_core.policy.scripted import ByteTokenizer
-from lightning_core.policy.tool_formats import HERMES, read_message
 
 USER = {"role": "user", "content": "hi"}
 

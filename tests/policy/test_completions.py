@@ -10,8 +10,8 @@ import pytest
 from langchain_openai import OpenAI as LangChainOpenAI
 
 from lightning_core.capture import reward, rollout, scope
-from lightning_core.policy.endpoint import Routing
-from lightning_core.policy.upstream import UpstreamServer
+from lightning_core.endpoint.server import Routing
+from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.conftest import Endpoint
 from tests.policy.test_endpoint import TRAINED, serve, speak

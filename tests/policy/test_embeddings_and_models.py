@@ -13,8 +13,8 @@ from anthropic import Anthropic
 from langchain_openai import OpenAIEmbeddings
 
 from lightning_core.capture import Run, rollout, scope
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
-from lightning_core.policy.upstream import UpstreamServer
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.trace import SpanRecord
 from lightning_core.transitions import refused_calls, trace_to_transitions
 from tests.conftest import Endpoint

@@ -14,11 +14,11 @@ import pytest
 from openai import OpenAI
 from starlette.responses import JSONResponse
 
+from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run, current_address, reward, rollout, scope
-from lightning_core.policy.chat import Chat
-from lightning_core.policy.endpoint import Limits, PolicyEndpoint, Routing
-from lightning_core.policy.scripted import ScriptedBackend
-from lightning_core.policy.upstream import UpstreamServer
+from lightning_core.chat.chat import Chat
+from lightning_core.endpoint.server import Limits, PolicyEndpoint, Routing
+from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.recording_server import RecordingServer, recording_server
 

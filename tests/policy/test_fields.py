@@ -16,12 +16,12 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from typing_extensions import is_typeddict
 
+from lightning_core.backends.backend import SamplingParams
+from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run, rollout
-from lightning_core.policy.backend import SamplingParams
-from lightning_core.policy.dialects import DIALECTS, chat_completions, completions, messages, responses
-from lightning_core.policy.dialects.dialect import Dialect
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
-from lightning_core.policy.scripted import ScriptedBackend
+from lightning_core.endpoint.dialects import DIALECTS, chat_completions, completions, messages, responses
+from lightning_core.endpoint.dialects.dialect import Dialect
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from tests.policy.test_endpoint import serve, serve_backend
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]

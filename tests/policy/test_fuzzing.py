@@ -17,11 +17,11 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace import Span as SdkSpan
 
+from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run
-from lightning_core.policy.dialects.dialect import Dialect
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
-from lightning_core.policy.scripted import ScriptedBackend
-from lightning_core.spans import add_span_processor, remove_span_processor
+from lightning_core.capture.spans import add_span_processor, remove_span_processor
+from lightning_core.endpoint.dialects.dialect import Dialect
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from tests.policy.strategies import request
 from tests.policy.test_endpoint import serve, serve_backend
 from tests.policy.test_fields import DOCUMENTED, LEAST, asking

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from lightning_core.backends.backend import Delta, SamplingParams
+from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run, rollout
+from lightning_core.endpoint.dialects import DIALECTS
+from lightning_core.endpoint.dialects.dialect import Dialect
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.errors import InfrastructureError
-from lightning_core.policy.backend import Delta, SamplingParams
-from lightning_core.policy.dialects import DIALECTS
-from lightning_core.policy.dialects.dialect import Dialect
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
-from lightning_core.policy.scripted import ScriptedBackend
-from lightning_core.policy.upstream import UpstreamServer
 from tests.policy.test_endpoint import serve_backend
 from tests.policy.test_fields import LEAST, asking
 

@@ -11,8 +11,8 @@ import pytest
 from anthropic import Anthropic
 
 from lightning_core.capture import Run, reward, rollout, scope
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
-from lightning_core.policy.upstream import UpstreamServer
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.conftest import Endpoint
 from tests.policy.test_endpoint import serve, speak

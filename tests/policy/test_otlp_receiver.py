@@ -15,12 +15,12 @@ import httpx
 import openai
 import pytest
 
+from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run, reward, rollout, scope
+from lightning_core.chat.chat import Chat
+from lightning_core.credit.signals import tool_signals
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.otel import exporting, spans_to_otlp, spans_to_protobuf
-from lightning_core.policy.chat import Chat
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
-from lightning_core.policy.scripted import ScriptedBackend
-from lightning_core.signals import tool_signals
 from lightning_core.trace import Call, Event, SpanRecord, Trace
 from lightning_core.transitions import trace_to_transitions
 from tests.conftest import Endpoint, play

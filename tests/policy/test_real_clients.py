@@ -21,8 +21,8 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from openai import AsyncOpenAI, OpenAI
 
 from lightning_core.capture import Run, rollout, scope
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
-from lightning_core.policy.upstream import UpstreamServer
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.trace import Call
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.conftest import redirected

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from anthropic import Anthropic
 
-from lightning_core.policy.reasoning import split_reasoning
-from lightning_core.policy.streaming import HeldText, cut
+from lightning_core.chat.reasoning import split_reasoning
+from lightning_core.endpoint.streaming import HeldText, cut
 from tests.chat_families import FAMILIES, Family, encode, make_chat
 from tests.policy.test_templates import BY_NAME, CALLS, TOOLS, USER, every_family, serve, trained_tokens
 
@@ -181,7 +181,7 @@ def test_generation_config_names_stop_tokens(tmp_path: Any):
     pytest.importorskip("torch")
     from transformers import GenerationConfig
 
-    from lightning_core.trainers.model import eos_token_ids, load_model
+    from lightning_core.model.source import eos_token_ids, load_model
     from tests.tiny_model import make_tiny_model
 
     folder = make_tiny_model(tmp_path)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-from lightning_core.policy.endpoint import Limits
-from lightning_core.policy.reference import limits_table, update
+from docs._generate.policy_endpoint import limits_table, update
+from lightning_core.endpoint.server import Limits
 
 PAGE = Path(__file__).parents[2] / "docs" / "policy-endpoint.md"
 
@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "policy-endpoint.md"
 def test_the_page_is_up_to_date():
     page = PAGE.read_text(encoding="utf-8")
     assert page.count("<!-- generated: ") == page.count("<!-- end -->") == 3
-    assert update(page) == page, "run: python -m lightning_core.policy.reference docs/policy-endpoint.md"
+    assert update(page) == page, "run: python -m docs._generate.policy_endpoint docs/policy-endpoint.md"
 
 
 def test_every_limit_is_told_of():

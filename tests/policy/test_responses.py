@@ -12,8 +12,8 @@ from openai import AzureOpenAI, OpenAI
 from pydantic import BaseModel
 
 from lightning_core.capture import Run, reward, rollout, scope
-from lightning_core.policy.endpoint import Routing
-from lightning_core.policy.upstream import UpstreamServer
+from lightning_core.endpoint.server import Routing
+from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.conftest import Endpoint
 from tests.policy.test_endpoint import serve, speak

@@ -17,11 +17,11 @@ import httpx
 import openai
 import pytest
 
+from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import rollout
-from lightning_core.policy.dialects import DIALECTS, messages
-from lightning_core.policy.dialects.dialect import Dialect
-from lightning_core.policy.endpoint import Limits, PolicyEndpoint, Routing
-from lightning_core.policy.scripted import ScriptedBackend
+from lightning_core.endpoint.dialects import DIALECTS, messages
+from lightning_core.endpoint.dialects.dialect import Dialect
+from lightning_core.endpoint.server import Limits, PolicyEndpoint, Routing
 from tests.policy.test_endpoint import HI, serve, serve_backend, speak
 from tests.policy.test_fields import LEAST, asking
 from tests.policy.test_hanging_up import Endless, connect, request_of

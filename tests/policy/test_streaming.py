@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from lightning_core.policy.scripted import ByteTokenizer
-from lightning_core.policy.streaming import RunningText
+from lightning_core.backends.scripted import ByteTokenizer
+from lightning_core.endpoint.streaming import RunningText
 
 Decode = Callable[[list[int]], str]
 

@@ -10,8 +10,8 @@ import pytest
 from openai import OpenAI
 
 from lightning_core.capture import Run, current_address, rollout, scope
-from lightning_core.policy.chat import Chat, Memory, Prompt
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
+from lightning_core.chat.chat import Chat, Memory, Prompt
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.chat_families import FAMILIES, UNKNOWN, Family, FamilyBackend, encode, make_chat, make_tokenizer
 

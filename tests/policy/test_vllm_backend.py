@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from lightning_core.backends.backend import Delta, SamplingParams
+from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.errors import ConfigError, InfrastructureError
-from lightning_core.policy.backend import Delta, SamplingParams
-from lightning_core.policy.vllm_backend import VllmBackend
 
 INFO = {
     "vllm_config": {

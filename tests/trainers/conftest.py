@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core.trainers.torch_trainer import TorchTrainer
+from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.tiny_model import make_tiny_model
 
 

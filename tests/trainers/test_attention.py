@@ -9,8 +9,8 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from lightning_core.errors import TrainingError
-from lightning_core.trainers.attention import Forest, TreeAttention, plan_blocks, use_lightning_attention
-from lightning_core.trainers.model import load_model
+from lightning_core.model.attention import Forest, TreeAttention, plan_blocks, use_lightning_attention
+from lightning_core.model.source import load_model
 
 SMALL = {
     "vocab_size": 50,

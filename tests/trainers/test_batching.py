@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_core.config_algorithm import Aggregation, Algorithm
+from lightning_core.config.algorithm import Aggregation, Algorithm
 from lightning_core.credit import CreditRules, assign_credit
-from lightning_core.trainers.aggregation import token_weights
-from lightning_core.trainers.packing import pack_rows
-from lightning_core.trainers.torch_trainer import TorchTrainer
+from lightning_core.trainers.torch.aggregation import token_weights
+from lightning_core.trainers.torch.packing import pack_rows
+from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.core.test_credit import episode
 from tests.trainers.rows import make_row

@@ -12,15 +12,15 @@ import openai
 import pytest
 import torch
 
+from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.capture import rollout
+from lightning_core.chat.chat import Chat
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.errors import PolicyRequestError
-from lightning_core.policy.backend import Delta, SamplingParams
-from lightning_core.policy.chat import Chat
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
-from lightning_core.trainers.constraint import Constraints
-from lightning_core.trainers.model import load_model
-from lightning_core.trainers.settings import TorchTrainerConfig
-from lightning_core.trainers.torch_trainer import TorchTrainer
+from lightning_core.model.constraint import Constraints
+from lightning_core.model.settings import TorchTrainerConfig
+from lightning_core.model.source import load_model
+from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row, trace_to_transitions, transitions_to_rows
 
 SCHEMA = {

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_core.config_credit import Critic as CriticConfig
+from lightning_core.config.credit import Critic as CriticConfig
 from lightning_core.errors import TrainingError
-from lightning_core.trainers.critic import Critic
-from lightning_core.trainers.model import load_model
-from lightning_core.trainers.settings import TorchTrainerConfig
-from lightning_core.trainers.torch_trainer import TorchTrainer
+from lightning_core.model.settings import TorchTrainerConfig
+from lightning_core.model.source import load_model
+from lightning_core.trainers.torch.critic import Critic
+from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Transition
 
 

@@ -25,9 +25,9 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lightning_core.errors import TrainingError
-from lightning_core.trainers.attention import use_lightning_attention
-from lightning_core.trainers.head import PART, OutputHead, linear_logprobs
-from lightning_core.trainers.torch_trainer import TorchTrainer
+from lightning_core.model.attention import use_lightning_attention
+from lightning_core.model.head import PART, OutputHead, linear_logprobs
+from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.trainers.test_torch_trainer import assert_same, gradients, make, plain_loss, sampled_rows
 
 PLACES, WIDTH, VOCABULARY = 5, 8, 611

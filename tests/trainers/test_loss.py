@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from lightning_core.config_algorithm import Algorithm, Kl
-from lightning_core.trainers.loss import Tokens, policy_loss
+from lightning_core.config.algorithm import Algorithm, Kl
+from lightning_core.trainers.torch.loss import Tokens, policy_loss
 
 
 def test_the_default_loss_by_hand() -> None:

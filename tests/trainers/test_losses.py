@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_core.config_algorithm import Importance
-from lightning_core.trainers.corrections import importance_weights
-from lightning_core.trainers.losses import LOSSES, Clip
-from lightning_core.trainers.penalties import kl_penalty, place_entropy
+from lightning_core.config.algorithm import Importance
+from lightning_core.trainers.torch.corrections import importance_weights
+from lightning_core.trainers.torch.losses import LOSSES, Clip
+from lightning_core.trainers.torch.penalties import kl_penalty, place_entropy
 
 LOW, HIGH, DUAL = 0.2, 0.3, 2.0
 CLIP = Clip(low=LOW, high=HIGH, dual=DUAL)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lightning_core.errors import ConfigError, InfrastructureError, MissingExtra
-from lightning_core.trainers import model as models
-from lightning_core.trainers.model import fetch_demo_model, load_model, load_tokenizer, require, resolve_model
+from lightning_core.model import source as models
+from lightning_core.model.source import fetch_demo_model, load_model, load_tokenizer, require, resolve_model
 
 
 @pytest.fixture(autouse=True)

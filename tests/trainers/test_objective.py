@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_core.config_algorithm import Algorithm, Importance, Kl
+from lightning_core.config.algorithm import Algorithm, Importance, Kl
 from lightning_core.errors import ConfigError, TrainingError
-from lightning_core.trainers.model import load_model
-from lightning_core.trainers.objective import Objective, rows_to_train
-from lightning_core.trainers.packing import pack_rows
-from lightning_core.trainers.settings import TorchTrainerConfig
-from lightning_core.trainers.torch_trainer import TorchTrainer
+from lightning_core.model.settings import TorchTrainerConfig
+from lightning_core.model.source import load_model
+from lightning_core.trainers.torch.objective import Objective, rows_to_train
+from lightning_core.trainers.torch.packing import pack_rows
+from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_core.trainers.torch_trainer import TorchTrainer
-from lightning_core.trainers.tuning import choose_dtype
+from lightning_core.model.tuning import choose_dtype
+from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.trainers.test_torch_trainer import gradients, make, sampled_rows, weights
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from lightning_core.backends.backend import SamplingParams
 from lightning_core.errors import TrainingError
-from lightning_core.policy.backend import SamplingParams
-from lightning_core.trainers.recompute import recompute_layers
-from lightning_core.trainers.torch_trainer import TorchTrainer
+from lightning_core.model.recompute import recompute_layers
+from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.tiny_model import make_tiny_model
 from tests.trainers.test_torch_trainer import gradients, make, sample, sampled_rows
 

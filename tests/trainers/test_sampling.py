@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_core.trainers.sampling import sample_tokens
+from lightning_core.backends.torch.sampling import sample_tokens
 
 
 def draw(

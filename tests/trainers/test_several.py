@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_core.config_algorithm import Algorithm, Kl
-from lightning_core.config_credit import Critic
+from lightning_core.backends.backend import Delta, SamplingParams
+from lightning_core.config.algorithm import Algorithm, Kl
+from lightning_core.config.credit import Critic
 from lightning_core.errors import ConfigError, ProofError, TrainingError
-from lightning_core.policy.backend import Delta, SamplingParams
-from lightning_core.trainers.adapters import Adapters
-from lightning_core.trainers.model import load_model
-from lightning_core.trainers.settings import TorchTrainerConfig
-from lightning_core.trainers.several import SeveralTrainer
+from lightning_core.model.adapters import Adapters
+from lightning_core.model.settings import TorchTrainerConfig
+from lightning_core.model.source import load_model
+from lightning_core.trainers.torch.multi_policy import SeveralTrainer
 from lightning_core.transitions import Row, Transition
 from tests.trainers.rows import make_row
 

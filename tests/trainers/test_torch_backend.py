@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_core.backends.backend import Delta, SamplingParams
+from lightning_core.backends.torch.engine import SampledModel, TorchBackend
 from lightning_core.errors import InfrastructureError, PolicyRequestError
-from lightning_core.policy.backend import Delta, SamplingParams
-from lightning_core.trainers.attention import use_lightning_attention
-from lightning_core.trainers.model import load_model
-from lightning_core.trainers.torch_backend import SampledModel, TorchBackend
+from lightning_core.model.attention import use_lightning_attention
+from lightning_core.model.source import load_model
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0)
 

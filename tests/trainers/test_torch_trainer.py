@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_core.config_algorithm import Algorithm, Importance, Kl
+from lightning_core.backends.backend import Delta, SamplingParams
+from lightning_core.config.algorithm import Algorithm, Importance, Kl
 from lightning_core.errors import TrainingError
-from lightning_core.policy.backend import Delta, SamplingParams
-from lightning_core.trainers.model import load_model
-from lightning_core.trainers.settings import TorchTrainerConfig
-from lightning_core.trainers.torch_trainer import TorchTrainer
+from lightning_core.model.settings import TorchTrainerConfig
+from lightning_core.model.source import load_model
+from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 

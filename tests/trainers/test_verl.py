@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_core.checkpoints import checkpoints, to_sample
 from lightning_core.config import Config, load_config
 from lightning_core.errors import ConfigError, ProofError, TrainingError
+from lightning_core.records.checkpoints import checkpoints, to_sample
 from lightning_core.trainers.verl.records import FAILURE, LOG, keep_log, read_metrics_of_verl, write_failure
 from lightning_core.trainers.verl.rows import SIGNAL, Group, train_rows, validation_row
 from lightning_core.trainers.verl.settings import flatten, rows_per_update, translate

@@ -22,7 +22,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from lightning_core.config import dump_config, load_config
 from lightning_core.errors import RewardError
-from lightning_core.store import Store
+from lightning_core.records.store import Store
 from lightning_core.trainers.verl.compose import compose_config
 from lightning_core.trainers.verl.dataset import TASK
 from lightning_core.trainers.verl.manager import LightningManager

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_core.report import read_metrics
-from lightning_core.store import Store
+from lightning_core.records.report import read_metrics
+from lightning_core.records.store import Store
 from tests.verl.conftest import Train
 from tests.verl.cpu import SETTINGS
 

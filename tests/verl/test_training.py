@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from lightning_core.config import Config, load_config
+from lightning_core.config.credit_rules import policy_rules
 from lightning_core.credit import assign_by_policy
-from lightning_core.credit_rules import policy_rules
-from lightning_core.report import read_metrics, read_summary
-from lightning_core.rollouts import trained_agents
-from lightning_core.store import Store
+from lightning_core.records.report import read_metrics, read_summary
+from lightning_core.records.store import Store
+from lightning_core.rollouts.entries import trained_agents
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.verl.conftest import Command, Train
 

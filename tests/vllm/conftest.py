@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core.policy.vllm_api import CPU_ARGS
-from lightning_core.policy.vllm_backend import VllmBackend
-from lightning_core.policy.vllm_server import serve_vllm
+from lightning_core.backends.vllm.api import CPU_ARGS
+from lightning_core.backends.vllm.backend import VllmBackend
+from lightning_core.backends.vllm.server import serve_vllm
 from tests.tiny_model import make_tiny_model
 
 ARGS = (*CPU_ARGS, "--enforce-eager", "--max-num-seqs", "16")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from lightning_core.policy.backend import Delta, SamplingParams
-from lightning_core.policy.vllm_backend import VllmBackend
-from lightning_core.trainers.model import load_model
-from lightning_core.trainers.sampling import _nucleus
+from lightning_core.backends.backend import Delta, SamplingParams
+from lightning_core.backends.torch.sampling import _nucleus
+from lightning_core.backends.vllm.backend import VllmBackend
+from lightning_core.model.source import load_model
 
 
 def tokens(seed: int, count: int) -> list[int]:

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lightning_core.backends.backend import Delta, SamplingParams
+from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.errors import InfrastructureError, PolicyRequestError
-from lightning_core.policy.backend import Delta, SamplingParams
-from lightning_core.policy.vllm_backend import VllmBackend
 from tests.vllm.reference import Reference, collect, join, sample, tokens
 
 END = 256

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from lightning_core.backends.backend import SamplingParams
+from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.capture import Run, current_address, rollout, scope
-from lightning_core.policy.backend import SamplingParams
-from lightning_core.policy.chat import Chat
-from lightning_core.policy.endpoint import PolicyEndpoint, Routing
-from lightning_core.policy.vllm_backend import VllmBackend
-from lightning_core.trainers.model import load_tokenizer
+from lightning_core.chat.chat import Chat
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.model.source import load_tokenizer
 from tests.vllm.reference import Reference
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]

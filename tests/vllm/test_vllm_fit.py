@@ -10,7 +10,7 @@ import pytest
 
 from lightning_core import fit, load_config
 from lightning_core.errors import ConfigError
-from lightning_core.store import Store
+from lightning_core.records.store import Store
 from tests.tiny_model import make_tiny_model
 
 ARGS = ["--enforce-eager", "--max-num-seqs", "32"]

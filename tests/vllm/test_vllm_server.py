@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lightning_core.backends.vllm.backend import VllmBackend
+from lightning_core.backends.vllm.server import serve_vllm
 from lightning_core.errors import ConfigError, InfrastructureError
-from lightning_core.policy.vllm_backend import VllmBackend
-from lightning_core.policy.vllm_server import serve_vllm
 from tests.vllm.conftest import ARGS
 
 
@@ -72,7 +72,7 @@ def test_a_server_that_fails_leaves_its_log(tmp_path: Path, logs: Path):
 
 RUN = """
 import sys
-from lightning_core.policy.vllm_server import serve_vllm
+from lightning_core.backends.vllm.server import serve_vllm
 with serve_vllm(sys.argv[1], args=sys.argv[2:]):
     pass
 """

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from lightning_core.tasks import Task
+from lightning_core.rollouts.tasks import Task
 
 TASK = "lightning_task"
 """The column that holds a task as JSON."""

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_core.config_algorithm import Algorithm
-from lightning_core.trainers.aggregation import row_weights
+from lightning_core.config.algorithm import Algorithm
+from lightning_core.trainers.torch.aggregation import row_weights
 
 ESTIMATOR = "lightning"
 SETTINGS = "lightning"

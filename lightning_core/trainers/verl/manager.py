@@ -27,13 +27,13 @@ import transfer_queue as tq
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from lightning_core.config import Config, load_config
-from lightning_core.config_checks_verl import WHOLE_BATCH
+from lightning_core.config.checks_verl import WHOLE_BATCH
+from lightning_core.config.credit_rules import policy_rules
+from lightning_core.config.imports import import_callable
 from lightning_core.credit import Credit, CreditRules, Episode, assign_by_policy
-from lightning_core.credit_rules import policy_rules
 from lightning_core.errors import InfrastructureError, TrainingError
-from lightning_core.imports import import_callable
-from lightning_core.judge import reward_spans, with_scores
-from lightning_core.rollouts import (
+from lightning_core.records.store import Phase, Store
+from lightning_core.rollouts.entries import (
     call_credits,
     check_names,
     make_jobs,
@@ -42,8 +42,8 @@ from lightning_core.rollouts import (
     to_episodes,
     trained_agents,
 )
-from lightning_core.runner import Rollout
-from lightning_core.store import Phase, Store
+from lightning_core.rollouts.judge import reward_spans, with_scores
+from lightning_core.rollouts.runner import Rollout
 from lightning_core.trainers.verl.pool import WorkerPool
 from lightning_core.trainers.verl.prompts import Prompt, read_prompts
 from lightning_core.trainers.verl.records import write_failure

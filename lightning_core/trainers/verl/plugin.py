@@ -6,7 +6,7 @@ from typing import get_args
 
 from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
 
-from lightning_core.config_algorithm import LossName
+from lightning_core.config.algorithm import LossName
 from lightning_core.trainers.verl.estimator import ESTIMATOR, weighted_advantages
 from lightning_core.trainers.verl.policy_loss import loss_mode, make_policy_loss
 

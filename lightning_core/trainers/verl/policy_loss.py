@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_core.config_algorithm import LossName
-from lightning_core.trainers.losses import LOSSES, Clip
+from lightning_core.config.algorithm import LossName
+from lightning_core.trainers.torch.losses import LOSSES, Clip
 
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_core.errors import ProofError
-from lightning_core.trainers.proof import prove_segment
+from lightning_core.trainers.torch.proof import prove_segment
 from lightning_core.transitions import Row
 
 SIGNAL = "lightning_signal"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.config import Config
-from lightning_core.config_policies import Lora
+from lightning_core.config.policies import Lora
 from lightning_core.trainers.verl.estimator import ESTIMATOR, SETTINGS
 from lightning_core.trainers.verl.policy_loss import loss_mode
 from lightning_core.trainers.verl.rows import SIGNAL

@@ -10,11 +10,11 @@ from typing import Any
 
 from lightning_core.config import Config
 from lightning_core.errors import LightningError, MissingExtra, TrainingError
-from lightning_core.rollouts import pick_tasks
-from lightning_core.runner import Task
-from lightning_core.store import Store
+from lightning_core.model.source import max_positions, resolve_model
+from lightning_core.records.store import Store
+from lightning_core.rollouts.entries import pick_tasks
+from lightning_core.rollouts.runner import Task
 from lightning_core.trace import describe
-from lightning_core.trainers.model import max_positions, resolve_model
 from lightning_core.trainers.verl.records import FAILURE, keep_log
 from lightning_core.trainers.verl.settings import defaults, translate
 

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_core.agents import capturing, open_runner
+from lightning_core.backends.verl import LLMClient, VerlBackend
 from lightning_core.capture import Run
+from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
+from lightning_core.config.imports import import_callable
 from lightning_core.credit import Episode
-from lightning_core.imports import import_callable
-from lightning_core.judge import judge_episodes
-from lightning_core.policy.chat import Chat
-from lightning_core.policy.endpoint import Routing
-from lightning_core.rollouts import judge_record
-from lightning_core.runner import Job, Rollout
-from lightning_core.store import RolloutRecord
+from lightning_core.endpoint.server import Routing
+from lightning_core.model.source import load_eos_token_ids, load_tokenizer
+from lightning_core.records.store import RolloutRecord
+from lightning_core.rollouts.entries import judge_record
+from lightning_core.rollouts.environment import capturing, open_runner
+from lightning_core.rollouts.judge import judge_episodes
+from lightning_core.rollouts.runner import Job, Rollout
 from lightning_core.trace import SpanRecord
-from lightning_core.trainers.model import load_eos_token_ids, load_tokenizer
-from lightning_core.trainers.verl.backend import LLMClient, VerlBackend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

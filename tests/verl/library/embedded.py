@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_core.config_algorithm import Algorithm
-from lightning_core.trainers.packing import pack_rows
-from lightning_core.trainers.settings import TorchTrainerConfig
-from lightning_core.trainers.torch_trainer import TorchTrainer
+from lightning_core.config.algorithm import Algorithm
+from lightning_core.model.settings import TorchTrainerConfig
+from lightning_core.trainers.torch.packing import pack_rows
+from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.verl.library.step import Weights, moved
 

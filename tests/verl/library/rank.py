@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_core.config_algorithm import Algorithm
+from lightning_core.config.algorithm import Algorithm
 from lightning_core.transitions import Row
 from tests.verl.library import process  # noqa: F401  before anything that imports verl
 from tests.verl.library.step import Weights

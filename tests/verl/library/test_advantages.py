@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_core.config_algorithm import Algorithm, Importance
-from lightning_core.trainers.aggregation import token_weights
+from lightning_core.config.algorithm import Algorithm, Importance
+from lightning_core.trainers.torch.aggregation import token_weights
 from lightning_core.transitions import Row
 from tests.verl.library.trainer import VerlTrainer
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_core.config_algorithm import Algorithm, Importance, Kl
+from lightning_core.config.algorithm import Algorithm, Importance, Kl
 from lightning_core.transitions import Row
 from tests.tiny_model import make_tiny_model
 from tests.verl.library.embedded import Embedded

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core.config_algorithm import Algorithm, Importance, Kl
+from lightning_core.config.algorithm import Algorithm, Importance, Kl
 from lightning_core.transitions import Row
 from tests.verl.library.embedded import Embedded
 from tests.verl.library.rank import Job

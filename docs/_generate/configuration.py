@@ -1,0 +1,141 @@
+"""docs/configuration.md, written from the types: ``python -m docs._generate.configuration > docs/configuration.md``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from lightning_core.config import Config
+from lightning_core.config.source import to_yaml
+from lightning_core.config.types import CallableName
+
+_INTRODUCTION = """\
+# Configuration
+
+<!-- Generated from lightning_core/config/config.py: python -m docs._generate.configuration > docs/configuration.md -->
+
+One YAML file describes a run; every key can be overridden on the command line as `key.sub=value`, where the value is read as
+YAML:
+
+```bash
+lightning-rl train lightning.yaml trainer.steps=20 agents.train='[writer]'
+```
+
+A key that is not listed here is refused, and so are two of the same key and combinations that cannot be honoured. All problems are
+reported at once, each with its file and line. Relative paths are relative to the working directory. Scalars follow YAML 1.2: `1e-5`
+is a number, `no` and `12:30` are strings. A section may be left out or left empty: it then has its defaults. Only `policy.model` has
+none, and the command line needs `agent` and the tasks.
+
+The smallest useful file:
+
+```yaml
+agent: my_package.agent:solve
+tasks: {train: train.jsonl, eval: eval.jsonl}
+policy: {model: smollm2-135m-instruct}
+```
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    return "\n".join([_INTRODUCTION, *_section("", Config)]) + "\n"
+
+
+def _section(prefix: str, model: type[BaseModel]) -> Iterator[str]:
+    inner: list[tuple[str, type[BaseModel]]] = []
+    rows: list[str] = []
+    for name, field in model.model_fields.items():
+        section = _model_of(field.annotation)
+        if section is not None:
+            named = ".NAME" if get_origin(field.annotation) is dict else ""
+            inner.append((f"{prefix}{name}{named}", section))
+        if section is None or prefix:
+            rows.append(f"| `{name}` | {_type_of(field)} | {_default_of(field)} | {_one_line(field.description)} |")
+    if rows:
+        yield "| key | type | default | |\n|---|---|---|---|"
+        yield from rows
+        yield ""
+    told: set[type[BaseModel]] = set()
+    for path, section in inner:
+        if section in told:  # tasks.train and tasks.eval have the same keys
+            continue
+        told.add(section)
+        both = [f"`{p}`" for p, s in inner if s is section]
+        yield f"{'##' if not prefix else '###'} {' and '.join(both)}\n\n{_one_line(section.__doc__)}\n"
+        yield from _section(f"{path}.", section)
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    return next(
+        (a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)), None
+    )
+
+
+def _type_of(field: FieldInfo) -> str:
+    limits = [_limit(item) for item in field.metadata]
+    return _describe(field.annotation, [text for text in limits if text]).replace("|", "\\|")
+
+
+def _describe(annotation: Any, limits: list[str]) -> str:
+    if annotation == CallableName:
+        return "module:callable"
+    if hasattr(annotation, "__metadata__"):
+        inner = [text for item in annotation.__metadata__ if (text := _limit(item))]
+        return _describe(annotation.__origin__, [*limits, *inner])
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return " or ".join("null" if a is NoneType else _describe(a, limits) for a in arguments)
+    if origin is Literal:
+        return " or ".join(f"`{_plain(a)}`" for a in arguments)
+    if origin is tuple:
+        return "list of " + _describe(arguments[0], limits)
+    if origin is dict or origin is Mapping:
+        return "mapping"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "section"
+    plain = {bool: "true or false", int: "whole number", float: "number", str: "string"}.get(
+        annotation, str(annotation)
+    )
+    return " ".join([plain, " and ".join(limits)]).strip()
+
+
+def _limit(item: object) -> str:
+    match item:
+        case Ge(ge=bound):
+            return f"≥ {bound}"
+        case Gt(gt=bound):
+            return f"> {bound}"
+        case Le(le=bound):
+            return f"≤ {bound}"
+        case Lt(lt=bound):
+            return f"< {bound}"
+        case _:
+            return ""
+
+
+def _default_of(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    return f"`{_plain(field.default)}`"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, BaseModel):
+        return "…"
+    if isinstance(value, tuple):
+        return f"[{', '.join(_plain(item) for item in value)}]"
+    return to_yaml({"x": value}).removeprefix("x:").strip()
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split()).replace("``", "`").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

@@ -1,0 +1,1 @@
+"""Who samples: the scripted backend, torch in this process, a vLLM server, verl's servers."""

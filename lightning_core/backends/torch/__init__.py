@@ -1,0 +1,1 @@
+"""Sampling in process, from the weights that are trained."""

@@ -1,0 +1,219 @@
+"""One decoding step for many rows: attention in cascade over shared and own keys.
+
+Rows that run together mostly share their prompts (a system prompt, the samples of one group). Their common keys lie once in a
+*shared* block that all rows meet in one dense product, masked per row; what a row does not share (its response, long private
+context) lies in the row's *own* block. Both scores go through one softmax. (Cascade inference: Ye et al. 2024,
+"Cascade Inference: Memory Bandwidth Efficient Shared Prefix Batch Decoding"; Hydragen, arXiv 2402.05099.)
+
+Dimensions: R rows, H query heads, K key/value heads, G = H / K, D head width, L layers, C shared columns, N own columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_core.backends.torch.kv_pool import KVPool, Node, cached
+from lightning_core.model.attention import Geometry
+
+OWN_COST = 4
+"""What a column of the own blocks costs, in columns of the shared block.
+
+A shared column is a dense product that all rows pay; an own column is read from memory for each row anew. Per layer and row
+that is H * (4 D flops + a softmax) against K * 2 D numbers read: by arithmetic about 4 to 1 on a CPU, and much the same on a
+GPU. On a CPU this sampled faster than either extreme, in each of the two-turn loads that were tried."""
+
+
+class Cascade:
+    """Keys and values of the running rows, kept compact: rows are 0 … R-1, the last one moves into a freed place."""
+
+    def __init__(
+        self, geometry: Geometry, *, dtype: torch.dtype, device: torch.device, own_cost: float = OWN_COST
+    ) -> None:
+        self._geometry = geometry
+        self._dtype, self._device = dtype, device
+        self._own_cost = own_cost
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop all rows and columns, and free their memory. Nodes placed here must not be used again."""
+        layers, kv_heads, width = self._geometry.layers, self._geometry.kv_heads, self._geometry.width
+        options: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
+        self.rows = 0
+        self.columns = 0
+        self._shared_LKCD = [torch.zeros(layers, kv_heads, 0, width, **options) for _ in "kv"]
+        self._own_LRKND = [torch.zeros(layers, 0, kv_heads, 0, width, **options) for _ in "kv"]
+        # 0 where a row sees a shared column, -inf where not: added to the scores.
+        self._visible_RC = torch.zeros(0, 0, device=self._device)
+        self._lengths_R = torch.zeros(0, dtype=torch.int64, device=self._device)
+        # The same for use in Python; how long each row's own context may get; the shared columns that each row uses.
+        self._lengths: list[int] = []
+        self._limits: list[int] = []
+        self._used: list[list[tuple[int, int]]] = []
+        self._users = torch.zeros(0, dtype=torch.int64)
+
+    # Rows come and go -----------------------------------------------------------------------------------------------
+
+    def add(self, path: Sequence[Node], shared_by: Sequence[int], room: int) -> None:
+        """Append a row whose context is ``path``, and which gets at most ``room`` tokens more.
+
+        ``shared_by[i]``: how many rows that are added now use ``path[i]``.
+        """
+        row = self.rows
+        lonely = (
+            i for i, (node, users) in enumerate(zip(path, shared_by, strict=True)) if node.column is None and users < 2
+        )
+        first = next(lonely, len(path))
+        own = sum(len(node.tokens) for node in path[first:])
+        if own and not self._keep_apart(own, room):
+            first, own = len(path), 0
+        shared, private = path[:first], path[first:]
+        ranges: list[tuple[int, int]] = []
+        for node in shared:
+            start = self._place(node)
+            ranges.append((start, start + len(node.tokens)))
+        self._reserve(rows=row + 1, own=own + 1)
+        self._visible_RC[row].fill_(-torch.inf)
+        for start, stop in ranges:
+            self._visible_RC[row, start:stop] = 0
+            self._users[start:stop] += 1
+        if private:
+            keys, values = zip(*cached(private), strict=True)
+            for block, new in zip(self._own_LRKND, (keys, values), strict=True):
+                block[:, row, :, :own] = torch.cat(new, dim=2)
+        self._lengths_R[row] = own
+        self._lengths.append(own)
+        self._limits.append(own + room)
+        self._used.append(ranges)
+        self.rows += 1
+
+    def remove(self, row: int) -> None:
+        """Drop a row; the last row takes its number."""
+        for start, stop in self._used[row]:
+            self._users[start:stop] -= 1
+        last = self.rows - 1
+        if row != last:
+            length = self._lengths[last]
+            for block in self._own_LRKND:
+                block[:, row, :, :length] = block[:, last, :, :length]
+            self._visible_RC[row] = self._visible_RC[last]
+            self._lengths_R[row] = length
+            self._lengths[row], self._limits[row], self._used[row] = length, self._limits[last], self._used[last]
+        for per_row in (self._lengths, self._limits, self._used):
+            per_row.pop()
+        self.rows = last
+
+    def own(self, row: int) -> tuple[Tensor, Tensor]:
+        """Views of the row's own keys and values, [layers, K, n, D]."""
+        keys, values = (block[:, row, :, : self._lengths[row]] for block in self._own_LRKND)
+        return keys, values
+
+    def compact(self, pool: KVPool) -> None:
+        """Drop shared columns that no row uses any more, once they are the majority."""
+        keep = torch.nonzero(self._users[: self.columns]).squeeze(1)
+        if self.columns < 256 or 2 * len(keep) > self.columns:
+            return
+        place = torch.full((self.columns,), -1, dtype=torch.int64)
+        place[keep] = torch.arange(len(keep))
+        index = place.tolist()
+        for node in pool.nodes():
+            if node.column is not None:
+                node.column = index[node.column] if index[node.column] >= 0 else None
+        self._used = [[(index[start], index[start] + stop - start) for start, stop in ranges] for ranges in self._used]
+        self._users[: len(keep)] = self._users[keep]
+        self._users[len(keep) :] = 0
+        keep = keep.to(self._device)
+        for block in self._shared_LKCD:
+            block[:, :, : len(keep)] = block[:, :, keep]
+        self._visible_RC[:, : len(keep)] = self._visible_RC[:, keep]
+        self.columns = len(keep)
+
+    # A step -------------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Prepare a step in which each row gets one token."""
+        self._reserve(rows=self.rows, own=max(self._lengths) + 1)
+        rows, columns = self.rows, self.columns
+        self._width = max(self._lengths) + 1
+        self._row_index = torch.arange(rows, device=self._device)
+        self._at = self._lengths_R[:rows].clone()
+        own_RN = torch.arange(self._width, device=self._device)[None] > self._at[:, None]
+        own_RN = torch.zeros(own_RN.shape, device=self._device).masked_fill_(own_RN, -torch.inf)
+        self._bias_R11U = torch.cat([self._visible_RC[:rows, :columns], own_RN], dim=1)[:, None, None]
+
+    def attend(self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float) -> Tensor:
+        heads, rows, width = query_HSD.shape
+        kv_heads = key_KSD.shape[0]
+        groups, columns, own = heads // kv_heads, self.columns, self._width
+        shared_k, shared_v = (block[layer, :, :columns] for block in self._shared_LKCD)
+        for block, new in zip(self._own_LRKND, (key_KSD, value_KSD), strict=True):
+            block[layer, self._row_index, :, self._at] = new.transpose(0, 1)
+        own_k, own_v = (block[layer, :rows, :, :own].flatten(0, 1) for block in self._own_LRKND)
+
+        # Scores and softmax in float32, as in the kernels that the trainer uses: bfloat16 scores would be off by percents.
+        query_KGRD = (query_HSD.float() * scaling).view(kv_heads, groups, rows, width)
+        query_RKGD = query_KGRD.permute(2, 0, 1, 3)
+        scores_own = torch.bmm(query_RKGD.reshape(rows * kv_heads, groups, width), own_k.float().transpose(1, 2))
+        scores_own = scores_own.view(rows, kv_heads, groups, own)
+        scores = torch.bmm(query_KGRD.reshape(kv_heads, groups * rows, width), shared_k.float().transpose(1, 2))
+        scores = scores.view(kv_heads, groups, rows, columns).permute(2, 0, 1, 3)
+        weights = torch.cat([scores, scores_own], dim=-1).add_(self._bias_R11U).softmax(dim=-1).to(value_KSD.dtype)
+        weights_shared = weights[..., :columns].permute(1, 2, 0, 3).reshape(kv_heads, groups * rows, columns)
+        output = torch.bmm(weights_shared, shared_v).view(kv_heads, groups, rows, width).permute(2, 0, 1, 3)
+        output_own = torch.bmm(weights[..., columns:].reshape(rows * kv_heads, groups, own), own_v)
+        return (output + output_own.view(rows, kv_heads, groups, width)).reshape(rows, heads, width)
+
+    def end(self) -> None:
+        """Count the tokens of the step in."""
+        self._lengths_R[: self.rows] += 1
+        self._lengths = [length + 1 for length in self._lengths]
+
+    # Memory ---------------------------------------------------------------------------------------------------------
+
+    def _keep_apart(self, own: int, room: int) -> bool:
+        """Whether a context of ``own`` tokens that nobody shares is cheaper in its row's own block.
+
+        All own blocks are as wide as the widest. Widening them for one row is dear, and free for the next rows with as much
+        context. So lonely context goes to the shared block until what stands there has cost as much as widening would:
+        whatever comes after, that is at most twice as dear as the better choice would have been.
+        """
+        wider = max(0, own + room - max(self._limits, default=room))
+        lonely_columns = int((self._users[: self.columns] == 1).sum())
+        return lonely_columns >= self._own_cost * wider
+
+    def _place(self, node: Node) -> int:
+        """The column where the node begins in the shared block; copies it there if need be."""
+        if node.column is not None:
+            return node.column
+        start, stop = self.columns, self.columns + len(node.tokens)
+        if stop > self._shared_LKCD[0].shape[2]:
+            capacity = max(512, 2 * stop)
+            self._shared_LKCD = [_grown(block, 2, capacity) for block in self._shared_LKCD]
+            self._visible_RC = _grown(self._visible_RC, 1, capacity)
+            self._users = _grown(self._users, 0, capacity)
+        for block, new in zip(self._shared_LKCD, *cached([node]), strict=True):
+            block[:, :, start:stop] = new
+        self._visible_RC[: self.rows, start:stop] = -torch.inf
+        node.column, self.columns = start, stop
+        return start
+
+    def _reserve(self, *, rows: int, own: int) -> None:
+        if rows > self._own_LRKND[0].shape[1]:
+            capacity = max(8, 2 * rows)
+            self._own_LRKND = [_grown(block, 1, capacity) for block in self._own_LRKND]
+            self._visible_RC = _grown(self._visible_RC, 0, capacity)
+            self._lengths_R = _grown(self._lengths_R, 0, capacity)
+        if own > self._own_LRKND[0].shape[3]:
+            self._own_LRKND = [_grown(block, 3, own + max(32, own // 2)) for block in self._own_LRKND]
+
+
+def _grown(tensor: Tensor, dim: int, size: int) -> Tensor:
+    """A larger copy. What is new is 0, never garbage: a weight of 0 times a NaN would be NaN."""
+    shape = list(tensor.shape)
+    shape[dim] = size
+    new = tensor.new_zeros(shape)
+    new.narrow(dim, 0, tensor.shape[dim]).copy_(tensor)
+    return new

@@ -1,0 +1,101 @@
+"""Sampling by verl's model servers: tokens in, tokens out, through the client that verl gives its agent loops."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Protocol
+
+from lightning_core.backends.backend import Delta, SamplingParams, check_request
+from lightning_core.errors import InfrastructureError, PolicyRequestError
+from lightning_core.trace import POLICY
+
+
+class TokenOutput(Protocol):
+    """What verl's client answers (``verl.workers.rollout.replica.TokenOutput``), as far as it is used here."""
+
+    token_ids: list[int]
+    log_probs: list[float] | None
+    stop_reason: str | None
+    extra_fields: dict[str, Any]
+
+
+class LLMClient(Protocol):
+    """verl's ``LLMServerClient``, as far as it is used here. The asynchronous trainers' resumes what an update interrupts."""
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: Mapping[str, Any]
+    ) -> TokenOutput:
+        """One response."""
+        ...
+
+
+class VerlBackend:
+    """A `Backend` on ``client``. Its one model is the live policy; versions are verl's ``global_steps``.
+
+    Seeds are not passed on: verl resumes an interrupted response with the seed that it began with, whose random numbers would come
+    again.
+    """
+
+    def __init__(self, client: LLMClient, *, max_context: int) -> None:
+        self._client = client
+        self._max_context = max_context
+
+    @property
+    def models(self) -> Sequence[str]:
+        return (POLICY,)
+
+    @property
+    def max_context(self) -> int:
+        return self._max_context
+
+    def check(self, params: SamplingParams) -> None:
+        """See `Backend.check`."""
+        if params.constraint is not None:
+            # The trainer must put the very mask on its logits that the sampler did, and verl's has none.
+            raise PolicyRequestError(
+                "trainer.name: verl cannot constrain a response to a JSON schema; ask for it in the prompt, or use trainer.name: torch",
+                param="response_format",
+            )
+
+    def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
+    ) -> AsyncGenerator[Delta]:
+        """Sample one response; see `Backend`. verl hands over whole responses: with ``stream`` there is one delta as well.
+
+        A response that an update interrupted was sampled by several versions, of which verl tells the first and the last.
+        """
+        del stream
+        if model != POLICY:
+            raise PolicyRequestError(f"unknown model {model!r}: this backend has {[POLICY]!r}", status=404)
+        check_request(prompt_ids, params, max_context=self._max_context)
+        self.check(params)
+        return self._generate(prompt_ids, params)
+
+    async def _generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncGenerator[Delta]:
+        wanted: dict[str, Any] = {
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": -1,
+            "repetition_penalty": 1.0,
+            "logprobs": True,
+            "stop_token_ids": sorted(params.stop_token_ids),
+        }
+        output = await self._client.generate(
+            params.rollout or "", prompt_ids=[int(token) for token in prompt_ids], sampling_params=wanted
+        )
+        if output.stop_reason in ("abort", "aborted") or output.log_probs is None or not output.token_ids:
+            raise InfrastructureError(
+                f"verl's model server gave up a response after {len(output.token_ids)} tokens ({output.stop_reason})"
+            )
+        if len(output.log_probs) != len(output.token_ids):
+            raise InfrastructureError(
+                f"verl's model server told {len(output.log_probs)} logprobs of {len(output.token_ids)} tokens"
+            )
+        first, last = (output.extra_fields.get(key) for key in ("min_global_steps", "max_global_steps"))
+        if first is None or last is None:
+            raise InfrastructureError("verl's model server does not tell which weights it sampled with")
+        yield Delta(token_ids=output.token_ids, logprobs=output.log_probs, version=int(first))
+        # verl calls both "completed".
+        cut = len(output.token_ids) >= params.max_tokens and output.token_ids[-1] not in params.stop_token_ids
+        yield Delta(token_ids=[], logprobs=[], version=int(last), finish_reason="length" if cut else "stop")

@@ -1,0 +1,179 @@
+"""Sampling by a vLLM server: tokens in, tokens out, and new weights pushed after each update.
+
+The weights change between two tokens, never under one. For a push, new requests are held back here and those under way are ended by the
+server; once each has handed over what it has, the weights are replaced and everybody goes on: a response that was under way from its
+prompt and all that was sampled of it, so that nothing of it is computed from the keys and values of older weights. Whoever asked sees
+no error, only a delta of an older version before those of the new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+from lightning_core.backends.backend import Delta, SamplingParams, check_request
+from lightning_core.backends.vllm.api import VllmApi
+from lightning_core.errors import InfrastructureError, PolicyRequestError
+from lightning_core.trace import POLICY, describe
+
+DRAIN_SECONDS = 60
+"""How long a push waits for the responses under way to hand over what they have."""
+_POLL_SECONDS = 0.02
+_COLDEST = 0.01
+
+
+class VllmBackend:
+    """A `Backend` on a running ``vllm serve``, which must be this run's alone. Its one model is the live policy.
+
+    ``url``: such as ``http://127.0.0.1:8000``. ``max_context``: fewer tokens than the server allows, if need be. Raises `ConfigError`
+    if the server was not started as it must be (``vllm_server.py`` does it right), `InfrastructureError` if it is not there.
+    """
+
+    def __init__(self, url: str, *, max_context: int | None = None, version: int = 0) -> None:
+        self._api = VllmApi(url)
+        self.served = self._api.served()
+        self._api.resume()  # from a pause that another run may have left behind
+        self._max_context = min(self.served.max_context, max_context or self.served.max_context)
+        self._version = version
+        self._changed = threading.Condition()
+        self._sampling = 0
+        self._held = False
+        self._broken: str | None = None
+
+    @property
+    def models(self) -> Sequence[str]:
+        return (POLICY,)
+
+    @property
+    def max_context(self) -> int:
+        return self._max_context
+
+    @property
+    def version(self) -> int:
+        """What deltas are stamped with: the version that was pushed last."""
+        return self._version
+
+    def check(self, params: SamplingParams) -> None:
+        """See `Backend.check`."""
+        if 0 < params.temperature < _COLDEST:
+            raise PolicyRequestError(
+                f"temperature is {params.temperature!r}; vLLM samples at 0 (greedy) or at {_COLDEST} and above",
+                param="temperature",
+            )
+        if params.constraint is not None:
+            # The trainer must put the very mask on its logits that the sampler did, and vLLM does not tell which that was.
+            raise PolicyRequestError(
+                "policy.backend: vllm cannot constrain a response to a JSON schema; use policy.backend: torch, or ask for it in "
+                "the prompt",
+                param="response_format",
+            )
+
+    def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
+    ) -> AsyncGenerator[Delta]:
+        """Sample one response; see `Backend`. A response that lives through a push has deltas of each version."""
+        if model != POLICY:
+            raise PolicyRequestError(f"unknown model {model!r}: this backend has {[POLICY]!r}", status=404)
+        check_request(prompt_ids, params, max_context=self._max_context)
+        self.check(params)
+        return self._generate(prompt_ids, params, stream)
+
+    async def _generate(self, prompt_ids: Sequence[int], params: SamplingParams, stream: bool) -> AsyncGenerator[Delta]:
+        sampled: list[int] = []
+        while True:
+            version = await self._enter()
+            aborted, delta = False, None
+            try:
+                parts = self._api.sample(
+                    [*prompt_ids, *sampled], _rest(params, len(sampled)), model=self.served.model, stream=stream
+                )
+                async with aclosing(parts):
+                    async for part in parts:
+                        sampled += part.token_ids
+                        aborted = part.finish_reason == "abort"
+                        delta = Delta(
+                            token_ids=part.token_ids,
+                            logprobs=part.logprobs,
+                            version=version,
+                            finish_reason=None if part.finish_reason == "abort" else part.finish_reason,
+                        )
+                        if part.finish_reason is not None:
+                            break
+                        yield delta
+                if aborted and not self._held:
+                    raise InfrastructureError(
+                        f"the vLLM server {self._api.url} gave up a response: it is shutting down, or somebody else paused it"
+                    )
+            finally:
+                self._leave()
+            if delta is not None and (delta.token_ids or not aborted):
+                yield delta
+            if not aborted:
+                return
+
+    def push(self, folder: Path, version: int) -> None:
+        """Sample from the weights in ``folder`` from now on, as ``version``.
+
+        ``folder``: in Hugging Face format (safetensors), where the server can read it; it is needed no longer than this takes. Raises
+        `InfrastructureError` if the server did not take them: all who wait for a response get that error too, and so do later ones.
+        """
+        with self._changed:
+            self._held = True
+        try:
+            self._drain()
+            self._api.reload(folder)
+            self._api.resume()
+        except BaseException as error:
+            self._broken = f"the policy's weights could not be replaced: {describe(error)}"
+            raise
+        with self._changed:
+            self._version = version
+            self._held = False
+
+    def close(self) -> None:
+        """Refuse further requests, with an `InfrastructureError`. The server is left alone."""
+        self._broken = "the vLLM backend is closed"
+
+    def _drain(self) -> None:
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while True:
+            self._api.abort()  # again each time: it ends those that have arrived, and some may be on their way
+            with self._changed:
+                if self._changed.wait_for(lambda: not self._sampling, _POLL_SECONDS):
+                    return
+            if time.monotonic() > deadline:
+                raise InfrastructureError(
+                    f"{self._sampling} responses were still under way {DRAIN_SECONDS} s after the vLLM server was told to end them; "
+                    "is each of their generators read to its end or closed?"
+                )
+
+    async def _enter(self) -> int:
+        """Wait until sampling is allowed; returns the version that will be sampled from."""
+        while True:
+            with self._changed:
+                if self._broken is not None:
+                    raise InfrastructureError(self._broken)
+                if not self._held:
+                    self._sampling += 1
+                    return self._version
+            # Polling, since whoever waits may be on any event loop; pushes are rare and short.
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._sampling -= 1
+            self._changed.notify_all()
+
+
+def _rest(params: SamplingParams, sampled: int) -> SamplingParams:
+    """What is left to sample after ``sampled`` tokens. The same seed again would repeat the random numbers of the beginning."""
+    if not sampled:
+        return params
+    seed = None if params.seed is None else random.Random(f"{params.seed} after {sampled}").getrandbits(62)
+    return replace(params, max_tokens=params.max_tokens - sampled, seed=seed)

@@ -1,0 +1,67 @@
+"""Import paths from before 0.1 was released, kept until 0.2: each loads the module that took its place, with a warning."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_MOVED = {
+    f"lightning_core.{old}": f"lightning_core.{new}"
+    for old, new in {
+        "circle": "session",
+        "integration": "capture.integration",
+        "patching": "capture.patching",
+        "policy.backend": "backends.backend",
+        "policy.chat": "chat.chat",
+        "policy.client": "capture.http_clients",
+        "policy.dialects": "endpoint.dialects",
+        "policy.endpoint": "endpoint.server",
+        "policy.limits": "endpoint.limits",
+        "policy.scripted": "backends.scripted",
+        "policy.sessions": "endpoint.sessions",
+        "policy.upstream": "endpoint.upstream",
+        "report": "records.report",
+        "runner": "rollouts.runner",
+        "scoping": "capture.wrapping",
+        "signals": "credit.signals",
+        "spans": "capture.spans",
+        "store": "records.store",
+        "tasks": "rollouts.tasks",
+        "threads": "capture.threads",
+        "trainable": "capture.mark",
+    }.items()
+}
+
+
+_PACKAGE = "lightning_core.policy"
+"""Its modules are in several packages now, so that it is empty itself."""
+
+
+class _OldPaths(MetaPathFinder, Loader):
+    """Puts the new module in the place of the old one."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname == _PACKAGE:
+            return ModuleSpec(fullname, self, is_package=True)
+        return ModuleSpec(fullname, self) if fullname in _MOVED else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__name__ == _PACKAGE:
+            return
+        old, new = module.__name__, _MOVED[module.__name__]
+        warnings.warn(f"{old} is now {new}; the old path ends with 0.2", DeprecationWarning, stacklevel=2)
+        sys.modules[old] = import_module(new)
+
+
+def install() -> None:
+    """Make the old paths importable."""
+    # Known from the start: importing it later would put the module in the place of the function ``lightning_core.trainable``.
+    sys.modules["lightning_core.trainable"] = import_module(_MOVED["lightning_core.trainable"])
+    sys.meta_path.insert(0, _OldPaths())

@@ -1,0 +1,190 @@
+"""The command ``lightning-rl``: train, eval, serve, trace, credit. What it does is done elsewhere; here it is asked for and shown.
+
+Exit codes: 0 success (``train``: the improvement's 95 % interval lies above 0, or there was nothing to measure with), 1 no
+improvement shown, or an error while running, 2 the configuration or the command cannot be honoured, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from statistics import fmean
+
+from lightning_core.cli import credit as cli_credit
+from lightning_core.cli import serve as cli_serve
+from lightning_core.cli.trace import as_run_folder, trace
+from lightning_core.config import Config, dump_config, load_config
+from lightning_core.errors import ConfigError, IntegrationUnavailable, LightningError, MissingExtra
+
+EXIT_OK, EXIT_NOT_SHOWN, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    try:
+        commands = {
+            "train": _train,
+            "eval": _eval,
+            "serve": cli_serve.serve,
+            "trace": trace,
+            "credit": cli_credit.credit,
+        }
+        return commands[options.command](options)
+    except (ConfigError, MissingExtra, IntegrationUnavailable) as error:
+        print(f"lightning-rl: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except LightningError as error:
+        print(f"lightning-rl: {type(error).__name__}: {error}", file=sys.stderr)
+        return EXIT_NOT_SHOWN
+    except KeyboardInterrupt:
+        print("lightning-rl: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has seen enough, as in "… | head"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    """Every command and option there is."""
+    parser = argparse.ArgumentParser(
+        prog="lightning-rl", description="Train the model inside an LLM agent by reinforcement learning."
+    )
+    parser.add_argument("--version", action="version", version=metadata.version("lightning-rl"))
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="train the policy, measured on held-out tasks before and after")
+    train.add_argument("config", metavar="CONFIG", help="YAML file; see docs/configuration.md")
+    train.add_argument(
+        "--resume", action="store_true", help="go on from the last checkpoint of run.name, or of the newest run"
+    )
+
+    train.add_argument(
+        "--print-verl-config", action="store_true", help="with trainer.name: verl: print what verl is told, and stop"
+    )
+
+    evaluate = commands.add_parser("eval", help="measure a policy on held-out tasks")
+    evaluate.add_argument("config", metavar="CONFIG|RUN", help="a YAML file, or a run's folder: its newest checkpoint")
+
+    serve = commands.add_parser("serve", help="serve a trained policy, or any model, to OpenAI and Anthropic clients")
+    cli_serve.add_options(serve)
+
+    show = commands.add_parser(
+        "trace", help="show who said what: rollouts of a run, stored traces, or one task tried now"
+    )
+    show.add_argument(
+        "config",
+        metavar="RUN|TRACES|CONFIG",
+        help="a run's folder such as runs/latest, a file of traces (.json, .jsonl, .pb), or a YAML file",
+    )
+    show.add_argument("--rollout", metavar="N", help="number or id of the rollout to show; without: a list of them all")
+    show.add_argument("--task", metavar="ID", help="with CONFIG: the task to try; without: the first")
+    show.add_argument("--full", action="store_true", help="whole prompts and responses")
+
+    credit = commands.add_parser("credit", help="compute credit anew on a run's stored rollouts, and show what changes")
+    cli_credit.add_options(credit)
+
+    for command in (train, evaluate, serve, show, credit):
+        command.add_argument("overrides", metavar="key=value", nargs="*", help="settings that win over the file's")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """What a command line asks for. Raises SystemExit if that is nothing that there is."""
+    parser = _build_parser()
+    # Overrides may stand on either side of an option; argparse gives the later ones back.
+    options, rest = parser.parse_known_args(arguments)
+    options.overrides += rest
+    for text in options.overrides:
+        if text.startswith("-") or "=" not in text:
+            parser.error(f"unexpected argument {text!r}: expected an option of {options.command!r} or key=value")
+    return options
+
+
+def _train(options: argparse.Namespace) -> int:
+    overrides = [*options.overrides, *(["run.resume=true"] if options.resume else [])]
+    config = load_config(options.config, overrides, needs=("agent", "tasks.train"))
+    if config.eval.every and config.tasks.eval is None:
+        raise ConfigError(f"eval.every is {config.eval.every}, but there are no tasks.eval to evaluate on")
+    if options.print_verl_config:
+        return _print_verl_config(config)
+    from lightning_core.loop import fit
+    from lightning_core.records.progress import show_progress
+    from lightning_core.records.report import format_summary
+
+    progress = show_progress()
+    try:
+        result = fit(config=config, progress=progress)
+    except KeyboardInterrupt:
+        progress.close()
+        print(f"\nlightning-rl: interrupted. {_how_to_resume(config, options.config)}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    finally:
+        progress.close()
+    print(f"\n{format_summary(result.summary)}\n\nrun: {result.folder}\ncheckpoint: {result.checkpoint}")
+    return EXIT_NOT_SHOWN if result.summary.improved is False else EXIT_OK
+
+
+def _print_verl_config(config: Config) -> int:
+    if config.trainer.name != "verl":
+        raise ConfigError(f"--print-verl-config goes with trainer.name: verl, but it is {config.trainer.name!r}")
+    from lightning_core.trainers.verl.train import show_verl_config
+
+    print(show_verl_config(config, Path(config.run.dir) / (config.run.name or "RUN")), end="")
+    return EXIT_OK
+
+
+def _how_to_resume(config: Config, file: str) -> str:
+    from lightning_core.records.checkpoints import checkpoints
+
+    folder = Path(config.run.dir) / (config.run.name or "latest")
+    found = checkpoints(folder)
+    if not found:
+        return "There was no checkpoint yet."
+    name = f" run.name={config.run.name}" if config.run.name else ""
+    return f"The last checkpoint is {found[-1]}; to go on: lightning-rl train {file}{name} --resume"
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from lightning_core.loop import evaluate
+    from lightning_core.records.checkpoints import checkpoints
+    from lightning_core.records.intervals import confidence_interval
+    from lightning_core.records.progress import show_progress
+    from lightning_core.records.report import format_estimate
+
+    run = as_run_folder(options.config)
+    source = options.config if run is None else run / "config.yaml"
+    config = load_config(source, options.overrides, needs=("agent", "tasks.eval"))
+    if run is None:
+        checkpoint = None
+        folder = Path(config.run.dir) / time.strftime("eval-%Y%m%d-%H%M%S")
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    else:
+        folder, found = run, checkpoints(run)
+        if not found:
+            raise ConfigError(f"the run {str(run)!r} has no checkpoint yet; expected one under checkpoints/")
+        checkpoint = found[-1]
+    progress = show_progress()
+    try:
+        result = evaluate(config=config, folder=folder, checkpoint=checkpoint, progress=progress)
+    finally:
+        progress.close()
+    estimate = confidence_interval([fmean(rewards) for rewards in result.rewards.values()])
+    print(f"policy: {checkpoint or config.policy.model}")
+    print(f"held-out reward {format_estimate(estimate)} (95 % interval) on {len(result.rewards)} tasks")
+    if result.left_out:
+        print(f"{result.left_out} rollouts were left out: the machinery failed, not the agent")
+    print(f"recorded in {folder}")
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

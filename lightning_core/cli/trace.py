@@ -1,0 +1,132 @@
+"""``lightning-rl trace``: who said what, in a run's rollouts, in traces stored by anybody, or in one task tried now."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from lightning_core.config import load_config
+from lightning_core.errors import ConfigError, LightningError
+
+TRACE_FILES = (".json", ".jsonl", ".pb")
+"""Ends of names of files that hold traces; any other file is a configuration."""
+
+
+def trace(options: argparse.Namespace) -> int:
+    """The command; its exit code."""
+    run = as_run_folder(options.config)
+    stored = options.config.endswith(TRACE_FILES)
+    if run is None and not stored:
+        if options.rollout is not None:
+            raise ConfigError(
+                f"--rollout is for a run's folder or a file of traces; {options.config!r} is a configuration: use --task"
+            )
+        return _try_task(options)
+    if options.overrides or options.task is not None:
+        raise ConfigError("--task and key=value are for a configuration; rollouts are what they are: use --rollout")
+    if run is None:
+        _show_stored(Path(options.config), options.rollout, options.full)
+    else:
+        _show_run(run / "store.db", options.rollout, options.full)
+    return 0
+
+
+def as_run_folder(path: str) -> Path | None:
+    """The folder of a run, or None for a file; a folder that is no run is refused."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return None
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(f"{path!r} is a folder, but not a run's: expected config.yaml and store.db in it")
+    return folder
+
+
+def _try_task(options: argparse.Namespace) -> int:
+    config = load_config(options.config, options.overrides, needs=("agent",))
+    from lightning_core.loop import evaluate
+    from lightning_core.rollouts.tasks import load_tasks
+
+    key, source = (
+        ("tasks.eval", config.tasks.eval) if config.tasks.train is None else ("tasks.train", config.tasks.train)
+    )
+    if source is None:
+        raise ConfigError("tasks.train and tasks.eval are missing; a task is needed to run the agent on")
+    tasks = load_tasks(source, key=key)
+    chosen = tasks[0] if options.task is None else next((t for t in tasks if t["id"] == options.task), None)
+    if chosen is None:
+        raise ConfigError(f"--task: {key} has no task with the id {options.task!r}; the first is {tasks[0]['id']!r}")
+    with tempfile.TemporaryDirectory(prefix="lightning-trace-") as scratch:
+        store, failure = Path(scratch) / "store.db", None
+        try:
+            evaluate(config=config, folder=Path(scratch), tasks=[chosen])
+        except LightningError as error:
+            # A name that no agent has, a server that is not there: what was recorded shows what to do about it.
+            failure = error
+        last = _last_rollout(store)
+        if last is not None:
+            _show_run(store, str(last), options.full)
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def _last_rollout(path: Path) -> int | None:
+    from lightning_core.records.store import Store
+
+    if not path.is_file():
+        return None
+    with Store(path, read_only=True) as store:
+        records = store.rollouts()
+    return records[-1].ordinal if records else None
+
+
+def _show_run(store_path: Path, rollout: str | None, full: bool) -> None:
+    from lightning_core.cli.tree import format_agents, format_rollouts, format_trace
+    from lightning_core.records.store import Store
+
+    with Store(store_path, read_only=True) as store:
+        if rollout is None:
+            print(format_rollouts(store.rollouts(), width=_width()))
+            print(format_agents(store.agents(), {row.agent for row in store.credit()}))
+            print("one of them: --rollout N")
+            return
+        try:
+            record = store.rollout(rollout if (number := _number(rollout)) is None else number)
+            found = store.trace(record.id)
+        except (LookupError, ValueError) as error:
+            raise ConfigError(f"--rollout {rollout}: {error}") from None
+        credit = store.credit(rollout=record.id)
+    print(format_trace(found, record, credit, width=_width(), full=full))
+    print(format_agents(Counter(call.agent for call in found.calls), {row.agent for row in credit}))
+
+
+def _show_stored(path: Path, rollout: str | None, full: bool) -> None:
+    from lightning_core.cli.tree import format_agents, format_trace, format_traces
+    from lightning_core.otel import read_traces
+
+    try:
+        traces = read_traces(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no traces could be read from {str(path)!r}: {error}") from None
+    if rollout is not None:
+        chosen = [t for n, t in enumerate(traces, 1) if n == _number(rollout) or t.rollout == rollout]
+        if not chosen:
+            raise ConfigError(f"--rollout {rollout}: expected a number from 1 to {len(traces)}, or a trace id")
+        traces = chosen
+        print(format_trace(chosen[0], width=_width(), full=full))
+    else:
+        print(format_traces(traces, width=_width()))
+    print(format_agents(Counter(call.agent for t in traces for call in t.calls)))
+    if rollout is None:
+        print("one of them: --rollout N")
+
+
+def _number(rollout: str) -> int | None:
+    return int(rollout) if rollout.isdecimal() and len(rollout) < 32 else None
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((120, 24)).columns

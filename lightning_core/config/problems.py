@@ -1,0 +1,172 @@
+"""From pydantic's errors to ours: every problem of a configuration at once, each with its place, in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, Final, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from lightning_core.config.source import KeyPath, Problem, Source, apply_overrides
+from lightning_core.errors import ConfigError
+
+OWN: Final = "lightning_value"
+"""Type of the pydantic errors whose message says by itself what was expected."""
+IMPOSSIBLE: Final = "lightning_impossible"
+"""Type of the pydantic error that carries, as ``found``, a list of (key path, text) about combinations of keys."""
+
+_MENDING_ROUNDS: Final = 8
+_EXPECTED: Final = {
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a string (quote it if it looks like a number)",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a section with keys below it",
+}
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def validate(model: type[M], source: Source, *, needs: Collection[str] = ()) -> M:
+    """``source`` as a ``model``. Raises `ConfigError` that lists all problems; ``needs`` are dotted keys that must not be null."""
+    problems = list(source.problems)
+    result: M | None = None
+    try:
+        result = model.model_validate(source.data)
+    except ValidationError as error:
+        problems += _all_problems(model, source, error)
+    for key in needs:
+        path = tuple(key.split("."))
+        if _get(source.data, path) is None and not any(p.path[: len(path)] == path for p in problems):
+            problems.append(Problem(source.place(path), path, "missing, and needed here"))
+    if problems or result is None:
+        count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
+        lines = dict.fromkeys(f"  {problem}" for problem in problems)
+        raise ConfigError("\n".join([f"{count} in the configuration {source.name}:", *lines]))
+    return result
+
+
+def _all_problems(model: type[BaseModel], source: Source, error: ValidationError) -> Iterator[Problem]:
+    """The problems of ``error``, and those that it hides.
+
+    Pydantic looks at combinations of keys only once every value alone is right, so wrong values are taken out and it looks again.
+    """
+    first = error.errors(include_url=False)
+    seen: set[KeyPath] = set()
+    for details in first:
+        for problem in _problems(model, details, source):
+            seen.add(problem.path)
+            yield problem
+    data: dict[Any, Any] = apply_overrides(source, ()).data
+    current = first
+    filled: set[KeyPath] = set()
+    for _ in range(_MENDING_ROUNDS):
+        if any(details["type"] == IMPOSSIBLE for details in current):
+            break
+        for details in current:
+            _mend(data, details, filled)
+        try:
+            model.model_validate(data)
+        except ValidationError as again:
+            current = again.errors(include_url=False)
+        else:
+            return
+    if current is first:
+        return
+    for details in current:
+        if details["type"] == IMPOSSIBLE:
+            yield from (p for p in _problems(model, details, source) if p.path not in seen)
+
+
+def _mend(data: dict[str | int, Any], details: ErrorDetails, filled: set[KeyPath]) -> None:
+    """Take the wrong value out of ``data``, or put something in for a missing one, noting it in ``filled``."""
+    path = _path(details)
+    while path and isinstance(path[-1], int):  # a wrong item takes its whole list with it
+        path = path[:-1]
+    missing = details["type"] == "missing"
+    if missing and path in filled:  # nothing that we know of will do there: out with the section
+        path, missing = path[:-1], False
+    for depth, part in enumerate(path[:-1]):
+        if not isinstance(data.get(part), dict):  # a short form, or what an override put there
+            path, missing = path[: depth + 1], False
+            break
+        data = data[part]
+    if not path:
+        return
+    if missing:
+        data[path[-1]] = "?"
+        filled.add(path)
+    elif details["input"] == "?" and details["type"] == "model_type":
+        data[path[-1]] = {}
+    else:
+        data.pop(path[-1], None)
+
+
+def _problems(model: type[BaseModel], details: ErrorDetails, source: Source) -> Iterator[Problem]:
+    context: Mapping[str, Any] = details.get("ctx", {})
+    if details["type"] == IMPOSSIBLE:
+        for path, text in context["found"]:
+            yield Problem(source.place(path), path, text)
+        return
+    path = _path(details)
+    if details["type"] in ("extra_forbidden", "invalid_key"):
+        section = _section_at(model, path[:-1])
+        known = list(section.model_fields) if section else []
+        near = get_close_matches(str(path[-1]), known, n=1)
+        text = f"unknown key; {f'did you mean {near[0]!r}? ' if near else ''}known here: {', '.join(known)}"
+    elif details["type"] == "missing":
+        text = "missing, and required"
+    elif details["type"] == OWN:
+        text = f"found {_describe(details['input'])}, {details['msg']}"
+    else:
+        text = f"found {_describe(details['input'])}, expected {_expected(details)}"
+    yield Problem(source.place(path), path, text)
+
+
+def _path(details: ErrorDetails) -> KeyPath:
+    return tuple(part for part in details["loc"] if part != "[key]")
+
+
+def _expected(details: ErrorDetails) -> str:
+    context: Mapping[str, Any] = details.get("ctx", {})
+    if details["type"] == "literal_error":
+        return str(context["expected"])
+    if "length" in details["type"] or details["type"] in ("too_long", "too_short"):
+        return details["msg"]
+    return _EXPECTED.get(details["type"], details["msg"].removeprefix("Input should be "))
+
+
+def _describe(value: object) -> str:
+    if value is None:
+        return "nothing (null)"
+    if isinstance(value, Mapping):
+        return f"a mapping with the keys {', '.join(map(repr, value)) or 'none'}"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
+    """The model of the section that ``path`` leads to."""
+    current: type[BaseModel] | None = model
+    named = False  # the part that comes is a name that somebody gave, not a field's
+    for part in path:
+        if named:
+            named = False
+            continue
+        field = current.model_fields.get(str(part)) if current else None
+        annotation = field.annotation if field else None
+        candidates = (annotation, *get_args(annotation))
+        current = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        named = current is not None and get_origin(annotation) is dict
+    return current
+
+
+def _get(data: Any, path: KeyPath) -> Any:
+    for part in path:
+        data = data.get(part) if isinstance(data, Mapping) else None
+    return data

@@ -1,0 +1,209 @@
+"""YAML in, plain data out, with the place that each value came from, so that an error can say ``file:line``.
+
+Scalars follow YAML 1.2's core rules instead of PyYAML's 1.1: ``1e-5`` is a number, ``no``, ``12:30`` and ``2026-01-31`` are
+strings, only ``true`` and ``false`` are booleans. Duplicate keys, which YAML libraries drop in silence, are problems.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from lightning_core.errors import ConfigError
+
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: where it stands, the path of its key, and what to do about it."""
+
+    place: str
+    path: KeyPath
+    text: str
+
+    def __str__(self) -> str:
+        key = dotted(self.path)
+        return f"{self.place}: {key}: {self.text}" if key else f"{self.place}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The data of a configuration and where each key of it was written."""
+
+    name: str
+    """The file as the user named it, or ``config`` for a dict."""
+    data: dict[str, Any]
+    places: Mapping[KeyPath, str] = field(default_factory=dict[KeyPath, str])
+    problems: tuple[Problem, ...] = ()
+
+    def place(self, path: KeyPath) -> str:
+        """``file:line`` (or the override) of ``path``, else of the nearest key above it, else the file."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.places:
+                return self.places[path[:end]]
+        return self.name
+
+
+def dotted(path: KeyPath) -> str:
+    """``("tasks", "train", 0)`` as ``tasks.train[0]``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def read_yaml(path: Path) -> Source:
+    """Read one YAML file whose top level is a mapping. Raises `ConfigError` if it cannot be read or parsed at all."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"no configuration file at {str(path)!r}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration {str(path)!r}: {error}") from error
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        places: dict[KeyPath, str] = {}
+        problems: list[Problem] = []
+        if node is not None:
+            _walk(node, (), str(path), places, problems, ())
+        data = {} if node is None else loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = "" if mark is None else f":{mark.line + 1}"
+        raise ConfigError(f"{path}{line}: not valid YAML: {error.problem or error}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    finally:
+        loader.dispose()
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a mapping of sections, found {type(data).__name__}")
+    return Source(name=str(path), data=data, places=places, problems=tuple(problems))
+
+
+def apply_overrides(
+    source: Source, overrides: Sequence[str], *, short_forms: Mapping[KeyPath, str] = MappingProxyType({})
+) -> Source:
+    """``key.sub=value`` each, later ones win; the value is read as YAML. What is wrong with one becomes a `Problem`.
+
+    ``short_forms`` are sections that may be written as a string, each with the key that the string stands for.
+    """
+    data: dict[str, Any] = _copy(source.data)
+    places = dict(source.places)
+    problems = list(source.problems)
+    for text in overrides:
+        place = f"override {text!r}"
+        key, equals, value = text.partition("=")
+        path = tuple(key.strip().split("."))
+        if not equals or not all(path):
+            problems.append(Problem(place, (), "expected key.sub=value, such as trainer.steps=10"))
+            continue
+        try:
+            parsed = parse_scalar(value)
+        except yaml.YAMLError as error:
+            problems.append(Problem(place, path, f"the value is not valid YAML: {' '.join(str(error).split())}"))
+            continue
+        parent = _section(data, path[:-1], short_forms)
+        if isinstance(parent, Problem):
+            problems.append(Problem(place, path, parent.text))
+            continue
+        parent[path[-1]] = parsed
+        for old in [p for p in places if p[: len(path)] == path]:
+            del places[old]
+        places[path] = place
+    return Source(name=source.name, data=data, places=places, problems=tuple(problems))
+
+
+def parse_scalar(text: str) -> Any:
+    """One YAML value from a string; the empty string is null."""
+    return yaml.load(text, Loader=_Loader)
+
+
+def to_yaml(data: Mapping[str, Any]) -> str:
+    """YAML that `read_yaml` reads back to equal data, keys in the order given."""
+    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _section(
+    data: dict[str, Any], path: tuple[str, ...], short_forms: Mapping[KeyPath, str]
+) -> dict[str, Any] | Problem:
+    for depth, part in enumerate(path, start=1):
+        inner = data.get(part)
+        if inner is None:
+            inner = data[part] = {}
+        elif isinstance(inner, str) and path[:depth] in short_forms:
+            inner = data[part] = {short_forms[path[:depth]]: inner}
+        if not isinstance(inner, dict):
+            return Problem("", path, f"{dotted(path[:depth])} is {inner!r}, which has no keys below it")
+        data = inner
+    return data
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
+def _walk(
+    node: yaml.Node,
+    path: KeyPath,
+    file: str,
+    places: dict[KeyPath, str],
+    problems: list[Problem],
+    above: tuple[yaml.Node, ...],
+) -> None:
+    if node in above:
+        raise yaml.MarkedYAMLError(problem="an alias that contains itself", problem_mark=node.start_mark)
+    for part, where, child in _children(node):
+        inner = (*path, part)
+        place = f"{file}:{where.start_mark.line + 1}"
+        if inner in places and isinstance(part, str):
+            problems.append(Problem(place, inner, f"the same key twice, first at {places[inner]}; remove one"))
+            continue
+        places[inner] = place
+        _walk(child, inner, file, places, problems, (*above, node))
+
+
+def _children(node: yaml.Node) -> Iterator[tuple[str | int, yaml.Node, yaml.Node]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield str(key.value), key, value
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield index, item, item
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, Any] = {}
+
+
+class _Dumper(yaml.SafeDumper):
+    yaml_implicit_resolvers: dict[str, Any] = {}
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _kind in (_Loader, _Dumper):
+    for _tag, _pattern, _first in (
+        ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+        ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+        ("int", r"[-+]?[0-9]+", "-+0123456789"),
+        ("float", r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ):
+        _kind.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
+
+
+def _construct_int(loader: Any, node: Any) -> int:
+    return int(loader.construct_scalar(node))  # PyYAML's own would read 010 as octal
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)

@@ -1,0 +1,48 @@
+"""What the configuration's sections are made of."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Lt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from lightning_core.config.problems import OWN
+
+_CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def is_callable_name(text: str) -> bool:
+    """Whether ``text`` has the form ``module:callable``."""
+    return _CALLABLE.fullmatch(text) is not None
+
+
+def _callable_name(text: str) -> str:
+    if not is_callable_name(text):
+        raise PydanticCustomError(OWN, "expected 'module:callable', such as 'examples.text_to_sql.agent:solve'")
+    return text
+
+
+CallableName = Annotated[str, AfterValidator(_callable_name)]
+Count = Annotated[int, Ge(1)]
+CountOrZero = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Beta = Annotated[float, Ge(0), Lt(1)]
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+"""A list in YAML, a tuple here."""
+
+
+class Section(BaseModel):
+    """Frozen, strict about types, without unknown keys; written with nothing below it, it has its defaults."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_means_defaults(cls, data: object) -> object:
+        return {} if data is None else data

@@ -1,0 +1,297 @@
+"""OpenAI's chat completions on the wire: what a request may say, and how an answer looks.
+
+A parameter that the endpoint cannot honour is refused with its name; none is ignored. ``return_token_ids`` is vLLM's extension.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lightning_core.endpoint.dialects.chat_shape import check_messages, check_tools
+from lightning_core.endpoint.dialects.dialect import sse
+from lightning_core.endpoint.dialects.exchange import Answer, ChatRequest, Choice, Message, Reply, model_name
+from lightning_core.endpoint.dialects.fields import (
+    NO_HOSTED_TOOLS,
+    OFF_POLICY,
+    ONLY_SAMPLED,
+    TEXT_ONLY,
+    Fields,
+    Refusal,
+    flag,
+    integer,
+    objects,
+    seed,
+    stops,
+    temperature,
+    top_p,
+)
+from lightning_core.endpoint.dialects.response_format import ANY_TOOL, Demands, check_tool
+from lightning_core.errors import PolicyRequestError
+
+PATH = "/chat/completions"
+KEY_HEADER = "authorization"
+PASSED_HEADERS = ("openai-organization", "openai-project")
+
+_ERRORS = {401: "authentication_error", 429: "rate_limit_error"}
+
+FIELDS = Fields(
+    honoured=frozenset({
+        "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "max_tokens", "max_completion_tokens",
+        "n", "stop", "stream", "stream_options.include_usage", "seed", "logprobs", "response_format", "return_token_ids",
+    }),
+    inert=frozenset({
+        "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort",
+        "safety_identifier", "service_tier", "store", "stream_options.include_obfuscation", "user", "verbosity",
+    }),
+    refused={
+        "audio": Refusal(TEXT_ONLY),
+        "modalities": Refusal(TEXT_ONLY, unless=(["text"], [])),
+        "frequency_penalty": Refusal(OFF_POLICY, unless=(0,)),
+        "presence_penalty": Refusal(OFF_POLICY, unless=(0,)),
+        "logit_bias": Refusal(OFF_POLICY, unless=({},)),
+        "top_logprobs": Refusal(ONLY_SAMPLED, unless=(0,)),
+        "functions": Refusal("use tools", unless=([],)),
+        "function_call": Refusal("use tool_choice", unless=("none",)),
+        "moderation": Refusal("nothing is moderated here"),
+        "web_search_options": Refusal(NO_HOSTED_TOOLS),
+    },
+)  # fmt: skip
+
+
+def parse_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
+    """See `Dialect.parse_request`."""
+    FIELDS.check(body)
+    request = read_request(body, said=said)
+    tools = objects(body, "tools")
+    check_messages(request.messages)
+    check_tools(tools)
+    for name in ("logprobs", "return_token_ids", "parallel_tool_calls"):
+        flag(body, name)
+    wants_usage(body)
+    return replace(
+        request,
+        tools=None if body.get("tool_choice") == "none" else tools or None,
+        temperature=temperature(body),
+        top_p=top_p(body),
+        max_tokens=integer(body, "max_completion_tokens", 1) or integer(body, "max_tokens", 1),
+        stop=stops(body, "stop"),
+        seed=seed(body),
+        demands=_demands(body, tools),
+    )
+
+
+def read_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
+    """See `Dialect.read_request`."""
+    del said
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        raise PolicyRequestError(f"messages is {messages!r}; expected a list", param="messages")
+    return ChatRequest(
+        model=model_name(body),
+        messages=messages,
+        tools=body.get("tools") or None,
+        n=integer(body, "n", 1) or 1,
+        stream=flag(body, "stream") or False,
+        body=body,
+    )
+
+
+def _demands(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Demands:
+    match body.get("tool_choice"):
+        case None | "auto" | "none":
+            tool = None
+        case "required":
+            tool = ANY_TOOL
+        case {"type": "function", "function": {"name": str(tool)}}:
+            pass
+        case choice:
+            raise PolicyRequestError(
+                f"tool_choice is {choice!r}; expected 'auto', 'none', 'required' or a function", param="tool_choice"
+            )
+    match body.get("response_format"):
+        case None | {"type": "text"}:
+            schema = None
+        case {"type": "json_object"}:
+            schema = {}
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            pass
+        case form:
+            raise PolicyRequestError(
+                f"response_format is {form!r}; expected the type text, json_object or json_schema with a schema",
+                param="response_format",
+            )
+    one_call = bool(tools) and body.get("parallel_tool_calls") is False
+    return Demands(schema=schema, tool=check_tool(tool, tools), one_call=one_call)
+
+
+def write_answer(reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
+    """See `Dialect.write_answer`."""
+    asked = reply.request.body
+    body: dict[str, Any] = {
+        **_head(reply, "chat.completion"),
+        "choices": [
+            {
+                "index": i,
+                "message": choice.message,
+                "finish_reason": choice.finish_reason,
+                "logprobs": _logprobs(choice.token_ids, choice.logprobs, reply.decode)
+                if asked.get("logprobs")
+                else None,
+                **({"token_ids": choice.token_ids} if asked.get("return_token_ids") else {}),
+            }
+            for i, choice in enumerate(choices)
+        ],
+        "usage": usage(reply, choices),
+    }
+    if asked.get("return_token_ids"):
+        body["prompt_token_ids"] = list(reply.prompts[0])
+    return body
+
+
+class _Writer:
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._asked = reply.request.body
+
+    def begin(self, index: int) -> bytes:
+        return self._chunk(index, {"role": "assistant", "content": ""})
+
+    def think(self, index: int, reasoning: str) -> bytes:
+        return self._chunk(index, {"reasoning_content": reasoning})
+
+    def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
+        extra: dict[str, Any] = {}
+        if self._asked.get("logprobs"):
+            extra["logprobs"] = _logprobs(token_ids, logprobs, self._reply.decode)
+        if self._asked.get("return_token_ids"):
+            extra["token_ids"] = list(token_ids)
+        return self._chunk(index, {"content": text}, **extra) if text or extra else b""
+
+    def finish(self, index: int, choice: Choice, rest: str) -> bytes:
+        events = self._chunk(index, {"content": rest}) if rest else b""
+        if choice.message.get("tool_calls"):
+            calls = [{"index": i, **call} for i, call in enumerate(choice.message["tool_calls"])]
+            events += self._chunk(index, {"tool_calls": calls})
+        return events + self._chunk(index, {}, finish_reason=choice.finish_reason)
+
+    def end(self, choices: Sequence[Choice]) -> bytes:
+        events = b""
+        if wants_usage(self._asked):
+            events = sse({
+                **_head(self._reply, "chat.completion.chunk"), "choices": [], "usage": usage(self._reply, choices),
+            })  # fmt: skip
+        return events + sse("[DONE]")
+
+    def _chunk(self, index: int, delta: Mapping[str, Any], **more: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "finish_reason": None, "logprobs": None, **more}
+        usage_comes = {"usage": None} if wants_usage(self._asked) else {}
+        return sse({**_head(self._reply, "chat.completion.chunk"), "choices": [choice], **usage_comes})
+
+
+def stream_writer(reply: Reply) -> _Writer:
+    """See `Dialect.stream_writer`."""
+    return _Writer(reply)
+
+
+def _head(reply: Reply, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{reply.call}", "object": kind, "created": int(time.time()), "model": reply.model}
+
+
+def wants_usage(asked: Mapping[str, Any]) -> bool:
+    """Whether a stream is to end with the token counts. Raises `PolicyRequestError` if that is neither true nor false."""
+    name = "stream_options.include_usage"
+    return flag({name: (asked.get("stream_options") or {}).get("include_usage")}, name) or False
+
+
+def usage(reply: Reply, choices: Sequence[Choice]) -> dict[str, int]:
+    """Token counts, in the form that OpenAI's older APIs share."""
+    prompt, sampled = reply.prompt_tokens, sum(len(c.token_ids) for c in choices)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def _logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[float], decode: Callable[[Sequence[int]], str]
+) -> dict[str, Any]:
+    return {"content": token_logprobs(token_ids, logprobs, decode), "refusal": None}
+
+
+def token_logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[float], decode: Callable[[Sequence[int]], str]
+) -> list[dict[str, Any]]:
+    """Sampled tokens with their logprobs, in the form that OpenAI's APIs share."""
+    content: list[dict[str, Any]] = []
+    for token, logprob in zip(token_ids, logprobs, strict=True):
+        text = decode([token])
+        content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
+    return content
+
+
+def read_answer(body: Mapping[str, Any]) -> list[Answer]:
+    """See `Dialect.read_answer`."""
+    counts = body.get("usage") or {}
+    return [
+        Answer(
+            message=choice.get("message") or {},
+            finish_reason=choice.get("finish_reason"),
+            model=body.get("model"),
+            # One count for all choices: it is told once.
+            input_tokens=counts.get("prompt_tokens") if i == 0 else None,
+            output_tokens=counts.get("completion_tokens") if i == 0 else None,
+        )
+        for i, choice in enumerate(body.get("choices") or ())
+    ]
+
+
+class _Reader:
+    """Puts the chunks together to the body that would have come without streaming."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._body: dict[str, Any] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
+
+    def read(self, event: Mapping[str, Any]) -> None:
+        for name in ("model", "usage"):
+            self._body[name] = event.get(name) or self._body.get(name)
+        for part in event.get("choices") or ():
+            choice = self._choices.setdefault(part.get("index", 0), {"message": {"role": "assistant", "content": ""}})
+            message, delta = choice["message"], part.get("delta") or {}
+            choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
+            message["content"] += delta.get("content") or ""
+            for call in delta.get("tool_calls") or ():
+                _extend_call(message.setdefault("tool_calls", []), call)
+
+    def answers(self) -> list[Answer]:
+        choices = [choice for _, choice in sorted(self._choices.items())]
+        complete = all(choice["finish_reason"] for choice in choices)
+        return read_answer({**self._body, "choices": choices}) if complete else []
+
+
+def _extend_call(calls: list[dict[str, Any]], delta: Mapping[str, Any]) -> None:
+    """Add a streamed piece of a tool call to the calls so far."""
+    index = delta.get("index", len(calls))
+    while len(calls) <= index:
+        calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
+    call, function = calls[index], delta.get("function") or {}
+    call["id"] = delta.get("id") or call["id"]
+    for name in ("name", "arguments"):
+        call["function"][name] += function.get(name) or ""
+
+
+def stream_reader() -> _Reader:
+    """See `Dialect.stream_reader`."""
+    return _Reader()
+
+
+def error_body(message: str, *, status: int, param: str | None = None) -> dict[str, Any]:
+    """See `Dialect.error_body`."""
+    kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
+
+
+def error_event(message: str) -> bytes:
+    """See `Dialect.error_event`."""
+    return sse(error_body(message, status=500))

@@ -1,0 +1,225 @@
+"""From a checked request to sampled, recorded responses, whole or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from lightning_core.backends.backend import Backend, Delta, SamplingParams
+from lightning_core.chat.chat import Chat, Prompt
+from lightning_core.digest import sampling_digest
+from lightning_core.endpoint.dialects.dialect import StreamWriter
+from lightning_core.endpoint.dialects.exchange import ChatRequest, Choice, Message
+from lightning_core.endpoint.record import CallSpan
+from lightning_core.endpoint.sessions import Session
+from lightning_core.endpoint.streaming import HeldText, RunningText, cut
+from lightning_core.errors import PolicyRequestError
+from lightning_core.trace import Address, pack
+
+_ANY_OBJECT = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingJob:
+    """One response, ready to be sampled."""
+
+    session: Session
+    address: Address
+    request: ChatRequest
+    model: str
+    chat: Chat
+    prompt: Prompt
+    params: SamplingParams
+
+
+class Sampler:
+    """Samples from ``backend``."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def params(
+        self, session: Session, request: ChatRequest, chat: Chat, prompt: Prompt, *, trained: bool
+    ) -> SamplingParams:
+        """How the first answer to ``prompt`` is sampled. Raises `PolicyRequestError` if no room is left in the context."""
+        routing = session.routing
+        room = self._backend.max_context - len(prompt.ids)
+        if room < 1:
+            raise PolicyRequestError(
+                f"the prompt has {len(prompt.ids)} tokens, but the model's context holds {self._backend.max_context}; "
+                "shorten it or raise policy.max_context",
+                param=request.prompt_field,
+            )
+        temperature = routing.default_temperature if request.temperature is None else request.temperature
+        if trained and routing.temperature is not None:
+            temperature = routing.temperature
+        # A seed of a trained agent's own would make all attempts of a group the same, with nothing to learn from their differences.
+        runs_seed = request.seed is None or (trained and session.seed is not None)
+        schema = request.demands.schema
+        asked = request.max_tokens or routing.default_max_tokens or routing.max_tokens
+        params = SamplingParams(
+            max_tokens=min(asked, routing.max_tokens, room),
+            temperature=temperature,
+            # Training needs the logprobs of the whole distribution, so a trained agent samples from all of it.
+            top_p=1.0 if trained or request.top_p is None else request.top_p,
+            seed=_seed(session, prompt) if runs_seed else request.seed,
+            stop_token_ids=chat.stop_token_ids,
+            json_schema=None if schema is None else json.dumps(schema or _ANY_OBJECT),
+            rollout=session.root.rollout,
+        )
+        self._backend.check(params)
+        return params
+
+    async def respond(
+        self, job: SamplingJob, span: CallSpan, emit: Callable[[Choice, list[int], list[float]], None] | None = None
+    ) -> Choice:
+        """Sample one response to its end, record it, and return it. ``emit`` hears of every delta."""
+        request, params, chat = job.request, job.params, job.chat
+        choice = Choice(message={}, token_ids=[], logprobs=[], finish_reason="stop")
+        sampled: list[Delta] = []
+        stopped_by_text = False
+        running = RunningText(chat.text)
+        deltas = self._backend.generate(
+            job.prompt.ids, params, model=job.model, stream=request.stream or bool(request.stop)
+        )
+        try:
+            async for delta in deltas:
+                sampled.append(delta)
+                choice.token_ids += delta.token_ids
+                choice.logprobs += delta.logprobs
+                choice.finish_reason = delta.finish_reason or "stop"
+                if request.stop:
+                    text = running(choice.token_ids)
+                    stopped_by_text = any(s in text for s in request.stop)
+                if emit is not None:
+                    emit(choice, list(delta.token_ids), list(delta.logprobs))
+                if stopped_by_text:
+                    choice.finish_reason = "stop"
+                    break
+        finally:
+            await deltas.aclose()
+        text, choice.stop = cut(chat.text(choice.token_ids), request.stop)
+        message = _read(job, text)
+        if not stopped_by_text and not request.prompts:
+            chat.remember(job.prompt, choice.token_ids, message, job.session.memory)
+        if message.get("tool_calls"):
+            choice.finish_reason = "tool_calls"
+        choice.message = message
+        if request.carried is not None:
+            job.session.said[span.id] = (*request.carried, message)
+        span.sampled(job.prompt, choice, params)
+        version = sampled[-1].version
+        if version is not None:
+            span.trainable(
+                version=version,
+                first_version=sampled[0].version,
+                # From what the backend handed over, and not from what has become of it since.
+                digest=sampling_digest(
+                    prompt_ids=job.prompt.ids,
+                    output_ids=[token for delta in sampled for token in delta.token_ids],
+                    logprobs=[logprob for delta in sampled for logprob in delta.logprobs],
+                    temperature=params.temperature,
+                    version=version,
+                    constraint=params.constraint,
+                ),
+            )
+        span.end()
+        return choice
+
+    async def respond_to_all(self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan]) -> list[Choice]:
+        """Sample all responses to a request. When one fails, so do the others, and none is still being sampled."""
+        return await _together(self.respond(job, span) for job, span in zip(jobs, spans, strict=True))
+
+    async def stream(
+        self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan], writer: StreamWriter
+    ) -> AsyncGenerator[bytes]:
+        """Server-sent events as tokens come. Text that may still become a tool call, a stop or half a character is held back."""
+        events: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+        def send(event: bytes) -> None:
+            if event:
+                events.put_nowait(event)
+
+        async def run(index: int, job: SamplingJob, span: CallSpan) -> Choice:
+            held = _held(job)
+            send(writer.begin(index))
+
+            def think(reasoning: str) -> None:
+                if reasoning:
+                    send(writer.think(index, reasoning))
+
+            def emit(choice: Choice, ids: list[int], logprobs: list[float]) -> None:
+                reasoning, text = held.more(choice.token_ids)
+                think(reasoning)
+                send(writer.more(index, text, ids, logprobs))
+
+            choice = await self.respond(job, span, emit)
+            reasoning, rest = held.rest(choice.message)
+            think(reasoning)
+            send(writer.finish(index, choice, rest))
+            return choice
+
+        everything = asyncio.ensure_future(
+            _together(run(i, *pair) for i, pair in enumerate(zip(jobs, spans, strict=True)))
+        )
+        everything.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            over = False
+            while not over:
+                # What waits goes out together, so that an endpoint that is behind catches up.
+                waiting = [await events.get(), *(events.get_nowait() for _ in range(events.qsize()))]
+                over = waiting[-1] is None
+                if ready := b"".join(event for event in waiting if event):
+                    yield ready
+            yield writer.end(await everything)
+        finally:
+            everything.cancel()
+            await asyncio.wait({everything})
+
+
+def _read(job: SamplingJob, text: str) -> Message:
+    if job.request.prompts:
+        return {"role": "assistant", "content": text}
+    return job.chat.read(text, tools=bool(job.request.tools), thinking=job.prompt.thinking)
+
+
+def _held(job: SamplingJob) -> HeldText:
+    chat = job.chat
+    split = _all_answer if job.request.prompts else partial(chat.split, thinking=job.prompt.thinking, final=False)
+    form = chat.tool_format if job.request.tools else None
+    return HeldText(RunningText(chat.text), split, job.request.stop, tools=form)
+
+
+def _all_answer(text: str) -> tuple[str, str]:
+    """A completion of a plain prompt is no turn of a chat, and has no reasoning apart."""
+    return "", text
+
+
+async def _together(works: Iterable[Coroutine[Any, Any, Choice]]) -> list[Choice]:
+    """The results of ``works``, which run at the same time; the first error ends them all."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def seeded(params: SamplingParams, choice: int) -> SamplingParams:
+    """``params`` for answer number ``choice`` to the same prompt: other tokens, and as repeatable."""
+    return params if params.seed is None else replace(params, seed=(params.seed + choice) % (1 << 63))
+
+
+def _seed(session: Session, prompt: Prompt) -> int | None:
+    if session.seed is None:
+        return None
+    said = str(session.seed).encode() + pack(prompt.ids, "<u4")
+    digest = hashlib.blake2b(said, digest_size=8).hexdigest()
+    session.seen[digest] += 1
+    # Requests for several choices add the choice's index (see `seeded`), so repeats are spaced further apart than that.
+    return (int(digest, 16) + 65536 * session.seen[digest]) % (1 << 62)

@@ -1,0 +1,1 @@
+"""The neural network: loading, attention, output head, adapters."""

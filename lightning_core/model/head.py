@@ -1,0 +1,317 @@
+"""From hidden states to the logprobs of the trained tokens, without ever holding the logits of all places.
+
+Logits are by far the largest tensor of a training step: places x vocabulary in float32. A plain output layer is gone through a
+part of the vocabulary at a time, with one buffer for the logits of a part and a running maximum and sum (Milakov & Gimelshein 2018,
+arXiv 1805.02867). With softmax probabilities p, and logits W h + b divided by the temperature T,
+
+    d logprob(v) / d h = (W[v] - sum_u p_u W[u]) / T
+
+A frozen layer's expected row, the sum over u, is accumulated in the forward pass, so its backward pass needs no logits; a layer
+that is trained makes the logits of each part once more there, for the gradient of its rows. Models that do more to their logits
+(soft caps, scales, adapters on the output layer) make them by their own code, for a part of the places at a time.
+
+Dimensions: E trained tokens, P places, H hidden width, V vocabulary, C columns of a part of it, N constrained places.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from lightning_core.errors import TrainingError
+from lightning_core.model.attention import NAME, Forest, Geometry, TreeAttention, plan_blocks
+
+PART = {"cpu": 2**21, "cuda": 2**26}
+"""Logits made at a time. On a CPU 8 MiB in float32, which caches hold: with more the same products were slower. A GPU wants larger ones."""
+
+Forbidden = Iterable[tuple[int, Tensor]]
+"""Places with bool [V], the tokens that have no part in the softmax there."""
+
+
+class OutputHead:
+    """The way from a model's last hidden states to logprobs."""
+
+    def __init__(self, model: Any, geometry: Geometry) -> None:
+        """``model`` as it is trained, adapters included. Raises `TrainingError` if its logits are made of anything else."""
+        self._model = model
+        layer: Any = model.get_output_embeddings()
+        hidden_1SH = self._check(geometry)
+        # Much larger than real ones, so that a cap shows that small logits would hardly notice.
+        large_1SH = 100 * hidden_1SH
+        with torch.no_grad():
+            plain = _is_plain(layer) and torch.equal(_own_logits(model, large_1SH), layer(large_1SH))
+        self._layer: torch.nn.Linear | None = layer if plain else None
+
+    @property
+    def plain(self) -> bool:
+        """Whether the logits are those of the output layer, unchanged."""
+        return self._layer is not None
+
+    def logprobs(
+        self,
+        hidden_PH: Tensor,
+        temperatures_P: Tensor,
+        source_E: Tensor,
+        targets_E: Tensor,
+        forbidden: Forbidden = (),
+    ) -> Tensor:
+        """Logprobs [E] (float32) of ``targets_E`` under softmax(logits / temperature) at the places ``source_E``.
+
+        ``temperatures_P`` is float32, ``source_E`` and ``targets_E`` are int64; differentiable in ``hidden_PH`` and the weights.
+        """
+        if self._layer is not None:
+            return linear_logprobs(
+                hidden_PH, self._layer.weight, self._layer.bias, temperatures_P, source_E, targets_E, forbidden
+            )
+        masks = _Masks(forbidden, hidden_PH.device)
+        return self._own_logprobs(hidden_PH, temperatures_P, source_E, targets_E, masks)
+
+    def logits(self, hidden_PH: Tensor) -> Tensor:
+        """Logits [P, V] of all places at once; differentiable in ``hidden_PH`` and the weights."""
+        return _own_logits(self._model, hidden_PH[None])[0] if self._layer is None else self._layer(hidden_PH)
+
+    def _own_logprobs(
+        self, hidden_PH: Tensor, temperatures_P: Tensor, source_E: Tensor, targets_E: Tensor, masks: _Masks
+    ) -> Tensor:
+        size = max(16, PART[hidden_PH.device.type] // self._model.get_output_embeddings().weight.shape[0])
+
+        def part(first: int, hidden_CH: Tensor, source_C: Tensor, targets_C: Tensor) -> Tensor:
+            logits_CV = _own_logits(self._model, hidden_CH[None])[0].float()
+            scaled_CV = logits_CV / temperatures_P[first : first + size, None]
+            masks.apply(scaled_CV, place=first)
+            return scaled_CV.log_softmax(dim=-1)[source_C - first, targets_C]
+
+        order_E = source_E.argsort(stable=True)
+        starts = range(0, len(hidden_PH), size)
+        ends = torch.searchsorted(source_E[order_E], torch.tensor([s + size for s in starts], device=source_E.device))
+        found: list[Tensor] = []
+        stop = 0
+        for first, end in zip(starts, ends.tolist(), strict=True):
+            own_C = order_E[stop:end]
+            stop = end
+            arguments = (first, hidden_PH[first : first + size], source_E[own_C], targets_E[own_C])
+            found.append(checkpoint(part, *arguments, use_reentrant=False, preserve_rng_state=False))  # type: ignore[arg-type]
+        return torch.cat(found)[order_E.argsort()]
+
+    @torch.no_grad()
+    def _check(self, geometry: Geometry) -> Tensor:
+        """Prove on a few tokens that the hidden states are all that the logits are made of; returns them, [1, S, H]."""
+        model = self._model
+        device = model.get_input_embeddings().weight.device
+        tokens = torch.arange(8, device=device)[None] * 7 % model.config.get_text_config().vocab_size
+        tree = TreeAttention(plan_blocks(Forest(lengths=[8], parents=[-1])), groups=geometry.groups, device=device)
+        inputs = {"input_ids": tokens, "position_ids": torch.arange(8, device=device)[None], NAME: tree}
+        expected = model(**inputs, use_cache=False).logits
+        hidden_1SH = model.base_model(**inputs, use_cache=False).last_hidden_state
+        problem = (
+            f"{type(model).__name__} makes its logits of something else than the last hidden states of its "
+            f"{model.base_model_prefix!r}: the embedded engine cannot train it"
+        )
+        try:
+            found = _own_logits(model, hidden_1SH)
+        except (AttributeError, TypeError) as error:  # its code wants more of the decoder than these
+            raise TrainingError(problem) from error
+        if not torch.allclose(found.float(), expected.float(), rtol=1e-3, atol=1e-3 * expected.float().std().item()):
+            raise TrainingError(problem)
+        return hidden_1SH
+
+
+def _is_plain(layer: Any) -> bool:
+    """Not an adapter around the layer, and nothing hooked to it that changes what it computes."""
+    return not (layer._forward_hooks or layer._forward_pre_hooks) and type(layer) is torch.nn.Linear
+
+
+def _own_logits(model: Any, hidden_1SH: Tensor) -> Tensor:
+    """Logits [1, S, V] as the model's own code makes them of given hidden states."""
+    other = copy.copy(model)  # the same weights; only its decoder is exchanged
+    other._modules = {**model._modules, model.base_model_prefix: _Ready(hidden_1SH)}
+    return type(model).forward(other, use_cache=False).logits
+
+
+class _Ready(torch.nn.Module):
+    """Stands where the decoder was, and has the hidden states ready."""
+
+    def __init__(self, hidden_1SH: Tensor) -> None:
+        super().__init__()
+        self._hidden_1SH = hidden_1SH
+
+    @property
+    def decoder(self) -> _Ready:
+        """OPT and its kin call a part of their base model."""
+        return self
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+
+        return BaseModelOutputWithPast(last_hidden_state=self._hidden_1SH)  # type: ignore[arg-type]
+
+
+def linear_logprobs(
+    hidden_PH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    temperatures_P: Tensor,
+    source_E: Tensor,
+    targets_E: Tensor,
+    forbidden: Forbidden = (),
+    *,
+    part: int | None = None,
+) -> Tensor:
+    """`OutputHead.logprobs` for logits ``hidden_PH @ weight_VH.T + bias_V``, ``part`` of them at a time.
+
+    Products are made in the type of the weights, all else is float32.
+    """
+    part = PART[hidden_PH.device.type] if part is None else part
+    columns = max(256, part // max(1, len(hidden_PH)) // 8 * 8)  # whole bytes of packed masks
+    packed = _Masks(forbidden, hidden_PH.device)
+    return _LinearLogprobs.apply(  # type: ignore[no-any-return]
+        hidden_PH, weight_VH, bias_V, temperatures_P, source_E, targets_E, packed, columns
+    )
+
+
+class _Masks:
+    """The forbidden tokens of all constrained places, a bit each."""
+
+    def __init__(self, forbidden: Forbidden, device: torch.device) -> None:
+        places: list[int] = []
+        packed: list[np.ndarray[Any, Any]] = []
+        for place, forbidden_V in forbidden:
+            places.append(place)
+            packed.append(np.packbits(forbidden_V.cpu().numpy(), bitorder="little"))
+        self._places_N = torch.tensor(places, dtype=torch.int64, device=device)
+        self._packed_NB = torch.from_numpy(np.stack(packed)).to(device) if packed else None
+        self._bits = torch.arange(8, dtype=torch.uint8, device=device)
+
+    def apply(self, logits_PC: Tensor, *, place: int = 0, token: int = 0) -> None:
+        """Set what is forbidden to -inf in logits that begin with this place and this token, a multiple of 8."""
+        if self._packed_NB is None:
+            return
+        places, columns = logits_PC.shape
+        inside_N = (self._places_N >= place) & (self._places_N < place + places)
+        rows_N = self._places_N[inside_N] - place
+        packed_NB = self._packed_NB[inside_N, token // 8 : (token + columns + 7) // 8]
+        forbidden_NC = ((packed_NB[:, :, None] >> self._bits) & 1).flatten(1)[:, :columns].bool()
+        logits_PC[rows_N] = logits_PC[rows_N].masked_fill_(forbidden_NC, -torch.inf)
+
+
+class _LinearLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_PH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        temperatures_P: Tensor,
+        source_E: Tensor,
+        targets_E: Tensor,
+        masks: _Masks,
+        columns: int,
+    ) -> Tensor:
+        trained = weight_VH.requires_grad or (bias_V is not None and bias_V.requires_grad)
+        expected_PH = (
+            torch.zeros_like(hidden_PH, dtype=torch.float32) if ctx.needs_input_grad[0] and not trained else None
+        )
+        # Not -inf: a part in which all is forbidden would then subtract infinity from itself.
+        top_P = torch.full_like(temperatures_P, torch.finfo(torch.float32).min)
+        total_P = torch.zeros_like(temperatures_P)
+        selected_E = torch.zeros_like(targets_E, dtype=torch.float32)
+        for first, rows_CH, scaled_PC in _parts(hidden_PH, weight_VH, bias_V, temperatures_P, masks, columns):
+            inside_E, column_E = _columns_of(targets_E, first, scaled_PC)
+            selected_E = torch.where(inside_E, scaled_PC[source_E, column_E], selected_E)
+            before_P, top_P = top_P, torch.maximum(top_P, scaled_PC.amax(dim=-1))
+            rescale_P = (before_P - top_P).exp_()
+            masses_PC = scaled_PC.sub_(top_P[:, None]).exp_()
+            total_P = total_P.mul_(rescale_P).add_(masses_PC.sum(dim=-1))
+            if expected_PH is not None:
+                expected_PH.mul_(rescale_P[:, None])
+                _add_product(expected_PH, masses_PC, rows_CH)
+        normaliser_P = top_P + total_P.log()
+        if expected_PH is not None:
+            expected_PH.div_(total_P[:, None])
+        ctx.save_for_backward(
+            hidden_PH, weight_VH, bias_V, temperatures_P, source_E, targets_E, normaliser_P, expected_PH
+        )
+        ctx.masks, ctx.columns, ctx.trained = masks, columns, trained
+        return selected_E - normaliser_P[source_E]
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_E,) = grad_outputs
+        hidden_PH, weight_VH, bias_V, temperatures_P, source_E, targets_E, normaliser_P, expected_PH = ctx.saved_tensors
+        share_E = grad_E / temperatures_P[source_E]
+        share_P = torch.zeros_like(temperatures_P).index_add_(0, source_E, share_E)
+        grad_PH = grad_VH = grad_V = None
+        if ctx.trained:
+            expected_PH = torch.zeros_like(hidden_PH, dtype=torch.float32) if ctx.needs_input_grad[0] else None
+            grad_VH = torch.empty_like(weight_VH, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+            grad_V = torch.empty_like(bias_V, dtype=torch.float32) if ctx.needs_input_grad[2] else None
+            weighted_PH = (hidden_PH.float() * -share_P[:, None]).to(hidden_PH.dtype)
+            for first, rows_CH, scaled_PC in _parts(
+                hidden_PH, weight_VH, bias_V, temperatures_P, ctx.masks, ctx.columns
+            ):
+                softmax_PC = scaled_PC.sub_(normaliser_P[:, None]).exp_()
+                last = first + len(rows_CH)
+                if expected_PH is not None:
+                    _add_product(expected_PH, softmax_PC, rows_CH)
+                if grad_VH is not None:
+                    grad_VH[first:last] = softmax_PC.t().to(hidden_PH.dtype) @ weighted_PH
+                if grad_V is not None:
+                    grad_V[first:last] = -(share_P @ softmax_PC)
+        if expected_PH is not None:
+            grad_PH = expected_PH * -share_P[:, None]
+            grad_PH.index_add_(0, source_E, weight_VH[targets_E].float().mul_(share_E[:, None]))
+        if grad_VH is not None:
+            grad_VH.index_add_(0, targets_E, hidden_PH[source_E].float().mul_(share_E[:, None]))
+        if grad_V is not None:
+            grad_V.index_add_(0, targets_E, share_E)
+        found = zip((grad_PH, grad_VH, grad_V), (hidden_PH, weight_VH, bias_V), strict=True)
+        return *(None if grad is None else grad.to(tensor.dtype) for grad, tensor in found), *(None,) * 5
+
+
+def _parts(
+    hidden_PH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    temperatures_P: Tensor,
+    masks: _Masks,
+    columns: int,
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """First token, rows [C, H] of the output layer and scaled logits [P, C] (float32, overwritten by the next) of each part."""
+    places = len(hidden_PH)
+    buffer = torch.empty(places * columns, dtype=torch.float32, device=hidden_PH.device)
+    # In less than float32 the logits are rounded before they are scaled, as the model's own are when it samples.
+    product = buffer if weight_VH.dtype == torch.float32 else torch.empty_like(buffer, dtype=weight_VH.dtype)
+    for first, rows_CH in zip(range(0, len(weight_VH), columns), weight_VH.split(columns), strict=True):
+        size = places * len(rows_CH)
+        scaled_PC = buffer[:size].view(places, -1)
+        product_PC = product[:size].view(places, -1)
+        if bias_V is None:
+            torch.mm(hidden_PH, rows_CH.t(), out=product_PC)
+        else:
+            torch.addmm(bias_V[first : first + columns], hidden_PH, rows_CH.t(), out=product_PC)
+        if product is not buffer:
+            scaled_PC.copy_(product_PC)
+        scaled_PC.div_(temperatures_P[:, None])
+        masks.apply(scaled_PC, token=first)
+        yield first, rows_CH, scaled_PC
+
+
+def _columns_of(targets_E: Tensor, first: int, scaled_PC: Tensor) -> tuple[Tensor, Tensor]:
+    """Which targets lie in the part, and their columns there; some column for the others."""
+    columns = scaled_PC.shape[1]
+    column_E = targets_E - first
+    return (column_E >= 0) & (column_E < columns), column_E.clamp(0, columns - 1)
+
+
+def _add_product(sum_PH: Tensor, left_PC: Tensor, rows_CH: Tensor) -> None:
+    """sum += left @ rows, the product in the type of the rows."""
+    if rows_CH.dtype == torch.float32:
+        sum_PH.addmm_(left_PC, rows_CH)
+    else:
+        sum_PH.add_(left_PC.to(rows_CH.dtype) @ rows_CH)

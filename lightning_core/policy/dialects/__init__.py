@@ -1,8 +1,0 @@
-"""The wire formats that the endpoint speaks: one module each."""
-
-from __future__ import annotations
-
-from lightning_core.policy.dialects import chat_completions, completions, messages, responses
-from lightning_core.policy.dialects.dialect import Dialect
-
-DIALECTS: tuple[Dialect, ...] = (chat_completions, responses, messages, completions)

@@ -1,0 +1,174 @@
+"""What a person sees of a run while it goes on: a live display on a terminal, one plain line a step elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn
+from rich.progress import Progress as RichBars
+from rich.text import Text
+
+from lightning_core.records.report import format_seconds
+
+
+class Progress(Protocol):
+    """Told by the loop how far it is. Methods may be called from any thread and never raise over what a terminal does."""
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """A phase begins, such as ``rollouts``, of ``total`` pieces (None: unknown); the one before has ended."""
+        ...
+
+    def advance(self, n: int = 1, tokens: int = 0) -> None:
+        """``n`` pieces of the phase are done, and ``tokens`` were sampled for them."""
+        ...
+
+    def step(self, step: int, total_steps: int, metrics: Mapping[str, float]) -> None:
+        """Step ``step`` of ``total_steps`` (from 1) is complete."""
+        ...
+
+    def message(self, text: str) -> None:
+        """Something to read that stays on the screen."""
+        ...
+
+    def close(self) -> None:
+        """Give the terminal back. Closing twice does nothing."""
+        ...
+
+
+class SilentProgress:
+    """Shows nothing."""
+
+    def phase(self, name: str, total: int | None = None) -> None: ...
+
+    def advance(self, n: int = 1, tokens: int = 0) -> None: ...
+
+    def step(self, step: int, total_steps: int, metrics: Mapping[str, float]) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Pace:
+    """Time left, from the steps seen so far, and tokens a second, from the phases in which tokens were sampled."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._step_began = self._phase_began = clock()
+        self._durations: list[float] = []
+        self._tokens = self._phase_tokens = 0
+        self._sampling_seconds = 0.0
+
+    def phase(self) -> None:
+        now = self._clock()
+        if self._phase_tokens:
+            self._sampling_seconds += now - self._phase_began
+            self._tokens += self._phase_tokens
+        self._phase_began, self._phase_tokens = now, 0
+
+    def advance(self, tokens: int) -> None:
+        self._phase_tokens += tokens
+
+    def live_tokens_per_second(self) -> float:
+        return self._phase_tokens / max(self._clock() - self._phase_began, 1e-9)
+
+    def step(self, steps_left: int) -> tuple[float, float]:
+        """Tokens a second while sampling since the last step, and the seconds that ``steps_left`` steps will take."""
+        self.phase()
+        now = self._clock()
+        rate = self._tokens / self._sampling_seconds if self._sampling_seconds else 0.0
+        self._durations = [*self._durations, now - self._step_began][-10:]
+        self._step_began, self._tokens, self._sampling_seconds = now, 0, 0.0
+        return rate, steps_left * sum(self._durations) / len(self._durations)
+
+
+def _step_line(step: int, total_steps: int, metrics: Mapping[str, float], rate: float, left: float) -> str:
+    parts = [f"step {step:>{len(str(total_steps))}}/{total_steps}"]
+    if "reward" in metrics:
+        parts.append(f"reward {metrics['reward']:.3f}")
+    if rate:
+        parts.append(f"{rate:,.0f} tokens/s")
+    parts.append(f"{format_seconds(left)} left" if step < total_steps else "done")
+    return "  ".join(parts)
+
+
+class PlainProgress:
+    """One line a step, for logs and CI."""
+
+    def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream or sys.stderr
+        self._pace = _Pace(clock)
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self._pace.phase()
+
+    def advance(self, n: int = 1, tokens: int = 0) -> None:
+        self._pace.advance(tokens)
+
+    def step(self, step: int, total_steps: int, metrics: Mapping[str, float]) -> None:
+        self.message(_step_line(step, total_steps, metrics, *self._pace.step(total_steps - step)))
+
+    def message(self, text: str) -> None:
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def close(self) -> None: ...
+
+
+class LiveProgress:
+    """A display that stays in place: the step with its reward and the time left, and below it the phase."""
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pace = _Pace(clock)
+        self._bars = RichBars(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            transient=True,
+        )
+        self._steps: TaskID | None = None
+        self._phase = self._bars.add_task("starting", total=None, note="")
+        self._bars.start()
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self._pace.phase()
+        self._bars.remove_task(self._phase)
+        self._phase = self._bars.add_task(name, total=total, note="")
+
+    def advance(self, n: int = 1, tokens: int = 0) -> None:
+        self._pace.advance(tokens)
+        rate = self._pace.live_tokens_per_second() if tokens else 0.0
+        if rate:
+            self._bars.update(self._phase, advance=n, note=f"{rate:,.0f} tokens/s")
+        else:
+            self._bars.update(self._phase, advance=n)
+
+    def step(self, step: int, total_steps: int, metrics: Mapping[str, float]) -> None:
+        rate, left = self._pace.step(total_steps - step)
+        reward = f"reward {metrics['reward']:.3f}  " if "reward" in metrics else ""
+        note = f"{reward}{format_seconds(left)} left"
+        if self._steps is None:
+            self._steps = self._bars.add_task("steps", total=total_steps, note=note)
+        self._bars.update(self._steps, completed=step, total=total_steps, note=note)
+        self.message(_step_line(step, total_steps, metrics, rate, left))
+
+    def message(self, text: str) -> None:
+        # A Text, because square brackets in a string would be read as markup.
+        self._bars.console.print(Text(text), soft_wrap=True)
+
+    def close(self) -> None:
+        self._bars.stop()
+
+
+def show_progress(stream: TextIO | None = None) -> Progress:
+    """The display that suits ``stream`` (standard error): live on a terminal, else plain lines."""
+    stream = stream or sys.stderr
+    console = Console(file=stream)
+    return LiveProgress(console) if console.is_terminal and not console.is_dumb_terminal else PlainProgress(stream)

@@ -1,0 +1,1 @@
+"""Tasks to rollouts to rows, once, for every trainer."""

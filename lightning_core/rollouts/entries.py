@@ -1,0 +1,168 @@
+"""From tasks to jobs, and from rollouts to what is learnt from them and written down. Pure: the same for every trainer."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from lightning_core.capture import Run
+from lightning_core.capture.mark import marked_agents
+from lightning_core.config import Config
+from lightning_core.config.resolve import agents_policies
+from lightning_core.credit import Credit, Episode
+from lightning_core.endpoint.server import Routing
+from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.records.store import CallCredit, Phase, RolloutRecord
+from lightning_core.rollouts.runner import Job, Rollout, Task
+from lightning_core.trace import Trace
+from lightning_core.transitions import refused_calls, trace_to_transitions
+
+
+def trained_agents(config: Config) -> frozenset[str]:
+    """Names of the agents that are trained: the configured ones, else those that the code marks and nobody freezes."""
+    if config.agents.train is not None:
+        return frozenset(config.agents.train)
+    return frozenset(marked_agents()) - frozenset(config.agents.frozen)
+
+
+def pick_tasks(tasks: Sequence[Task], config: Config, step: int) -> list[Task]:
+    """The tasks of ``step``: a fresh shuffle of all for every pass over them, the same whenever the seed is."""
+    size = config.rollouts.tasks_per_step
+    picked: list[Task] = []
+    for position in range(step * size, (step + 1) * size):
+        epoch, index = divmod(position, len(tasks))
+        order = random.Random(f"{config.run.seed}:{epoch}").sample(range(len(tasks)), len(tasks))
+        picked.append(tasks[order[index]])
+    return picked
+
+
+def make_jobs(tasks: Iterable[Task], config: Config, *, copies: int, phase: Phase, step: int) -> list[Job]:
+    """``copies`` jobs for each task, each with its seed. Evaluations before and after share theirs: what differs is the policy."""
+    when = str(step) if phase == "train" else "eval"
+    return [
+        Job(task=task, task_id=str(task["id"]), seed=_seed(config.run.seed, when, task["id"], copy))
+        for task in tasks
+        for copy in range(copies)
+    ]
+
+
+def routing_of(config: Config, trained: frozenset[str], phase: Phase) -> Routing:
+    """Who answers whom in ``phase``, and how trained agents are sampled."""
+    temperature = config.rollouts.temperature
+    if phase != "train" and config.eval.temperature is not None:
+        temperature = config.eval.temperature
+    return Routing(
+        trained=trained,
+        policies=agents_policies(config),
+        frozen=config.agents.frozen,
+        temperature=temperature,
+        max_tokens=config.rollouts.max_tokens,
+    )
+
+
+def check_names(config: Config, rollouts: Sequence[Rollout]) -> None:
+    """Raise `ConfigError` if an agent that the configuration names was not there, or if nobody is trained."""
+    known = known_agents(r.trace for r in rollouts) | set(marked_agents())
+    failed = next((f" The first failed rollout: {r.error}" for r in rollouts if r.status == "failed"), "")
+    for key, names in (("train", config.agents.train or ()), ("frozen", config.agents.frozen)):
+        for name in names:
+            if name not in known:
+                raise ConfigError(
+                    f"agents.{key} names {name!r}, but the agents of this program are {sorted(known)!r}.{failed}"
+                )
+    policies = agents_policies(config)
+    for name, mark in marked_agents().items():
+        if name in policies and mark.policy not in (None, policies[name]):
+            raise ConfigError(
+                f"agent {name!r} is marked with policy {mark.policy!r}, but policies.{policies[name]}.agents names it"
+            )
+    if not trained_agents(config):
+        raise ConfigError(
+            f"no agent is trained: mark one with @trainable, or name one of {sorted(known)!r} under agents.train.{failed}"
+        )
+
+
+def known_agents(traces: Iterable[Trace]) -> set[str]:
+    """Every name that an agent or a node had in ``traces``."""
+    names: set[str] = set()
+    for trace in traces:
+        names |= {e.name for e in trace.events if e.kind in ("agent", "node")}
+        names |= set(trace.agents)
+    return names
+
+
+def to_episodes(rollouts: Iterable[Rollout], trained: Collection[str]) -> list[Episode]:
+    """What can be trained on: without attempts that the machinery spoiled. Raises `TrainingError` for a call that cannot be."""
+    episodes: list[Episode] = []
+    for r in rollouts:
+        if r.status == "infrastructure":
+            continue
+        for refusal in refused_calls(r.trace, agents=trained):
+            if refusal.kind != "failed":
+                raise TrainingError(f"a call of agent {refusal.agent!r} cannot be trained on: {refusal.reason}")
+        transitions = trace_to_transitions(r.trace, agents=trained)
+        episodes.append(Episode(trace=r.trace, transitions=transitions, rewards=r.trace.rewards))
+    return episodes
+
+
+def call_credits(episodes: Iterable[Episode], credit: Credit, step: int) -> list[CallCredit]:
+    """What each call was credited with, for the record."""
+    return [
+        CallCredit(
+            rollout=e.rollout,
+            call=t.call,
+            agent=t.agent,
+            step=step,
+            reward=credit.values[t.call],
+            advantage=credit.advantages[t.call],
+            tokens=len(t.output_ids),
+        )
+        for e in episodes
+        for t in e.transitions
+    ]
+
+
+def rollout_record(rollout: Rollout, step: int, phase: Phase, version: int | None) -> RolloutRecord:
+    """One attempt, for the record."""
+    root = rollout.trace.events[0] if rollout.trace.events else None
+    now = time.time_ns()
+    return RolloutRecord(
+        id=rollout.trace.rollout,
+        step=step,
+        task_id=rollout.job.task_id,
+        phase=phase,
+        attempt=rollout.attempt,
+        status=rollout.status,
+        reward=rollout.trace.reward,
+        error=rollout.error,
+        version=version,
+        started_ns=root.start_ns if root else now,
+        ended_ns=root.end_ns if root else now,
+        counters=rollout.trace.counters,
+    )
+
+
+def judge_record(task_id: str, run: Run, error: str | None, step: int) -> RolloutRecord:
+    """What a judge said of one group, for the record."""
+    root = run.trace.events[0]
+    return RolloutRecord(
+        id=run.trace.rollout,
+        step=step,
+        task_id=task_id,
+        phase="judge",
+        attempt=0,
+        status="ok" if error is None else "infrastructure",
+        reward=None,
+        error=error,
+        version=None,
+        started_ns=root.start_ns,
+        ended_ns=root.end_ns,
+        counters=run.trace.counters,
+    )
+
+
+def _seed(*parts: Any) -> int:
+    return int(hashlib.blake2b(repr(parts).encode(), digest_size=7).hexdigest(), 16)

@@ -1,0 +1,215 @@
+"""A model that scores the attempts at a task beside one another, where no rule tells a good one (as RULER does, of OpenPipe's ART).
+
+All attempts of a group stand in one prompt: what they have in common once, then each attempt's own. Only how the scores differ within the
+group matters to what is learnt, and beside one another attempts are easier to tell apart than each for itself. The judge asks
+through the policy endpoint as an agent that is not trained; its scores are written into the record of the rollouts they are for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import httpx
+
+from lightning_core.capture import Run, current_address, rollout, scope
+from lightning_core.config.credit import Judge
+from lightning_core.credit import Episode
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.errors import InfrastructureError
+from lightning_core.trace import OPERATION, REWARD_NAME, REWARD_VALUE, Reward, SpanRecord, Trace, describe
+
+logger = logging.getLogger(__name__)
+
+NAME = "judge"
+"""The name of the rewards."""
+OnAnswer = Callable[[str, Run, str | None], None]
+"""``(task id, the judge's own rollout, what went wrong)``; called from several threads."""
+_MAX_TOKENS = 512
+_SECONDS = 300
+_CHARACTERS = 4000
+"""Most of an attempt's text that is shown; of longer ones the beginning and the end."""
+_RUBRIC = "An attempt is good if it does what the task asks, completely and correctly."
+
+
+def judge_episodes(
+    episodes: Sequence[Episode],
+    judge: Judge,
+    endpoint: PolicyEndpoint,
+    *,
+    on_answer: OnAnswer | None = None,
+    concurrency: int = 8,
+) -> dict[str, float]:
+    """A score from 0 to 1 for each rollout, times the judge's weight, by rollout id.
+
+    A group of one attempt, and one whose scores cannot be had, has none: the second is logged. Raises `InfrastructureError` if
+    that happens to every group.
+    """
+    groups: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.task_id, []).append(episode)
+    comparable = [group for group in groups.values() if len(group) > 1]
+    with ThreadPoolExecutor(concurrency) as pool:
+        outcomes = list(pool.map(lambda group: _try(group, judge, endpoint, on_answer), comparable))
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    if failures and len(failures) == len(outcomes):
+        raise InfrastructureError(
+            f"the judge {judge.model!r} scored none of {len(outcomes)} groups; the first error: {describe(failures[0])}"
+        )
+    for failure in failures:
+        logger.warning("a group goes without the judge's scores: %s", describe(failure))
+    return {
+        episode.rollout: judge.weight * score
+        for group, scores in zip(comparable, outcomes, strict=True)
+        if not isinstance(scores, Exception)
+        for episode, score in zip(group, scores, strict=True)
+    }
+
+
+def with_scores(episodes: Sequence[Episode], scores: Mapping[str, float]) -> list[Episode]:
+    """``episodes`` with their scores among the rewards."""
+    return [
+        replace(e, rewards=(*e.rewards, Reward(value=scores[e.rollout], name=NAME))) if e.rollout in scores else e
+        for e in episodes
+    ]
+
+
+def reward_spans(episodes: Sequence[Episode], scores: Mapping[str, float]) -> list[SpanRecord]:
+    """The scores as spans of the rollouts that they are for."""
+    now = time.time_ns()
+    return [
+        SpanRecord(
+            name=NAME,
+            trace_id=e.rollout,
+            span_id=secrets.token_hex(8),
+            parent_id=None,
+            start_ns=now,
+            end_ns=now,
+            attributes={OPERATION: "reward", REWARD_VALUE: scores[e.rollout], REWARD_NAME: NAME},
+        )
+        for e in episodes
+        if e.rollout in scores
+    ]
+
+
+def judge_prompt(traces: Sequence[Trace], rubric: str | None) -> str:
+    """What the judge is shown."""
+    texts = [_transcript(trace) for trace in traces]
+    shared = _common_lines(texts)
+    lines = [
+        f"{len(traces)} attempts at the same task follow. Score each from 0 (worst) to 10 (best), by comparing them.",
+        rubric or _RUBRIC,
+        f"Task: {json.dumps(traces[0].task, ensure_ascii=False)}",
+    ]
+    if shared:
+        lines += ["All attempts begin with:", *texts[0][:shared]]
+    for number, text in enumerate(texts, 1):
+        lines += [f"--- Attempt {number}", _shorten("\n".join(text[shared:]))]
+    lines.append(f'Answer as JSON: {{"scores": [{len(traces)} whole numbers, one for each attempt in order]}}')
+    return "\n".join(lines)
+
+
+def read_scores(text: str, count: int) -> list[float]:
+    """The scores in the judge's answer, from 0 to 1. Raises ValueError where there are not ``count`` numbers from 0 to 10."""
+    start, end = text.find("{"), text.rfind("}")
+    found: Any = json.loads(text[start : end + 1]) if start >= 0 else None
+    scores = found.get("scores") if isinstance(found, dict) else None
+    if not isinstance(scores, list) or len(scores) != count:
+        raise ValueError(f"the judge answered {text[:200]!r}; expected {count} scores")
+    numbers = [score / 10 for score in scores if isinstance(score, int | float) and 0 <= score <= 10]
+    if len(numbers) != count:
+        raise ValueError(f"the judge answered the scores {scores!r}; expected numbers from 0 to 10")
+    return numbers
+
+
+def _try(
+    group: Sequence[Episode], judge: Judge, endpoint: PolicyEndpoint, on_answer: OnAnswer | None
+) -> list[float] | Exception:
+    task = group[0].task_id
+    key = endpoint.new_key()
+    outcome: list[float] | Exception
+    with rollout({"id": f"judge of {task}"}, endpoint=endpoint.url, api_key=key) as run:
+        endpoint.open(key, run.address, Routing(frozen={judge.agent: judge.model}, max_tokens=_MAX_TOKENS))
+        try:
+            with scope(judge.agent):
+                outcome = _ask(group, judge, endpoint.url, key)
+        except (InfrastructureError, httpx.HTTPError, ValueError, LookupError) as error:
+            outcome = error
+        finally:
+            endpoint.close(key)
+    if on_answer is not None:
+        on_answer(task, run, describe(outcome) if isinstance(outcome, Exception) else None)
+    return outcome
+
+
+def _ask(group: Sequence[Episode], judge: Judge, url: str, key: str) -> list[float]:
+    schema = {
+        "type": "object",
+        "properties": {
+            "scores": {
+                "type": "array",
+                "items": {"type": "integer", "minimum": 0, "maximum": 10},
+                "minItems": len(group),
+                "maxItems": len(group),
+            }
+        },
+        "required": ["scores"],
+        "additionalProperties": False,
+    }
+    body = {
+        "model": judge.model,
+        "messages": [{"role": "user", "content": judge_prompt([e.trace for e in group], judge.rubric)}],
+        "temperature": 0,
+        "max_tokens": _MAX_TOKENS,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "scores", "schema": schema, "strict": True}},
+    }
+    address = current_address()
+    assert address is not None, "inside a rollout"
+    headers = {**address.to_headers(), "authorization": f"Bearer {key}"}
+    answer = httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=_SECONDS, trust_env=False)
+    if answer.status_code != 200:
+        raise InfrastructureError(f"the judge {judge.model!r} answered {answer.status_code}: {answer.text[:300]}")
+    return read_scores(answer.json()["choices"][0]["message"]["content"] or "", len(group))
+
+
+def _transcript(trace: Trace) -> list[str]:
+    """What was said, each message of each call once."""
+    lines: list[str] = []
+    for call in trace.calls:
+        for message in (*call.messages, call.response or {}):
+            line = _line(call.agent, message)
+            if line and line not in lines:
+                lines.append(line)
+    return lines
+
+
+def _line(agent: str | None, message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    said = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) if content else ""
+    for wish in message.get("tool_calls") or ():
+        function = wish.get("function") or {}
+        said += f" [calls {function.get('name')} {function.get('arguments')}]"
+    who = f"{message.get('role')} ({agent})" if message.get("role") == "assistant" and agent else message.get("role")
+    return f"{who}: {said.strip()}" if said.strip() else ""
+
+
+def _common_lines(texts: Sequence[Sequence[str]]) -> int:
+    count = 0
+    for lines in zip(*texts, strict=False):
+        if len(set(lines)) > 1:
+            break
+        count += 1
+    return count
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= _CHARACTERS:
+        return text
+    half = _CHARACTERS // 2
+    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"

@@ -1,0 +1,108 @@
+"""Tasks in: files or functions → a list of JSON objects, each with a unique string ``id``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lightning_core.config.imports import import_callable
+from lightning_core.config.sections import TaskSource
+from lightning_core.config.types import is_callable_name
+from lightning_core.errors import ConfigError
+
+Task = dict[str, Any]
+
+
+def load_tasks(source: TaskSource | str, *, key: str = "tasks") -> list[Task]:
+    """Read the tasks of ``source``. Raises `ConfigError` with file and line, or the number of the task, for what is none."""
+    if isinstance(source, str):
+        source = TaskSource(source=source)
+    if is_callable_name(source.source):
+        found = import_callable(source.source, key=key)(**source.args)
+        if isinstance(found, (str, bytes, Mapping)) or not isinstance(found, Iterable):
+            raise ConfigError(f"{key}: {source.source} returned {type(found).__name__}, expected a list of tasks")
+        items = ((f"{source.source}, task {index}", item) for index, item in enumerate(found))
+    else:
+        items = _read(Path(source.source), key)
+    return check_tasks(islice(items, source.limit), name=f"{key} = {source.source}")
+
+
+def check_tasks(items: Iterable[tuple[str, Any]], *, name: str) -> list[Task]:
+    """Copies of the tasks of ``(place, task)`` pairs, each with an ``id``; at least one.
+
+    A task without an id gets its number, from 0; a whole number as id becomes a string. Raises `ConfigError` for a task that
+    is not a JSON object, an id that is something else, or one that is there twice.
+    """
+    tasks: list[Task] = []
+    places: dict[str, str] = {}
+    for index, (place, item) in enumerate(items):
+        if not isinstance(item, Mapping):
+            raise ConfigError(f"{place}: expected a JSON object, found {type(item).__name__}: {str(item)[:80]!r}")
+        task = {**item}
+        identity = task.get("id", index)
+        if isinstance(identity, int) and not isinstance(identity, bool):
+            identity = str(identity)
+        if not isinstance(identity, str) or not identity:
+            raise ConfigError(f"{place}: expected 'id' to be a string that is not empty, found {identity!r}")
+        if identity in places:
+            raise ConfigError(
+                f"{place}: the id {identity!r} is there already, at {places[identity]}; ids must be unique"
+            )
+        try:
+            json.dumps(task)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{place}: not a JSON object: {error}") from None
+        places[identity] = place
+        tasks.append({**task, "id": identity})
+    if not tasks:
+        raise ConfigError(f"{name}: there are no tasks in it")
+    return tasks
+
+
+def _read(path: Path, key: str) -> Iterator[tuple[str, Any]]:
+    if not path.is_file():
+        raise ConfigError(f"{key}: no file of tasks at {str(path)!r}, seen from {str(Path.cwd())!r}")
+    kind = path.suffix.lower()
+    if kind == ".jsonl":
+        yield from _read_lines(path)
+    elif kind == ".json":
+        yield from _read_list(path)
+    else:
+        yield from _read_parquet(path, key)
+
+
+def _read_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                place = f"{path}:{number}"
+                try:
+                    yield place, json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise ConfigError(f"{place}: not valid JSON: {error.msg} at column {error.colno}") from None
+
+
+def _read_list(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}:{error.lineno}: not valid JSON: {error.msg} at column {error.colno}") from None
+    if not isinstance(found, list):
+        raise ConfigError(f"{path}: expected a list of JSON objects, found {type(found).__name__}")
+    for index, item in enumerate(found):
+        yield f"{path}, task {index}", item
+
+
+def _read_parquet(path: Path, key: str) -> Iterator[tuple[str, Any]]:
+    try:
+        parquet = import_module("pyarrow.parquet")
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f"{key}: {path} needs the package 'pyarrow', which is not installed: pip install pyarrow, or use .jsonl"
+        ) from None
+    for index, item in enumerate(parquet.read_table(path).to_pylist()):
+        yield f"{path}, row {index}", item

@@ -1,0 +1,1 @@
+"""The embedded trainer: torch on one machine."""

@@ -1,0 +1,53 @@
+"""What each token weighs in the loss: settled for a whole step, before anything is cut into micro-batches.
+
+So the gradient is the same however rows are packed, merged or accumulated: loss = sum_t weight_t loss_t.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from lightning_core.config.algorithm import Algorithm, SequenceKind
+from lightning_core.errors import TrainingError
+from lightning_core.trace import Floats
+from lightning_core.transitions import Row
+
+
+def sequence_of(rows: Sequence[Row], kind: SequenceKind) -> list[Hashable]:
+    """For each row, the sequence that it is, or is a part of."""
+    return [row.rollout if kind == "rollout" else index for index, row in enumerate(rows)]
+
+
+def token_weights(rows: Sequence[Row], algorithm: Algorithm) -> list[Floats]:
+    """The weight of each token of each row, float32 [L], 0 where the mask is False; see `row_weights`."""
+    weights = row_weights([row.rollout for row in rows], [int(row.mask.sum()) for row in rows], algorithm)
+    return [(row.mask * weight).astype(np.float32) for row, weight in zip(rows, weights, strict=True)]
+
+
+def row_weights(rollouts: Sequence[Hashable], tokens: Sequence[int], algorithm: Algorithm) -> list[float]:
+    """What each sampled token of each row weighs. ``rollouts``: whose row it is; ``tokens``: how many were sampled in it.
+
+    ``rollout-mean``: the mean over rollouts of the mean over each rollout's tokens, in however many rows they stand (arXiv
+    2608.17528, eq. 16; the divisor is the number of rollouts, not of rows). ``sequence-mean``: the same over sequences (GRPO, arXiv
+    2402.03300). ``token-mean``: the mean over all tokens (DAPO, arXiv 2503.14476). ``constant``: the mean over rollouts of the sum over
+    each rollout's tokens, divided by a constant (Dr. GRPO, arXiv 2503.20783); all others add up to 1. What has no sampled token does
+    not count. Raises `TrainingError` if nothing has.
+    """
+    by_row = algorithm.aggregation == "sequence-mean" and algorithm.sequence == "row"
+    units: Sequence[Hashable] = range(len(rollouts)) if by_row else rollouts
+    sampled: Counter[Hashable] = Counter()
+    for unit, count in zip(units, tokens, strict=True):
+        sampled[unit] += count
+    if not sampled.total():
+        raise TrainingError(f"none of the {len(rollouts)} rows has a sampled token")
+    trained = {unit: count for unit, count in sampled.items() if count}
+    if algorithm.aggregation == "token-mean":
+        weight = dict.fromkeys(trained, 1.0 / sampled.total())
+    elif algorithm.constant_tokens is not None:
+        weight = dict.fromkeys(trained, 1.0 / (len(trained) * algorithm.constant_tokens))
+    else:
+        weight = {unit: 1.0 / (len(trained) * count) for unit, count in trained.items()}
+    return [weight.get(unit, 0.0) for unit in units]

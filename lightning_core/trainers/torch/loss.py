@@ -1,0 +1,94 @@
+"""From logprobs to the loss of a micro-batch: pure functions.
+
+    loss = sum_t weight_t (importance weight_t loss_t + kl.weight KL_t - entropy_weight H_t)
+
+Weights: `aggregation`. Losses: `losses`. Importance weights: `corrections`. KL and H: `penalties`.
+
+Dimensions: E trained tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_core.config.algorithm import Algorithm
+from lightning_core.trainers.torch.losses import LOSSES, Clip
+from lightning_core.trainers.torch.penalties import kl_penalty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """E trained tokens, as the loss sees them; all float32 [E] but ``outside_E``."""
+
+    logprobs_E: Tensor
+    """Under the policy, with its gradient."""
+    sampled_E: Tensor
+    """Logprobs at sampling."""
+    old_E: Tensor
+    """What the ratio is taken to."""
+    advantages_E: Tensor
+    weights_E: Tensor
+    sequence_log_ratio_E: Tensor | None = None
+    """With `gspo`: the mean over the token's sequence of ``logprobs - old``."""
+    importance_E: Tensor | None = None
+    outside_E: Tensor | None = None
+    """bool: where the importance weight was truncated or masked."""
+    reference_E: Tensor | None = None
+    """Logprobs of the reference model."""
+    entropy_E: Tensor | None = None
+    """Entropy of the distribution that the token was sampled from, with its gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLoss:
+    """What the loss made of some trained tokens; metrics are sums over them, to be added up and divided once."""
+
+    loss: Tensor
+    sums: Mapping[str, float]
+    maxima: Mapping[str, float]
+
+
+def policy_loss(tokens: Tokens, algorithm: Algorithm) -> TokenLoss:
+    """The loss (see above) of E tokens, as ``algorithm`` has it."""
+    log_ratio_E = tokens.logprobs_E - tokens.old_E
+    found = LOSSES[algorithm.loss](
+        tokens.logprobs_E,
+        log_ratio_E if tokens.sequence_log_ratio_E is None else tokens.sequence_log_ratio_E,
+        tokens.advantages_E,
+        Clip(low=algorithm.clip_low, high=algorithm.clip_high, dual=algorithm.clip_dual),
+    )
+    losses_E = found.losses_E
+    sums = {name: mark_E.sum() for name, mark_E in found.marks.items()}
+    maxima: dict[str, Tensor] = {}
+    if tokens.importance_E is not None and tokens.outside_E is not None:
+        losses_E = losses_E * tokens.importance_E
+        sums |= {"importance_mean": tokens.importance_E.sum(), "importance_outside_fraction": tokens.outside_E.sum()}
+        maxima["importance_max"] = tokens.importance_E.max()
+    if tokens.reference_E is not None and algorithm.kl is not None:
+        kl_E = kl_penalty(tokens.logprobs_E, tokens.reference_E, algorithm.kl.estimator)
+        losses_E = losses_E + algorithm.kl.weight * kl_E
+        sums["kl"] = kl_E.detach().sum()
+    if tokens.entropy_E is not None:
+        losses_E = losses_E - algorithm.entropy_weight * tokens.entropy_E
+    with torch.no_grad():
+        ratio_E = log_ratio_E.exp()
+        mismatch_E = tokens.logprobs_E - tokens.sampled_E
+        difference_E = mismatch_E.abs()
+        sums |= {
+            "ratio_mean": ratio_E.sum(),
+            # k3, from sampled to present policy: http://joschu.net/blog/kl-approx.html
+            "approx_kl": (mismatch_E.exp() - 1 - mismatch_E).sum(),
+            "logprob_difference_mean": difference_E.sum(),
+            # Where the exact one is not there, an estimate without bias from the sampled tokens alone.
+            "entropy": -tokens.logprobs_E.sum() if tokens.entropy_E is None else tokens.entropy_E.sum(),
+        }
+        maxima |= {"ratio_max": ratio_E.max(), "logprob_difference_max": difference_E.max()}
+    return TokenLoss(
+        loss=(losses_E * tokens.weights_E).sum(),
+        sums={name: float(value) for name, value in sums.items()},
+        maxima={name: float(value) for name, value in maxima.items()},
+    )

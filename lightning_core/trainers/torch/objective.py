@@ -1,0 +1,146 @@
+"""A step's loss: what is known of its tokens, from the first micro-batch of the first update to the last of the last.
+
+Which logprobs are which, for each trained token:
+
+- *sampled*: recorded when it was sampled, by whoever sampled it.
+- *proximal*: the trainer's own at the start of the step.
+- *policy*: the trainer's own now, with the gradient. In the first update they equal the proximal ones.
+
+Without importance correction the ratio of the loss is policy / sampled. With it the ratio is policy / proximal, and
+the importance weight proximal / sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_core.config.algorithm import Algorithm, Importance
+from lightning_core.trace import Floats
+from lightning_core.trainers.torch.aggregation import token_weights
+from lightning_core.trainers.torch.corrections import importance_weights
+from lightning_core.trainers.torch.loss import TokenLoss, Tokens, policy_loss
+from lightning_core.trainers.torch.packing import PackedBatch
+from lightning_core.trainers.torch.sequences import Sequences
+from lightning_core.transitions import Row
+
+
+def rows_to_train(rows: Sequence[Row], algorithm: Algorithm) -> list[int]:
+    """The rows, as indices, that have a part in the gradient, or in the ratio of a sequence that has."""
+    sampled = [index for index, row in enumerate(rows) if row.mask.any()]
+    if algorithm.kl is not None or algorithm.entropy_weight:
+        return sampled
+    credited = [index for index in sampled if _has_advantage(rows[index])]
+    if "rollout" not in (algorithm.sequence, algorithm.importance and algorithm.importance.level):
+        return credited
+    rollouts = {rows[index].rollout for index in credited}
+    return [index for index in sampled if rows[index].rollout in rollouts]
+
+
+def _has_advantage(row: Row) -> bool:
+    return row.advantages is not None and bool(row.advantages.any())
+
+
+class Objective:
+    """The loss of one step on ``batches``, micro-batches of ``rows``."""
+
+    def __init__(
+        self, algorithm: Algorithm, rows: Sequence[Row], batches: Sequence[PackedBatch], device: torch.device
+    ) -> None:
+        self._algorithm = algorithm
+        advantages = [row.advantages for row in rows if row.advantages is not None]
+        weights = token_weights(rows, algorithm)
+        self.sampled: list[Floats] = [batch.gather([row.logprobs for row in rows]) for batch in batches]
+        """float32 [E] for each micro-batch: the very arrays that the loss compares with."""
+
+        def columns(values: Sequence[Floats]) -> list[Tensor]:
+            return [torch.from_numpy(batch.gather(values)).to(device) for batch in batches]
+
+        self._sampled = {number: torch.from_numpy(values_E).to(device) for number, values_E in enumerate(self.sampled)}
+        self._advantages, self._weights = columns(advantages), columns(weights)
+        self._proximal: dict[int, Tensor] = {}
+        self._importance: dict[int, tuple[Tensor, Tensor]] = {}
+        self._ratio_sums_N: Tensor | None = None
+        self._importance_sums_N: Tensor | None = None
+        self.references: dict[int, Tensor] = {}
+        """float32 [E] by micro-batch: logprobs of the reference model, where the loss wants them."""
+        self._ratio_sequences = (
+            Sequences(rows, batches, algorithm.sequence, device)
+            if algorithm.loss == "gspo" and algorithm.sequence is not None
+            else None
+        )
+        self._importance_sequences = (
+            None
+            if algorithm.importance is None or algorithm.importance.level == "token"
+            else Sequences(rows, batches, algorithm.importance.level, device)
+        )
+
+    def needs_survey(self) -> bool:
+        """Whether the coming update needs the logprobs of all micro-batches before the gradient of the first.
+
+        It does if the ratio of a sequence is wanted whose tokens are not all in one micro-batch.
+        """
+        ratio, importance = self._ratio_sequences, self._importance_sequences
+        return (ratio is not None and ratio.cut) or (importance is not None and importance.cut and not self._proximal)
+
+    def survey(self, logprobs: Sequence[Tensor]) -> None:
+        """Take the logprobs [E] of each micro-batch under the weights of the coming update."""
+        known = dict(enumerate(logprobs))
+        if self._algorithm.importance is not None and not self._proximal:
+            self._proximal = known
+            if self._importance_sequences is not None:
+                self._importance_sums_N = self._importance_sequences.sums(self._log_ratios(known, self._sampled))
+        if self._ratio_sequences is not None:
+            self._ratio_sums_N = self._ratio_sequences.sums(self._log_ratios(known, self._old()))
+
+    def loss(self, batch: int, logprobs_E: Tensor, entropy_E: Tensor | None = None) -> TokenLoss:
+        """The loss of a micro-batch; its tensors float32 [E], with their gradients."""
+        importance_E, outside_E = None, None
+        now_E = logprobs_E.detach()
+        if self._algorithm.importance is not None:
+            self._proximal.setdefault(batch, now_E)
+            if batch not in self._importance:
+                self._importance[batch] = self._importance_weights(batch, self._algorithm.importance)
+            importance_E, outside_E = self._importance[batch]
+        return policy_loss(
+            Tokens(
+                logprobs_E=logprobs_E,
+                sampled_E=self._sampled[batch],
+                old_E=self._old()[batch],
+                advantages_E=self._advantages[batch],
+                weights_E=self._weights[batch],
+                sequence_log_ratio_E=self._sequence_log_ratio(batch, now_E),
+                importance_E=importance_E,
+                outside_E=outside_E,
+                reference_E=self.references.get(batch),
+                entropy_E=entropy_E,
+            ),
+            self._algorithm,
+        )
+
+    def _old(self) -> Mapping[int, Tensor]:
+        """What the ratio is taken to."""
+        return self._sampled if self._algorithm.importance is None else self._proximal
+
+    @staticmethod
+    def _log_ratios(new: Mapping[int, Tensor], old: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        return {batch: new_E - old[batch] for batch, new_E in new.items()}
+
+    def _importance_weights(self, batch: int, importance: Importance) -> tuple[Tensor, Tensor]:
+        sequences = self._importance_sequences
+        log_ratio = self._log_ratios({batch: self._proximal[batch]}, self._sampled)
+        if sequences is None:
+            return importance_weights(log_ratio[batch], importance)
+        sums_N = self._importance_sums_N if sequences.cut else sequences.sums(log_ratio)
+        assert sums_N is not None, "a sequence is cut, and there was no survey"
+        return importance_weights(sequences.spread(sums_N, batch), importance)
+
+    def _sequence_log_ratio(self, batch: int, now_E: Tensor) -> Tensor | None:
+        sequences = self._ratio_sequences
+        if sequences is None:
+            return None
+        sums_N = self._ratio_sums_N if sequences.cut else sequences.sums(self._log_ratios({batch: now_E}, self._old()))
+        assert sums_N is not None, "a sequence is cut, and there was no survey"
+        return sequences.spread(sums_N / sequences.tokens_N, batch).float()

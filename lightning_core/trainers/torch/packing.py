@@ -1,0 +1,182 @@
+"""Rows → packed micro-batches in which every shared prefix stands once.
+
+The rows of a step have much in common: the system prompt, a task's prompt in all of its attempts, a turn in two rows that fork
+later. A micro-batch is the trie of its rows, laid out depth first in one sequence ``[1, S]`` for `TreeAttention`. Each token
+of a row has its place in the sequence; rows that agree up to a token share the place, and the gradient through it is the exact
+sum of theirs. (Tree training, arXiv 2511.00413.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_core.errors import TrainingError
+from lightning_core.model.attention import Forest
+from lightning_core.transitions import Row
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedBatch:
+    """One micro-batch: S packed tokens, E trained tokens, P places whose logits are needed."""
+
+    token_ids_S: Ints
+    position_ids_S: Ints
+    forest: Forest
+    places_P: Ints
+    """Indices into the packed sequence. A place may occur twice, with different temperatures."""
+    temperatures_P: NDArray[np.float32]
+    constrained_P: Ints
+    """Number of the constrained token that the place predicts, counted along E, or -1. A place that predicts one predicts no other."""
+    source_E: Ints
+    """Index into ``places_P``: the place that predicts each trained token."""
+    targets_E: Ints
+    """Token ids."""
+    rows: Sequence[int]
+    """The rows in here, as indices into the step's rows; their trained tokens follow each other in E."""
+    columns: Sequence[Ints]
+    """For each of these rows, where its trained tokens stand in it."""
+    places: Sequence[Ints]
+    """For each of these rows, the place of each of its input tokens in the packed sequence."""
+
+    def gather(self, values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """[E]: of arrays [L], one for each of the step's rows, the values at the trained tokens."""
+        return np.concatenate([values[row][columns] for row, columns in zip(self.rows, self.columns, strict=True)])
+
+
+def pack_rows(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> list[PackedBatch]:
+    """Pack the rows with the indices ``chosen`` into micro-batches of at most ``budget`` packed tokens.
+
+    They are cut apart where they share least. A row longer than the budget raises it to its own length, which is needed anyway.
+    Raises `TrainingError` for a row whose first token is marked as sampled: nothing predicts it.
+    """
+    inputs = {index: _input_tokens(rows[index]) for index in chosen}
+    # Neighbours in this order (that of the tokens; big-endian bytes compare like them) share the longest prefixes.
+    ordered = sorted(inputs, key=lambda index: inputs[index].astype(">u4").tobytes())
+    shared = [0] + [_common_prefix(inputs[a], inputs[b]) for a, b in pairwise(ordered)]
+    lengths = [len(inputs[index]) for index in ordered]
+    batches: list[PackedBatch] = []
+    for first, last in pairwise(_cuts(lengths, shared, budget)):
+        group = [(ordered[first], 0), *zip(ordered[first + 1 : last], shared[first + 1 : last], strict=True)]
+        batches.append(_pack(rows, inputs, group))
+    return batches
+
+
+def _cuts(lengths: Sequence[int], shared: Sequence[int], budget: int) -> list[int]:
+    """Where to cut rows in order, from 0 to their number, for the fewest tokens in all, then the fewest parts.
+
+    A part costs its first row and what each further one does not share with the row before it; a cut costs what it tears apart.
+    """
+    limit = max(budget, *lengths) if lengths else budget
+    best = [(0, 0)]  # up to each row: tokens, parts
+    start_of = [0]
+    for last in range(1, len(lengths) + 1):
+        options: list[tuple[int, int, int]] = []
+        new = 0  # tokens of the rows after the first one of the part
+        for first in reversed(range(last)):
+            if new > limit:
+                break
+            size = lengths[first] + new
+            if size <= limit:
+                options.append((best[first][0] + size, best[first][1] + 1, first))
+            new += lengths[first] - shared[first]
+        tokens, parts, first = min(options)
+        best.append((tokens, parts))
+        start_of.append(first)
+    cuts = [len(lengths)]
+    while cuts[-1]:
+        cuts.append(start_of[cuts[-1]])
+    return cuts[::-1]
+
+
+def _pack(rows: Sequence[Row], inputs: dict[int, Ints], group: Sequence[tuple[int, int]]) -> PackedBatch:
+    """``group``: row indices in lexicographic order of their tokens, each with how much it shares with the one before."""
+    tokens: list[Ints] = []
+    positions: list[Ints] = []
+    places: dict[int, Ints] = {}
+    total = 0
+    previous = np.empty(0, dtype=np.int64)
+    for index, shared in group:
+        new = np.arange(total, total + len(inputs[index]) - shared)
+        previous = np.concatenate([previous[:shared], new])
+        places[index] = previous
+        tokens.append(inputs[index][shared:])
+        positions.append(np.arange(shared, len(inputs[index])))
+        total += len(new)
+
+    columns = [np.flatnonzero(rows[index].mask) for index, _ in group]
+    place_E = np.concatenate([places[index][where - 1] for (index, _), where in zip(group, columns, strict=True)])
+    temperature_E = np.concatenate(
+        [rows[index].temperatures[where] for (index, _), where in zip(group, columns, strict=True)]
+    )
+    # What was sampled greedily has its logprobs at temperature 1: see `SamplingParams`.
+    temperature_E = np.where(temperature_E == 0, 1.0, temperature_E)
+    targets_E = np.concatenate([rows[index].token_ids[where] for (index, _), where in zip(group, columns, strict=True)])
+    constrained_E = np.concatenate(
+        [_constrained(rows[index])[where] for (index, _), where in zip(group, columns, strict=True)]
+    )
+    number_E = np.where(constrained_E, np.cumsum(constrained_E) - 1, -1)
+    unique, source_E = np.unique(np.stack([place_E, temperature_E, number_E]), axis=1, return_inverse=True)
+    return PackedBatch(
+        token_ids_S=np.concatenate(tokens),
+        position_ids_S=np.concatenate(positions),
+        forest=_forest([shared for _, shared in group], [places[index] for index, _ in group]),
+        places_P=unique[0].astype(np.int64),
+        temperatures_P=unique[1].astype(np.float32),
+        constrained_P=unique[2].astype(np.int64),
+        source_E=source_E.reshape(-1),
+        targets_E=targets_E.astype(np.int64),
+        rows=[index for index, _ in group],
+        columns=columns,
+        places=[places[index] for index, _ in group],
+    )
+
+
+def _constrained(row: Row) -> NDArray[np.bool_]:
+    """bool [L]: the tokens that were not chosen among the whole vocabulary."""
+    found = np.zeros(len(row.token_ids), dtype=np.bool_)
+    for segment in row.segments:
+        found[segment.start : segment.stop] = segment.constraint is not None
+    return found
+
+
+def _forest(shared: Sequence[int], places: Sequence[Ints]) -> Forest:
+    """The runs between branch points. A row's new tokens are cut where a later row leaves them."""
+    total = max((int(row[-1]) + 1 for row in places if len(row)), default=0)
+    parent_place = np.arange(-1, total - 1)  # the place that each place continues: the one before, or a branch point
+    cuts = {0, total}
+    for branch, row in zip(shared, places, strict=True):
+        parent = int(row[branch - 1]) if branch else -1
+        if branch < len(row) and int(row[branch]) != parent + 1:
+            parent_place[int(row[branch])] = parent
+            cuts |= {int(row[branch]), parent + 1}
+    starts = sorted(cuts)
+    runs = [(start, stop) for start, stop in pairwise(starts) if stop > start]
+    run_of_last = {stop - 1: run for run, (_, stop) in enumerate(runs)}
+    return Forest(
+        lengths=[stop - start for start, stop in runs],
+        parents=[run_of_last[int(parent_place[start])] if parent_place[start] >= 0 else -1 for start, _ in runs],
+    )
+
+
+def _input_tokens(row: Row) -> Ints:
+    """All that a row's trained tokens depend on: what comes after the last of them, and itself, is never an input."""
+    columns = np.flatnonzero(row.mask)
+    if not len(columns):
+        raise TrainingError(f"a row of rollout {row.rollout!r} has no sampled token")
+    if columns[0] == 0:
+        raise TrainingError(f"a row of rollout {row.rollout!r} marks its first token as sampled, but it has no prompt")
+    return row.token_ids[: columns[-1]].astype(np.int64)
+
+
+def _common_prefix(a: Ints, b: Ints) -> int:
+    length = min(len(a), len(b))
+    differs = np.flatnonzero(a[:length] != b[:length])
+    return int(differs[0]) if len(differs) else length
