@@ -20,19 +20,20 @@ _INTRODUCTION = """\
 
 <!-- Generated from lightning_core/config/config.py: python -m docs._generate.configuration > docs/configuration.md -->
 
-One YAML file describes a run; every key can be overridden on the command line as `key.sub=value`, where the value is read as
-YAML:
+One YAML file describes a run. On the command line, `key.sub=value` overrides a key; the value is parsed as YAML:
 
 ```bash
 lightning-rl train lightning.yaml trainer.steps=20 agents.train='[writer]'
 ```
 
-A key that is not listed here is refused, and so are two of the same key and combinations that cannot be honoured. All problems are
-reported at once, each with its file and line. Relative paths are relative to the working directory. Scalars follow YAML 1.2: `1e-5`
-is a number, `no` and `12:30` are strings. A section may be left out or left empty: it then has its defaults. Only `policy.model` has
-none, and the command line needs `agent` and the tasks.
+- Unknown keys, duplicate keys and unsupported combinations are errors. All errors are reported at once, each with its
+  file and line.
+- Relative paths are relative to the working directory.
+- Scalars follow YAML 1.2: `1e-5` is a number; `no` and `12:30` are strings.
+- A missing or empty section has its defaults. `policy.model` is required; `lightning-rl train` also requires `agent`
+  and `tasks.train`.
 
-The smallest useful file:
+A minimal file:
 
 ```yaml
 agent: my_package.agent:solve
@@ -58,7 +59,7 @@ def _section(prefix: str, model: type[BaseModel]) -> Iterator[str]:
         if section is None or prefix:
             rows.append(f"| `{name}` | {_type_of(field)} | {_default_of(field)} | {_one_line(field.description)} |")
     if rows:
-        yield "| key | type | default | |\n|---|---|---|---|"
+        yield "| Key | Type | Default | Description |\n|---|---|---|---|"
         yield from rows
         yield ""
     told: set[type[BaseModel]] = set()
