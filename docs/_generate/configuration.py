@@ -1,4 +1,4 @@
-"""docs/configuration.md, written from the types: ``python -m docs._generate.configuration > docs/configuration.md``."""
+"""Generates docs/configuration.md from the types: ``python -m docs._generate.configuration > docs/configuration.md``."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def _section(prefix: str, model: type[BaseModel]) -> Iterator[str]:
         yield "| Key | Type | Default | Description |\n|---|---|---|---|"
         yield from rows
         yield ""
-    told: set[type[BaseModel]] = set()
+    written: set[type[BaseModel]] = set()
     for path, section in inner:
-        if section in told:  # tasks.train and tasks.eval have the same keys
+        if section in written:  # tasks.train and tasks.eval have the same keys
             continue
-        told.add(section)
+        written.add(section)
         both = [f"`{p}`" for p, s in inner if s is section]
         yield f"{'##' if not prefix else '###'} {' and '.join(both)}\n\n{_one_line(section.__doc__)}\n"
         yield from _section(f"{path}.", section)
