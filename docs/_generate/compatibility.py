@@ -43,8 +43,9 @@ What has been tested, and what has not:
 | Ray clusters | one machine; up to eight simulated nodes | several machines |
 | Data sets of the examples | readers for Spider, Calc-X and MuSiQue, on small files in their formats | the data sets themselves; `examples/text_to_sql/lightning_gpu.yaml` |
 
-Settings that a trainer or sampler does not support are rejected when the configuration is read:
-[verl](trainers.md#keys-in-verls-configuration), [vLLM](vllm.md#differences-from-sampling-in-process).
+Settings that a trainer or sampler does not support are rejected when the configuration is read; see
+[verl](trainers.md#keys-in-verls-configuration) and
+[vLLM](vllm.md#differences-from-sampling-in-process).
 """
 _NAME = "lightning-rl"
 _OURS = ("all", "dev", "examples")

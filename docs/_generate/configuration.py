@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -20,18 +21,19 @@ _INTRODUCTION = """\
 
 <!-- Generated from lightning_core/config/config.py: python -m docs._generate.configuration > docs/configuration.md -->
 
-One YAML file describes a run. On the command line, `key.sub=value` overrides a key; the value is parsed as YAML:
+One YAML file describes a run. On the command line, `key.sub=value` overrides a key; the value is
+parsed as YAML:
 
 ```bash
 lightning-rl train lightning.yaml trainer.steps=20 agents.train='[writer]'
 ```
 
-- Unknown keys, duplicate keys and unsupported combinations are errors. All errors are reported at once, each with its
-  file and line.
+- Unknown keys, duplicate keys and unsupported combinations are errors. All errors are reported at
+  once, each with its file and line.
 - Relative paths are relative to the working directory.
 - Scalars follow YAML 1.2: `1e-5` is a number; `no` and `12:30` are strings.
-- A missing or empty section has its defaults. `policy.model` is required; `lightning-rl train` also requires `agent`
-  and `tasks.train`.
+- A missing or empty section has its defaults. `policy.model` is required; `lightning-rl train` also
+  requires `agent` and `tasks.train`.
 
 A minimal file:
 
@@ -68,7 +70,7 @@ def _section(prefix: str, model: type[BaseModel]) -> Iterator[str]:
             continue
         written.add(section)
         both = [f"`{p}`" for p, s in inner if s is section]
-        yield f"{'##' if not prefix else '###'} {' and '.join(both)}\n\n{_one_line(section.__doc__)}\n"
+        yield f"{'##' if not prefix else '###'} {' and '.join(both)}\n\n{_wrap(section.__doc__)}\n"
         yield from _section(f"{path}.", section)
 
 
@@ -132,6 +134,10 @@ def _plain(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(_plain(item) for item in value)}]"
     return to_yaml({"x": value}).removeprefix("x:").strip()
+
+
+def _wrap(text: str | None) -> str:
+    return textwrap.fill(_one_line(text), 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _one_line(text: str | None) -> str:
