@@ -30,23 +30,38 @@ _END = """
 
 What has been tested, and what has not:
 
-| Area | Tested | Not tested |
-|---|---|---|
-| GPU | | Single-GPU training is implemented but not yet tested on hardware. |
-| Operating system | Linux on x86-64 | other platforms |
-| CPU | Intel Xeon with AMX; AMD EPYC with AVX512_BF16 and without AMX | |
-| Python | 3.11 | 3.12 and 3.13: the dependencies resolve; the tests have not been run |
-| vLLM | its builds for CPUs, 0.27.1 and 0.32.0 | vLLM on a GPU |
-| verl | verl 0.9.1 and its trainer on CPUs: FSDP2, gloo, vLLM's build for CPUs, all values of `trainer.mode` | verl on GPUs; Megatron; SGLang; `policy.tuning: lora` with verl |
-| verl's extra | installation without flash-attn (11 GB, four minutes, no conflicts); the comparison of gradients and the contract test in it | flash-attn |
-| `trainer.mode: separate_async` | with the tests' own transport for weights | with NCCL |
-| Ray clusters | one machine; up to eight simulated nodes | several machines |
-| Data sets of the examples | readers for Spider, Calc-X and MuSiQue, on small files in their formats | the data sets themselves; `examples/text_to_sql/lightning_gpu.yaml` |
-
+{limits}
 Settings that a trainer or sampler does not support are rejected when the configuration is read; see
 [verl](trainers.md#keys-in-verls-configuration) and
 [vLLM](vllm.md#differences-from-sampling-in-process).
 """
+_LIMITS = (
+    ("Area", "Tested", "Not tested"),
+    ("---", "---", "---"),
+    ("GPU", "", "Single-GPU training is implemented but not yet tested on hardware."),
+    ("Operating system", "Linux on x86-64", "other platforms"),
+    ("CPU", "Intel Xeon with AMX; AMD EPYC with AVX512_BF16 and without AMX", ""),
+    ("Python", "3.11", "3.12 and 3.13: the dependencies resolve; the tests have not been run"),
+    ("vLLM", "its builds for CPUs, 0.27.1 and 0.32.0", "vLLM on a GPU"),
+    (
+        "verl",
+        "verl 0.9.1 and its trainer on CPUs: FSDP2, gloo, vLLM's build for CPUs, all values of `trainer.mode`",
+        "verl on GPUs; Megatron; SGLang; `policy.tuning: lora` with verl",
+    ),
+    (
+        "the extra `verl`",
+        "installation without flash-attn (11 GB, four minutes, no conflicts); in that environment the comparison of "
+        "gradients and the contract test",
+        "flash-attn",
+    ),
+    ("`trainer.mode: separate_async`", "with the tests' own transport for weights", "with NCCL"),
+    ("Ray clusters", "one machine; up to eight simulated nodes", "several machines"),
+    (
+        "Data sets of the examples",
+        "readers for Spider, Calc-X and MuSiQue, on small files in their formats",
+        "the data sets themselves; `examples/text_to_sql/lightning_gpu.yaml`",
+    ),
+)
 _NAME = "lightning-rl"
 _OURS = ("all", "dev", "examples")
 """Extras that combine others, or are for this project's development."""
@@ -62,7 +77,8 @@ def compatibility() -> str:
         for extra in sorted(extras)
         if extra not in _OURS
     ]
-    return _INTRODUCTION.format(python=project["requires-python"]) + "".join(rows) + _END
+    limits = "".join(f"| {' | '.join(row)} |\n" for row in _LIMITS)
+    return _INTRODUCTION.format(python=project["requires-python"]) + "".join(rows) + _END.format(limits=limits)
 
 
 def _needs(extra: str, extras: Mapping[str, Sequence[str]]) -> list[Requirement]:
