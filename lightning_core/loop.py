@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from lightning_core.config import Config
+from lightning_core.config.credit_rules import policy_rules
 from lightning_core.config.imports import import_callable
 from lightning_core.errors import ConfigError
 from lightning_core.records.checkpoints import to_sample
@@ -24,7 +25,6 @@ from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.rollouts.tasks import held_out_tasks, training_tasks
 from lightning_core.session import open_session
 from lightning_core.trainers.plan import Plan, TrainerEntry
-from lightning_core.trainers.verl.train import train_with_verl
 
 __all__ = ["Evaluation", "Result", "evaluate", "fit"]
 
@@ -40,8 +40,8 @@ def fit(
 ) -> Result:
     """Train the policy behind ``solve``'s agents, and measure it on held-out tasks before and after.
 
-    ``solve(task)`` is the agent entry; what is not given is taken from ``config``. Raises `ConfigError`, `InfrastructureError` or
-    `TrainingError`, each with what to do; the last checkpoint is kept.
+    ``solve(task)`` is the agent entry. Arguments that are not given are taken from ``config``. Raises `ConfigError`,
+    `InfrastructureError`, `RewardError` or `TrainingError`; the last checkpoint is kept.
     """
     began = time.monotonic()
     trainer = TRAINERS[config.trainer.name]
@@ -51,6 +51,7 @@ def fit(
     tasks = training_tasks(config) if tasks is None else tasks
     if eval_tasks is None:
         eval_tasks = held_out_tasks(config) if config.tasks.eval else []
+    policy_rules(config)  # raises ConfigError before a folder is created
     folder, checkpoint = open_run_folder(config)
     trainer.train(
         Plan(
@@ -68,7 +69,7 @@ def fit(
 
 
 def train(plan: Plan) -> None:
-    """The algorithm, with agents and trainer in this process."""
+    """The algorithm with agents and trainer in this process."""
     config, eval_tasks, total = plan.config, plan.eval_tasks, plan.config.trainer.steps
     with open_session(
         config,
@@ -117,9 +118,15 @@ def train(plan: Plan) -> None:
         session.save_checkpoint()
 
 
+def _train_with_verl(plan: Plan) -> None:
+    from lightning_core.trainers.verl.train import train_with_verl  # loads torch
+
+    train_with_verl(plan)
+
+
 TRAINERS: Mapping[str, TrainerEntry] = {
     "torch": TrainerEntry(train, in_process=True),
-    "verl": TrainerEntry(train_with_verl, in_process=False),
+    "verl": TrainerEntry(_train_with_verl, in_process=False),
 }
 """The trainers, by ``trainer.name``."""
 
@@ -137,29 +144,31 @@ def evaluate(
     """One pass over held-out ``tasks`` with the configured weights, or with ``checkpoint``'s; recorded in ``folder``."""
     if checkpoint is not None:
         config, checkpoint = to_sample(config, checkpoint)
+    solve, reward = solve or _agent(config), reward or _reward(config)
+    tasks = held_out_tasks(config) if tasks is None else tasks
     with open_session(
         config,
-        solve or _agent(config),
+        solve,
         folder=folder,
         progress=progress or SilentProgress(),
-        reward_function=reward or _reward(config),
+        reward_function=reward,
         checkpoint=checkpoint,
     ) as session:
-        return session.evaluate(held_out_tasks(config) if tasks is None else tasks, "eval")
+        return session.evaluate(tasks, "eval")
 
 
 def _refuse_functions(config: Config, **given: Callable[..., object] | None) -> None:
     for key, function in given.items():
         if function is not None:
             raise ConfigError(
-                f"{key}: with trainer.name: {config.trainer.name} agents run in other processes, on other machines; name it as "
-                f"{key}: module:callable"
+                f"{key}: with trainer.name: {config.trainer.name} agents run in other processes and import it by name; "
+                f"set {key}: module:callable in the configuration instead of passing a function"
             )
 
 
 def _agent(config: Config) -> Solve:
     if config.agent is None:
-        raise ConfigError("agent is missing: name it as module:callable, or pass solve")
+        raise ConfigError("agent is missing: set agent: module:callable, or pass the argument solve")
     return import_callable(config.agent, key="agent")
 
 

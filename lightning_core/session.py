@@ -1,4 +1,4 @@
-"""A run in this process, open: weights, endpoint, agents, store. `loop` says what happens in it."""
+"""An embedded run: weights, endpoint, agents and store, opened together. `loop` is the algorithm that uses them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
-
 from lightning_core.config import Config
 from lightning_core.records.checkpoints import checkpoints
 from lightning_core.records.progress import Progress
 from lightning_core.records.results import Evaluation, to_evaluation
 from lightning_core.records.store import Phase, Store
+from lightning_core.rollouts.background import BackgroundLoop, background_loop
 from lightning_core.rollouts.collect import Batch, Collector, collect
 from lightning_core.rollouts.environment import capturing, open_agents
 from lightning_core.rollouts.runner import RewardFunction, Rollout, Solve, Task
@@ -21,13 +20,13 @@ from lightning_core.trainers import Trainer, make_trainer
 
 
 class TrainingSession:
-    """Everything that a run needs, open. Made by `open_session`."""
+    """The open resources of a run. Created by `open_session`."""
 
     def __init__(
         self,
         *,
         collector: Collector,
-        portal: BlockingPortal,
+        background: BackgroundLoop,
         trainer: Trainer,
         store: Store,
         progress: Progress,
@@ -39,20 +38,20 @@ class TrainingSession:
         self.progress = progress
         self.folder = folder
         self._collector = collector
-        self._portal = portal
+        self._background = background
 
     def collect(self, tasks: Sequence[Task]) -> Batch:
         """tasks → rollouts → transitions → advantages → rows, for the next step (`collect`)."""
-        return collect(self._collector, self._portal, tasks, step=self.trainer.steps, progress=self.progress)
+        return collect(self._collector, self._background, tasks, step=self.trainer.steps, progress=self.progress)
 
     def record_credit(self, batch: Batch) -> None:
-        """Record what each call was credited with."""
+        """Record the credit of each call."""
         self._collector.record_credit(batch, self.trainer.steps)
 
     def evaluate(self, tasks: Sequence[Task], phase: Phase) -> Evaluation:
         """One pass over ``tasks`` with the current weights, ``eval.samples`` rollouts each."""
         self.progress.phase(phase, len(tasks) * self.config.eval.samples)
-        groups = self._portal.call(self._collector.roll_out_all, tasks, phase, self.trainer.steps)
+        groups = self._background.call(self._collector.roll_out_all, tasks, phase, self.trainer.steps)
         return to_evaluation((str(g.task["id"]), r.status, r.reward) for g in groups for r in g.rollouts)
 
     def save_checkpoint(self) -> Path:
@@ -74,7 +73,7 @@ def open_session(
     reward_function: RewardFunction | None = None,
     checkpoint: Path | None = None,
 ) -> Generator[TrainingSession]:
-    """Open everything: patches and integrations on, weights loaded, endpoint listening; and close it all in reverse."""
+    """Install patches and integrations, load the weights, start the endpoint; at the end, undo all in reverse order."""
 
     def advance(rollout: Rollout) -> None:
         progress.advance(1, sum(len(c.output_ids) for c in rollout.trace.calls if c.output_ids is not None))
@@ -91,7 +90,7 @@ def open_session(
         )
         yield TrainingSession(
             collector=Collector(config, agents, store, values=trainer.expected, on_rollout=advance),
-            portal=stack.enter_context(start_blocking_portal()),
+            background=stack.enter_context(background_loop()),
             trainer=trainer,
             store=store,
             progress=progress,

@@ -177,7 +177,10 @@ def test_a_dead_upstream_stops_the_run_with_its_reason(model: Path, tmp_path: Pa
     config = settings(
         model, tmp_path, policy={"upstream": upstream}, agents={"train": ["other"]}, rollouts={"retries": 0}
     )
-    with pytest.raises(InfrastructureError, match=r"all 16 rollouts failed.*could not reach http://127.0.0.1:9"):
+    with pytest.raises(
+        InfrastructureError,
+        match=r"all 16 rollouts had an infrastructure failure; the first:.*could not reach http://127.0.0.1:9",
+    ):
         fit(config=load_config(config))
 
 

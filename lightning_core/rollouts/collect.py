@@ -1,7 +1,7 @@
-"""Collects what one update is made from: tasks → rollouts → traces → transitions → advantages → rows.
+"""Collects the data of one update: tasks → rollouts → traces → transitions → advantages → rows.
 
-The same code serves every trainer. The embedded loop collects a whole step (`collect`); verl's agent-loop manager uses the parts of
-`Collector` group by group, as verl requests them.
+Both trainers use this code. The embedded trainer collects a whole step (`collect`). verl's agent-loop manager calls the methods of
+`Collector` group by group, as verl requests groups.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
-from anyio.from_thread import BlockingPortal
-
 from lightning_core.config import Config
 from lightning_core.config.credit_rules import policy_rules
 from lightning_core.credit import Credit, Episode, assign_by_policy
@@ -23,6 +21,7 @@ from lightning_core.endpoint.server import Routing
 from lightning_core.errors import InfrastructureError, TrainingError
 from lightning_core.records.progress import Progress
 from lightning_core.records.store import Phase, Store
+from lightning_core.rollouts.background import BackgroundLoop
 from lightning_core.rollouts.counts import count_rollouts, count_rows
 from lightning_core.rollouts.entries import (
     call_credits,
@@ -49,30 +48,30 @@ class Agents(Protocol):
     """Runs agents and the judge: in this process, or on the workers of a cluster."""
 
     async def roll_out(self, jobs: Sequence[Job], routing: Routing, record: Record) -> Sequence[Rollout]:
-        """The last attempt at each job; ``record`` is called with every attempt, singly or with several.
+        """Return the last attempt at each job, and call ``record`` with every attempt, one or several at a time.
 
-        Raises `InfrastructureError` if the worker that ran them is lost, and `RewardError` for a reward that is not usable.
+        Raises `InfrastructureError` if the worker that ran them is lost, and `RewardError` for a missing or invalid reward.
         """
         ...
 
     async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
-        """The judge's scores for one group. Raises `InfrastructureError` if its worker is lost."""
+        """Return the judge's scores for one group. Raises `InfrastructureError` if its worker is lost."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The attempts at one task, all of them finished."""
+    """The finished attempts at one task."""
 
     task: Task
     step: int
-    """Updates before these rollouts."""
+    """Number of updates before these rollouts."""
     rollouts: Sequence[Rollout]
-    """The last attempt of each."""
+    """The last attempt at each job."""
     lost: int = 0
-    """Attempts without a rollout: their worker was lost."""
+    """Number of jobs without a rollout because their worker was lost."""
     error: str | None = None
-    """How the worker was lost."""
+    """The error that lost the worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +82,7 @@ class Batch:
     credit: Credit
     rows: Sequence[Row]
     counts: Mapping[str, float]
-    """Sums (`counts`); those of a step's batches add up."""
+    """Sums (`counts`). Add the counts of a step's batches to get those of the step."""
 
 
 class Collector:
@@ -98,17 +97,17 @@ class Collector:
         values: Values | None = None,
         on_rollout: Callable[[Rollout], None] = lambda _: None,
     ) -> None:
-        """``values``: the critic, where a reward rule needs one. ``on_rollout``: called with the last attempt at each job."""
+        """``values``: the critic, if a reward rule needs one. ``on_rollout``: called with the last attempt at each job."""
         self.config = config
         self.rules = policy_rules(config)
         self._agents = agents
         self._store = store
         self._values = values
         self._on_rollout = on_rollout
-        self._checked = False
+        self._names_checked = False
 
     async def roll_out(self, task: Task, phase: Phase, step: int) -> Group:
-        """tasks → rollouts: all attempts at ``task`` under the current policy. Every attempt is recorded."""
+        """tasks → rollouts: run and record all attempts at ``task`` under the current policy."""
         c = self.config
         copies = c.rollouts.group_size if phase == "train" else c.eval.samples
         jobs = make_jobs([task], c, copies=copies, phase=phase, step=step)
@@ -130,46 +129,54 @@ class Collector:
         return Group(task=task, step=step, rollouts=rollouts)
 
     async def roll_out_all(self, tasks: Sequence[Task], phase: Phase, step: int) -> list[Group]:
-        """A group for each task, all at the same time. Raises `InfrastructureError` if no rollout finished."""
+        """Run one group for each task, all concurrently. Raises `InfrastructureError` if no rollout finished."""
         try:
             async with asyncio.TaskGroup() as running:
                 groups = [running.create_task(self.roll_out(task, phase, step)) for task in tasks]
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None
+        except BaseExceptionGroup as raised:
+            raise raised.exceptions[0] from None
         found = [group.result() for group in groups]
         self.check(found)
         return found
 
     def check(self, groups: Sequence[Group]) -> None:
-        """Raise `InfrastructureError` if no rollout finished, and for the first groups `ConfigError` for unknown agents."""
+        """Raise `InfrastructureError` if no rollout finished; on the first call, `ConfigError` for unknown agents."""
         rollouts = [r for g in groups for r in g.rollouts]
         if all(r.status == "infrastructure" for r in rollouts):
             errors = [e for e in (*(g.error for g in groups), *(r.error for r in rollouts)) if e]
             count = len(rollouts) + sum(g.lost for g in groups)
-            raise InfrastructureError(
-                f"all {count} rollouts failed for reasons of infrastructure; the first: {errors[0]}"
-            )
-        if not self._checked:
+            raise InfrastructureError(f"all {count} rollouts had an infrastructure failure; the first: {errors[0]}")
+        if not self._names_checked:
             check_names(self.config, rollouts)
-            self._checked = True
+            self._names_checked = True
 
-    async def episodes(self, groups: Sequence[Group]) -> list[Episode]:
-        """rollouts → transitions: what can be trained on, with the judge's scores among the rewards if there is a judge."""
-        by_group = [to_episodes(g.rollouts, trained_agents(self.config)) for g in groups]
-        everything = [episode for episodes in by_group for episode in episodes]
-        if self.config.credit.judge is None:
-            return everything
-        comparable = [(e, g.step) for e, g in zip(by_group, groups, strict=True) if len(e) > 1]
-        outcomes = await asyncio.gather(*(self._judge(episodes, step) for episodes, step in comparable))
+    def episodes(self, groups: Sequence[Group]) -> list[Episode]:
+        """rollouts → transitions: the rollouts that can be trained on."""
+        return to_episodes((r for g in groups for r in g.rollouts), trained_agents(self.config))
+
+    async def judged(self, episodes: Sequence[Episode], step: int, *, required: bool) -> list[Episode]:
+        """``episodes`` with the judge's scores among their rewards, if a judge is configured.
+
+        The attempts at one task are scored together. A single attempt is not scored. A task whose scoring fails is logged and stays
+        unscored; if scoring fails for every task and ``required`` is set, raises `InfrastructureError`.
+        """
+        judge = self.config.credit.judge
+        if judge is None:
+            return list(episodes)
+        by_task: dict[str, list[Episode]] = {}
+        for episode in episodes:
+            by_task.setdefault(episode.task_id, []).append(episode)
+        comparable = [found for found in by_task.values() if len(found) > 1]
+        outcomes = await asyncio.gather(*(self._judge(found, step) for found in comparable))
         failures = [outcome for outcome in outcomes if isinstance(outcome, InfrastructureError)]
-        if len(groups) > 1 and failures and len(failures) == len(outcomes):
+        if required and failures and len(failures) == len(outcomes):
             raise InfrastructureError(
-                f"the judge {self.config.credit.judge.model!r} scored none of {len(outcomes)} groups; the first error: {failures[0]}"
+                f"the judge {judge.model!r} scored none of {len(outcomes)} groups; the first error: {failures[0]}"
             )
         for failure in failures:
-            logger.warning("a group goes without the judge's scores: %s", failure)
+            logger.warning("the judge %r did not score a group: %s", judge.model, failure)
         scores = {k: v for found in outcomes if not isinstance(found, Exception) for k, v in found.items()}
-        return with_scores(everything, scores)
+        return with_scores(episodes, scores)
 
     async def _judge(self, episodes: Sequence[Episode], step: int) -> Mapping[str, float] | InfrastructureError:
         try:
@@ -183,47 +190,51 @@ class Collector:
         return judged.scores
 
     def credit(self, episodes: Sequence[Episode]) -> Credit:
-        """transitions → advantages: each call's value and advantage by its policy's rules."""
-        asked = [t for e in episodes for t in e.transitions if self.rules[t.policy].needs_values]
-        if asked and self._values is None:
-            raise TrainingError("credit.rewards needs a critic, and this trainer has none")
-        return assign_by_policy(episodes, self.rules, values=self._values(asked) if asked and self._values else None)
+        """transitions → advantages: each call's value and advantage by the rules of its policy."""
+        scored = [t for e in episodes for t in e.transitions if self.rules[t.policy].needs_values]
+        if scored and self._values is None:
+            raise TrainingError("credit.rewards needs a critic, but this trainer has no critic")
+        values = self._values(scored) if scored and self._values is not None else None
+        return assign_by_policy(episodes, self.rules, values=values)
 
     def batch(
         self, groups: Sequence[Group], episodes: Sequence[Episode], credit: Credit, *, replaced: int = 0
     ) -> Batch:
-        """advantages → rows. ``groups``: all that ran, also the ``replaced`` ones, which ``episodes`` do not contain."""
+        """advantages → rows. ``groups``: all that ran, including the ``replaced`` ones; ``episodes``: without those."""
         rows = [row for e in episodes for row in transitions_to_rows(e.transitions, credit.advantages)]
         rollouts = count_rollouts([r for g in groups for r in g.rollouts], lost=sum(g.lost for g in groups))
         counts = {**rollouts, "groups_refilled": replaced, **count_rows(rows), **credit.metrics}
         return Batch(episodes=episodes, credit=credit, rows=rows, counts=counts)
 
     def record_credit(self, batch: Batch, step: int) -> None:
-        """Record what each call was credited with."""
+        """Record the credit of each call."""
         self._store.add_credit(call_credits(batch.episodes, batch.credit, step))
 
 
 def collect(
-    collector: Collector, portal: BlockingPortal, tasks: Sequence[Task], *, step: int, progress: Progress
+    collector: Collector, background: BackgroundLoop, tasks: Sequence[Task], *, step: int, progress: Progress
 ) -> Batch:
-    """The batch of one step: a group of attempts at each of its tasks, and their credit.
+    """The batch of one step: a group of attempts at each of its tasks, with credit.
 
-    A group whose every advantage is 0 has no gradient: its attempts earned the same. With ``rollouts.refill`` other tasks are tried
-    instead of such groups, up to that many a step (dynamic sampling, DAPO, arXiv 2503.14476); those that remain when the budget is spent
-    stay in the batch, and count where the loss takes means. Agents run on the event loop of ``portal``, credit in this thread.
+    A group has no gradient if all its advantages are 0, because its attempts earned the same. With ``rollouts.refill``, up to that
+    many such groups per step are replaced by groups of other tasks (dynamic sampling, DAPO, arXiv 2503.14476). Groups that remain
+    when the budget is spent stay in the batch and count in the means of the loss. Agents run on ``background``, credit in the
+    calling thread.
     """
     config = collector.config
 
     def roll_out(tasks: Sequence[Task]) -> tuple[list[Group], list[Episode]]:
         progress.phase("train", len(tasks) * config.rollouts.group_size)
-        groups = portal.call(collector.roll_out_all, tasks, "train", step)
-        if config.credit.judge is not None:
-            progress.phase("judge")
-        return groups, portal.call(collector.episodes, groups)
+        groups = background.call(collector.roll_out_all, tasks, "train", step)
+        episodes = collector.episodes(groups)
+        require_transitions(groups, episodes)
+        if config.credit.judge is None:
+            return groups, episodes
+        progress.phase("judge")
+        return groups, background.call(collector.judged, episodes, step, required=True)
 
     chosen = pick_tasks(tasks, config, step)
     groups, episodes = roll_out(chosen)
-    require_transitions(groups, episodes)
     credit = collector.credit(episodes)
 
     spare = spare_tasks(tasks, chosen, seed=f"{config.run.seed}:{step}")
@@ -251,7 +262,7 @@ def require_transitions(groups: Sequence[Group], episodes: Sequence[Episode]) ->
 
 
 def without_signal(episodes: Sequence[Episode], credit: Credit) -> list[str]:
-    """The ids of the tasks all of whose advantages are 0."""
+    """The ids of the tasks whose advantages are all 0."""
     signal: dict[str, bool] = {}
     for e in episodes:
         found = any(credit.advantages[t.call] for t in e.transitions)
@@ -260,7 +271,7 @@ def without_signal(episodes: Sequence[Episode], credit: Credit) -> list[str]:
 
 
 def spare_tasks(tasks: Sequence[Task], chosen: Sequence[Task], *, seed: str) -> Iterator[Task]:
-    """The tasks that are not in ``chosen``, in an order that ``seed`` decides."""
+    """The tasks that are not in ``chosen``, in an order determined by ``seed``."""
     taken = {t["id"] for t in chosen}
     others = [t for t in tasks if t["id"] not in taken]
     yield from random.Random(f"{seed}:spare").sample(others, len(others))

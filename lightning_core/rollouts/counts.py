@@ -1,4 +1,7 @@
-"""Counts of a batch: sums, which add up over the groups of a step, and the metrics made from them. The same for every trainer."""
+"""Counts of a batch and the metrics computed from them. The same for every trainer.
+
+Counts are sums, so that the counts of a step's groups can be added.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ _CONTEXTS = ("new", "clean", "realigned", "forked")
 
 
 def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0) -> dict[str, float]:
-    """Rollouts by status, their rewards, and their calls by how the prompt continued earlier context.
+    """Rollouts by status, the sum of their rewards, and their calls by how the prompt continues earlier context.
 
-    ``lost``: attempts without a rollout, which count as left out.
+    ``lost``: number of jobs without a rollout. They count as left out.
     """
     finished = [r for r in rollouts if r.status != "infrastructure"]
     calls = [c for r in rollouts for c in r.trace.calls if c.context is not None]

@@ -1,4 +1,4 @@
-"""A run to make, as every trainer gets it."""
+"""The input of every trainer: one run to make."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that is known when a run starts."""
+    """A run: configuration, tasks, agent, and the folder to write to."""
 
     config: Config
     folder: Path
     """The run's folder."""
     checkpoint: Path | None
-    """Where a resumed run continues; None: from the start."""
+    """The checkpoint that a resumed run continues from; None for a new run."""
     tasks: Sequence[Task]
     eval_tasks: Sequence[Task]
-    """Held-out tasks; empty: no evaluation."""
+    """Held-out tasks. If empty, nothing is evaluated."""
     solve: Solve
     reward: RewardFunction | None
     progress: Progress
 
 
 class TrainerEntry(NamedTuple):
-    """A row of the table of trainers."""
+    """An entry of the table of trainers."""
 
     train: Callable[[Plan], None]
-    """Trains until the last step; leaves store, metrics and checkpoints in the run's folder."""
+    """Trains until the last step and writes store, metrics and checkpoints to the run's folder."""
     in_process: bool
-    """Agents run in this process, so that ``solve`` and ``reward`` may be functions without an importable name."""
+    """Whether agents run in this process. If so, ``solve`` and ``reward`` need no importable name."""

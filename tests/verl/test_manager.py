@@ -32,7 +32,10 @@ from lightning_core.trainers.verl.settings import defaults, translate
 from tests.recording_server import recording_server
 from tests.verl.cpu import ENVIRONMENT
 
-pytestmark = pytest.mark.timeout(200)
+SECONDS = 180
+"""Longest wait for one result: a loaded machine takes minutes to start a worker."""
+
+pytestmark = pytest.mark.timeout(3 * SECONDS)
 
 Start = Callable[..., LightningManager]
 
@@ -108,7 +111,8 @@ def ask(manager: LightningManager, *tasks: dict[str, Any], step: int = 1) -> lis
 
 def settled(uids: list[str]) -> dict[str, str]:
     """The statuses of the prompts, once they are final."""
-    for _ in range(600):
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
         tags = tq.kv_list("train")["train"]
         found = {uid: tags[uid]["status"] for uid in uids}
         if set(found.values()) <= {"finished", "failure"}:
@@ -170,7 +174,7 @@ def test_a_reward_that_is_none_stops_the_run(start: Start, tmp_path: Path) -> No
     manager = start("earns_nothing_real")
     ask(manager, {"id": "a"})
     with pytest.raises(KeyboardInterrupt):  # what interrupts verl's trainer, which would wait for rows for ever
-        poll(60)
+        poll(SECONDS)
     error = pickle.loads((tmp_path / FAILURE).read_bytes())
     assert isinstance(error, RewardError)
     assert "nan" in str(error)
@@ -208,9 +212,9 @@ def test_a_judge_tells_attempts_apart_that_earned_the_same(start: Start, tmp_pat
 def test_whitening_waits_for_all_groups(start: Start) -> None:
     """REINFORCE++ compares with all rollouts of the step, so no group's rows are there before the last one is."""
     uids = ask(start("slow_for_b", credit={"advantage": "reinforce++"}), {"id": "a"}, {"id": "b"})
-    ask_again = time.monotonic()
+    began = time.monotonic()
     while not rows(uids):
-        assert time.monotonic() - ask_again < 60
+        assert time.monotonic() - began < SECONDS
         time.sleep(0.05)
     assert set(settled(uids).values()) == {"finished"}
     fields = tq.kv_batch_get(keys=rows(uids), partition_id="train", select_fields=["rm_scores"])["rm_scores"]

@@ -1,11 +1,11 @@
-"""The agent-loop manager that verl's trainer asks for rollouts (``actor_rollout_ref.rollout.agent.agent_loop_manager_class``).
+"""The agent-loop manager that produces rollouts for verl's trainer.
 
-It lives in the process of verl's trainer. A batch of prompts becomes groups of attempts, run by workers all over the cluster; when a
-group is complete its calls get their credit, and its rows go to TransferQueue, where the trainer waits for them. verl knows no
-time limits, no retries and no rewards of calls; all of that happened before it sees a row.
+verl creates it in its trainer's process (``actor_rollout_ref.rollout.agent.agent_loop_manager_class``). It turns each batch of prompts
+into groups of attempts and runs them on workers across the cluster. When a group is complete, its calls get their credit, and its rows
+go to TransferQueue, where the trainer waits for them. Time limits, retries and rewards of calls are handled before verl sees a row.
 
-What stops a run (a reward that is none, an agent that does not exist) is written down for whoever started it, and interrupts the
-trainer, which would otherwise wait for ever.
+An error that stops the run, such as a missing reward or an unknown agent name, is written to the run's folder and interrupts the trainer,
+which would otherwise wait for rows forever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,17 +57,20 @@ class ClusterAgents:
     async def roll_out(
         self, jobs: Sequence[Job], routing: Routing, record: Callable[[Sequence[Attempt]], None]
     ) -> Sequence[Rollout]:
-        """All jobs on one worker, so that they share its caches; see `Agents.roll_out`."""
-        attempts: list[Attempt] = await self._workers.call("roll_out", jobs, routing, tries=self._tries)
+        """Run all jobs on one worker, so that they share its caches; see `Agents.roll_out`."""
+        attempts: list[Attempt] = await self._call("roll_out", jobs, routing)
         await asyncio.to_thread(record, attempts)
         return [a.rollout for a in attempts if a.final]
 
     async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
         """See `Agents.judge`."""
+        return await self._call("judge", episodes, step)
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
         try:
-            return await self._workers.call("judge", episodes, step, tries=self._tries)
+            return await self._workers.call(method, *arguments, tries=self._tries)
         except ray.exceptions.RayTaskError as error:
-            raise _cause(error) from error
+            raise _original_error(error) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +82,7 @@ class _Prompted:
 
 
 class LightningManager:
-    """See the module. Made by verl through `create`."""
+    """See the module. verl creates it with `create`."""
 
     def __init__(self, config: Config, *, folder: Path, workers: WorkerPool) -> None:
         self._config = config
@@ -90,7 +93,7 @@ class LightningManager:
         self._checked = False
         self._replaced: Counter[int] = Counter()
         self._counts: dict[int, dict[str, float]] = {}
-        """Sums, by verl's step."""
+        """Sums of counts, by verl's step."""
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="lightning-manager", daemon=True).start()
 
@@ -98,15 +101,15 @@ class LightningManager:
     def create(
         cls, *, config: Any, llm_client: Any, teacher_client: Any = None, reward_loop_worker_handles: Any = None
     ) -> LightningManager:
-        """What verl calls, with the whole of its configuration; ours is in ``actor_rollout_ref.rollout.custom.lightning``."""
-        del teacher_client, reward_loop_worker_handles  # rewards are the agents' own
+        """Called by verl with its configuration; ``actor_rollout_ref.rollout.custom.lightning`` locates ours."""
+        del teacher_client, reward_loop_worker_handles  # the agents return the rewards
         rollout = config.actor_rollout_ref.rollout
         settings = rollout.custom["lightning"]
         ours = load_config(Path(settings["folder"]) / "config.yaml")
         if Path(settings["working_dir"]).is_dir():
             os.chdir(settings["working_dir"])
-        import_callable(ours.agent or "", key="agent")  # for the names that its code marks
-        _heed_interrupts()
+        import_callable(ours.agent or "", key="agent")  # registers the agents that its code marks
+        _enable_interrupts()
         count = int(rollout.agent.num_workers)
         actor = ray.remote(RolloutWorker).options(
             num_cpus=1, scheduling_strategy="SPREAD", max_concurrency=1 + ours.rollouts.concurrency
@@ -125,48 +128,48 @@ class LightningManager:
         return cls(ours, folder=Path(settings["folder"]), workers=WorkerPool(make, count))
 
     def generate_sequences(self, prompts: Any) -> None:
-        """Begin the rollouts of ``prompts`` (a TensorDict) and return at once; rows appear in TransferQueue."""
+        """Start the rollouts of ``prompts`` (a TensorDict) and return; their rows appear in TransferQueue."""
         batch = read_prompts(prompts)
         work = asyncio.run_coroutine_threadsafe(self._dispatch(batch), self._loop)
-        work.add_done_callback(self._settle)
+        work.add_done_callback(self._stop_on_error)
 
-    def _settle(self, work: Any) -> None:
+    def _stop_on_error(self, work: Any) -> None:
+        """Write down the error of a finished dispatch, if it has one, and interrupt verl's trainer."""
         error = work.exception()
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if error is None:
             return
-        cause = _cause(error)
-        logger.error("the run cannot go on", exc_info=cause)
+        cause = _original_error(error)
+        logger.error("the run is stopped by an error", exc_info=cause)
         write_failure(self._folder, cause)
         _thread.interrupt_main()
 
     async def _dispatch(self, batch: Sequence[Prompt]) -> None:
         async with asyncio.TaskGroup() as running:
             groups = [running.create_task(self._roll_out(prompt)) for prompt in batch]
-            if not self._checked:  # an unknown agent is certain only when all rollouts have finished
-                await self._check([(await group).group for group in groups])
+            if not self._checked:  # an agent name is known to be wrong only when all rollouts have finished
+                self._check([(await group).group for group in groups])
             if self._whole_batch and batch[0].training:
                 await self._publish([await group for group in groups])
             else:
                 for group in asyncio.as_completed(groups):
                     await self._publish([await group])
 
-    async def _check(self, groups: Sequence[Group]) -> None:
-        """Once, on the first rollouts: check that there is anything to learn from. verl would wait for rows forever."""
+    def _check(self, groups: Sequence[Group]) -> None:
+        """Check the first rollouts: at least one finished, all agents are known, and a trained agent made a call."""
         self._collector.check(groups)
-        trained = trained_agents(self._config)
-        require_transitions(groups, [e for g in groups for e in to_episodes(g.rollouts, trained)])
+        require_transitions(groups, self._collector.episodes(groups))
         self._checked = True
 
     async def _roll_out(self, prompt: Prompt) -> _Prompted:
-        """tasks → rollouts: all attempts at one prompt."""
+        """tasks → rollouts: run all attempts at one prompt."""
         await tq.async_kv_put(key=prompt.uid, partition_id=prompt.partition, tag={"status": "running"})
         phase, step = self._phase(prompt)
         return _Prompted(prompt=prompt, group=await self._collector.roll_out(prompt.task, phase, step))
 
     def _phase(self, prompt: Prompt) -> tuple[Phase, int]:
-        """The phase, and the number of updates before it: verl counts steps from 1, and evaluates after the step it names."""
+        """The phase and the number of updates before it. verl counts steps from 1 and evaluates after the step."""
         if prompt.training:
             return "train", prompt.step - 1
         if prompt.step == 0:
@@ -174,41 +177,49 @@ class LightningManager:
         return ("eval_after" if prompt.step >= self._config.trainer.steps else "eval"), prompt.step
 
     async def _publish(self, prompted: Sequence[_Prompted]) -> None:
-        """rollouts → transitions → advantages, then each group's rows."""
+        """rollouts → transitions → advantages → rows, and the metrics of the step so far.
+
+        ``prompted``: prompts of one batch. Their calls are compared with each other if an advantage rule uses the whole batch.
+        """
         if not prompted[0].prompt.training:
             for one in prompted:
                 await self._put(one.prompt, _validation_rows(one, trained_agents(self._config)))
             return
-        episodes = await self._collector.episodes([one.group for one in prompted])
+        step, groups = prompted[0].prompt.step, [one.group for one in prompted]
+        episodes = await self._collector.judged(self._collector.episodes(groups), step - 1, required=False)
         credit = self._collector.credit(episodes)
-        if len(prompted) == 1:
-            await self._publish_group(prompted[0], episodes, credit)
-            return
-        for index, one in enumerate(prompted):
-            own = {r.trace.rollout for r in one.group.rollouts}
-            # The metrics of a credit over the whole batch count once.
-            part = credit if index == 0 else replace(credit, metrics={})
-            await self._publish_group(one, [e for e in episodes if e.rollout in own], part)
-
-    async def _publish_group(self, one: _Prompted, episodes: Sequence[Episode], credit: Credit) -> None:
-        """advantages → rows, the record of the step so far, and at last verl's notice that the group is complete."""
-        prompt, step = one.prompt, one.prompt.step
-        flat = bool(without_signal(episodes, credit)) or not episodes
-        replaced = flat and self._replaced[step] < self._config.rollouts.refill
-        self._replaced[step] += replaced
-        batch = self._collector.batch([one.group], [] if replaced else episodes, credit, replaced=int(replaced))
+        by_rollout = {e.rollout: e for e in episodes}
+        replaced = self._replaced_prompts(prompted, by_rollout, credit)
+        dropped = {r.trace.rollout for one in prompted if one.prompt.uid in replaced for r in one.group.rollouts}
+        kept = [e for e in episodes if e.rollout not in dropped]
+        counted = replace(credit, metrics=self._credit_metrics(kept, credit)) if replaced else credit
+        batch = self._collector.batch(groups, kept, counted, replaced=len(replaced))
         self._counts[step] = add_counts(self._counts.get(step, {}), batch.counts)
         await asyncio.to_thread(self._collector.record_credit, batch, step - 1)
         await asyncio.to_thread(self._store.add_step, step, self._counts[step])
-        session = {r.trace.rollout: index for index, r in enumerate(one.group.rollouts)}
-        rows: list[VerlRow] = []
-        for e in episodes:
-            found = transitions_to_rows(e.transitions, credit.advantages)
-            rows += train_rows(prompt.group, session[e.rollout], found, reward=e.reward, signal=not replaced)
-        await self._put(prompt, rows)
+        for one in prompted:
+            rows = _training_rows(one, by_rollout, credit, signal=one.prompt.uid not in replaced)
+            await self._put(one.prompt, rows)
+
+    def _replaced_prompts(
+        self, prompted: Sequence[_Prompted], by_rollout: Mapping[str, Episode], credit: Credit
+    ) -> Collection[str]:
+        """The uids of the prompts that verl replaces: those without a signal, up to ``rollouts.refill`` per step."""
+        replaced: set[str] = set()
+        for one in prompted:
+            own = [by_rollout[r.trace.rollout] for r in one.group.rollouts if r.trace.rollout in by_rollout]
+            flat = any(e.transitions for e in own) and bool(without_signal(own, credit))
+            if flat and self._replaced[one.prompt.step] < self._config.rollouts.refill:
+                self._replaced[one.prompt.step] += 1
+                replaced.add(one.prompt.uid)
+        return replaced
+
+    def _credit_metrics(self, kept: Sequence[Episode], credit: Credit) -> Mapping[str, float]:
+        """The metrics of ``credit`` for ``kept`` alone. The embedded trainer does not count replaced groups either."""
+        return self._collector.credit(kept).metrics if kept else dict.fromkeys(credit.metrics, 0.0)
 
     async def _put(self, prompt: Prompt, rows: Sequence[VerlRow]) -> None:
-        """Rows first: the group's status tells the trainer that all of them are there."""
+        """Put the rows, then the prompt's status: verl reads the rows of a prompt with a final status."""
         if rows:
             await tq.async_kv_batch_put(
                 keys=[row.key for row in rows],
@@ -220,19 +231,29 @@ class LightningManager:
         await tq.async_kv_put(key=prompt.uid, partition_id=prompt.partition, tag={"status": status})
 
 
-def _heed_interrupts() -> None:
-    """What a script starts in the background ignores interrupts, and all of its processes do: nothing would stop the trainer."""
+def _enable_interrupts() -> None:
+    """Undo SIG_IGN for SIGINT. Processes started in the background by a script inherit it and could not be interrupted."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _cause(error: Any) -> BaseException:
-    """What was raised in another process, without what Ray adds to it."""
+def _original_error(error: Any) -> BaseException:
+    """The error that was raised in another process, without Ray's wrapper."""
     return error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
 
 
+def _training_rows(one: _Prompted, by_rollout: Mapping[str, Episode], credit: Credit, *, signal: bool) -> list[VerlRow]:
+    """The rows of one prompt's rollouts. See `train_rows` for ``signal``."""
+    rows: list[VerlRow] = []
+    for session, rollout in enumerate(one.group.rollouts):
+        if (episode := by_rollout.get(rollout.trace.rollout)) is not None:
+            found = transitions_to_rows(episode.transitions, credit.advantages)
+            rows += train_rows(one.prompt.group, session, found, reward=episode.reward, signal=signal)
+    return rows
+
+
 def _validation_rows(one: _Prompted, trained: frozenset[str]) -> list[VerlRow]:
-    """One row for each finished rollout, with its reward."""
+    """One row with the reward for each finished rollout."""
     rows: list[VerlRow] = []
     for session, rollout in enumerate(one.group.rollouts):
         found = [row for e in to_episodes([rollout], trained) for row in transitions_to_rows(e.transitions)]

@@ -1,0 +1,69 @@
+"""Agents that play from a script, and the metrics of a step that is collected from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from lightning_core.config import Config
+from lightning_core.credit import Episode
+from lightning_core.endpoint.server import Routing
+from lightning_core.errors import InfrastructureError
+from lightning_core.records.progress import SilentProgress
+from lightning_core.records.store import Store
+from lightning_core.rollouts.background import background_loop
+from lightning_core.rollouts.collect import Batch, Collector, Record, collect
+from lightning_core.rollouts.judge import Judged
+from lightning_core.rollouts.runner import Attempt, Job, Rollout
+from lightning_core.trace import Reward, Trace
+from tests.core.episodes import call, event
+
+
+@dataclass(kw_only=True)
+class ScriptedAgents:
+    """One call of "writer" in each rollout, unless its task is in ``silent``. Implements `Agents`."""
+
+    reward: Callable[[str, int], float] = lambda task, copy: float(copy)
+    """By task id and position in the group."""
+    silent: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()
+    """Tasks whose worker is lost."""
+    judge_error: str | None = None
+    judged: list[list[str]] = field(default_factory=list[list[str]])
+    """The task ids of the episodes of each request to the judge."""
+
+    async def roll_out(self, jobs: Sequence[Job], routing: Routing, record: Record) -> Sequence[Rollout]:
+        del routing
+        if jobs[0].task_id in self.lost:
+            raise InfrastructureError("the worker died")
+        rollouts = [self._rollout(job, copy) for copy, job in enumerate(jobs)]
+        record([Attempt(rollout=r, final=True) for r in rollouts])
+        return rollouts
+
+    async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
+        del step
+        self.judged.append([e.task_id for e in episodes])
+        scores = {} if self.judge_error else {e.rollout: index / 10 for index, e in enumerate(episodes)}
+        return Judged(scores=scores, error=self.judge_error, records=[])
+
+    def _rollout(self, job: Job, copy: int) -> Rollout:
+        identity = uuid4().hex
+        calls = () if job.task_id in self.silent else (call(f"{identity}0", identity, "writer", 0, context="new"),)
+        trace = Trace(
+            rollout=identity,
+            task_id=job.task_id,
+            task=job.task,
+            calls=calls,
+            events=(event("root", "rollout", 0, 1, parent=None), event("writer", "agent", 0, 1)),
+            rewards=(Reward(value=self.reward(job.task_id, copy)),),
+        )
+        return Rollout(job=job, attempt=0, status="ok", trace=trace, spans=(), error=None, seconds=0.0)
+
+
+def collect_step(config: Config, agents: ScriptedAgents, folder: Path, tasks: Sequence[dict[str, Any]]) -> Batch:
+    """The batch of step 0, as the embedded trainer collects it."""
+    with Store(folder / "embedded.db") as store, background_loop() as background:
+        return collect(Collector(config, agents, store), background, tasks, step=0, progress=SilentProgress())

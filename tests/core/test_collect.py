@@ -1,0 +1,189 @@
+"""Collection of a step's data, with scripted agents."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from lightning_core.config import Config, load_config
+from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
+from lightning_core.loop import evaluate, fit
+from lightning_core.records.store import Store
+from lightning_core.rollouts.background import background_loop
+from lightning_core.rollouts.collect import Collector
+from lightning_core.rollouts.counts import counts_to_metrics
+from tests.collected import ScriptedAgents, collect_step
+
+TASKS = [{"id": name} for name in "abcd"]
+
+
+def config(**sections: Any) -> Config:
+    base: dict[str, dict[str, Any]] = {
+        "policy": {"model": "m"},
+        "agents": {"train": ["writer"]},
+        "rollouts": {"tasks_per_step": 2, "group_size": 2},
+    }
+    return load_config({key: {**base.get(key, {}), **sections.get(key, {})} for key in {**base, **sections}})
+
+
+def test_the_callers_context_reaches_the_coroutine() -> None:
+    variable = contextvars.ContextVar("variable", default="unset")
+
+    async def read() -> str:
+        return variable.get()
+
+    with background_loop() as background:
+        variable.set("the caller's")
+        assert background.call(read) == "the caller's"
+
+
+def test_a_synchronous_agent_may_run_an_event_loop_with_anyio() -> None:
+    """`anyio.run` refuses to start in a context that is marked as being inside an event loop."""
+
+    async def answer() -> int:
+        return 42
+
+    async def on_a_thread() -> int:
+        return await asyncio.to_thread(anyio.run, answer)
+
+    with background_loop() as background:
+        assert background.call(on_a_thread) == 42
+
+
+def test_ctrl_c_cancels_what_the_caller_waits_for() -> None:
+    events: list[str] = []
+
+    async def hang() -> None:
+        events.append("started")
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            events.append("cancelled")
+            raise
+
+    began = time.monotonic()
+    with background_loop() as background:
+        with pytest.raises(KeyboardInterrupt):
+            background.call(hang)
+        assert background.call(asyncio.sleep, 0, "the loop still runs") == "the loop still runs"
+    assert events == ["started", "cancelled"]
+    assert time.monotonic() - began < 30
+
+
+def test_the_exception_of_the_coroutine_is_raised() -> None:
+    async def fail() -> None:
+        raise TrainingError("no loss")
+
+    with background_loop() as background, pytest.raises(TrainingError, match="no loss"):
+        background.call(fail)
+
+
+def test_a_replaced_group_counts_as_rollouts_but_not_in_the_credit_metrics(tmp_path: Path) -> None:
+    """Both groups of the step are equal. One is replaced by a group of another task, whose attempts differ."""
+    chosen = sorted({t for e in _collect(tmp_path / "0").episodes for t in [e.task_id]})
+    agents = ScriptedAgents(reward=lambda task, copy: 1.0 if task in chosen else float(copy))
+    batch = _collect(tmp_path / "1", agents, rollouts={"refill": 1})
+    metrics = counts_to_metrics(batch.counts)
+    assert (metrics["rollouts"], metrics["groups_refilled"]) == (6, 1)
+    assert (metrics["groups"], metrics["groups_equal"], metrics["groups_single"]) == (2, 1, 0)
+    assert (metrics["rows"], metrics["rows_per_rollout"], metrics["context_new"]) == (4, 1, 6)
+    assert metrics["reward"] == pytest.approx((4 * 1.0 + 0.0 + 1.0) / 6)
+
+
+def test_replacements_without_a_call_stop_the_run(tmp_path: Path) -> None:
+    chosen = {e.task_id for e in _collect(tmp_path / "0").episodes}
+    others = frozenset("abcd") - chosen
+    agents = ScriptedAgents(reward=lambda task, copy: 1.0, silent=others)
+    with pytest.raises(TrainingError, match="no trained agent made a call in 4 rollouts"):
+        _collect(tmp_path / "1", agents, rollouts={"refill": 2})
+
+
+def test_nothing_is_judged_if_no_trained_agent_made_a_call(tmp_path: Path) -> None:
+    agents = ScriptedAgents(silent=frozenset("abcd"))
+    with pytest.raises(TrainingError, match="no trained agent made a call in 4 rollouts"):
+        _collect(tmp_path, agents, credit={"judge": {"model": "j"}}, policy=UPSTREAM)
+    assert agents.judged == []
+
+
+def test_all_attempts_at_a_task_are_judged_together(tmp_path: Path) -> None:
+    """A step of four groups from three tasks has one task twice."""
+    agents = ScriptedAgents()
+    sections = {"credit": {"judge": {"model": "j"}}, "policy": UPSTREAM, "rollouts": {"tasks_per_step": 4}}
+    batch = _collect(tmp_path, agents, TASKS[:3], **sections)
+    assert sorted(len(request) for request in agents.judged) == [2, 2, 4]
+    assert all(len(set(request)) == 1 for request in agents.judged)
+    assert len(batch.episodes) == 8
+
+
+def test_a_judge_that_fails_for_the_only_group_of_a_step_stops_the_run(tmp_path: Path) -> None:
+    agents = ScriptedAgents(judge_error="HTTPError: 503")
+    sections = {"credit": {"judge": {"model": "j"}}, "policy": UPSTREAM, "rollouts": {"tasks_per_step": 1}}
+    with pytest.raises(InfrastructureError, match="the judge 'j' scored none of 1 groups; the first error: HTTPError"):
+        _collect(tmp_path, agents, **sections)
+
+
+def test_a_judge_that_is_not_required_may_fail_for_every_group(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with verl, which publishes groups one by one."""
+    settings = config(credit={"judge": {"model": "j"}}, policy=UPSTREAM)
+    agents = ScriptedAgents(judge_error="HTTPError: 503")
+
+    async def run(collector: Collector) -> list[float]:
+        groups = await collector.roll_out_all(TASKS[:2], "train", 0)
+        episodes = await collector.judged(collector.episodes(groups), 0, required=False)
+        return [e.reward for e in episodes]
+
+    with Store(tmp_path / "store.db") as store:
+        assert asyncio.run(run(Collector(settings, agents, store))) == [0.0, 1.0] * 2
+    assert caplog.text.count("did not score a group: HTTPError: 503") == 2
+
+
+def test_the_rollouts_of_a_lost_worker_are_left_out(tmp_path: Path) -> None:
+    agents = ScriptedAgents(lost=frozenset("ab"))
+    batch = _collect(tmp_path, agents, rollouts={"tasks_per_step": 4})
+    assert (batch.counts["rollouts"], batch.counts["rollouts_left_out"], batch.counts["groups"]) == (8, 4, 2)
+    with pytest.raises(InfrastructureError, match="all 8 rollouts had an infrastructure failure; the first: the work"):
+        _collect(tmp_path, ScriptedAgents(lost=frozenset("abcd")), rollouts={"tasks_per_step": 4})
+
+
+def test_a_reward_rule_that_cannot_be_imported_leaves_no_folder(tmp_path: Path) -> None:
+    settings = config(credit={"rewards": "tests.bandit:nothing"}, run={"dir": str(tmp_path / "runs")})
+    with pytest.raises(ConfigError, match=r"credit\.rewards"):
+        fit(lambda task: 0.0, config=settings, tasks=TASKS)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_missing_tasks_are_found_before_the_model_is_loaded(tmp_path: Path) -> None:
+    """The model does not exist, which would be another error."""
+    with pytest.raises(ConfigError, match=r"tasks\.eval is missing"):
+        evaluate(lambda task: 0.0, config=config(policy={"model": str(tmp_path / "none")}), folder=tmp_path)
+
+
+def test_the_loop_loads_no_torch() -> None:
+    program = (
+        "import sys, lightning_core.loop; print(sorted({'torch', 'transformers', 'verl', 'ray'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+UPSTREAM = {"upstream": {"base_url": "http://127.0.0.1:9/v1"}}
+
+
+def _collect(
+    folder: Path, agents: ScriptedAgents | None = None, tasks: list[dict[str, str]] = TASKS, **sections: Any
+) -> Any:
+    return collect_step(config(**sections), agents or ScriptedAgents(), folder, tasks)
