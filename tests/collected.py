@@ -24,7 +24,9 @@ from tests.core.episodes import call, event
 
 @dataclass(kw_only=True)
 class ScriptedAgents:
-    """One call of "writer" in each rollout, unless its task is in ``silent``. Implements `Agents`."""
+    """One call of each of ``agents`` in each rollout, unless its task is in ``silent``. Implements `Agents`."""
+
+    agents: tuple[str, ...] = ("writer",)
 
     reward: Callable[[str, int], float] = lambda task, copy: float(copy)
     """By task id and position in the group."""
@@ -51,13 +53,14 @@ class ScriptedAgents:
 
     def _rollout(self, job: Job, copy: int) -> Rollout:
         identity = uuid4().hex
-        calls = () if job.task_id in self.silent else (call(f"{identity}0", identity, "writer", 0, context="new"),)
+        agents = () if job.task_id in self.silent else self.agents
+        calls = [call(f"{identity}{i}", identity, agent, i, context="new") for i, agent in enumerate(agents)]
         trace = Trace(
             rollout=identity,
             task_id=job.task_id,
             task=job.task,
-            calls=calls,
-            events=(event("root", "rollout", 0, 1, parent=None), event("writer", "agent", 0, 1)),
+            calls=tuple(calls),
+            events=(event("root", "rollout", 0, 1, parent=None), *(event(name, "agent", 0, 1) for name in self.agents)),
             rewards=(Reward(value=self.reward(job.task_id, copy)),),
         )
         return Rollout(job=job, attempt=0, status="ok", trace=trace, spans=(), error=None, seconds=0.0)

@@ -1,4 +1,4 @@
-"""From tasks to jobs, and from rollouts to what is learnt from them and written down. Pure: the same for every trainer."""
+"""Pure functions from tasks to jobs, and from rollouts to episodes and records. The same for every trainer."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from lightning_core.transitions import refused_calls, trace_to_transitions
 
 
 def trained_agents(config: Config) -> frozenset[str]:
-    """Names of the agents that are trained: the configured ones, else those that the code marks and nobody freezes."""
+    """Names of the trained agents: ``agents.train`` if set, else the marked agents that are not frozen."""
     if config.agents.train is not None:
         return frozenset(config.agents.train)
     return frozenset(marked_agents()) - frozenset(config.agents.frozen)
 
 
 def pick_tasks(tasks: Sequence[Task], config: Config, step: int) -> list[Task]:
-    """The tasks of ``step``: a fresh shuffle of all for every pass over them, the same whenever the seed is."""
+    """The tasks of ``step``. Each pass over all tasks has its own order, which depends on ``run.seed`` alone."""
     size = config.rollouts.tasks_per_step
     picked: list[Task] = []
     for position in range(step * size, (step + 1) * size):
@@ -40,7 +40,10 @@ def pick_tasks(tasks: Sequence[Task], config: Config, step: int) -> list[Task]:
 
 
 def make_jobs(tasks: Iterable[Task], config: Config, *, copies: int, phase: Phase, step: int) -> list[Job]:
-    """``copies`` jobs for each task, each with its seed. Evaluations before and after share theirs: what differs is the policy."""
+    """``copies`` jobs for each task, each with its own seed.
+
+    All evaluations use the same seeds, so that only the policy differs between them.
+    """
     when = str(step) if phase == "train" else "eval"
     return [
         Job(task=task, task_id=str(task["id"]), seed=_seed(config.run.seed, when, task["id"], copy))
@@ -50,7 +53,7 @@ def make_jobs(tasks: Iterable[Task], config: Config, *, copies: int, phase: Phas
 
 
 def routing_of(config: Config, trained: frozenset[str], phase: Phase) -> Routing:
-    """Who answers whom in ``phase``, and how trained agents are sampled."""
+    """The model of each agent in ``phase``, and the sampling settings of trained agents."""
     temperature = config.rollouts.temperature
     if phase != "train" and config.eval.temperature is not None:
         temperature = config.eval.temperature
@@ -64,7 +67,7 @@ def routing_of(config: Config, trained: frozenset[str], phase: Phase) -> Routing
 
 
 def check_names(config: Config, rollouts: Sequence[Rollout]) -> None:
-    """Raise `ConfigError` if an agent that the configuration names was not there, or if nobody is trained."""
+    """Raise `ConfigError` if a configured agent did not appear in ``rollouts``, or if no agent is trained."""
     known = known_agents(r.trace for r in rollouts) | set(marked_agents())
     failed = next((f" The first failed rollout: {r.error}" for r in rollouts if r.status == "failed"), "")
     for key, names in (("train", config.agents.train or ()), ("frozen", config.agents.frozen)):
@@ -86,7 +89,7 @@ def check_names(config: Config, rollouts: Sequence[Rollout]) -> None:
 
 
 def known_agents(traces: Iterable[Trace]) -> set[str]:
-    """Every name that an agent or a node had in ``traces``."""
+    """The names of all agents and nodes in ``traces``."""
     names: set[str] = set()
     for trace in traces:
         names |= {e.name for e in trace.events if e.kind in ("agent", "node")}
@@ -95,7 +98,10 @@ def known_agents(traces: Iterable[Trace]) -> set[str]:
 
 
 def to_episodes(rollouts: Iterable[Rollout], trained: Collection[str]) -> list[Episode]:
-    """What can be trained on: without attempts that the machinery spoiled. Raises `TrainingError` for a call that cannot be."""
+    """The rollouts that can be trained on: all but infrastructure failures.
+
+    Raises `TrainingError` for a call of a trained agent without usable tokens.
+    """
     episodes: list[Episode] = []
     for r in rollouts:
         if r.status == "infrastructure":
@@ -109,7 +115,7 @@ def to_episodes(rollouts: Iterable[Rollout], trained: Collection[str]) -> list[E
 
 
 def call_credits(episodes: Iterable[Episode], credit: Credit, step: int) -> list[CallCredit]:
-    """What each call was credited with, for the record."""
+    """The credit of each call, as recorded."""
     return [
         CallCredit(
             rollout=e.rollout,
@@ -126,7 +132,7 @@ def call_credits(episodes: Iterable[Episode], credit: Credit, step: int) -> list
 
 
 def rollout_record(rollout: Rollout, step: int, phase: Phase, version: int | None) -> RolloutRecord:
-    """One attempt, for the record."""
+    """One attempt, as recorded."""
     root = rollout.trace.events[0] if rollout.trace.events else None
     now = time.time_ns()
     return RolloutRecord(
@@ -146,7 +152,7 @@ def rollout_record(rollout: Rollout, step: int, phase: Phase, version: int | Non
 
 
 def judge_record(task_id: str, run: Run, error: str | None, step: int) -> RolloutRecord:
-    """What a judge said of one group, for the record."""
+    """The judge's rollout for one group, as recorded. ``error``: why it returned no scores."""
     root = run.trace.events[0]
     return RolloutRecord(
         id=run.trace.rollout,

@@ -1,8 +1,8 @@
-"""A model that scores the attempts at a task beside one another, where no rule tells a good one (as RULER does, of OpenPipe's ART).
+"""A judge: a model that scores all attempts at a task in one prompt, for tasks without a reward function.
 
-All attempts of a group stand in one prompt: what they have in common once, then each attempt's own. Only how the scores differ within the
-group matters to what is learnt, and beside one another attempts are easier to tell apart than each for itself. The judge asks
-through the policy endpoint as an agent that is not trained; its scores are written into the record of the rollouts they are for.
+The prompt contains the common beginning of the attempts once, then the rest of each attempt (as RULER in OpenPipe's ART). Advantages
+depend only on differences within a group, and a model compares attempts more reliably when it sees them together. The judge calls the
+policy endpoint as an agent that is not trained. Its scores are recorded in the rollouts they are for.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from lightning_core.rollouts.entries import judge_record
 from lightning_core.trace import OPERATION, REWARD_NAME, REWARD_VALUE, Reward, SpanRecord, Trace, describe
 
 NAME = "judge"
-"""The name of the rewards."""
+"""The name of the rewards that hold its scores."""
 _MAX_TOKENS = 512
 _SECONDS = 300
 _CHARACTERS = 4000
-"""Most of an attempt's text that is shown; of longer ones the beginning and the end."""
+"""Maximum length of an attempt's text in the prompt. Of a longer text, the beginning and the end are kept."""
 _RUBRIC = "An attempt is good if it does what the task asks, completely and correctly."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The judge's scores of one group, and its own rollout with its spans, for the record."""
+    """The judge's scores of one group, and the judge's own rollout with its spans."""
 
     scores: Mapping[str, float]
-    """By rollout id: from 0 to 1, times the judge's weight."""
+    """From 0 to 1, times ``credit.judge.weight``; by rollout id."""
     error: str | None
-    """Why there are no scores."""
+    """Why there are no scores; None if there are."""
     records: Sequence[tuple[RolloutRecord, Sequence[SpanRecord]]]
 
 
 def judge_group(episodes: Sequence[Episode], judge: Judge, endpoint: PolicyEndpoint, step: int) -> Judged:
-    """Score the attempts at one task, ``step`` updates into the run."""
+    """Score the attempts at one task. ``step``: number of updates so far."""
     task = episodes[0].task_id
     key = endpoint.new_key()
     scores: list[float] = []
@@ -55,7 +55,7 @@ def judge_group(episodes: Sequence[Episode], judge: Judge, endpoint: PolicyEndpo
         endpoint.open(key, run.address, Routing(frozen={judge.agent: judge.model}, max_tokens=_MAX_TOKENS))
         try:
             with scope(judge.agent):
-                scores = _ask(episodes, judge, endpoint.url, key)
+                scores = _request_scores(episodes, judge, endpoint.url, key)
         except (InfrastructureError, httpx.HTTPError, ValueError, LookupError) as error:
             failure = describe(error)
         finally:
@@ -68,7 +68,7 @@ def judge_group(episodes: Sequence[Episode], judge: Judge, endpoint: PolicyEndpo
 
 
 def with_scores(episodes: Sequence[Episode], scores: Mapping[str, float]) -> list[Episode]:
-    """``episodes`` with their scores among the rewards."""
+    """``episodes`` with ``scores`` (by rollout id) added to their rewards."""
     return [
         replace(e, rewards=(*e.rewards, Reward(value=scores[e.rollout], name=NAME))) if e.rollout in scores else e
         for e in episodes
@@ -76,7 +76,7 @@ def with_scores(episodes: Sequence[Episode], scores: Mapping[str, float]) -> lis
 
 
 def reward_spans(episodes: Sequence[Episode], scores: Mapping[str, float]) -> list[SpanRecord]:
-    """The scores as spans of the rollouts that they are for."""
+    """A reward span for each score, in the trace of its rollout."""
     now = time.time_ns()
     return [
         SpanRecord(
@@ -94,7 +94,7 @@ def reward_spans(episodes: Sequence[Episode], scores: Mapping[str, float]) -> li
 
 
 def judge_prompt(traces: Sequence[Trace], rubric: str | None) -> str:
-    """What the judge is shown."""
+    """The text of the judge's prompt."""
     texts = [_transcript(trace) for trace in traces]
     shared = _common_lines(texts)
     lines = [
@@ -111,7 +111,7 @@ def judge_prompt(traces: Sequence[Trace], rubric: str | None) -> str:
 
 
 def read_scores(text: str, count: int) -> list[float]:
-    """The scores in the judge's answer, from 0 to 1. Raises ValueError where there are not ``count`` numbers from 0 to 10."""
+    """The scores in the judge's answer, scaled to 0 to 1. Raises ValueError unless there are ``count``, from 0 to 10."""
     start, end = text.find("{"), text.rfind("}")
     found: Any = json.loads(text[start : end + 1]) if start >= 0 else None
     scores = found.get("scores") if isinstance(found, dict) else None
@@ -123,7 +123,7 @@ def read_scores(text: str, count: int) -> list[float]:
     return numbers
 
 
-def _ask(group: Sequence[Episode], judge: Judge, url: str, key: str) -> list[float]:
+def _request_scores(group: Sequence[Episode], judge: Judge, url: str, key: str) -> list[float]:
     schema = {
         "type": "object",
         "properties": {
@@ -145,11 +145,11 @@ def _ask(group: Sequence[Episode], judge: Judge, url: str, key: str) -> list[flo
         "response_format": {"type": "json_schema", "json_schema": {"name": "scores", "schema": schema, "strict": True}},
     }
     address = current_address()
-    assert address is not None, "inside a rollout"
+    assert address is not None, "called inside a rollout"
     headers = {**address.to_headers(), "authorization": f"Bearer {key}"}
     answer = httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=_SECONDS, trust_env=False)
     if answer.status_code != 200:
-        raise InfrastructureError(f"the judge {judge.model!r} answered {answer.status_code}: {answer.text[:300]}")
+        raise InfrastructureError(f"the judge {judge.model!r} returned HTTP {answer.status_code}: {answer.text[:300]}")
     return read_scores(answer.json()["choices"][0]["message"]["content"] or "", len(group))
 
 

@@ -20,7 +20,7 @@ Task = dict[str, Any]
 
 
 def load_tasks(source: TaskSource | str, *, key: str = "tasks") -> list[Task]:
-    """Read the tasks of ``source``. Raises `ConfigError` with file and line, or the number of the task, for what is none."""
+    """Read the tasks of ``source``. Raises `ConfigError` with file and line, or the task's number, if one is invalid."""
     if isinstance(source, str):
         source = TaskSource(source=source)
     if is_callable_name(source.source):
@@ -39,7 +39,7 @@ def training_tasks(config: Config) -> list[Task]:
 
 
 def held_out_tasks(config: Config) -> list[Task]:
-    """The tasks of ``tasks.eval``; of more than ``eval.tasks``, a sample that is the same in every run."""
+    """The tasks of ``tasks.eval``. If there are more than ``eval.tasks``, a sample that is the same in every run."""
     tasks = _configured(config.tasks.eval, "tasks.eval")
     limit = config.eval.tasks
     return tasks if limit is None or limit >= len(tasks) else random.Random("eval").sample(tasks, limit)
@@ -47,15 +47,15 @@ def held_out_tasks(config: Config) -> list[Task]:
 
 def _configured(source: TaskSource | None, key: str) -> list[Task]:
     if source is None:
-        raise ConfigError(f"{key} is missing: name a file or module:callable, or pass the tasks in")
+        raise ConfigError(f"{key} is missing: set it to a file or module:callable, or pass the tasks as an argument")
     return load_tasks(source, key=key)
 
 
 def check_tasks(items: Iterable[tuple[str, Any]], *, name: str) -> list[Task]:
-    """Copies of the tasks of ``(place, task)`` pairs, each with an ``id``; at least one.
+    """Return copies of the tasks in ``(place, task)`` pairs, each with an ``id``; at least one.
 
-    A task without an id gets its number, from 0; a whole number as id becomes a string. Raises `ConfigError` for a task that
-    is not a JSON object, an id that is something else, or one that is there twice.
+    A task without an id gets its position, from 0. An integer id is converted to a string. Raises `ConfigError` for a task that is
+    not a JSON object, for any other type of id, and for a duplicate id.
     """
     tasks: list[Task] = []
     places: dict[str, str] = {}
@@ -67,10 +67,10 @@ def check_tasks(items: Iterable[tuple[str, Any]], *, name: str) -> list[Task]:
         if isinstance(identity, int) and not isinstance(identity, bool):
             identity = str(identity)
         if not isinstance(identity, str) or not identity:
-            raise ConfigError(f"{place}: expected 'id' to be a string that is not empty, found {identity!r}")
+            raise ConfigError(f"{place}: expected 'id' to be a non-empty string, found {identity!r}")
         if identity in places:
             raise ConfigError(
-                f"{place}: the id {identity!r} is there already, at {places[identity]}; ids must be unique"
+                f"{place}: duplicate id {identity!r}, first used at {places[identity]}; ids must be unique"
             )
         try:
             json.dumps(task)
@@ -79,13 +79,13 @@ def check_tasks(items: Iterable[tuple[str, Any]], *, name: str) -> list[Task]:
         places[identity] = place
         tasks.append({**task, "id": identity})
     if not tasks:
-        raise ConfigError(f"{name}: there are no tasks in it")
+        raise ConfigError(f"{name}: found no tasks, expected at least one")
     return tasks
 
 
 def _read(path: Path, key: str) -> Iterator[tuple[str, Any]]:
     if not path.is_file():
-        raise ConfigError(f"{key}: no file of tasks at {str(path)!r}, seen from {str(Path.cwd())!r}")
+        raise ConfigError(f"{key}: no file at {str(path)!r}; the working directory is {str(Path.cwd())!r}")
     kind = path.suffix.lower()
     if kind == ".jsonl":
         yield from _read_lines(path)
@@ -122,7 +122,7 @@ def _read_parquet(path: Path, key: str) -> Iterator[tuple[str, Any]]:
         parquet = import_module("pyarrow.parquet")
     except ModuleNotFoundError:
         raise ConfigError(
-            f"{key}: {path} needs the package 'pyarrow', which is not installed: pip install pyarrow, or use .jsonl"
+            f"{key}: reading {path} needs pyarrow, which is not installed. Run: pip install pyarrow; or use .jsonl"
         ) from None
     for index, item in enumerate(parquet.read_table(path).to_pylist()):
         yield f"{path}, row {index}", item

@@ -1,4 +1,4 @@
-"""Trainers: rows with advantages in, new weights out."""
+"""Trainers: update weights from rows with advantages."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from lightning_core.model.settings import TorchTrainerConfig
 from lightning_core.trace import BASE, POLICY
 from lightning_core.transitions import Row, Transition
 
-# OpenMP's threads otherwise spin while they wait for each other. On a machine that does anything else as well (an agent's
-# tools, a browser) that was measured to make a step 4 to 30 times slower. It is read once, when torch is loaded, so it must
-# be set before that; a value that the user has set is left alone.
+# By default OpenMP's threads spin while they wait for each other. With other load on the machine (an agent's tools, a browser) a
+# step was measured to be 4 to 30 times slower. torch reads the variable once, when it is loaded. A value set by the user is kept.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 class Trainer(Protocol):
-    """Holds the weights of one policy or several, and improves them."""
+    """Holds and updates the weights of one policy or several."""
 
     @property
     def steps(self) -> int:
-        """Number of steps taken."""
+        """Number of completed steps."""
         ...
 
     @property
     def backend(self) -> Backend:
-        """Samples from the weights as they are now."""
+        """Samples from the current weights."""
         ...
 
     @property
@@ -44,31 +43,31 @@ class Trainer(Protocol):
         ...
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
-        """Update each policy on those of ``rows`` (with advantages) that it has sampled, and return the step's metrics.
+        """Update each policy on the ``rows`` (with advantages) that it sampled, and return the step's metrics.
 
-        Raises `TrainingError` when the loss or the gradient is not finite; the weights are then as before.
+        Raises `TrainingError` and leaves the weights unchanged if the loss or the gradient is not finite.
         """
         ...
 
     def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
-        """What the critic expects of the rest of the rollout at each call's prompt, by call id.
+        """The critic's expected return at each call's prompt, by call id.
 
         Raises `TrainingError` if there is no critic.
         """
         ...
 
     def learn_expected(self, targets: Mapping[str, float]) -> Mapping[str, float]:
-        """Teach the critic what it should have said of calls that it was asked about; returns metrics."""
+        """Fit the critic to ``targets``, the returns of calls it scored (by call id), and return metrics."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Write everything that `load` needs to continue exactly: weights, optimiser, version, random state."""
+        """Write all state that `load` needs: weights, optimiser, version, random state."""
         ...
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        """Continue from what `save` wrote; with ``weights_only`` to sample, without the optimiser's state.
+        """Restore the state written by `save`. With ``weights_only``, skip the optimiser's state, to sample only.
 
-        Raises `TrainingError` if it belongs to another model or tuning.
+        Raises `TrainingError` if it was saved from another model or tuning.
         """
         ...
 

@@ -1,20 +1,20 @@
-"""Ten thousand rollouts at once on Ray, through our real manager: is any lost or twice, what does one cost, and how that grows.
+"""Ten thousand concurrent rollouts on Ray through the real manager: checks for lost and duplicate rollouts, measures their cost.
 
     python -m tests.bench.cluster [--rollouts 1000 3000 10000] [--turns 2 4 8] [--nodes 2 4 8] [--workers 4] [--timeout 600]
 
-What is real: `LightningManager`, its workers (Ray actors with a policy endpoint and a runner each), TransferQueue, verl's replay buffer,
-the agents' HTTP requests, the store. What is not: the updates, and the model. That is a script behind verl's client interface
-(cluster_model.py): it answers nobody before all rollouts of the case have asked, so that they are all under way at the same time or
-the case fails, and it answers with the rollout's own name, so that each row can be followed back. Every case is a process of its own
-with a cluster of its own:
+Real components: `LightningManager`, its workers (Ray actors, each with a policy endpoint and a runner), TransferQueue, verl's replay
+buffer, the agents' HTTP requests, the store. There are no updates, and the model is a script behind verl's client interface
+(cluster_model.py). It holds the first request of each rollout until all rollouts of the case have sent theirs, so that all run
+concurrently, and answers with the rollout's name, so that each row can be traced to its rollout. Each case is a process with its own
+cluster:
 
-- *rollouts*: so many, one turn each;
-- *turns*: as many rollouts as the first of those, so many turns each;
-- *nodes*: as many again, on so many Ray nodes with a worker each. All of them are on this machine, so this is a simulation: it shows
-  what the manager and Ray pay for having them, and nothing of networks.
+- *rollouts*: the given number of rollouts, one turn each;
+- *turns*: the first of those numbers of rollouts, with the given number of turns each;
+- *nodes*: the same number of rollouts on the given number of Ray nodes with one worker each. All nodes are on this machine: this
+  measures the overhead of nodes in the manager and Ray, not the network.
 
-CPU is user and system time from the request for rollouts until the trainer has its batch. The manager's is that of the process that it
-shares with the trainer, less the trainer's own thread. RAM is the most that processes had to themselves above what they had before.
+CPU is user and system time from the request for rollouts until the trainer has its batch. The manager shares a process with the trainer;
+its CPU time excludes the trainer's thread. RAM is the peak of the processes' private memory above that at the start.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from tests.verl.cpu import ENVIRONMENT
 
 GROUP = 8
 WARM_UP = 16
-"""Rollouts for each worker before the case."""
+"""Warm-up rollouts per worker before the case."""
 OUTPUT_TOKENS = 24
 KINDS = ("agents", "driver", "TransferQueue", "Ray")
 _RESULT = "result.json"
 _PATIENCE = 30.0
-"""Seconds without anybody new at the gate after which it is opened, though somebody is missing."""
+"""Seconds without a new request at the gate after which it is opened although requests are missing."""
 
 
 def run_case(options: Any) -> dict[str, Any]:
-    """One case, in this process."""
+    """Run one case in this process."""
     import ray
     import transfer_queue as tq
     from omegaconf import OmegaConf
@@ -83,7 +83,7 @@ def run_case(options: Any) -> dict[str, Any]:
 
 @contextmanager
 def ray_nodes(count: int, workers: int, folder: Path) -> Iterator[None]:
-    """A cluster of ``count`` nodes on this machine. Its CPUs are logical: what must fit are workers, storage and controller."""
+    """A cluster of ``count`` nodes on this machine. Its CPUs are logical: enough for workers, storage and controller."""
     import ray
     from ray.cluster_utils import Cluster
     from ray.util import get_node_ip_address
@@ -98,7 +98,7 @@ def ray_nodes(count: int, workers: int, folder: Path) -> Iterator[None]:
         ray.init("local", num_cpus=cpus, **own, **driver)
         yield
         return
-    # It would write down for the whole machine that this is the cluster to join, and others' programs would.
+    # Without the patch, Ray records this cluster as the one that other programs on the machine join.
     with patch("ray._private.utils.write_ray_address"):
         place = {"num_cpus": cpus, "node_ip_address": get_node_ip_address()}
         head = {**place, "include_dashboard": False, "temp_dir": str(folder)}
@@ -115,7 +115,7 @@ def ray_nodes(count: int, workers: int, folder: Path) -> Iterator[None]:
 
 
 def make_manager(options: Any, client: Any) -> Any:
-    """Through the door that verl uses, with verl's whole configuration."""
+    """Create the manager as verl does, with verl's configuration."""
     from lightning_core.config import dump_config, load_config
     from lightning_core.trainers.verl.compose import compose_config
     from lightning_core.trainers.verl.manager import LightningManager
@@ -131,7 +131,7 @@ def make_manager(options: Any, client: Any) -> Any:
                 "tasks_per_step": options.rollouts // GROUP,
                 "group_size": GROUP,
                 "max_tokens": OUTPUT_TOKENS,
-                # A worker's share of it is a number, and groups are not cut: those with one group more get their room.
+                # Each worker gets an equal share, and groups are not split: leave room for the workers with one group more.
                 "concurrency": -(-options.rollouts // GROUP // options.workers) * GROUP * options.workers,
                 "timeout_seconds": options.timeout,
             },
@@ -139,8 +139,8 @@ def make_manager(options: Any, client: Any) -> Any:
         }
     )
     (options.scratch / "config.yaml").write_text(dump_config(config))
-    settled = translate(config, model=model, max_context=2048, folder=options.scratch, working_dir=Path.cwd())
-    return LightningManager.create(config=compose_config(settled, defaults(config), {}), llm_client=client)
+    derived = translate(config, model=model, max_context=2048, folder=options.scratch, working_dir=Path.cwd())
+    return LightningManager.create(config=compose_config(derived, defaults(config), {}), llm_client=client)
 
 
 def measure(manager: Any, options: Any, waiting: Any) -> dict[str, Any]:
@@ -153,10 +153,10 @@ def measure(manager: Any, options: Any, waiting: Any) -> dict[str, Any]:
         max_off_policy_strategy="drop",
         sampler_kwargs={},  # type: ignore[arg-type]
     )
-    waiting.let_pass(True)
+    waiting.set_open(True)
     warm = ask(manager, options.workers * WARM_UP // GROUP, options.turns, step=1, prefix="w")
     buffer.sample(global_steps=1, partition_id="train", batch_size=len(warm))
-    waiting.let_pass(False)
+    waiting.set_open(False)
 
     known: Known = {}
     watch = Watch(options.rollouts, waiting)
@@ -192,7 +192,7 @@ def measure(manager: Any, options: Any, waiting: Any) -> dict[str, Any]:
 
 
 def ask(manager: Any, prompts: int, turns: int, *, step: int, prefix: str) -> dict[str, str]:
-    """What verl's trainer does to have rollouts; the tasks by the prompts' names."""
+    """Request rollouts as verl's trainer does. Returns task ids by prompt uid."""
     import numpy as np
     import transfer_queue as tq
     from verl.utils import tensordict_utils as tu
@@ -216,7 +216,7 @@ def ask(manager: Any, prompts: int, turns: int, *, step: int, prefix: str) -> di
 
 
 class Watch:
-    """Beside a case: opens the model's gate when everybody waits there, and notes the most that waited and the most memory."""
+    """Watches a case: opens the model's gate when all rollouts wait there; records peak waiting requests and peak memory."""
 
     def __init__(self, rollouts: int, waiting: Any) -> None:
         self._rollouts = rollouts
@@ -248,7 +248,7 @@ class Watch:
                     self.most, grown = total, time.monotonic()
                 if self.most >= self._rollouts or time.monotonic() - grown > _PATIENCE:
                     self._memory(most, known)
-                    self._waiting.let_pass(True)
+                    self._waiting.set_open(True)
                     self.opened = time.monotonic()
             looks += 1
             if looks % 8 == 0:
@@ -263,7 +263,7 @@ class Watch:
 
 
 def check(options: Any, uids: Mapping[str, str], batch: Any) -> dict[str, Any]:
-    """Follow each row back to its rollout and its task; counts of what is not as it should be."""
+    """Trace each row to its rollout and its task, and count violations."""
     import transfer_queue as tq
 
     from lightning_core.model.source import load_tokenizer
@@ -302,10 +302,10 @@ def check(options: Any, uids: Mapping[str, str], batch: Any) -> dict[str, Any]:
 
 
 def start_case(options: Any, scratch: Path, **case: int) -> dict[str, Any]:
-    """One case in a process of its own, which is killed with all that it started when it takes too long."""
+    """Run one case in a new process. It is killed with all its children when it exceeds the time limit."""
     folder = scratch / "-".join(f"{key}{value}" for key, value in case.items())
     folder.mkdir()
-    # Ray's sockets are in its folder, and their names must be short.
+    # Ray's sockets are in its folder, and paths of sockets must be short.
     ray_folder = Path(tempfile.mkdtemp(prefix="lcb", dir="/tmp"))
     command = [sys.executable, "-m", "tests.bench.cluster", "--case", "--scratch", str(folder)]
     command += ["--model", str(scratch / "model"), "--ray-folder", str(ray_folder), f"--timeout={options.timeout}"]
@@ -343,14 +343,14 @@ def report(result: Mapping[str, Any]) -> None:
 
 
 def saturation(results: Sequence[Mapping[str, Any]]) -> None:
-    """Where the one manager is full: its work holds one core at most, while workers are as many as there are cores."""
+    """Print the throughput limit of one manager, which uses one core at most, unlike the workers."""
     largest = max(results, key=lambda r: r["rollouts"])
     count = largest["rollouts"]
     manager, worker, queue = (largest["cpu"][kind] / count for kind in ("driver", "agents", "TransferQueue"))
     each = f"the manager {manager * 1000:.2f} ms, TransferQueue {queue * 1000:.2f} ms, workers {worker * 1000:.2f} ms"
     print(f"\nmodel, from the largest case: a rollout of one turn costs {each}")
     print(
-        f"one manager on one core passes on {1 / manager:.0f} rollouts/s, those of {worker / manager:.0f} cores of workers"
+        f"one manager on one core handles {1 / manager:.0f} rollouts/s, the output of {worker / manager:.0f} cores of workers"
     )
 
 
@@ -359,9 +359,9 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, nargs="*", default=[1000, 3000, 10000])
     parser.add_argument("--turns", type=int, nargs="*", default=[2, 4, 8])
     parser.add_argument("--nodes", type=int, nargs="*", default=[2, 4, 8])
-    parser.add_argument("--workers", type=int, default=4, help="of a case on one node")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds that a case may take")
-    parser.add_argument("--scratch", type=Path, help="a folder for what cases leave; else one that is removed")
+    parser.add_argument("--workers", type=int, default=4, help="workers of a case on one node")
+    parser.add_argument("--timeout", type=float, default=600, help="time limit of a case in seconds")
+    parser.add_argument("--scratch", type=Path, help="folder for the files of the cases; default: a temporary one")
     for name in ("--model", "--ray-folder"):
         parser.add_argument(name, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--case", action="store_true", help=argparse.SUPPRESS)
@@ -372,7 +372,7 @@ def main() -> None:
         return
     from tests.bench.verl_agents import make_endless_model
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # with what it started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # raises SystemExit, so that started processes are ended
     made = Path(tempfile.mkdtemp(prefix="lightning-bench-"))
     scratch = options.scratch or made
     scratch.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The model of the cluster benchmark: a script behind verl's client interface, that answers nobody before everybody has asked."""
+"""The model of the cluster benchmark: a script behind verl's client interface that holds all first requests until a gate opens."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from verl.workers.rollout.replica import TokenOutput
 TOKENS = 16
 TURN_SECONDS = 0.5
 _FIRST_LETTER = 0x21
-"""The letter of token 0 of the tiny model, whose tokens are bytes."""
+"""The byte of token 0 of the tiny model, whose tokens are bytes."""
 
 
 def name_to_tokens(rollout: str) -> list[int]:
-    """The beginning of a rollout's name, as tokens."""
+    """The first `TOKENS` bytes of a rollout's name as tokens."""
     return [letter - _FIRST_LETTER for letter in rollout[:TOKENS].encode()]
 
 
 class Waiting:
-    """How many requests wait at this moment, by process: each writes a file of its own into ``folder``, and anybody adds them up."""
+    """The number of waiting requests of all processes. Each process writes its own file in ``folder``."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
         self._mine = 0
 
     def change(self, by: int) -> None:
-        """So many more in this process. Written whole by a rename, and only every so often by `publish`."""
+        """Add ``by`` to this process's number. `publish` writes it."""
         self._mine += by
 
     def publish(self) -> None:
-        """Let others see it."""
+        """Write this process's number, atomically by a rename."""
         file = self._folder / f"{os.getpid()}.new"
         file.write_text(str(self._mine))
         file.rename(self._folder / f"{os.getpid()}.waiting")
 
     def total(self) -> int:
-        """As published, of all processes together."""
+        """The sum of the published numbers of all processes."""
         return sum(int(file.read_text()) for file in self._folder.glob("*.waiting"))
 
     @property
     def open(self) -> bool:
-        """Whether everybody has come."""
+        """Whether the gate is open."""
         return (self._folder / "open").exists()
 
-    def let_pass(self, everybody: bool) -> None:
-        """Open it for good, or close it."""
-        if everybody:
+    def set_open(self, value: bool) -> None:
+        """Open or close the gate."""
+        if value:
             (self._folder / "open").touch()
         else:
             (self._folder / "open").unlink(missing_ok=True)
 
 
 class Script:
-    """verl's client, as far as `VerlBackend` uses it: answers with the rollout's name. The first turn waits until the gate is opened."""
+    """The part of verl's client that `VerlBackend` uses. Answers with the rollout's name; first turns wait for the gate."""
 
     def __init__(self, folder: str) -> None:
         self._waiting = Waiting(folder)
-        self._asked: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()
         self._gate: asyncio.Event | None = None
 
     async def generate(
@@ -69,8 +69,8 @@ class Script:
     ) -> TokenOutput:
         """One response."""
         del prompt_ids, sampling_params
-        self._asked[request_id] += 1
-        if self._asked[request_id] == 1:
+        self._requests[request_id] += 1
+        if self._requests[request_id] == 1:
             await self._wait()
         else:
             await asyncio.sleep(TURN_SECONDS)

@@ -1,4 +1,4 @@
-"""What the benchmarks of training with verl run: the smallest agents there are, their tasks, and a model that never ends its turn."""
+"""Minimal agents for the benchmarks of training with verl, their tasks, and a model that never ends its turn."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from lightning_core.capture.mark import trainable
 from tests.tiny_model import make_tiny_model
 
 NEVER = -1000.0
-"""What is added to the logit of the end of a turn, times about a tenth."""
+"""Weight of the end-of-turn token's logit on the first hidden coordinate, which is about 0.1."""
 
 _clients: dict[tuple[type, int], Any] = {}
 
 
 def tasks(count: int) -> list[dict[str, Any]]:
-    """Tasks whose names, which are what agents ask, all have as many bytes."""
+    """Tasks whose ids, which agents send as the prompt, all have the same length in bytes."""
     return [{"id": f"what is {number:06d}?"} for number in range(count)]
 
 
 def make_endless_model(folder: Path) -> Path:
-    """A tiny model all of whose responses are cut at ``max_tokens``, so that every loop samples equally many tokens.
+    """A tiny model whose responses are all truncated at ``max_tokens``, so that each loop samples the same number of tokens.
 
-    The first coordinate of its hidden states is what the embedding puts there and no layer changes, and the end of a turn looks at
-    that one alone.
+    The first coordinate of its hidden states is set by the embedding and changed by no layer. The end-of-turn logit depends on that
+    coordinate alone.
     """
     make_tiny_model(folder, arch="qwen2", heads=2)
     end = json.loads((folder / "config.json").read_text())["eos_token_id"]
@@ -49,18 +49,18 @@ def make_endless_model(folder: Path) -> Path:
 
 
 def share_of_digits(text: str) -> float:
-    """The reward: anything that differs between responses."""
+    """The reward. Any function that differs between responses would do."""
     return sum(letter.isdigit() for letter in text) / max(1, len(text))
 
 
 def score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any) -> float:
-    """The same reward, as verl calls it."""
+    """The same reward with the signature that verl calls."""
     del data_source, ground_truth, extra_info
     return share_of_digits(solution_str)
 
 
 def _client(kind: Any, **settings: Any) -> Any:
-    """One client for each event loop, as a program has that makes many calls."""
+    """One client per event loop, as in a program that makes many calls."""
     key = (kind, id(asyncio.get_running_loop()))
     if key not in _clients:
         _clients[key] = kind(**settings)
@@ -81,7 +81,7 @@ async def ask_once(task: dict[str, Any]) -> float:
 
 @trainable("talker")
 async def _talk(question: str, turns: int) -> str:
-    # The client's own limit of connections would make rollouts wait for each other.
+    # The client's default limit of connections would make rollouts wait for each other.
     settings = {"connector": aiohttp.TCPConnector(limit=0), "timeout": aiohttp.ClientTimeout(total=None)}
     run = current_run()
     assert run is not None
@@ -98,5 +98,5 @@ async def _talk(question: str, turns: int) -> str:
 
 
 async def talk(task: dict[str, Any]) -> float:
-    """As many turns as the task says, each continuing the conversation, by bare HTTP."""
+    """``task["turns"]`` turns of one conversation, over plain HTTP."""
     return share_of_digits(await _talk(task["id"], task["turns"]))

@@ -1,17 +1,17 @@
-"""Our manager against verl's own agent loop: rollouts a second in verl's real trainer, with real vLLM, in one run.
+"""Compares our manager with verl's own agent loop: rollouts per second in verl's trainer, with vLLM, in one run.
 
     python -m tests.bench.verl_loop [--tokens 256] [--tasks 32] [--steps 4] [--repeats 2] [--scratch FOLDER]
 
-Both train the same tiny model on the same tasks on this machine's CPU. A rollout is one question and one response of exactly TOKENS tokens;
-groups of eight, TASKS of them a step. The arms take turns, each a process of its own with a Ray cluster of its own:
+Both train the same tiny model on the same tasks on this machine's CPU. A rollout is one question and one response of exactly TOKENS
+tokens. A step has TASKS groups of eight. The arms alternate; each run is a process with its own Ray cluster:
 
 - *verl*: its default ``AgentLoopManagerTQ`` with ``single_turn_agent``, the reward from verl's reward loop, GRPO and verl's own loss;
-- *ours*: `LightningManager`, an agent that asks through the openai package, and our policy endpoint; `train_with_verl` as users have it.
+- *ours*: `LightningManager`, an agent that calls the model with the openai package, and our policy endpoint, run by `train_with_verl`.
 
-Both with a replay buffer that looks ten times a second (verl's own looks every two, which hides what is measured). Generation is verl's
-``timing_s/gen``, a step ``timing_s/step`` less checkpoints. The first step of each run is left out: it warms up, and there our manager
-waits for all rollouts, to see whether there is anything to train on. The update is the same work in both: where it takes
-one arm longer, the machine was busy with something else, and the ratios say little. CPU is that of all processes of one kind, a rollout.
+Both use a replay buffer that polls ten times per second (verl's own polls every two seconds, which would hide the differences).
+Generation is verl's ``timing_s/gen``; a step is ``timing_s/step`` without checkpoints. The first step of each run is not counted: it
+warms up, and our manager waits in it for all rollouts to check that there is something to train on. The update is the same work in both
+arms: if its time differs, the machine had other load, and the ratios are not reliable. CPU time is per rollout, by kind of process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MODULE = "tests.bench.verl_agents"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One run of one arm: seconds of each step but the first, and CPU seconds by kind of process."""
+    """One run of one arm: seconds of each step except the first, and CPU seconds by kind of process."""
 
     generation: Sequence[float]
     whole: Sequence[float]
@@ -53,7 +53,7 @@ class Measured:
 
 
 def configuration(options: Any, folder: Path, ray_folder: Path) -> Any:
-    """Ours, as a user would write it for a machine without an accelerator."""
+    """Our configuration, as a user would write it for a machine without an accelerator."""
     from lightning_core.config import load_config
 
     rollouts = options.tasks * GROUP
@@ -96,21 +96,34 @@ THEIRS = {
     "actor_rollout_ref.actor.policy_loss.loss_mode": "vanilla",
     "actor_rollout_ref.actor.clip_ratio_c": 3.0,
 }
-"""verl's own in the place of what we plug into it."""
+"""verl's own components in place of ours."""
 
 
 def train(arm: str, options: Any, folder: Path, ray_folder: Path) -> None:
-    """One arm, in this process."""
+    """Run one arm in this process."""
+    from lightning_core.records.progress import SilentProgress
+    from lightning_core.trainers.plan import Plan
     from lightning_core.trainers.verl.dataset import write_tasks
     from lightning_core.trainers.verl.train import train_with_verl, verl_config
-    from tests.bench.verl_agents import tasks
+    from tests.bench.verl_agents import ask_once, tasks
 
     folder.mkdir(parents=True)
     config = configuration(options, folder, ray_folder)
     (folder / "config.yaml").write_text(json.dumps(config.model_dump(mode="json")))
     made = tasks(options.tasks * options.steps)
     if arm == "ours":
-        train_with_verl(config, folder, made, [])
+        train_with_verl(
+            Plan(
+                config=config,
+                folder=folder,
+                checkpoint=None,
+                tasks=made,
+                eval_tasks=[],
+                solve=ask_once,
+                reward=None,
+                progress=SilentProgress(),
+            )
+        )
         return
     from omegaconf import OmegaConf
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
@@ -123,8 +136,8 @@ def train(arm: str, options: Any, folder: Path, ray_folder: Path) -> None:
 
 
 def measure(arm: str, options: Any, folder: Path) -> Measured:
-    """One arm in a process of its own, which is killed with all its children when it takes too long."""
-    # Ray's sockets are in its folder, and their names must be short.
+    """Run one arm in a new process. It is killed with all its children when it exceeds the time limit."""
+    # Ray's sockets are in its folder, and paths of sockets must be short.
     ray_folder = Path(tempfile.mkdtemp(prefix="lvb", dir="/tmp"))
     command = [sys.executable, "-m", "tests.bench.verl_loop", "--arm", arm, "--scratch", str(folder)]
     command += [f"--{key}={getattr(options, key)}" for key in ("tokens", "tasks", "steps")]
@@ -165,7 +178,7 @@ def measure(arm: str, options: Any, folder: Path) -> Measured:
 
 
 def steps_of(folder: Path) -> list[dict[str, Any]]:
-    """What verl logged of each step."""
+    """verl's log entries of each step."""
     log = folder / "verl.jsonl"
     lines = log.read_text().splitlines() if log.is_file() else []
     entries = [json.loads(line) for line in lines]
@@ -198,12 +211,12 @@ def report(options: Any, runs: Mapping[str, Sequence[Measured]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=256, help="of each response")
-    parser.add_argument("--tasks", type=int, default=32, help="a step, eight rollouts each")
-    parser.add_argument("--steps", type=int, default=4, help="of each run; the first is not counted")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens of each response")
+    parser.add_argument("--tasks", type=int, default=32, help="tasks per step, with eight rollouts each")
+    parser.add_argument("--steps", type=int, default=4, help="steps of each run; the first is not counted")
     parser.add_argument("--repeats", type=int, default=2, help="runs of each arm")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds that a run may take")
-    parser.add_argument("--scratch", type=Path, help="a folder for what runs leave; else one that is removed")
+    parser.add_argument("--timeout", type=float, default=600, help="time limit of a run in seconds")
+    parser.add_argument("--scratch", type=Path, help="folder for the files of the runs; default: a temporary one")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     parser.add_argument("--ray-folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -212,7 +225,7 @@ def main() -> None:
         return
     from tests.bench.verl_agents import make_endless_model
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # with what it started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # raises SystemExit, so that started processes are ended
     made = tempfile.mkdtemp(prefix="lightning-bench-")
     scratch = options.scratch or Path(made)
     scratch.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""verl's replay buffer, looking often: with its two seconds between looks, what a loop takes could be told to two seconds only."""
+"""verl's replay buffer with a short polling interval. Its default of two seconds would limit the resolution of the measurement."""
 
 from __future__ import annotations
 

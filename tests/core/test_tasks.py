@@ -35,13 +35,13 @@ def test_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('{"id": "a"}\n{"id": "a"}\n', r"t\.jsonl:2: the id 'a' is there already, at .*t\.jsonl:1"),
+        ('{"id": "a"}\n{"id": "a"}\n', r"t\.jsonl:2: duplicate id 'a', first used at .*t\.jsonl:1"),
         ('{"id": "a"}\n{"id"\n', r"t\.jsonl:2: not valid JSON"),
         ("[1]\n", r"t\.jsonl:1: expected a JSON object, found list: '\[1\]'"),
-        ('{"id": null}\n', r"t\.jsonl:1: expected 'id' to be a string that is not empty, found None"),
+        ('{"id": null}\n', r"t\.jsonl:1: expected 'id' to be a non-empty string, found None"),
         ('{"id": ""}\n', r"found ''"),
         ('{"id": true}\n', r"found True"),
-        ("\n", r"there are no tasks in it"),
+        ("\n", r"found no tasks, expected at least one"),
     ],
 )
 def test_refused_lines(tmp_path: Path, text: str, expected: str) -> None:
@@ -50,7 +50,7 @@ def test_refused_lines(tmp_path: Path, text: str, expected: str) -> None:
 
 
 def test_refused_files(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tasks\.train: no file of tasks at"):
+    with pytest.raises(ConfigError, match=r"tasks\.train: no file at"):
         load_tasks(str(tmp_path / "none.jsonl"), key="tasks.train")
     with pytest.raises(ConfigError, match=r"expected a list of JSON objects, found dict"):
         load_tasks(write(tmp_path / "t.json", "{}"))

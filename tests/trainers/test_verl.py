@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import pickle
@@ -14,9 +15,13 @@ import pytest
 from lightning_core.config import Config, load_config
 from lightning_core.errors import ConfigError, ProofError, TrainingError
 from lightning_core.records.checkpoints import checkpoints, to_sample
-from lightning_core.trainers.verl.records import FAILURE, LOG, keep_log, read_metrics_of_verl, write_failure
+from lightning_core.records.store import Store
+from lightning_core.rollouts.collect import Collector
+from lightning_core.rollouts.counts import add_counts, counts_to_metrics
+from lightning_core.trainers.verl.records import FAILURE, LOG, archive_log, read_metrics_of_verl, write_failure
 from lightning_core.trainers.verl.rows import SIGNAL, Group, train_rows, validation_row
 from lightning_core.trainers.verl.settings import flatten, rows_per_update, translate
+from tests.collected import ScriptedAgents, collect_step
 from tests.verl.rows import made_row
 
 GROUP = Group(uid="u-1", columns={"raw_prompt": ["x"]}, step=4)
@@ -158,13 +163,38 @@ def test_an_error_that_cannot_travel_is_told_in_words(tmp_path: Path) -> None:
 def test_metrics_of_a_run_that_was_resumed(tmp_path: Path) -> None:
     line = '{{"step": {}, "data": {{"actor/lr": {}, "table": [1]}}}}\n'
     (tmp_path / LOG).write_text(line.format(1, 0.1) + line.format(2, 0.2))
-    keep_log(tmp_path)
+    archive_log(tmp_path)
     (tmp_path / LOG).write_text(line.format(2, 0.3))
     counts = {"rollouts": 4.0, "rollouts_left_out": 1.0, "reward_sum": 1.5, "rows": 5.0}
     first, second = read_metrics_of_verl(tmp_path, {1: counts, 2: counts}, rows_per_update=4)
     assert (first["verl/actor/lr"], second["verl/actor/lr"]) == (0.1, 0.3)
     assert (first["reward"], first["rows_padding_share"]) == (0.5, 3 / 8)
     assert "verl/table" not in first
+
+
+@pytest.mark.parametrize(
+    "credit", [{"rewards": "broadcast"}, {"rewards": "gigpo", "gamma": 0.9}], ids=["grpo", "gigpo"]
+)
+def test_metrics_of_rollouts_are_those_of_the_embedded_trainer(tmp_path: Path, credit: dict[str, Any]) -> None:
+    """The same names and values whether groups are counted one by one, as with verl, or together."""
+    settings = config(agents={"train": ["writer"]}, rollouts={"tasks_per_step": 3, "group_size": 2}, credit=credit)
+    tasks = [{"id": name} for name in "abc"]
+    agents = ScriptedAgents(reward=lambda task, copy: 0.5 if task == "b" else float(copy), lost=frozenset("c"))
+    embedded = counts_to_metrics(collect_step(settings, agents, tmp_path, tasks).counts)
+
+    async def one_by_one(collector: Collector) -> dict[str, float]:
+        counts: dict[str, float] = {}
+        for task in tasks:
+            groups = [await collector.roll_out(task, "train", 0)]
+            episodes = collector.episodes(groups)
+            counts = add_counts(counts, collector.batch(groups, episodes, collector.credit(episodes)).counts)
+        return counts
+
+    with Store(tmp_path / "store.db") as store:
+        store.add_step(1, asyncio.run(one_by_one(Collector(settings, agents, store))))
+        (found,) = read_metrics_of_verl(tmp_path, store.steps(), rows_per_update=4)
+    assert {key: value for key, value in found.items() if key not in ("step", "rows_padding_share")} == embedded
+    assert (embedded["groups"], embedded["groups_equal"], embedded["rollouts_left_out"]) == (2, 1, 2)
 
 
 def test_a_checkpoint_of_verls_is_sampled_from_its_export(tmp_path: Path) -> None:

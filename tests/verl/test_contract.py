@@ -185,8 +185,8 @@ def test_every_key_is_one_of_verls(sections: dict[str, Any], tmp_path: Path) -> 
     data = {"policy": {"model": "m", **sections.get("policy", {})}}
     trainer = {"trainer": {"name": "verl", **sections.get("trainer", {})}}
     config = load_config({**sections, **data, **trainer})
-    settled = translate(config, model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
-    found = compose_config(settled, defaults(config), config.trainer.verl)
+    derived = translate(config, model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
+    found = compose_config(derived, defaults(config), config.trainer.verl)
     wanted = config.algorithm.kl is not None
     found.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu = None
     OmegaConf.resolve(found)
@@ -197,12 +197,12 @@ def test_every_key_is_one_of_verls(sections: dict[str, Any], tmp_path: Path) -> 
 
 def test_keys_that_verl_does_not_have_and_keys_of_ours_are_refused(tmp_path: Path) -> None:
     config = load_config({"policy": {"model": "m"}, "trainer": {"name": "verl"}})
-    settled = translate(config, model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
+    derived = translate(config, model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
     with pytest.raises(ConfigError, match=r"no key 'trainer\.devcie'; did you mean 'trainer\.device'"):
-        compose_config(settled, {}, {"trainer": {"devcie": "cuda"}})
-    with pytest.raises(ConfigError, match=r"'actor_rollout_ref\.actor\.optim\.lr' is settled"):
-        compose_config(settled, {}, {"actor_rollout_ref": {"actor": {"optim.lr": 1e-6}}})
-    added = compose_config(settled, {}, {"trainer": {"+of_mine": 3}})
+        compose_config(derived, {}, {"trainer": {"devcie": "cuda"}})
+    with pytest.raises(ConfigError, match=r"'actor_rollout_ref\.actor\.optim\.lr' is determined by other keys"):
+        compose_config(derived, {}, {"actor_rollout_ref": {"actor": {"optim.lr": 1e-6}}})
+    added = compose_config(derived, {}, {"trainer": {"+of_mine": 3}})
     assert added.trainer.of_mine == 3
 
 

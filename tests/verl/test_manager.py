@@ -23,12 +23,14 @@ from verl.workers.rollout.replica import TokenOutput
 from lightning_core.config import dump_config, load_config
 from lightning_core.errors import RewardError
 from lightning_core.records.store import Store
+from lightning_core.rollouts.counts import counts_to_metrics
 from lightning_core.trainers.verl.compose import compose_config
 from lightning_core.trainers.verl.dataset import TASK
 from lightning_core.trainers.verl.manager import LightningManager
-from lightning_core.trainers.verl.records import FAILURE
+from lightning_core.trainers.verl.records import FAILURE, read_metrics_of_verl
 from lightning_core.trainers.verl.rows import SIGNAL
 from lightning_core.trainers.verl.settings import defaults, translate
+from tests.collected import ScriptedAgents, collect_step
 from tests.recording_server import recording_server
 from tests.verl.cpu import ENVIRONMENT
 
@@ -87,8 +89,8 @@ def start(model: Path, tmp_path: Path) -> Start:
             data[section] = {**data.get(section, {}), **values}
         config = load_config(data)
         (tmp_path / "config.yaml").write_text(dump_config(config), encoding="utf-8")
-        settled = translate(config, model=str(model), max_context=512, folder=tmp_path, working_dir=Path.cwd())
-        return LightningManager.create(config=compose_config(settled, defaults(config), {}), llm_client=Client())
+        derived = translate(config, model=str(model), max_context=512, folder=tmp_path, working_dir=Path.cwd())
+        return LightningManager.create(config=compose_config(derived, defaults(config), {}), llm_client=Client())
 
     return start
 
@@ -180,7 +182,7 @@ def test_a_reward_that_is_none_stops_the_run(start: Start, tmp_path: Path) -> No
     assert "nan" in str(error)
 
 
-def test_flat_groups_are_marked_as_often_as_may_be_replaced(start: Start) -> None:
+def test_flat_groups_are_marked_as_often_as_may_be_replaced(start: Start, tmp_path: Path) -> None:
     """Of three groups that teach nothing two may be replaced: verl replaces those whose rows have all the same signal."""
     uids = ask(start("earns_the_same", rollouts={"refill": 2}), {"id": "a"}, {"id": "b"}, {"id": "c"})
     assert set(settled(uids).values()) == {"finished"}
@@ -191,6 +193,17 @@ def test_flat_groups_are_marked_as_often_as_may_be_replaced(start: Start) -> Non
         info = getattr(value, "data", value)["reward_extra_info"]
         signals.setdefault(key.split("_")[0], set()).add(info[SIGNAL])
     assert sorted(len(found) for found in signals.values()) == [1, 1, 3]
+    with Store(tmp_path / "store.db", read_only=True) as store:
+        (metrics,) = read_metrics_of_verl(tmp_path, store.steps(), rows_per_update=3)
+        credited = {store.rollout(c.rollout).task_id for c in store.credit(step=0)}
+    assert (metrics["rollouts"], metrics["context_new"], metrics["groups_refilled"]) == (9, 9, 2)
+    assert (metrics["groups"], metrics["groups_equal"], metrics["groups_single"]) == (1, 1, 0)
+    assert (metrics["rows"], metrics["rows_per_rollout"], len(credited)) == (3, 1, 1)
+    assert metrics["reward"] == 0.5
+    embedded = collect_step(
+        load_config(tmp_path / "config.yaml"), ScriptedAgents(), tmp_path, [{"id": "a"}, {"id": "b"}]
+    )
+    assert set(metrics) == {*counts_to_metrics(embedded.counts), "step", "rows_padding_share"}
 
 
 def test_a_judge_tells_attempts_apart_that_earned_the_same(start: Start, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from lightning_core.config.credit_rules import policy_rules
 from lightning_core.credit import assign_by_policy
 from lightning_core.records.report import read_metrics, read_summary
 from lightning_core.records.store import Store
+from lightning_core.rollouts.counts import counts_to_metrics
 from lightning_core.rollouts.entries import trained_agents
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
+from tests.collected import ScriptedAgents, collect_step
 from tests.verl.conftest import Command, Train
 
 pytestmark = pytest.mark.timeout(600)
@@ -50,6 +53,19 @@ def test_it_trains(run: Command) -> None:
         assert set(store.agents()) == {"writer", "reviewer"}
         rewards = [r.reward or 0.0 for r in store.rollouts(phase="train", step=0)]
     assert metrics[0]["reward"] == pytest.approx(np.mean(rewards))
+
+
+def test_metrics_of_rollouts_have_the_names_of_the_embedded_trainer(
+    run: Command, config: Config, tmp_path: Path
+) -> None:
+    embedded = collect_step(config, ScriptedAgents(agents=("writer", "reviewer")), tmp_path, [{"id": "a"}, {"id": "b"}])
+    own = {"step", "rows_padding_share"}
+    for metrics in read_metrics(run.folder / "metrics.jsonl"):
+        assert {name for name in metrics if not name.startswith("verl/")} - own == set(
+            counts_to_metrics(embedded.counts)
+        )
+        assert (metrics["rows_per_rollout"], metrics["groups"]) == (2, 2)
+        assert sum(value for name, value in metrics.items() if name.startswith("context_")) == 24
 
 
 @pytest.mark.parametrize("step", [1, 2])

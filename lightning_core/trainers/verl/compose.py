@@ -1,4 +1,4 @@
-"""verl's whole configuration: its own defaults, ours, what our configuration settles, and ``trainer.verl``."""
+"""Composes verl's configuration from verl's defaults, ours, ``trainer.verl``, and the keys that ours determines."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from lightning_core.errors import ConfigError
 from lightning_core.trainers.verl.settings import flatten
 
 _ENGINE = "model_engine"
-"""Hydra's config group that decides what keys there are: Megatron's or others' in the place of FSDP's."""
+"""Hydra's config group of the training engine (FSDP, Megatron, …). It determines which keys exist."""
 
 
-def compose_config(settled: Mapping[str, Any], defaults: Mapping[str, Any], own: Mapping[str, Any]) -> DictConfig:
-    """verl's configuration with ``defaults``, then ``own`` (``trainer.verl``), then ``settled``.
+def compose_config(derived: Mapping[str, Any], defaults: Mapping[str, Any], own: Mapping[str, Any]) -> DictConfig:
+    """verl's configuration with ``defaults``, then ``own`` (``trainer.verl``), then ``derived``.
 
-    Raises `ConfigError` for each key in ``own`` that verl does not have, or that ``settled`` decides.
+    Raises `ConfigError` for a key in ``own`` that verl does not have or that ``derived`` contains.
     """
     wanted = flatten(own)
-    _refuse_settled(wanted, settled)
+    _refuse_derived(wanted, derived)
     chosen = {key: value for key, value in defaults.items() if key not in {k.removeprefix("+") for k in wanted}}
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=[f"{_ENGINE}={wanted[_ENGINE]}"] if _ENGINE in wanted else [])
     known = flatten(OmegaConf.to_container(config, resolve=False))  # type: ignore[arg-type]
-    for key, value in {**chosen, **wanted, **settled}.items():
+    for key, value in {**chosen, **wanted, **derived}.items():
         name = key.removeprefix("+")
         if name == _ENGINE:
             continue
@@ -44,7 +44,7 @@ def compose_config(settled: Mapping[str, Any], defaults: Mapping[str, Any], own:
 
 
 def _is_known(name: str, known: Mapping[str, Any]) -> bool:
-    """Whether verl has the key: one with a value, a section, or anything below a section that it leaves open."""
+    """Whether verl has the key: a value, a section, or any key below a section that is empty by default."""
     parts = name.split(".")
     above = [".".join(parts[:count]) for count in range(1, len(parts))]
     return (
@@ -54,12 +54,12 @@ def _is_known(name: str, known: Mapping[str, Any]) -> bool:
     )
 
 
-def _refuse_settled(wanted: Mapping[str, Any], settled: Mapping[str, Any]) -> None:
-    decided = {key.removeprefix("+") for key in settled}
+def _refuse_derived(wanted: Mapping[str, Any], derived: Mapping[str, Any]) -> None:
+    names = {key.removeprefix("+") for key in derived}
     for key in wanted:
         name = key.removeprefix("+")
-        clash = next((d for d in decided if name == d or name.startswith(f"{d}.") or d.startswith(f"{name}.")), None)
+        clash = next((d for d in names if name == d or name.startswith(f"{d}.") or d.startswith(f"{name}.")), None)
         if clash is not None:
             raise ConfigError(
-                f"trainer.verl: {name!r} is settled by this configuration's own keys (docs/trainers.md tells which); leave it out there"
+                f"trainer.verl: {name!r} is determined by other keys of this configuration (see the table in docs/trainers.md); remove it"
             )

@@ -1,4 +1,4 @@
-"""The tasks as verl's dataset: in our own order, so that a step has the tasks that it would have with the embedded trainer."""
+"""The tasks as a dataset for verl, in the order of the embedded trainer, so that each step has the same tasks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TASK = "lightning_task"
 
 
 def write_tasks(path: Path, tasks: Sequence[Mapping[str, Any]]) -> None:
-    """Write what `TaskDataset` reads, one task a line."""
+    """Write ``tasks`` as JSON lines for `TaskDataset`."""
     path.write_text("".join(f"{json.dumps(task, ensure_ascii=False)}\n" for task in tasks), encoding="utf-8")
 
 
 def read_tasks(path: Path) -> list[Task]:
-    """The tasks in the order in which verl asks for them."""
+    """The tasks in the order in which verl requests them."""
     with path.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
@@ -40,7 +40,7 @@ class TaskDataset(Dataset[Mapping[str, Any]]):
         task = self._tasks[index]
         return {
             TASK: json.dumps(task, ensure_ascii=False),
-            # verl counts prompts by raw_prompt, and wants a tensor among the columns; agents read neither.
+            # verl counts prompts by raw_prompt and requires a tensor column. Agents read neither.
             "raw_prompt": [{"role": "user", "content": str(task["id"])}],
             "dummy_tensor": torch.zeros(1, dtype=torch.uint8),
             "index": index,

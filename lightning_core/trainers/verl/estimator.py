@@ -1,9 +1,8 @@
-"""The advantage estimator that we register with verl: advantages come with the rows; here each token gets its weight in the loss.
+"""The advantage estimator registered with verl. It multiplies the rows' advantages by each token's weight in the loss.
 
-verl would compute advantages of its own from rewards, one row of each rollout alone (GRPO) or every row for itself. Ours were computed by
-`credit` when the rollouts ended, and stand in the rows as token-level rewards. The losses are linear in the advantage, so a token's
-weight (`aggregation`) is multiplied into it, and the loss is then a plain sum: verl's own means count the rows that it pads
-batches with, and know nothing of rollouts that stand in several rows.
+The advantages are computed by `credit` when the rollouts end and arrive as the rows' token-level rewards. verl's own estimators compare
+one row per rollout (GRPO) or treat rows separately. The losses are linear in the advantage, so multiplying by the token's weight
+(`aggregation`) makes the loss a plain sum. verl's own means would count padding rows and ignore that a rollout may have several rows.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from lightning_core.trainers.torch.aggregation import row_weights
 
 ESTIMATOR = "lightning"
 SETTINGS = "lightning"
-"""Where in verl's section ``algorithm`` our own aggregation stands."""
+"""The key of our aggregation in verl's section ``algorithm``."""
 
 
 def weighted_advantages(
@@ -31,9 +30,9 @@ def weighted_advantages(
 ) -> tuple[Tensor, Tensor]:
     """(weight * advantage, advantage), both float32 [B, T].
 
-    ``token_level_rewards``: the advantages, float32 [B, T]. ``response_mask`` [B, T]: 1 at sampled tokens, so that a row that verl
-    padded the batch with has none, and no weight. ``index``: the rollout of each row. Weights are settled here, for all rows of an
-    update's batch, before verl cuts it up among ranks and micro-batches.
+    ``token_level_rewards``: the advantages, float32 [B, T]. ``response_mask`` [B, T]: 1 at sampled tokens; padding rows have none and
+    get no weight. ``index``: the rollout of each row. Weights are computed for all rows of an update's batch, before verl splits it
+    among ranks and micro-batches.
     """
     advantages_BT = token_level_rewards.float()
     tokens = [int(count) for count in response_mask.sum(dim=-1)]

@@ -1,4 +1,4 @@
-"""The workers of a run: which one is next, and a new one in the place of one that is lost."""
+"""The rollout workers of a run. Calls are distributed in turn, and a lost worker is replaced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerPool:
-    """``count`` actors, each made by ``make()``. For one event loop."""
+    """``count`` actors, each created by ``make()``. To be used from one event loop."""
 
     def __init__(self, make: Callable[[], Any], count: int) -> None:
         self._make = make
@@ -22,9 +22,9 @@ class WorkerPool:
         self._next = 0
 
     async def call(self, method: str, *arguments: Any, tries: int) -> Any:
-        """The result of ``method`` on the next worker; if its process is lost meanwhile, on another, up to ``tries`` times.
+        """Call ``method`` on the next worker and return its result. If its process is lost, try another, up to ``tries`` times.
 
-        Raises `InfrastructureError` when all are used up, and what the method raises.
+        Raises `InfrastructureError` if every try lost its worker, and the exceptions of the method.
         """
         reason = ""
         for left in reversed(range(tries)):
@@ -34,9 +34,9 @@ class WorkerPool:
             try:
                 return await getattr(worker, method).remote(*arguments)
             except ray.exceptions.RayActorError as error:
-                # Not restarted by Ray, which refuses calls until it has.
+                # A restart by Ray would refuse calls until it is complete, so a new actor is created instead.
                 if self._workers[place] is worker:
                     self._workers[place] = self._make()
                 reason = " ".join(str(error).split())
-                logger.warning("a worker was lost, %d tries are left: %s", left, reason)
-        raise InfrastructureError(f"{tries} workers were lost, one after the other; the last: {reason}")
+                logger.warning("a worker was lost; tries left: %d: %s", left, reason)
+        raise InfrastructureError(f"{tries} workers were lost in a row; the last: {reason}")

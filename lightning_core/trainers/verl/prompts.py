@@ -1,4 +1,4 @@
-"""verl's batch of prompts → tasks, one by one."""
+"""Converts verl's batch of prompts to tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_core.trainers.verl.rows import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt of verl's: a task to be tried several times."""
+    """One prompt in verl: a task to attempt several times."""
 
     group: Group
     task: Task
@@ -25,17 +25,17 @@ class Prompt:
 
     @property
     def uid(self) -> str:
-        """verl's name of it."""
+        """The prompt's id in verl."""
         return self.group.uid
 
     @property
     def step(self) -> int:
-        """verl's ``global_steps`` when it was asked for."""
+        """verl's ``global_steps`` when it requested the prompt."""
         return self.group.step
 
     @property
     def partition(self) -> str:
-        """Where TransferQueue keeps it."""
+        """The prompt's partition in TransferQueue."""
         return "train" if self.training else "val"
 
 
@@ -53,7 +53,7 @@ def read_prompts(batch: Any) -> list[Prompt]:
 
 
 def _column(value: Any, length: int) -> Sequence[Any]:
-    """A column as a list: TensorDict keeps one value for all rows in another form than several."""
+    """A column as a list. TensorDict stores a value that is the same for all rows as `NonTensorData`."""
     if isinstance(value, Tensor):
         return list(value.unbind(0))
     if isinstance(value, NonTensorData):

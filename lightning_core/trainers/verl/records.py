@@ -1,4 +1,4 @@
-"""What a run with verl leaves in its folder besides the store, and how it is read: verl's log, counts of each step, what stopped it."""
+"""Files of a run with verl besides the store: verl's log, and the error that stopped the run."""
 
 from __future__ import annotations
 
@@ -13,40 +13,41 @@ from lightning_core.rollouts.counts import counts_to_metrics
 from lightning_core.trace import describe
 
 FAILURE = "failure.pickle"
-"""What stopped the run: an exception, written by the manager for whoever started it."""
+"""The exception that stopped the run: written by the manager, raised by the process that started the run."""
 LOG = "verl.jsonl"
-"""verl's metrics, by its own logger."""
-_EARLIER = "verl.before.jsonl"
+"""verl's metrics, written by its file logger."""
+_ARCHIVED_LOG = "verl.before.jsonl"
+"""verl's metrics before the run was resumed."""
 
 
 def write_failure(folder: Path, error: BaseException) -> None:
-    """Write down what stopped the run. An error that cannot travel is told in words."""
+    """Write the error that stopped the run. An exception that cannot be pickled is replaced by its message."""
     try:
         data = pickle.dumps(error)
         pickle.loads(data)
-    except Exception:  # noqa: BLE001 - an agent's own exceptions may be anything
+    except Exception:  # noqa: BLE001 - pickling an exception can raise anything
         data = pickle.dumps(TrainingError(describe(error)))
     (folder / FAILURE).write_bytes(data)
 
 
-def keep_log(folder: Path) -> None:
-    """Put away the log of the run so far: verl begins anew when it resumes."""
+def archive_log(folder: Path) -> None:
+    """Move verl's log to the archive. verl starts a new log when it resumes."""
     log = folder / LOG
     if log.is_file():
-        with (folder / _EARLIER).open("a", encoding="utf-8") as earlier:
-            earlier.write(log.read_text(encoding="utf-8"))
+        with (folder / _ARCHIVED_LOG).open("a", encoding="utf-8") as archive:
+            archive.write(log.read_text(encoding="utf-8"))
         log.unlink()
 
 
 def read_metrics_of_verl(
     folder: Path, steps: Mapping[int, Mapping[str, float]], *, rows_per_update: int
 ) -> list[dict[str, Any]]:
-    """One mapping a step: of its rollouts what the manager counted (``steps``), of the update verl's own metrics as ``verl/…``.
+    """The metrics of each step: from the manager's counts (``steps``), and verl's own as ``verl/…``.
 
-    ``rows_padding_share``: the share of empty rows that verl fills updates up with.
+    ``rows_padding_share``: the share of empty rows that verl pads the step's updates with.
     """
     logged: dict[int, dict[str, Any]] = {}
-    for name in (_EARLIER, LOG):
+    for name in (_ARCHIVED_LOG, LOG):
         path = folder / name
         for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
             entry = json.loads(line)

@@ -1,8 +1,8 @@
-"""Rows of ours → what verl's replay buffer and trainer read: keys, fields and tags of TransferQueue. Pure.
+"""Converts rows to the keys, fields and tags in TransferQueue that verl's replay buffer and trainer read. Pure.
 
-A row of verl's is a prompt and a response, where the response is everything after the first sampled token: later prompts' new tokens
-stand in it with a response mask of 0. verl 0.9.1 documents the formats in ``verl/trainer/ppo/v1/replay_buffer.py``; test_contract.py
-checks them against the installed one.
+A row in verl is a prompt and a response. The response begins at the first sampled token; the new tokens of later prompts are in it with a
+response mask of 0. verl 0.9.1 documents the formats in ``verl/trainer/ppo/v1/replay_buffer.py``; test_contract.py checks them against
+the installed version.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from lightning_core.trainers.torch.proof import prove_segment
 from lightning_core.transitions import Row
 
 SIGNAL = "lightning_signal"
-"""What verl's group filter compares: the same for all rows of a group that is to be replaced, and different in any other."""
+"""The value compared by verl's group filter: equal in all rows of a group to replace, different in every other group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerlRow:
-    """One row as TransferQueue holds it."""
+    """One row in TransferQueue."""
 
     key: str
-    """``{uid}_{session}_{index}``: the prompt's group, the attempt, the row."""
+    """``{uid}_{session}_{index}``: the prompt, the attempt at it, the row of the attempt."""
     fields: Mapping[str, Any]
     tag: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The attempts at one prompt of verl's."""
+    """The attempts at one prompt in verl."""
 
     uid: str
-    """verl's name of it; never with "_", at which keys are split."""
+    """The prompt's id in verl. It contains no "_", because keys are split there."""
     columns: Mapping[str, Any]
-    """The dataset's columns, which verl wants to see again in each row."""
+    """The dataset's columns. verl expects them in each row."""
     step: int
-    """verl's ``global_steps`` when it was asked for."""
+    """verl's ``global_steps`` when it requested the prompt."""
 
 
 def train_rows(group: Group, session: int, rows: Sequence[Row], *, reward: float, signal: bool) -> list[VerlRow]:
-    """The rows of one rollout, with advantages. ``signal``: whether the group teaches anything (`SIGNAL`).
+    """The rows of one rollout. ``signal``: False if verl is to replace the group (`SIGNAL`).
 
-    Where a row's token-level rewards stand verl finds our advantages; the rollout's own ``reward`` is told beside them. Raises
-    TypeError for a row without advantages, and `ProofError` for one that is not what was sampled.
+    The advantages are in the field of the token-level rewards, and the rollout's ``reward`` is in the extra fields. Raises TypeError for
+    a row without advantages, and `ProofError` for a row that differs from what was sampled.
     """
     found: list[VerlRow] = []
     for index, row in enumerate(rows):
@@ -63,7 +63,7 @@ def train_rows(group: Group, session: int, rows: Sequence[Row], *, reward: float
 
 
 def validation_row(group: Group, session: int, row: Row, *, reward: float) -> VerlRow:
-    """The one row by which verl learns the ``reward`` of a rollout that is not trained on: at its last token."""
+    """A row of a validation rollout, with the ``reward`` at its last token."""
     rewards = np.zeros(len(row.token_ids), dtype=np.float32)
     rewards[-1] = reward
     return _row(group, session, 0, row, rewards, owner=group.uid, info={})
@@ -72,7 +72,7 @@ def validation_row(group: Group, session: int, row: Row, *, reward: float) -> Ve
 def _row(
     group: Group, session: int, index: int, row: Row, rewards: Any, *, owner: str, info: Mapping[str, float]
 ) -> VerlRow:
-    """``owner``: the field ``uid``. In training it is the rollout, which the estimator weighs tokens by; in validation the prompt."""
+    """``owner``: the field ``uid``. In training, the rollout, by which the estimator groups rows; in validation, the prompt."""
     start = int(row.mask.argmax())
     input_ids = torch.from_numpy(row.token_ids.astype(np.int64))
     mask = torch.from_numpy(row.mask[start:].astype(np.int64))
@@ -106,13 +106,13 @@ def _row(
 
 
 def _prove(row: Row, made: VerlRow) -> None:
-    """Raise `ProofError` unless ``made`` holds what was sampled."""
+    """Raise `ProofError` unless ``made`` contains the sampled tokens and log-probabilities."""
     token_ids, logprobs = made.fields["input_ids"].numpy(), made.fields["rollout_log_probs"].numpy()
     start = len(made.fields["prompts"])
     for segment in row.segments:
         own = slice(segment.start - start, segment.stop - start)
         if not made.fields["response_mask"][own].all():
-            raise ProofError(f"call {segment.call} of rollout {row.rollout!r} stands outside the response mask")
+            raise ProofError(f"call {segment.call} of rollout {row.rollout!r} is outside the response mask")
         prove_segment(
             row,
             segment,

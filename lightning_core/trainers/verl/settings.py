@@ -1,7 +1,7 @@
-"""Our configuration in verl's words. Pure; docs/trainers.md has the table.
+"""Translates the configuration to verl's keys. Pure; docs/trainers.md has the table.
 
-What our keys say is settled (`translate`): verl's own keys for it are refused under ``trainer.verl``. What they say nothing about is
-verl's to decide, and ours only where verl's default does not suit what we do (`defaults`).
+`translate` returns the keys that the configuration determines; they are refused under ``trainer.verl``. All other keys keep verl's
+defaults, except those that `defaults` replaces.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _MODEL, _ACTOR, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor",
 
 
 def translate(c: Config, *, model: str, max_context: int, folder: Path, working_dir: Path) -> dict[str, Any]:
-    """What ``c`` settles, by verl's dotted keys; a key that verl does not have begins with ``+``.
+    """The settings that ``c`` determines, by verl's dotted keys. A key that verl does not have begins with ``+``.
 
-    ``model``: the folder or the Hub's name; ``max_context``: most tokens of prompt and response; ``folder``: the run's.
+    ``model``: folder or name on the Hub; ``max_context``: maximum tokens of prompt and response; ``folder``: the run's.
     """
     return {
         **_data(c, folder, max_context),
@@ -39,14 +39,14 @@ def translate(c: Config, *, model: str, max_context: int, folder: Path, working_
 
 
 def defaults(c: Config) -> dict[str, Any]:
-    """What suits us better than verl's own defaults; ``trainer.verl`` wins over it."""
+    """Replacements for verl's defaults. ``trainer.verl`` takes precedence over them."""
     chosen: dict[str, Any] = {
         f"{_ROLLOUT}.name": "vllm",
         f"{_ROLLOUT}.tensor_model_parallel_size": 1,
         f"{_ACTOR}.strategy": "fsdp2",
         "actor_rollout_ref.ref.strategy": "fsdp2",
         "data.dataloader_num_workers": 0,  # tasks are in memory
-        "reward.num_workers": 1,  # agents give the rewards
+        "reward.num_workers": 1,  # rewards come from the agents
         "trainer.logger": ["console", "file"],
         "trainer.project_name": "lightning",
     }
@@ -57,7 +57,7 @@ def defaults(c: Config) -> dict[str, Any]:
 
 
 def rows_per_update(c: Config) -> int:
-    """How many rows one update takes; a step with more of them makes several."""
+    """The number of rows in one update. A step with more rows makes several updates."""
     rows = c.trainer.rows_per_rollout or (
         1 if c.trainer.mode == "separate_async" else max(1, len(c.agents.train or ()))
     )
@@ -90,7 +90,7 @@ def _model(c: Config, model: str) -> dict[str, Any]:
             f"{_MODEL}.lora_rank": lora.rank,
             f"{_MODEL}.lora_alpha": lora.alpha,
             f"{_MODEL}.target_modules": "all-linear" if lora.target_modules is None else list(lora.target_modules),
-            f"{_ROLLOUT}.load_format": "safetensors",  # adapters are pushed, the base is not
+            f"{_ROLLOUT}.load_format": "safetensors",  # only adapters are pushed, not the base
         }
     if c.policy.dtype != "auto":
         short = {"float32": "fp32", "bfloat16": "bf16"}[c.policy.dtype]
@@ -199,7 +199,7 @@ def _run(c: Config, folder: Path) -> dict[str, Any]:
         "trainer.test_freq": (c.eval.every or t.steps) if has_eval else -1,
         "trainer.experiment_name": folder.name,
         "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH": str(folder / "verl.jsonl"),
-        # Ray would else join whatever cluster runs on this machine.
+        # By default, Ray would join any cluster that runs on this machine.
         "+ray_kwargs.ray_init.address": c.ray.address or "local",
     }
 

@@ -1,4 +1,4 @@
-"""A run with verl, seen from whoever starts it: its configuration, the Ray cluster, verl's trainer, and what is left behind."""
+"""Runs verl's trainer from the process that starts a run: configuration, Ray cluster, errors, metrics."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from lightning_core.records.store import Store
 from lightning_core.rollouts.entries import pick_tasks
 from lightning_core.trace import describe
 from lightning_core.trainers.plan import Plan
-from lightning_core.trainers.verl.records import FAILURE, keep_log, read_metrics_of_verl
+from lightning_core.trainers.verl.records import FAILURE, archive_log, read_metrics_of_verl
 from lightning_core.trainers.verl.settings import defaults, rows_per_update, translate
 
 
 def verl_config(config: Config, folder: Path) -> Any:
-    """verl's whole configuration (a DictConfig) for a run in ``folder``. Raises `ConfigError` for what cannot be honoured."""
+    """verl's configuration (a DictConfig) for a run in ``folder``. Raises `ConfigError` for invalid ``trainer.verl`` keys."""
     model = resolve_model(config.policy.model)
     max_context = config.policy.max_context or max_positions(model) or 0
-    settled = translate(
+    derived = translate(
         config, model=str(model), max_context=max_context, folder=folder.absolute(), working_dir=Path.cwd()
     )
-    return _verl("compose").compose_config(settled, defaults(config), config.trainer.verl)
+    return _verl("compose").compose_config(derived, defaults(config), config.trainer.verl)
 
 
 def show_verl_config(config: Config, folder: Path) -> str:
-    """`verl_config` as YAML, with everything resolved that refers to something else."""
+    """`verl_config` as YAML, with all references resolved."""
     from omegaconf import OmegaConf
 
     return OmegaConf.to_yaml(verl_config(config, folder), resolve=True)
 
 
 def train_with_verl(plan: Plan) -> None:
-    """Train until the last step, on the cluster that ``config.ray`` names or on one of this machine alone.
+    """Train until the last step, on the cluster at ``ray.address`` or on a new one on this machine.
 
-    Rollouts, credit, metrics and checkpoints are recorded in the run's folder. Errors of the agents are raised as they are; raises
-    `TrainingError` when verl's trainer ends in another way.
+    Rollouts, credit, metrics and checkpoints are recorded in the run's folder. Raises the manager's error if it stopped the run
+    (`RewardError`, `ConfigError`, …), and `TrainingError` if verl's trainer failed.
     """
     config, folder = plan.config, plan.folder
     write_tasks = _verl("dataset").write_tasks
@@ -51,35 +51,39 @@ def train_with_verl(plan: Plan) -> None:
         write_tasks(folder / "tasks_eval.jsonl", plan.eval_tasks)
     found = verl_config(config, folder)
     (folder / FAILURE).unlink(missing_ok=True)
-    keep_log(folder)
+    archive_log(folder)
     with Store(folder / "store.db") as store:  # created here, so that it exists even if verl fails
         store.rewind(0 if plan.checkpoint is None else checkpoint_step(plan.checkpoint))
     try:
         _run(found)
     except Exception as error:
-        raise _failure(error, folder) from error
+        if (known := _known_failure(error, folder)) is not None:
+            raise known from None
+        raise _unknown_failure(error, folder) from error
     with Store(folder / "store.db", read_only=True) as store:
         log = MetricsLog(folder / "metrics.jsonl")
         for line in read_metrics_of_verl(folder, store.steps(), rows_per_update=rows_per_update(config)):
             log.append(line.pop("step"), line)
 
 
-def _failure(error: Exception, folder: Path) -> BaseException:
-    """What stopped the run: the manager's own error if it wrote one, else verl's."""
-    failure = folder / FAILURE
-    if failure.is_file():
-        return pickle.loads(failure.read_bytes())
+def _known_failure(error: Exception, folder: Path) -> BaseException | None:
+    """The error that stopped the run, if the manager wrote one or if it is one of ours."""
+    if (folder / FAILURE).is_file():
+        return pickle.loads((folder / FAILURE).read_bytes())
+    cause = getattr(error, "cause", error)
+    return cause if isinstance(cause, LightningError) else None
+
+
+def _unknown_failure(error: Exception, folder: Path) -> TrainingError:
+    """An error with the last line of verl's. The full text is written to a file, as it contains tracebacks of Ray's processes."""
     report = folder / "verl.error.txt"
     report.write_text(str(error), encoding="utf-8")
-    # The text of an error from one of Ray's processes is a whole traceback.
     cause = getattr(error, "cause", error)
-    if isinstance(cause, LightningError):
-        return cause
-    return TrainingError(f"verl's trainer ended: {describe(cause)}; the whole error is in {report}")
+    return TrainingError(f"verl's trainer failed: {describe(cause)}. The full error is in {report}")
 
 
 def _run(config: Any) -> None:
-    """What verl's ``main_ppo`` does with a configuration from the command line."""
+    """Run verl as its ``main_ppo`` does with a configuration from the command line."""
     import ray
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
     from verl.trainer.ppo.utils import need_critic, need_reference_policy

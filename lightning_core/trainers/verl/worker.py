@@ -1,4 +1,4 @@
-"""Where agents run on the cluster: a Ray actor with a policy endpoint of its own, in front of verl's model servers."""
+"""A Ray actor that runs agents, with its own policy endpoint in front of verl's model servers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from lightning_core.rollouts.runner import Attempt, Job
 
 
 class RolloutWorker:
-    """Runs agents. Made as a Ray actor by the manager, several on the cluster.
+    """Runs agents. The manager creates several as Ray actors across the cluster.
 
-    ``folder``: the working directory of whoever started the run; agents are imported from there, if it is there on this machine.
+    ``folder``: working directory of the process that started the run. Agents are imported from there if it exists on this machine.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class RolloutWorker:
     ) -> None:
         if Path(folder).is_dir():
             os.chdir(folder)
-        assert config.agent is not None, "checked when the run began"
+        assert config.agent is not None, "checked when the run started"
         solve = import_callable(config.agent, key="agent")
         reward = import_callable(config.reward, key="reward") if config.reward else None
         tokenizer: Any = load_tokenizer(model)
@@ -51,11 +51,11 @@ class RolloutWorker:
         )
 
     async def roll_out(self, jobs: Sequence[Job], routing: Routing) -> list[Attempt]:
-        """Every attempt at ``jobs``, also those that are repeated. Raises what stops the run, such as a `RewardError`."""
+        """All attempts at ``jobs``, including repeated ones. Raises `RewardError` for a missing or invalid reward."""
         attempts: list[Attempt] = []
         await self._agents.roll_out(jobs, routing, attempts.extend)
         return attempts
 
     async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
-        """The judge's scores for the attempts at one task, at ``step``."""
+        """The judge's scores for the attempts at one task. ``step``: number of updates so far."""
         return await self._agents.judge(episodes, step)
