@@ -1,4 +1,4 @@
-"""What of the trainer with verl needs no verl: rows, configuration, records. The rest is in tests/verl."""
+"""The parts of the trainer with verl that need no verl: rows, configuration, records. The rest is in tests/verl."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_row_is_a_prompt_and_everything_after_it() -> None:
     assert (row.tag["prompt_len"], row.tag["response_len"], row.tag["seq_len"]) == (4, 3, 7)
 
 
-def test_tags_tell_the_oldest_and_the_newest_weights() -> None:
+def test_tags_hold_the_oldest_and_the_newest_version() -> None:
     (row,) = train_rows(GROUP, 0, [made_row(version=7, first=5)], reward=0.0, signal=True)
     assert (row.tag["global_steps"], row.tag["min_global_steps"], row.tag["max_global_steps"]) == (4, 5, 7)
     (row,) = train_rows(GROUP, 0, [made_row(version=7)], reward=0.0, signal=True)
@@ -115,7 +115,7 @@ def test_what_verl_cannot_honour_is_refused_by_name(sections: dict[str, Any], te
 
 
 def test_every_key_that_trains_reaches_verl(tmp_path: Path) -> None:
-    """A changed value must change what verl is told; else it would be ignored in silence."""
+    """A changed value must change verl's settings; otherwise it would be ignored silently."""
     changed: list[dict[str, Any]] = [
         {"rollouts": {"tasks_per_step": 3}}, {"rollouts": {"group_size": 3}}, {"rollouts": {"temperature": 0.5}},
         {"rollouts": {"refill": 1}}, {"rollouts": {"max_tokens": 17}}, {"trainer": {"steps": 7}},
@@ -131,12 +131,12 @@ def test_every_key_that_trains_reaches_verl(tmp_path: Path) -> None:
         {"ray": {"address": "auto"}},
     ]  # fmt: skip
 
-    def told(sections: dict[str, Any]) -> str:
+    def translated(sections: dict[str, Any]) -> str:
         found = translate(config(**sections), model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
         return json.dumps(found, sort_keys=True)
 
-    plain = told({})
-    ignored = [sections for sections in changed if told(sections) == plain]
+    plain = translated({})
+    ignored = [sections for sections in changed if translated(sections) == plain]
     assert not ignored
 
 
@@ -150,9 +150,9 @@ def test_nested_and_dotted_keys_are_the_same() -> None:
     assert flatten(nested) == {"a.b.c": 1, "+a.d": {"e": 2}, "+f": {"g": 3}}
 
 
-def test_an_error_that_cannot_travel_is_told_in_words(tmp_path: Path) -> None:
+def test_an_error_that_cannot_be_pickled_is_replaced_by_its_message(tmp_path: Path) -> None:
     class Local(Exception):
-        """Of no module, so that nobody elsewhere can make it again."""
+        """A local class, which pickle cannot import."""
 
     write_failure(tmp_path, Local("what it was"))
     error = pickle.loads((tmp_path / FAILURE).read_bytes())

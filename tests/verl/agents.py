@@ -1,4 +1,4 @@
-"""Agents for test_manager.py: by hand, with one call each, and every one a problem of its own."""
+"""Hand-written agents for test_manager.py, each with one call and one kind of problem."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _RUNS = itertools.count()
 
 
 async def hangs_twice(task: Task) -> float:
-    """Of three attempts at "a" the first, and the fourth run, which is its retry."""
+    """Hangs in the first of three attempts at "a" and in the fourth run, which is its retry."""
     hangs = task["id"] == "a" and next(_RUNS) in (0, 3)
     await _say()
     if hangs:
@@ -65,6 +65,6 @@ async def slow_for_b(task: Task) -> float:
 
 
 async def earns_the_same_for_some(task: Task) -> float:
-    """The tasks of graph.py: those with an odd number teach nothing."""
+    """For the tasks of graph.py: all attempts at a task with an odd number earn the same."""
     await _say()
     return 0.5 if int(task["id"].removeprefix("t")) % 2 else random.random()

@@ -1,6 +1,6 @@
-"""verl's real trainer on Ray, with FSDP, gloo and vLLM's build for CPUs. These tests have an environment of their own: ``make test-verl``.
+"""Tests with verl's real trainer on Ray, with FSDP, gloo and vLLM's build for CPUs, in a separate environment: ``make test-verl``.
 
-Whatever hangs is killed: a failed push of weights makes verl wait for ever.
+A command that exceeds its time limit is killed: verl waits forever if pushing weights fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.tiny_model import make_tiny_model
 from tests.verl.cpu import ENVIRONMENT, SETTINGS
 from tests.verl.observer import FOLDER
 
-# verl decides what it runs on while it is imported, and warns of each engine that is not installed.
+# verl chooses its platform on import and warns about each engine that is not installed.
 os.environ.update({name: ENVIRONMENT[name] for name in ENVIRONMENT if name.startswith("VERL_")})
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -40,11 +40,11 @@ class Command:
     folder: Path
     """The run's."""
     batches: Path
-    """What verl's trainer updated on; see observer.py."""
+    """Folder with the batches of verl's updates; see observer.py."""
 
     @property
     def trained(self) -> bool:
-        """Whether a training run came to its end. The code may say that no improvement was shown: two tasks show nothing."""
+        """Whether a training run finished. Code 1 means no significant improvement, which two tasks cannot show."""
         return self.code in (0, 1) and "checkpoint: " in self.output
 
 
@@ -59,7 +59,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """vLLM's processes leave segments behind that nobody frees. Removed when the last of pytest's own processes is done."""
+    """Remove the shared memory segments that vLLM's processes leave behind, in pytest's main process."""
     if hasattr(session.config, "workerinput"):
         return
     for file in set(Path("/dev/shm").glob("psm_*")) - session.config.stash[_SEGMENTS]:
@@ -68,13 +68,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # vLLM on a CPU wants 32 dimensions a head, and an output layer that is not tied to the embeddings.
+    # vLLM on a CPU requires 32 dimensions per head, and an output layer that is not tied to the embeddings.
     return make_tiny_model(tmp_path_factory.mktemp("model"), arch="qwen2", heads=2)
 
 
 @pytest.fixture(scope="session")
 def train(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
-    """Runs ``lightning-rl train`` on the graph of graph.py, with what is given on top."""
+    """Runs ``lightning-rl train`` on the graph of graph.py, with the given overrides."""
 
     def run(*overrides: str, command: str = "train", folder: Path | None = None, **sections: Any) -> Command:
         runs = folder.parent if folder is not None else tmp_path_factory.mktemp("runs")
@@ -106,7 +106,7 @@ def train(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
 
 
 def run_to_the_end(command: list[str], environment: Mapping[str, str]) -> tuple[int, str]:
-    """Exit code and output of ``command``; killed with all that it has started when it takes too long."""
+    """Exit code and output of ``command``. It is killed with all its children after `SECONDS`."""
     process = subprocess.Popen(
         command, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

@@ -1,4 +1,4 @@
-"""How verl runs on a CPU in these tests: environment variables, and settings for ``trainer.verl``.
+"""Environment variables and settings for ``trainer.verl`` to run verl on a CPU.
 
 ``eval "$(python -m tests.verl.cpu)"`` exports the variables to a shell, and the settings as ``VERL_ON_CPU``.
 """

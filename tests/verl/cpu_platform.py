@@ -1,7 +1,7 @@
 """A CPU platform for verl 0.9.1, so that its real trainer runs in CI without a GPU. For tests only.
 
-verl finds it by environment variables (``cpu.py``). What its plugin interface cannot say is wrapped where it is imported; nothing of
-verl's or vLLM's is edited.
+verl loads it through environment variables (``cpu.py``). Behaviour that verl's plugin interface cannot change is wrapped on import; no
+file of verl or vLLM is edited.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _DeviceModule(types.ModuleType):
 
 @PlatformRegistry.register(platform="cpu")
 class CpuPlatform(PlatformBase):
-    """One logical accelerator for each worker: Ray is told of as many "GPUs" as are wanted."""
+    """One logical accelerator for each worker: Ray is configured with the required number of "GPUs"."""
 
     device_name = "cpu"
     vendor_name = "cpu"
@@ -117,8 +117,8 @@ distributed.initialize_global_process_group_ray = _initialize_with_gloo
 def _receive_copies(module: Any) -> None:
     """verl streams weights into ``model.load_weights``, bucket by bucket, from shared memory.
 
-    vLLM's linear layers for CPUs are packed anew after loading and cannot be loaded like that, and ``to("cpu")`` is no copy, so the
-    segment could not be closed. vLLM's own reload, of copies, is what its HTTP server does.
+    vLLM's linear layers for CPUs are repacked after loading, so they cannot be loaded in that way, and ``to("cpu")`` does not copy, so
+    the segment could not be closed. This uses vLLM's own reload with copies, as its HTTP server does.
     """
 
     def update_weights_from_ipc(
@@ -148,5 +148,5 @@ def _do_not_pin(module: Any) -> None:
 
 @wrapt.when_imported("verl.models.transformers.monkey_patch")
 def _do_not_patch_trl(module: Any) -> None:
-    """verl patches a class of TRL's that newer versions (1.16) do not have. The parity tests have theirs in the same environment."""
+    """verl patches a class of TRL's that newer versions (1.16) do not have. The parity tests use one of those."""
     module.is_trl_available = lambda: False

@@ -1,4 +1,4 @@
-"""Weights from verl's trainer to servers elsewhere, through a file: what NCCL does where there are GPUs. For tests only."""
+"""Transfers weights from verl's trainer to separate servers through a file, in place of NCCL on GPUs. For tests only."""
 
 from __future__ import annotations
 

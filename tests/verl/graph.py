@@ -1,4 +1,4 @@
-"""A LangGraph graph of two agents, as a user would write it, on a tiny model that cannot read: digits are good, whatever is asked."""
+"""A LangGraph graph of two agents, as a user would write it. The reward is the share of digits, which a tiny model can learn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def writer(state: State) -> State:
 
 
 async def reviewer(state: State) -> State:
-    """Asks twice, so that its second call continues the context of its first."""
+    """Calls the model twice, so that its second call continues the context of its first."""
     messages: list[Any] = [("system", "Review."), ("user", state["draft"] or "nothing")]
     first = await _model().ainvoke(messages)
     reply = await _model().ainvoke([*messages, first, ("user", "Again, digits only.")])

@@ -1,4 +1,4 @@
-"""Writes down what verl's trainer is about to update on, so that a test can compare it. Loaded by verl like the CPU platform."""
+"""Saves the batches of verl's updates for tests to compare. Loaded by verl in the same way as the CPU platform."""
 
 from __future__ import annotations
 

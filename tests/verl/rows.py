@@ -1,4 +1,4 @@
-"""Rows for tests, recorded as an endpoint records them."""
+"""Rows as an endpoint records them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_core.transitions import Row, Transition, transitions_to_rows
 def made_row(
     *, prompt: int = 4, output: int = 3, advantage: float = 0.5, version: int = 7, first: int | None = None
 ) -> Row:
-    """One call's row: ``prompt`` tokens shown, ``output`` sampled."""
+    """One call's row with ``prompt`` tokens of prompt and ``output`` sampled tokens."""
     prompt_ids = np.arange(10, 10 + prompt, dtype=np.uint32)
     output_ids = np.arange(50, 50 + output, dtype=np.uint32)
     logprobs = np.linspace(-1.0, -0.1, output).astype(np.float32)

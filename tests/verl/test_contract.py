@@ -1,4 +1,4 @@
-"""What we rely on of verl, against the installed one: so that a verl that has moved says where, and does not hang."""
+"""The parts of verl that we rely on, checked in the installed version, so that a change in verl is reported instead of a hang."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ COMPUTED = {
     "returns",
     "token_level_rewards",
 }
-"""Fields that verl's trainer writes itself before it reads them."""
+"""Fields that verl's trainer writes before it reads them."""
 
 
 def moved(what: str, found: object, expected: object) -> str:
@@ -181,7 +181,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("sections", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 def test_every_key_is_one_of_verls(sections: dict[str, Any], tmp_path: Path) -> None:
-    """Composed with verl's own defaults, and accepted by its own checks."""
+    """The configuration is composed with verl's defaults and accepted by verl's checks."""
     data = {"policy": {"model": "m", **sections.get("policy", {})}}
     trainer = {"trainer": {"name": "verl", **sections.get("trainer", {})}}
     config = load_config({**sections, **data, **trainer})
@@ -219,7 +219,7 @@ def name_of(node: ast.expr) -> str:
 
 
 def string_lists(source: str) -> Iterator[list[str]]:
-    """The lists of strings that stand for fields: ``fields = [...]`` and ``select_fields=[...]``."""
+    """The lists of field names in ``source``: ``fields = [...]`` and ``select_fields=[...]``."""
     for node in ast.walk(ast.parse(textwrap.dedent(source))):
         named: ast.expr | None = None
         if (isinstance(node, ast.keyword) and node.arg == "select_fields") or (

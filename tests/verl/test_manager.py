@@ -1,4 +1,4 @@
-"""The manager on real Ray and TransferQueue, without verl's trainer: who answers is a script, so that what goes wrong can be chosen."""
+"""The manager on real Ray and TransferQueue, without verl's trainer. A script answers, so that tests can choose the failures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Start = Callable[..., LightningManager]
 
 
 class Client:
-    """Answers with random digits, as verl's client would."""
+    """Returns random bytes, with the interface of verl's client."""
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
         await asyncio.sleep(0.01)
@@ -95,8 +95,8 @@ def start(model: Path, tmp_path: Path) -> Start:
     return start
 
 
-def ask(manager: LightningManager, *tasks: dict[str, Any], step: int = 1) -> list[str]:
-    """Ask for rollouts as verl's trainer does; the prompts' names."""
+def request(manager: LightningManager, *tasks: dict[str, Any], step: int = 1) -> list[str]:
+    """Request rollouts as verl's trainer does. Returns the prompts' uids."""
     uids = [f"{task['id']}-{time.monotonic_ns()}" for task in tasks]
     columns = {
         "uid": np.array(uids, dtype=object),
@@ -124,7 +124,7 @@ def settled(uids: list[str]) -> dict[str, str]:
 
 
 def poll(seconds: float) -> None:
-    """Wait as verl's replay buffer does: an interrupt comes between two looks."""
+    """Poll as verl's replay buffer does: an interrupt arrives between two polls."""
     for _ in range(int(seconds * 10)):
         time.sleep(0.1)
 
@@ -134,7 +134,7 @@ def rows(uids: list[str]) -> list[str]:
 
 
 def test_every_rollout_becomes_a_row(start: Start, tmp_path: Path) -> None:
-    uids = ask(start("digits"), {"id": "a"}, {"id": "b"})
+    uids = request(start("digits"), {"id": "a"}, {"id": "b"})
     assert set(settled(uids).values()) == {"finished"}
     found = rows(uids)
     assert sorted(found) == sorted(f"{uid}_{session}_0" for uid in uids for session in range(3))
@@ -145,15 +145,15 @@ def test_every_rollout_becomes_a_row(start: Start, tmp_path: Path) -> None:
 
 
 def test_a_worker_that_is_lost_loses_no_rollout(start: Start, tmp_path: Path) -> None:
-    """Its process is killed in the midst of a group, as by the kernel; the group is run again."""
-    uids = ask(start("kills_its_process_once"), {"id": str(tmp_path)}, {"id": "b"})
+    """Its process is killed in the middle of a group, as the kernel would; the group is run again."""
+    uids = request(start("kills_its_process_once"), {"id": str(tmp_path)}, {"id": "b"})
     assert set(settled(uids).values()) == {"finished"}
     assert len(rows(uids)) == 6
     assert (tmp_path / "killed").exists()
 
 
 def test_a_rollout_that_hangs_is_left_out_and_its_group_trained(start: Start, tmp_path: Path) -> None:
-    uids = ask(start("hangs_twice", rollouts={"timeout_seconds": 1, "retries": 1}), {"id": "a"}, {"id": "b"})
+    uids = request(start("hangs_twice", rollouts={"timeout_seconds": 1, "retries": 1}), {"id": "a"}, {"id": "b"})
     assert set(settled(uids).values()) == {"finished"}
     with Store(tmp_path / "store.db", read_only=True) as store:
         spoiled = [r for r in store.rollouts() if r.status == "infrastructure"]
@@ -165,7 +165,7 @@ def test_a_rollout_that_hangs_is_left_out_and_its_group_trained(start: Start, tm
 
 @pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["as usual", "in the background"])
 def _interrupts(request: pytest.FixtureRequest) -> Iterator[None]:
-    """How a process began: what a script puts into the background ignores them."""
+    """The SIGINT handler at the start: a process that a script started in the background ignores SIGINT."""
     before = signal.signal(signal.SIGINT, request.param)
     yield
     signal.signal(signal.SIGINT, before)
@@ -174,8 +174,8 @@ def _interrupts(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.usefixtures("_interrupts")
 def test_a_reward_that_is_none_stops_the_run(start: Start, tmp_path: Path) -> None:
     manager = start("earns_nothing_real")
-    ask(manager, {"id": "a"})
-    with pytest.raises(KeyboardInterrupt):  # what interrupts verl's trainer, which would wait for rows for ever
+    request(manager, {"id": "a"})
+    with pytest.raises(KeyboardInterrupt):  # verl's trainer would otherwise wait for rows forever
         poll(SECONDS)
     error = pickle.loads((tmp_path / FAILURE).read_bytes())
     assert isinstance(error, RewardError)
@@ -183,8 +183,8 @@ def test_a_reward_that_is_none_stops_the_run(start: Start, tmp_path: Path) -> No
 
 
 def test_flat_groups_are_marked_as_often_as_may_be_replaced(start: Start, tmp_path: Path) -> None:
-    """Of three groups that teach nothing two may be replaced: verl replaces those whose rows have all the same signal."""
-    uids = ask(start("earns_the_same", rollouts={"refill": 2}), {"id": "a"}, {"id": "b"}, {"id": "c"})
+    """Two of three equal groups may be replaced. verl replaces groups whose rows all have the same signal."""
+    uids = request(start("earns_the_same", rollouts={"refill": 2}), {"id": "a"}, {"id": "b"}, {"id": "c"})
     assert set(settled(uids).values()) == {"finished"}
     keys = rows(uids)
     fields = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["extra_fields"])["extra_fields"]
@@ -212,7 +212,7 @@ def test_a_judge_tells_attempts_apart_that_earned_the_same(start: Start, tmp_pat
     said = JSONResponse({**answer, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
     with recording_server(refusal=said) as server:
         upstream = {"upstream": {"base_url": f"{server.url}/v1"}}
-        uids = ask(start("earns_the_same", credit={"judge": {"model": "j"}}, policy=upstream), {"id": "a"})
+        uids = request(start("earns_the_same", credit={"judge": {"model": "j"}}, policy=upstream), {"id": "a"})
         assert set(settled(uids).values()) == {"finished"}
         assert len(server.requests) == 1
     keys = sorted(rows(uids))
@@ -223,8 +223,8 @@ def test_a_judge_tells_attempts_apart_that_earned_the_same(start: Start, tmp_pat
 
 
 def test_whitening_waits_for_all_groups(start: Start) -> None:
-    """REINFORCE++ compares with all rollouts of the step, so no group's rows are there before the last one is."""
-    uids = ask(start("slow_for_b", credit={"advantage": "reinforce++"}), {"id": "a"}, {"id": "b"})
+    """REINFORCE++ compares all rollouts of the step, so no rows are published before the last group is complete."""
+    uids = request(start("slow_for_b", credit={"advantage": "reinforce++"}), {"id": "a"}, {"id": "b"})
     began = time.monotonic()
     while not rows(uids):
         assert time.monotonic() - began < SECONDS

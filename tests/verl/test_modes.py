@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def test_colocated_and_dynamic_sampling(train: Train) -> None:
-    """Groups that teach nothing are replaced."""
+    """Groups of equal rewards are replaced."""
     done = train(
         agent="tests.verl.agents:earns_the_same_for_some",
         agents={"train": ["writer"]},
@@ -33,13 +33,13 @@ def test_colocated_and_dynamic_sampling(train: Train) -> None:
         rows = torch.load(done.batches / f"step-{step}.pt", weights_only=False)
         real = [row["tag"] for row in rows if not row["tag"].get("is_padding", False)]
         assert len(real) == 8, "two groups of four attempts"
-        # Prompts are asked for a step ahead, so what an update is made from may be as old as that.
+        # Prompts are requested one step ahead, so the rows of an update may be one version old.
         assert all(0 <= tag["min_global_steps"] <= tag["max_global_steps"] < step for tag in real)
     assert flat - credited, "what was replaced is not trained on"
 
 
 def test_separate(train: Train) -> None:
-    """A server of its own samples while the trainer trains; the weights get there by a transport of the tests' own."""
+    """A separate server samples while the trainer trains. Weights are transferred by file_transport.py."""
     own = {
         **SETTINGS,
         "actor_rollout_ref.rollout.checkpoint_engine.backend": "files",

@@ -1,4 +1,4 @@
-"""A whole run: two agents of a LangGraph graph, two GRPO steps, held-out tasks before and after, a checkpoint, and going on from it."""
+"""A complete run: two agents of a LangGraph graph, two GRPO steps, evaluation before and after, a checkpoint, and resuming."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def config(run: Command) -> Config:
 
 
 def batch(run: Command, step: int) -> list[dict[str, Any]]:
-    """The rows of verl's update ``step``, without those that it pads with."""
+    """The rows of verl's update ``step``, without padding rows."""
     rows = torch.load(run.batches / f"step-{step}.pt", weights_only=False)
     return [row for row in rows if not row["tag"].get("is_padding", False)]
 
@@ -70,7 +70,7 @@ def test_metrics_of_rollouts_have_the_names_of_the_embedded_trainer(
 
 @pytest.mark.parametrize("step", [1, 2])
 def test_rows_are_those_of_the_core(run: Command, config: Config, step: int) -> None:
-    """What verl updates on is, bit by bit, what the embedded trainer would have been given."""
+    """The rows of verl's update are bit for bit those that the embedded trainer would get."""
     rows = batch(run, step)
     with Store(run.folder / "store.db", read_only=True) as store:
         traces = [store.trace(r.id) for r in store.rollouts(phase="train", step=step - 1, status="ok")]
@@ -85,7 +85,7 @@ def test_rows_are_those_of_the_core(run: Command, config: Config, step: int) -> 
 
 
 def test_weights_add_up_over_rollouts(run: Command) -> None:
-    """Every rollout weighs the same, in however many rows it stands."""
+    """Every rollout has the same weight, however many rows it has."""
     rows = batch(run, 1)
     weights: Counter[str] = Counter()
     for row in rows:
@@ -95,7 +95,7 @@ def test_weights_add_up_over_rollouts(run: Command) -> None:
     assert all(weight == pytest.approx(1 / 8, rel=1e-5) for weight in weights.values() if weight)
 
 
-def test_tags_tell_which_weights_sampled(run: Command) -> None:
+def test_tags_hold_the_version_that_sampled(run: Command) -> None:
     for step in (1, 2):
         assert {(row["tag"]["min_global_steps"], row["tag"]["max_global_steps"]) for row in batch(run, step)} == {
             (step - 1, step - 1)
