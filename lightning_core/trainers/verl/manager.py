@@ -94,6 +94,8 @@ class LightningManager:
         self._replaced: Counter[int] = Counter()
         self._counts: dict[int, dict[str, float]] = {}
         """Sums of counts, by verl's step."""
+        self._recording = asyncio.Lock()
+        """Held while they are written: later sums must not be overwritten by earlier ones."""
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="lightning-manager", daemon=True).start()
 
@@ -194,9 +196,10 @@ class LightningManager:
         kept = [e for e in episodes if e.rollout not in dropped]
         counted = replace(credit, metrics=self._credit_metrics(kept, credit)) if replaced else credit
         batch = self._collector.batch(groups, kept, counted, replaced=len(replaced))
-        self._counts[step] = add_counts(self._counts.get(step, {}), batch.counts)
-        await asyncio.to_thread(self._collector.record_credit, batch, step - 1)
-        await asyncio.to_thread(self._store.add_step, step, self._counts[step])
+        async with self._recording:
+            self._counts[step] = add_counts(self._counts.get(step, {}), batch.counts)
+            await asyncio.to_thread(self._collector.record_credit, batch, step - 1)
+            await asyncio.to_thread(self._store.add_step, step, self._counts[step])
         for one in prompted:
             rows = _training_rows(one, by_rollout, credit, signal=one.prompt.uid not in replaced)
             await self._put(one.prompt, rows)
