@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import hypothesis
 import pytest
 import wrapt
 
@@ -20,6 +21,12 @@ from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from tests.recording_server import RecordingServer, recording_server
 
 _MISSING = object()
+
+# The same examples in every run, on machines of any speed.
+hypothesis.settings.register_profile(
+    "lightning", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("lightning")
 
 
 @pytest.fixture(autouse=True)
