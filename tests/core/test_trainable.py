@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from typing import Any, get_type_hints
 
 import pytest
 
-from lightning_core.capture import current_address, rollout
+from lightning_core.capture import current_address, no_failure, register_control_flow, rollout, scope
 from lightning_core.capture.mark import get_mark, marked_agents, trainable
 from lightning_core.errors import ConfigError
 
@@ -330,3 +331,17 @@ def test_a_cancelled_agent_has_not_failed() -> None:
     with rollout() as run:
         asyncio.run(main())
     assert [(event.name, event.error) for event in run.trace.events[1:]] == [("slow", None)]
+
+
+@pytest.mark.parametrize("register", [register_control_flow, no_failure], ids=["new name", "old name until 0.2"])
+def test_a_host_s_control_flow_ends_a_scope_without_failing_it(register: Callable[[type[Exception]], None]) -> None:
+    class Interrupt(Exception):
+        """How an imaginary host leaves a node."""
+
+    errors: list[str | None] = []
+    for _ in range(2):
+        with rollout() as run, contextlib.suppress(Interrupt), scope("writer"):
+            raise Interrupt
+        errors.append(next(event.error for event in run.trace.events if event.name == "writer"))
+        register(Interrupt)
+    assert errors == ["Interrupt", None]
