@@ -164,7 +164,7 @@ class Collector:
         failures = [outcome for outcome in outcomes if isinstance(outcome, InfrastructureError)]
         if len(groups) > 1 and failures and len(failures) == len(outcomes):
             raise InfrastructureError(
-                f"the judge scored none of {len(outcomes)} groups; the first error: {failures[0]}"
+                f"the judge {self.config.credit.judge.model!r} scored none of {len(outcomes)} groups; the first error: {failures[0]}"
             )
         for failure in failures:
             logger.warning("a group goes without the judge's scores: %s", failure)
