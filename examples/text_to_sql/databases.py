@@ -1,6 +1,6 @@
 """Two SQLite files for each schema, filled with data from fixed seeds.
 
-Rows, labels and sizes differ, so a wrong query that passes on one filling by chance is unlikely to pass on both. The files are created
+Rows, labels and sizes differ, so a wrong query that matches one filling by chance is unlikely to match both. The files are created
 on first use in the user's cache folder. Their names contain a digest of their content.
 """
 

@@ -104,7 +104,7 @@ def _run_team(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
 @contextmanager
 def _scope_on_runtime(team: Any) -> Generator[None]:
-    """Handle messages to ``team`` in the current scope, whatever started its runtime."""
+    """Handle messages to ``team`` in the current scope, also on a runtime started elsewhere."""
     patches = Patches(lambda: True)  # the runtime's own tasks may be outside any rollout
     with record("autogen_agentchat.runtime"):
         if isinstance(team._runtime, SingleThreadedAgentRuntime):
