@@ -12,6 +12,8 @@ from lightning_core.errors import TrainingError
 from lightning_core.trainers.attention import Forest, TreeAttention, plan_blocks, use_lightning_attention
 from lightning_core.trainers.model import load_model
 
+pytestmark = pytest.mark.numeric
+
 SMALL = {
     "vocab_size": 50,
     "hidden_size": 32,

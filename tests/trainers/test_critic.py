@@ -16,6 +16,8 @@ from lightning_core.trainers.settings import TorchTrainerConfig
 from lightning_core.trainers.torch_trainer import TorchTrainer
 from lightning_core.transitions import Transition
 
+pytestmark = pytest.mark.numeric
+
 
 def transition(call: str, prompt: list[int], output: list[int], sequence: int, rollout: str = "r") -> Transition:
     return Transition(

@@ -12,6 +12,8 @@ from lightning_core.trainers.precision import bfloat16_unit, choose_dtype, set_p
 from lightning_core.trainers.torch_trainer import TorchTrainer
 from tests.trainers.test_torch_trainer import gradients, make, sampled_rows, weights
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.mark.parametrize(
     ("name", "supported", "expected"),

@@ -17,6 +17,8 @@ from lightning_core.trainers.torch_trainer import TorchTrainer
 from tests.tiny_model import make_tiny_model
 from tests.trainers.test_torch_trainer import gradients, make, sample, sampled_rows
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.mark.parametrize("options", [{}, {"tuning": "lora", "lora_rank": 4}, {"train_layers": 1}], ids=str)
 def test_gradients_and_samples_are_the_same(

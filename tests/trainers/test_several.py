@@ -25,6 +25,8 @@ from lightning_core.transitions import Row, Transition
 from tests.trainers.rows import make_row
 from tests.trainers.test_torch_trainer import ROUNDING, logprobs_apart
 
+pytestmark = pytest.mark.numeric
+
 Make = Callable[..., SeveralTrainer]
 GREEDY = SamplingParams(max_tokens=8, temperature=0)
 LORA = {"tuning": "lora", "lora_rank": 4}

@@ -16,6 +16,8 @@ from lightning_core.trainers.attention import use_lightning_attention
 from lightning_core.trainers.model import load_model
 from lightning_core.trainers.torch_backend import SampledModel, TorchBackend
 
+pytestmark = pytest.mark.numeric
+
 GREEDY = SamplingParams(max_tokens=6, temperature=0)
 
 

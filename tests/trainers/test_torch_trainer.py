@@ -20,6 +20,8 @@ from lightning_core.trainers.torch_trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 
+pytestmark = pytest.mark.numeric
+
 ROUNDING = 1e-5
 """Two float32 logprobs of the same weights and tokens are nearer than this on every CPU; 2.4e-7 was measured."""
 
@@ -306,6 +308,7 @@ def test_a_bandit_is_learned(tiny_llama: Path, trainers: list[TorchTrainer], opt
                 for i, ((_, prompt), d) in enumerate(zip(jobs, deltas, strict=True))
             ]
         )
-    assert history[0] < 0.5
-    # Adapters on a frozen random network get less far than training all of it.
-    assert np.mean(history[-3:]) > (0.7 if "tuning" in options else 0.95)
+    assert history[0] < 0.4
+    # Adapters on a frozen random network get less far than training all of it: from 0.2 to between 0.59 and 0.87 with five
+    # seeds. Rounding sends a run down another path on another CPU, so the bound holds for all of them.
+    assert np.mean(history[-3:]) > (0.5 if "tuning" in options else 0.95)
