@@ -1,5 +1,5 @@
-# make demo | demo-sql | test | test-numeric | test-pythons | test-lowest | test-vllm | test-verl | test-parity | lint: each makes its environment first, once, and
-# again when what it is made from changes.
+# make demo | demo-sql | test | test-numeric | test-pythons | test-lowest | test-vllm | test-verl | test-parity | lint: each makes its
+# environment first, once, and again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
 # pip listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build of torch.

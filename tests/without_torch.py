@@ -1,6 +1,6 @@
 """A pytest plugin for an environment without torch: `pytest -p tests.without_torch` skips the tests that import it.
 
-Only a missing torch, or an error of ours that says so, is a reason to skip. Without the plugin it stays an error.
+Only a missing torch, or our error that names the extra `torch`, is a reason to skip. Without the plugin both stay errors.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ import pytest
 from lightning_core.errors import MissingExtra
 
 REASON = "torch is not installed"
-# transformers without torch has these names, but every use of them raises.
-PACKAGES = {"torch", "safetensors.torch"}
 
 
 def is_torch_missing(error: BaseException | None) -> bool:
-    """Whether ``error`` or what caused it is the import of torch."""
+    """Whether ``error`` or its cause is a failed import of torch."""
     while error is not None:
-        if isinstance(error, ModuleNotFoundError) and error.name in PACKAGES:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             return True
-        if isinstance(error, MissingExtra) and "torch" in str(error):
+        if isinstance(error, MissingExtra) and error.extra == "torch":
             return True
         error = getattr(error, "cause", None) or error.__cause__
     return False
