@@ -57,7 +57,7 @@ def install(python: Path, folder: Path) -> None:
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == digest:
         return
     subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
-    pip = (folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet")
+    pip = (folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-qq")
     subprocess.run([*pip, "-c", "constraints.txt", "-e", f".[{EXTRAS}]", *MORE], cwd=ROOT, check=True)
     stamp.write_text(digest, encoding="utf-8")
 
