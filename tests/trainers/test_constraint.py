@@ -18,10 +18,10 @@ from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.errors import PolicyRequestError
 from lightning_core.model.constraint import Constraints
-from lightning_core.model.settings import TorchTrainerConfig
 from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row, trace_to_transitions, transitions_to_rows
+from tests.trainers.sections import parts
 
 SCHEMA = {
     "type": "object",
@@ -33,9 +33,7 @@ SCHEMA = {
 
 @pytest.fixture(scope="module")
 def trainer(tiny_llama: Path) -> Iterator[TorchTrainer]:
-    trainer = TorchTrainer(
-        TorchTrainerConfig(model=str(tiny_llama), dtype="float32", device="cpu", learning_rate=1e-2, gather_ms=2.0)
-    )
+    trainer = TorchTrainer(**parts(model=str(tiny_llama), dtype="float32", learning_rate=1e-2, gather_ms=2.0))
     yield trainer
     trainer.close()
 

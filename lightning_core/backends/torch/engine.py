@@ -73,11 +73,11 @@ class TorchBackend:
         models: Mapping[str, SampledModel],
         *,
         max_context: int,
-        max_batch: int = 64,
-        gather_ms: float = 10.0,
+        max_batch: int,
+        gather_ms: float,
+        seed: int,
         cached_tokens: int = 16384,
         prefill_tokens: int = 2048,
-        seed: int = 0,
     ) -> None:
         """``gather_ms``: how long an idle engine waits for company of a first request.
 
