@@ -1,4 +1,4 @@
-"""The settings of each policy of a run: its own section, with the common sections filling the gaps."""
+"""The settings of each policy: its own section, then the common sections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_core.trace import BASE, POLICY
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySettings:
-    """The settings of one policy, resolved; each field is documented in the configuration's sections."""
+    """The resolved settings of one policy; see the sections for each field."""
 
     model: str
     tuning: Literal["full", "lora"]
@@ -36,7 +36,10 @@ class PolicySettings:
 
 
 def policy_settings(c: Sections) -> dict[str, PolicySettings]:
-    """The policies of a run, by the names that backends serve them under; a run without ``policies`` has one."""
+    """The policies of a run, by the names that backends serve them under.
+
+    A run without ``policies`` has one, named ``policy``.
+    """
     named = {name: _settings(c, p) for name, p in c.policies.items()}
     return named or {POLICY: _settings(c, NamedPolicy(agents=()))}
 

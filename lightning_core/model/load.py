@@ -18,7 +18,10 @@ from lightning_core.model.tuning import choose_device, choose_dtype
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """Weights, tokenizer and their properties. Policies that are adapters of one model share it."""
+    """Weights, tokenizer and their properties.
+
+    Policies that are adapters of one model share one.
+    """
 
     model: Any
     tokenizer: Any

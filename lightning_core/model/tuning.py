@@ -62,7 +62,7 @@ class Tuning:
     adapter: str | None = None
 
     def active(self) -> AbstractContextManager[None]:
-        """Select these weights among the model's adapters; to be held during forward and backward passes."""
+        """Context manager around forward and backward passes: selects the adapter."""
         return nullcontext() if self.adapters is None else self.adapters.use(self.adapter)
 
     def zero_grad(self) -> None:
@@ -108,8 +108,9 @@ def tune_adapter(
 
 
 def tune_weights(model: Any, *, layers: int | None, keep_base: bool) -> Tuning:
-    """Train the model's own weights: the top ``layers`` decoder layers and the final norm, or with None all.
+    """Train the model's own weights.
 
+    ``layers``: train the top so many decoder layers and the final norm; None for all weights.
     ``keep_base``: keep a copy of the initial weights. Raises `TrainingError` if the model has fewer layers.
     """
     model.requires_grad_(False)

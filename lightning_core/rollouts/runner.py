@@ -1,4 +1,4 @@
-"""Runs agents on tasks: many rollouts at once, each in its own scope, with a time limit and retries.
+"""Runs many rollouts at once, each in its own scope, with a time limit and retries.
 
 An agent entry is ``solve(task)``, sync (run on its own thread) or async (run on the runner's event loop). A rollout's
 status is
@@ -163,7 +163,10 @@ class Runner:
         raise AssertionError("unreachable: the last attempt is final")
 
     async def _attempt(self, job: Job, attempt: int, routing: Routing) -> Rollout:
-        """One attempt in its own scope. The scope outlives the endpoint's session, so every call gets its span."""
+        """One attempt in its own scope.
+
+        The scope outlives the endpoint's session, so every call gets its span.
+        """
         key = self._endpoint.new_key()
         started = time.monotonic()
         status: Status = "ok"
@@ -267,7 +270,7 @@ async def _on_thread(function: Solve, task: Task) -> Any:
         except StopIteration as stop:
             # A future cannot carry StopIteration.
             error = RuntimeError(f"the agent raised {stop!r}")
-        except BaseException as raised:  # noqa: BLE001 - passed on through the future
+        except BaseException as raised:  # noqa: BLE001 - re-raised through the future
             error = raised
         try:
             loop.call_soon_threadsafe(settle, result, error)

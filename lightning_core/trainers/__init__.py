@@ -73,7 +73,10 @@ class Trainer(Protocol):
 
 
 def make_trainer(config: Config) -> Trainer:
-    """The trainer that ``config`` selects. Raises `MissingExtra` if its packages are not installed."""
+    """The trainer that ``config`` selects.
+
+    Raises `MissingExtra` if its packages are not installed.
+    """
     try:
         module = import_module("lightning_core.trainers.torch.make")
     except ModuleNotFoundError as error:

@@ -417,7 +417,9 @@ def test_policies_of_one_model_share_it(make: Make, tiny_qwen2: Path) -> None:
 
 def test_a_target_that_no_layer_has_is_refused(tiny_llama: Path) -> None:
     adapters = Adapters(load_model(tiny_llama, torch.float32))
-    with pytest.raises(ConfigError, match=r"names 'lm_head', but the linear layers of this model are \['down_proj', "):
+    with pytest.raises(
+        ConfigError, match=r"'lm_head' matches no layer; the linear layers of this model are \['down_proj', "
+    ):
         adapters.add("a", rank=4, alpha=8, targets=["q_proj", "lm_head"], seed=0)
 
 

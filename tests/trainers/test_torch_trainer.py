@@ -205,7 +205,7 @@ def test_a_checkpoint_of_something_else_is_refused(
     tiny_llama: Path, tiny_qwen2: Path, trainers: list[TorchTrainer], tmp_path: Path
 ) -> None:
     make(trainers, tiny_llama).save(tmp_path / "checkpoint")
-    with pytest.raises(TrainingError, match="model_type is 'llama' there and 'qwen2' here"):
+    with pytest.raises(TrainingError, match="its model_type is 'llama', but this trainer's is 'qwen2'"):
         make(trainers, tiny_qwen2).load(tmp_path / "checkpoint")
     with pytest.raises(TrainingError, match="not a checkpoint"):
         make(trainers, tiny_llama).load(tmp_path)

@@ -1,4 +1,4 @@
-"""The forward pass of a packed micro-batch: hidden states, logprobs and entropies of its trained tokens.
+"""The forward pass of a packed micro-batch: hidden states, logprobs, entropies.
 
 Dimensions: S packed tokens, P places whose logits are needed, E trained tokens, H hidden width, V vocabulary.
 """
@@ -32,7 +32,10 @@ class Forward:
         self._device: torch.device = model.get_input_embeddings().weight.device
 
     def hidden(self, batch: PackedBatch) -> Tensor:
-        """The last hidden states [P, H] at the micro-batch's places, in the dtype of the weights; differentiable."""
+        """The last hidden states [P, H] at the micro-batch's places; differentiable.
+
+        They have the dtype of the weights.
+        """
         tree = TreeAttention(plan_blocks(batch.forest), groups=self._geometry.groups, device=self._device)
         output = self._model.base_model(
             input_ids=self._tensor(batch.token_ids_S[None]),
@@ -45,8 +48,9 @@ class Forward:
     def logprobs(
         self, batch: PackedBatch, rows: Sequence[Row], *, entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Logprobs [E] of the trained tokens and, with ``entropy``, the entropies [E] of their distributions.
+        """Logprobs [E] of the trained tokens and, with ``entropy``, their entropies [E].
 
+        The entropies are those of the distributions that the tokens were sampled from.
         ``rows``: all rows of the step. Both are float32 and differentiable.
         """
         hidden_PH = self.hidden(batch)
@@ -62,7 +66,7 @@ class Forward:
         return logprobs_E, None if entropy_P is None else entropy_P[source_E]
 
     def _forbidden(self, batch: PackedBatch, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
-        """The places that predict constrained tokens, each with bool [V]: the tokens the constraint excluded."""
+        """The places of constrained tokens, each with bool [V]: the excluded tokens."""
         allowed = (
             allowed_V
             for row in (rows[index] for index in batch.rows)
@@ -84,7 +88,7 @@ class Reference:
     """Forward passes through the initial weights, without gradients."""
 
     def __init__(self, forward: Forward, context: Callable[[], AbstractContextManager[Any]]) -> None:
-        """``context`` is entered for each pass; it switches adapters off where they share the model."""
+        """``context``: entered for each pass, to switch off adapters on the same model."""
         self._forward = forward
         self._context = context
 

@@ -12,7 +12,10 @@ from lightning_core.trainers.torch.vllm_trainer import VllmTrainer
 
 
 def make_torch_trainer(config: Config) -> Trainer:
-    """The trainer for the policies of ``config``, with the sampler that ``policy.backend`` selects."""
+    """The trainer for the policies of ``config``.
+
+    ``policy.backend`` selects who samples.
+    """
     policies, algorithm, settings, seed = policy_settings(config), config.algorithm, config.trainer, config.run.seed
     if config.policies:
         return MultiPolicyTrainer(policies, algorithm, settings, seed=seed, base=config.policy.model)

@@ -43,7 +43,10 @@ class MultiPolicyTrainer:
         seed: int,
         base: str | None = None,
     ) -> None:
-        """``policies``: by name. ``base``: the model whose initial weights are served as ``base`` if a policy keeps them."""
+        """``policies``: by name.
+
+        ``base``: the model whose initial weights are served as ``base``, if a policy keeps them.
+        """
         keeper = _keeper(policies, base)
         policies = {name: replace(policy, keep_base=name == keeper) for name, policy in policies.items()}
         loaded = _load(policies)
@@ -84,7 +87,10 @@ class MultiPolicyTrainer:
         return self._chats
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
-        """See `Trainer.step`. Each policy is updated on its own rows; one without rows keeps weights and version."""
+        """See `Trainer.step`. Each policy is updated on its own rows.
+
+        A policy without rows keeps its weights and version.
+        """
         if not rows:
             raise TrainingError("step() got no rows")
         own: dict[str, list[Row]] = {name: [] for name in self.policies}
@@ -157,7 +163,7 @@ class MultiPolicyTrainer:
         self._steps = facts["steps"]
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write each policy as an ordinary Hugging Face folder, ``folder/NAME``; see `TorchTrainer.save_pretrained`."""
+        """Write each policy to ``folder/NAME``; see `TorchTrainer.save_pretrained`."""
         for name, trainer in self.policies.items():
             trainer.save_pretrained(folder / name)
 
@@ -167,7 +173,10 @@ class MultiPolicyTrainer:
 
 
 def _keeper(policies: Mapping[str, PolicySettings], base: str | None) -> str | None:
-    """The policy that serves the initial weights of the model ``base``: one with adapters, else one told to keep them."""
+    """The policy that serves the initial weights of the model ``base``.
+
+    Preferably one with adapters, which has them anyway; else one that keeps a copy.
+    """
     of_base = [name for name, policy in policies.items() if policy.model == base]
     free = [name for name in of_base if policies[name].tuning == "lora"]
     return next(iter([*free, *(name for name in of_base if policies[name].keep_base)]), None)

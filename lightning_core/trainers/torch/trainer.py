@@ -1,4 +1,7 @@
-"""The embedded trainer: one Hugging Face model, sampled and trained in this process, on the CPU or one GPU."""
+"""The embedded trainer: one model, sampled and trained in this process.
+
+The model is a Hugging Face model on the CPU or one GPU.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +152,10 @@ class TorchTrainer:
         return str(self._model.dtype).removeprefix("torch.")
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
-        """See `Trainer.step`. Rows whose advantages are all 0 cost nothing, but count in the means of the loss."""
+        """See `Trainer.step`.
+
+        Rows whose advantages are all 0 cost nothing, but count in the means of the loss.
+        """
         self.check(rows)
         updates = self.algorithm.updates_per_step
         chosen = rows_to_train(rows, self.algorithm)
@@ -321,7 +327,10 @@ class TorchTrainer:
 
     @torch.no_grad()
     def restore(self, state: checkpoint.Checkpoint) -> None:
-        """Continue from ``state``. Sampling must be paused, and the backend must have forgotten this policy."""
+        """Continue from ``state``.
+
+        Sampling must be paused, and the backend must have forgotten this policy.
+        """
         for name, master in self._tuning.masters.items():
             master.copy_(state.weights[name])
         self._tuning.publish()
@@ -351,7 +360,10 @@ def open_backend(settings: TrainerSection, max_context: int, *, seed: int) -> To
 
 
 def _tune(loaded: LoadedModel, policy: PolicySettings, *, name: str, seed: int, keep_base: bool) -> Tuning:
-    """The trained weights of ``policy``. ``keep_base``: keep the initial ones even if they are not served."""
+    """The trained weights of ``policy``.
+
+    ``keep_base``: keep the initial weights even if they are not served.
+    """
     lora = policy.lora
     if lora is None:
         return tune_weights(loaded.model, layers=policy.train_layers, keep_base=keep_base or policy.keep_base)

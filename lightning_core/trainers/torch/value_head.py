@@ -1,4 +1,6 @@
-"""The critic: a linear head on the policy's hidden states that predicts the reward still to come.
+"""The critic: a linear head on the policy's hidden states that predicts rewards.
+
+It predicts the sum of the rewards still to come.
 
 Its input is the policy's last hidden state at the prompt's last token, normalised to unit length and detached: the head is
 fitted to the policy's features and does not change them. It predicts one value per call, not per token, because the time
@@ -55,8 +57,9 @@ class ValueHead:
         return dict(zip(states, values_N.tolist(), strict=True))
 
     def learn(self, targets: Mapping[str, float]) -> dict[str, float]:
-        """Fit the values of calls to ``targets`` by least squares; returns metrics from before the update.
+        """Fit the values of calls to ``targets`` by least squares; returns metrics.
 
+        The metrics are from before the update.
         Raises `TrainingError` for a call that was not passed to `expected` since the last `learn`.
         """
         unknown = next((call for call in targets if call not in self._features), None)

@@ -19,7 +19,10 @@ from lightning_core.transitions import Row, Transition
 
 
 class VllmTrainer:
-    """A `Trainer` that updates weights with ``trainer`` and pushes them to a vLLM server after each step."""
+    """A `Trainer` whose policy is sampled by a vLLM server.
+
+    ``trainer`` updates the weights, which are pushed to the server after each step.
+    """
 
     def __init__(self, trainer: TorchTrainer, *, url: str | None, args: Sequence[str]) -> None:
         """``url``: a running server; None starts one with the further arguments ``args``.
