@@ -67,7 +67,15 @@ class Rollout:
         return self.trace.reward or 0.0
 
 
-OnAttempt = Callable[[Rollout, bool], None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attempt at a job; ``final``: it is not repeated."""
+
+    rollout: Rollout
+    final: bool
+
+
+OnAttempt = Callable[[Attempt], None]
 
 
 class Runner:
@@ -114,8 +122,8 @@ class Runner:
     def run(self, jobs: Sequence[Job], *, routing: Routing, on_attempt: OnAttempt | None = None) -> list[Rollout]:
         """Run one rollout per job and return the last attempt of each, in the order of ``jobs``.
 
-        ``on_attempt(rollout, final)`` is called as each attempt ends, one call at a time. Raises `RewardError` for an
-        invalid reward.
+        ``on_attempt`` is called with each attempt as it ends, one call at a time. Raises `RewardError` for an invalid
+        reward.
         """
         work = self.submit(jobs, routing=routing, on_attempt=on_attempt)
         try:
@@ -156,7 +164,7 @@ class Runner:
             ended = await self._attempt(job, attempt, routing)
             final = ended.status != "infrastructure" or attempt == self._settings.retries
             if on_attempt is not None:
-                on_attempt(ended, final)
+                on_attempt(Attempt(rollout=ended, final=final))
             if final:
                 return ended
             logger.warning("task %r: attempt %d failed (%s); retrying", job.task_id, attempt + 1, ended.error)
