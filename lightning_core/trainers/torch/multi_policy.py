@@ -18,7 +18,7 @@ from lightning_core.backends.torch.engine import TorchBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.resolve import PolicySettings
-from lightning_core.config.trainer import Trainer as TrainerSection
+from lightning_core.config.trainer import TrainerSection
 from lightning_core.errors import TrainingError
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.source import resolve_model

@@ -24,7 +24,7 @@ from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.checks import impossible_algorithm
 from lightning_core.config.resolve import PolicySettings
 from lightning_core.config.source import dotted
-from lightning_core.config.trainer import Trainer as TrainerSection
+from lightning_core.config.trainer import TrainerSection
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.model.load import LoadedModel, load
 from lightning_core.model.tuning import Tuning, tune_adapter, tune_weights
