@@ -24,7 +24,7 @@ from tests.core.episodes import call, event
 
 @dataclass(kw_only=True)
 class ScriptedAgents:
-    """One call of each of ``agents`` in each rollout, unless its task is in ``silent``. Implements `Agents`."""
+    """One call of each of ``agents`` in each rollout, unless its task is in ``silent``. Implements `AgentPool`."""
 
     agents: tuple[str, ...] = ("writer",)
 

@@ -1,1 +1,1 @@
-"""Tasks to rollouts to rows, once, for every trainer."""
+"""From tasks to rollouts to rows. The same code for every trainer."""

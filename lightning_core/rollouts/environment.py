@@ -22,7 +22,7 @@ from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import upstream_target
 from lightning_core.otel import exporting
 from lightning_core.rollouts.judge import Judged, judge_group
-from lightning_core.rollouts.runner import Attempt, Job, RewardFunction, Rollout, Runner, RunnerSettings, Solve
+from lightning_core.rollouts.runner import Attempt, Job, RewardFunction, Rollout, Runner, Solve
 
 _JUDGED_AT_ONCE = 8
 
@@ -52,12 +52,12 @@ class LocalAgents:
     async def roll_out(
         self, jobs: Sequence[Job], routing: Routing, record: Callable[[Sequence[Attempt]], None]
     ) -> Sequence[Rollout]:
-        """The last attempt at each job; see `Agents.roll_out`."""
+        """The last attempt at each job; see `AgentPool.roll_out`."""
         work = self._runner.submit(jobs, routing=routing, on_attempt=lambda attempt: record([attempt]))
         return await asyncio.wrap_future(work)
 
     async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
-        """The judge's scores of one group; see `Agents.judge`."""
+        """The judge's scores of one group; see `AgentPool.judge`."""
         assert self._judge is not None, "called only with credit.judge"
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._judges, judge_group, episodes, self._judge, self._endpoint, step)
@@ -79,19 +79,14 @@ def open_agents(
     """
     upstream = config.policy.upstream
     target = None if upstream is None else upstream_target(upstream.base_url, upstream.api_key_env)
-    settings = RunnerSettings(
-        concurrency=concurrency or config.rollouts.concurrency,
-        timeout_seconds=config.rollouts.timeout_seconds,
-        retries=config.rollouts.retries,
-        redirect_hosts=config.rollouts.redirect_hosts,
-        agents=frozenset(config.agents.train or ()) | frozenset(config.agents.frozen),
-    )
+    settings = config.rollouts.model_copy(update={"concurrency": concurrency or config.rollouts.concurrency})
+    agents = frozenset(config.agents.train or ()) | frozenset(config.agents.frozen)
     limits = Limits()
-    # Every rollout may have a request, and some have several at the same time.
+    # Every rollout must be able to send requests, and some agents send several at a time.
     limits = replace(limits, requests=max(limits.requests, 4 * settings.concurrency))
     with (
         PolicyEndpoint(backend, chats, upstream=target, limits=limits) as endpoint,
-        Runner(solve, endpoint=endpoint, settings=settings, reward_function=reward_function) as runner,
+        Runner(solve, endpoint=endpoint, settings=settings, agents=agents, reward_function=reward_function) as runner,
         ThreadPoolExecutor(_JUDGED_AT_ONCE, thread_name_prefix="lightning-judge") as judges,
     ):
         yield LocalAgents(config, runner, endpoint, judges)

@@ -57,13 +57,13 @@ class ClusterAgents:
     async def roll_out(
         self, jobs: Sequence[Job], routing: Routing, record: Callable[[Sequence[Attempt]], None]
     ) -> Sequence[Rollout]:
-        """Run all jobs on one worker, so that they share its caches; see `Agents.roll_out`."""
+        """Run all jobs on one worker, so that they share its caches; see `AgentPool.roll_out`."""
         attempts: list[Attempt] = await self._call("roll_out", jobs, routing)
         await asyncio.to_thread(record, attempts)
         return [a.rollout for a in attempts if a.final]
 
     async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
-        """See `Agents.judge`."""
+        """See `AgentPool.judge`."""
         return await self._call("judge", episodes, step)
 
     async def _call(self, method: str, *arguments: Any) -> Any:
