@@ -1,5 +1,6 @@
 """The whole circle on a tiny random model: real endpoint, real client, real updates."""
 
+import contextvars
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from lightning_core import fit, load_config
@@ -129,6 +131,23 @@ def test_several_policies_of_failure(model: Path, tmp_path: Path):
     result = fit(solve, config=load_config(settings(model, tmp_path, trainer={"steps": 2}, tasks={"eval": None})))
     assert sum(m["rollouts_failed"] for m in result.metrics) == 8
     assert result.summary.eval is None
+
+
+def test_agents_run_in_the_callers_context_and_may_use_anyio(model: Path, tmp_path: Path):
+    variable = contextvars.ContextVar("variable", default="unset")
+    seen: set[str] = set()
+
+    def solve(task: dict[str, Any]) -> float:
+        async def answer() -> float:
+            return bandit.solve(task)
+
+        seen.add(variable.get())
+        return anyio.run(answer)
+
+    variable.set("the caller's")
+    result = fit(solve, config=load_config(settings(model, tmp_path, trainer={"steps": 1}, tasks={"eval": None})))
+    assert seen == {"the caller's"}
+    assert result.metrics[0]["rollouts_failed"] == 0
 
 
 def test_lora_trains_one_agent_while_another_keeps_the_base_weights(model: Path, tmp_path: Path):
