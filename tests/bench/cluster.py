@@ -91,7 +91,7 @@ def ray_nodes(count: int, workers: int, folder: Path) -> Iterator[None]:
     cpus = -(-workers // count) + 8
     driver: dict[str, Any] = {
         "log_to_driver": False,
-        "runtime_env": {"env_vars": {**ENVIRONMENT, "PYTHONPATH": os.getcwd()}},
+        "runtime_env": {"env_vars": ENVIRONMENT},
     }
     if count == 1:
         own = {"include_dashboard": False, "_temp_dir": str(folder), "_node_ip_address": "127.0.0.1"}

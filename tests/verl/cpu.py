@@ -24,7 +24,7 @@ ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": os.getcwd(),
+    "PYTHONPATH": os.pathsep.join([os.getcwd(), os.path.join(os.getcwd(), "integrations")]),
 }
 SETTINGS: dict[str, Any] = {
     "trainer.device": "cpu",

@@ -64,9 +64,7 @@ def cluster() -> Iterator[None]:
         include_dashboard=False,
         _node_ip_address="127.0.0.1",
         log_to_driver=False,
-        runtime_env={
-            "env_vars": {"PYTHONPATH": os.getcwd(), **{k: ENVIRONMENT[k] for k in ENVIRONMENT if k != "PYTHONPATH"}}
-        },
+        runtime_env={"env_vars": ENVIRONMENT},
     )
     settings = {"enable": True, "backend": {"storage_backend": "SimpleStorage"}}
     settings["backend"]["SimpleStorage"] = {"total_storage_size": 100000, "num_data_storage_units": 1}
