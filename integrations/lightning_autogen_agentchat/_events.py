@@ -11,6 +11,7 @@ from autogen_core.models import FunctionExecutionResult
 
 from lightning_core.capture import current_address, record, scope
 from lightning_core.capture.spans import SpanHandle
+from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT
 
 _under_way: set[tuple[str, str]] = set()
 """Tool calls whose span is seen to: the span that their tool runs directly in, and their id."""
@@ -51,7 +52,7 @@ def is_recorded(call_id: str | None) -> bool:
 def note_execution(handle: SpanHandle, result: FunctionExecutionResult) -> None:
     """Put on its span what came out of a call: AgentChat makes an exception of a tool, or a tool that is not there, an answer."""
     with record("autogen_agentchat.tool"):
-        handle.set(gen_ai__tool__call__result=result.content)
+        handle.set(**{TOOL_RESULT: result.content})
         if result.is_error:
             handle.fail(result.content)
 
@@ -59,7 +60,7 @@ def note_execution(handle: SpanHandle, result: FunctionExecutionResult) -> None:
 def note_result(handle: SpanHandle, tool: Any, result: Any) -> None:
     """Put a tool's own result on its span."""
     with record("autogen_agentchat.tool"):
-        handle.set(gen_ai__tool__call__result=tool.return_value_as_string(result))
+        handle.set(**{TOOL_RESULT: tool.return_value_as_string(result)})
 
 
 def note_handoffs(executed: Sequence[Any], handoffs: Mapping[str, Any], agent: str) -> None:
@@ -77,5 +78,5 @@ def _attributes(arguments: Any, call_id: str | None) -> dict[str, Any]:
     attributes: dict[str, Any] = {}
     with record("autogen_agentchat.tool"):
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, default=repr, ensure_ascii=False)
-        attributes["gen_ai.tool.call.arguments"] = text
-    return attributes if call_id is None else attributes | {"gen_ai.tool.call.id": call_id}
+        attributes[TOOL_ARGUMENTS] = text
+    return attributes if call_id is None else attributes | {TOOL_CALL_ID: call_id}

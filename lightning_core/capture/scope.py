@@ -362,9 +362,9 @@ def reward(value: float, *, call: str | None = None, agent: str | None = None, n
         return
     attributes: dict[str, Any] = {tr.REWARD_VALUE: number}
     call = None if call is None else tr.call_id(call) or call
-    for key, item in (("call", call), ("agent", agent), ("name", name)):
+    for key, item in ((tr.REWARD_CALL, call), (tr.REWARD_AGENT, agent), (tr.REWARD_NAME, name)):
         if item is not None:
-            attributes[f"lightning.reward.{key}"] = item
+            attributes[key] = item
     start_span(current.address, name or "", "reward", agent=None, attributes=attributes).end()
 
 
@@ -373,7 +373,7 @@ def _note_rewards_of_nobody(run: Run) -> None:
     spans = run.spans
     calls = {span.span_id for span in spans if span.attributes.get(tr.OPERATION) == "chat"}
     for span in spans:
-        call = span.attributes.get("lightning.reward.call")
+        call = span.attributes.get(tr.REWARD_CALL)
         if call is not None and call not in calls:
             run.count(
                 "reward", detail=f"there is no call {call!r} in this rollout; expected the id of one of its responses"
