@@ -1,4 +1,4 @@
-"""``lightning-rl credit``: recomputes a run's credit with other rules and compares the two."""
+"""``lightning-rl credit``: recomputes a run's credit with other rules and compares them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def credit(options: argparse.Namespace) -> int:
         steps = sorted({r.step for r in store.rollouts(phase="train")} & {c.step for c in store.credit()})
         if options.step is not None:
             if options.step not in steps:
-                raise ConfigError(f"--step {options.step}: the run has credit for these steps: {_range(steps)}")
+                raise ConfigError(f"--step {options.step}: the run has credit for steps {_range(steps)}")
             steps = [options.step]
         changes = [change for step in steps for change in find_changes(store, step, rules)]
     if not changes:

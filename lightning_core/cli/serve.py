@@ -1,4 +1,4 @@
-"""``lightning-rl serve``: serves a trained policy, or any model, to OpenAI and Anthropic clients."""
+"""``lightning-rl serve``: a trained policy, or any model, for OpenAI and Anthropic clients."""
 
 from __future__ import annotations
 

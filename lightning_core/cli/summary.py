@@ -1,4 +1,4 @@
-"""The text of a run's results: the summary table, estimates, the verdict on the improvement."""
+"""A run's results as console output: the summary table, estimates, the verdict."""
 
 from __future__ import annotations
 

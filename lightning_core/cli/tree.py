@@ -116,7 +116,7 @@ def _header(trace: Trace, record: RolloutRecord | None) -> Iterator[str]:
 
 
 def _tree(trace: Trace, credit: Mapping[str, CallCredit], full: bool) -> Tree:
-    """Events and calls below their parents; items whose parent is not in the trace are top-level."""
+    """Events and calls below their parents; items with an unknown parent are top-level."""
     root = next(event.id for event in trace.events if event.kind == "rollout")
     items: dict[str, Call | Event] = {item.id: item for item in (*trace.events, *trace.calls)}
     children: dict[str, list[Call | Event]] = {}

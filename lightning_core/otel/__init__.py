@@ -1,4 +1,4 @@
-"""OpenTelemetry export and import: spans to collectors, traces from other instrumentations.
+"""OpenTelemetry export to collectors, and import of traces of other instrumentations.
 
 | file | contents |
 |---|---|

@@ -1,4 +1,4 @@
-"""Normalises foreign spans: attributes by convention first, then what needs the whole trace.
+"""Normalises foreign spans: first their attributes, then agents and duplicate calls.
 
 - **Agent of a call**: the nearest agent among its ancestors, or else the nearest graph node;
   never decided by time. An agent built as a graph is one agent, as in `capture.scope`.
@@ -28,7 +28,7 @@ CONVENTIONS: Mapping[str, Convention] = {
     "Traceloop": from_traceloop,
     "OpenTelemetry GenAI": from_genai,
 }
-"""Maps a span's name and attributes to our attributes, or to None for other spans; first match wins."""
+"""Each maps a span's name and attributes to ours, or to None; the first match wins."""
 
 
 def normalize_spans(spans: Iterable[SpanRecord]) -> list[SpanRecord]:
@@ -89,7 +89,7 @@ def _drop_malformed(merged: dict[str, Any], found: Mapping[str, Any]) -> dict[st
 def _duplicate_calls(
     ordered: Iterable[SpanRecord], ancestors: Mapping[str, Sequence[SpanRecord]], agents: Mapping[str, str | None]
 ) -> set[str]:
-    """Ids of spans whose call another span already stands for."""
+    """Ids of spans that record a call which another span records."""
     calls = [span for span in ordered if span.attributes.get(tr.OPERATION) == "chat"]
     duplicates = {span.span_id for span in calls if _is_inside_call(ancestors[span.span_id])}
     by_response: dict[str, str] = {}

@@ -121,7 +121,7 @@ class _WarnOnceExporter(SpanExporter):
 
 
 class _CapturedLog(logging.Filter):
-    """Holds back what the exporter logs on this thread (every attempt) and keeps the last message."""
+    """Suppresses what the exporter logs on this thread, and keeps the last message."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Lists and objects that a convention flattens into attribute keys, and their reconstruction."""
+"""Lists and objects that are flattened into attribute keys, and their reconstruction."""
 
 from __future__ import annotations
 

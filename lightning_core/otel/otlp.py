@@ -53,7 +53,10 @@ def spans_to_protobuf(spans: Iterable[SpanRecord], *, service: str = "lightning"
 
 
 def spans_from_protobuf(data: bytes, refused: list[str] | None = None) -> list[SpanRecord]:
-    """The spans of an OTLP message; see `spans_from_otlp`. Raises `MissingExtra` without opentelemetry-proto."""
+    """The spans of an OTLP message; see `spans_from_otlp`.
+
+    Raises `MissingExtra` without opentelemetry-proto.
+    """
     try:
         request = _messages().ExportTraceServiceRequest.FromString(data)
     except import_module("google.protobuf.message").DecodeError as error:

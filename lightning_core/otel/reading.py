@@ -110,7 +110,7 @@ def _read_document(document: Any) -> Iterator[SpanRecord]:
 
 
 def _from_sdk_json(span: Mapping[str, Any]) -> SpanRecord:
-    """A span as written by ``ReadableSpan.to_json``, or by Phoenix (flat status, nested attributes)."""
+    """A span of ``ReadableSpan.to_json`` or Phoenix (flat status, nested attributes)."""
     try:
         status = span.get("status") or {}
         code = str(span.get("status_code") or status.get("status_code") or "")

@@ -23,10 +23,10 @@ def checkpoint_step(checkpoint: Path) -> int:
 
 
 def to_sample(config: Config, checkpoint: Path) -> tuple[Config, Path | None]:
-    """A configuration of the torch trainer that samples from ``checkpoint``, and a checkpoint to load.
+    """The configuration to sample from ``checkpoint``, and a checkpoint to load, if any.
 
-    For a run with verl, the model is the one exported in its checkpoint, and there is no
-    checkpoint to load. Raises `ConfigError` if verl exported no model.
+    The trainer is always ``torch``. For a run with verl, the model is the one that its checkpoint
+    exports, and there is no checkpoint to load. Raises `ConfigError` if verl exported no model.
     """
     if config.trainer.name != "verl":
         return config, checkpoint

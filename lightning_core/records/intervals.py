@@ -44,7 +44,7 @@ class Estimate(NamedTuple):
 
 
 def confidence_interval(values: Sequence[float]) -> Estimate:
-    """The mean of ``values``, one per task, with its interval. Raises ValueError without values."""
+    """The mean of ``values``, one per task, with its interval. Raises ValueError if empty."""
     array = _checked(values)
     if set(array.tolist()) <= {0.0, 1.0}:
         return _wilson(array)
@@ -148,7 +148,10 @@ def compare(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[
 def compare_splits(
     before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]], splits: Mapping[str, str]
 ) -> dict[str, Comparison]:
-    """`compare` for each split; ``splits`` maps task ids to splits. Splits without common tasks are left out."""
+    """`compare` for each split; ``splits`` maps task ids to splits.
+
+    Splits without common tasks are left out.
+    """
     found: dict[str, Comparison] = {}
     for name in dict.fromkeys(splits.values()):
         first = {task: rewards for task, rewards in before.items() if splits.get(task) == name}

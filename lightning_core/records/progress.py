@@ -17,7 +17,7 @@ class Progress(Protocol):
     """Receives the loop's progress. Methods are thread-safe; terminal errors are not raised."""
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """A phase of ``total`` units starts, such as ``rollouts`` (None: unknown); the last one ends."""
+        """A phase of ``total`` units starts (None: unknown), such as ``rollouts``."""
         ...
 
     def advance(self, n: int = 1, tokens: int = 0) -> None:
@@ -176,7 +176,7 @@ class LiveProgress:
 
 
 def show_progress(stream: TextIO | None = None) -> Progress:
-    """The display for ``stream`` (default: standard error): live on a terminal, else plain lines."""
+    """The display for ``stream`` (standard error): live on a terminal, else plain lines."""
     stream = stream or sys.stderr
     console = Console(file=stream)
     return LiveProgress(console) if console.is_terminal and not console.is_dumb_terminal else PlainProgress(stream)

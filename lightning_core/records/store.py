@@ -283,7 +283,7 @@ class Store:
         )
 
     def trace(self, which: str | int) -> Trace:
-        """The trace of one rollout. Raises LookupError if not stored, ValueError if it has no spans."""
+        """The trace of one rollout. Raises LookupError if not stored, ValueError without spans."""
         return spans_to_trace(self.spans(which), counters=self.rollout(which).counters)
 
     def credit(self, *, rollout: str | int | None = None, step: int | None = None) -> list[CallCredit]:
