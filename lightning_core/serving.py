@@ -134,9 +134,9 @@ def open_serving(
 ) -> Generator[ServingEndpoint]:
     """Serve the policy of ``config`` while the body runs.
 
-    The weights are those of ``checkpoint`` if given. The defaults for temperature and number of tokens are those of the run's evaluation. Raises
-    `ConfigError` if the address cannot be used, or if it accepts requests from other machines and
-    ``api_key`` is not set.
+    The weights are those of ``checkpoint`` if given. The defaults for temperature and number of
+    tokens are those of the run's evaluation. Raises `ConfigError` if the address cannot be used,
+    or if it accepts requests from other machines and ``api_key`` is not set.
     """
     if api_key is None and not is_loopback(host):
         raise ConfigError(

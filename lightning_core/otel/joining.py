@@ -29,7 +29,8 @@ ORIGIN = "lightning.origin.trace_id"
 def join_spans(root: Address, ours: Iterable[SpanRecord], theirs: Iterable[SpanRecord]) -> list[SpanRecord]:
     """The spans to add or replace so that ``theirs`` join the rollout ``root``.
 
-    ``ours`` are the rollout's own spans. The result includes calls of ours with a new parent; they replace the span of the same id.
+    ``ours`` are the rollout's own spans. The result includes calls among them that get a new
+    parent; they replace the span of the same id.
     """
     own = {span.span_id: span for span in ours}
     calls = {i: s for i, s in own.items() if s.attributes.get(tr.OPERATION) == "chat"}
