@@ -22,7 +22,7 @@ def checkpoint_step(checkpoint: Path) -> int:
     return int(checkpoint.name.replace("-", "_").rpartition("_")[2])
 
 
-def to_sample(config: Config, checkpoint: Path) -> tuple[Config, Path | None]:
+def sampling_config(config: Config, checkpoint: Path) -> tuple[Config, Path | None]:
     """The configuration to sample from ``checkpoint``, and a checkpoint to load, if any.
 
     The trainer is always ``torch``. For a run with verl, the model is the one that its checkpoint
