@@ -172,7 +172,7 @@ def test_a_checkpoint_of_verls_is_sampled_from_its_export(tmp_path: Path) -> Non
         (tmp_path / "checkpoints" / name / "actor" / "huggingface").mkdir(parents=True)
     newest = checkpoints(tmp_path)[-1]
     assert newest.name == "global_step_10"
-    with pytest.raises(ConfigError, match="holds no exported model"):
+    with pytest.raises(ConfigError, match="contains no exported model"):
         sampling_config(config(), newest)
     (newest / "actor" / "huggingface" / "config.json").write_text("{}")
     found, rest = sampling_config(config(policy={"tuning": "lora"}), newest)
