@@ -6,6 +6,7 @@ It is a `Backend` like any other, so everything else on the way is real: HTTP, t
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -125,10 +126,16 @@ class ScriptedBackend:
 
 
 def _one_after_the_other(answers: Iterator[str]) -> Callable[[str], str]:
+    given = itertools.count()
+
     def play(prompt: str) -> str:
         try:
-            return next(answers)
+            answer = next(answers)
         except StopIteration:
-            raise RuntimeError(f"the script has no more answers; the prompt was {prompt[-200:]!r}") from None
+            raise RuntimeError(
+                f"the script has no more answers after {next(given)}; the prompt of this request ends with {prompt[-200:]!r}"
+            ) from None
+        next(given)
+        return answer
 
     return play

@@ -23,8 +23,8 @@ from lightning_core.capture.patching import Patches
 from lightning_core.capture.providers import MODEL_CALLS, PROVIDER_HOSTS, expand_hosts
 from lightning_core.config import load_config
 from lightning_core.endpoint.dialects import DIALECTS
+from lightning_core.testing.recording_server import Noted, RecordingServer
 from lightning_core.trace import Address
-from tests.recording_server import Noted, RecordingServer
 
 CHAT = "https://api.openai.com/v1/chat/completions"
 BODY = {"model": "gpt", "messages": [{"role": "user", "content": "hi"}]}
