@@ -22,7 +22,7 @@ class ByteTokenizer:
     """UTF-8 bytes as tokens 0–255, and two special tokens that frame messages in the ChatML manner."""
 
     chat_template = "ChatML over bytes"
-    all_special_tokens = list(_SPECIALS)  # noqa: RUF012 - the name and type that Hugging Face tokenizers have
+    all_special_tokens: list[str] = list(_SPECIALS)  # noqa: RUF012 - the name and type that Hugging Face tokenizers have
     eos_token = "<|im_end|>"
 
     def __len__(self) -> int:
