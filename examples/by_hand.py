@@ -40,7 +40,7 @@ client = OpenAI(api_key="any")
 
 @trainable("writer")
 def write(prompt: str) -> str:
-    """Call the model. Inside a rollout the policy endpoint answers, whatever model and URL the client names."""
+    """Call the model. Inside a rollout the policy endpoint answers instead of the one that the client names."""
     answer = client.chat.completions.create(model="gpt-4o-mini", messages=[{"role": "user", "content": prompt}])
     return answer.choices[0].message.content or ""
 

@@ -100,7 +100,7 @@ class ScriptedBackend:
         return self._tokenizer
 
     def check(self, params: SamplingParams) -> None:
-        """A script says what it says, in whatever form is asked for."""
+        """Accepts every request: a script is not constrained."""
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False

@@ -30,7 +30,7 @@ def tool_call(name: str, **arguments: Any) -> str:
 
 
 class _EveryModel(tuple[str, ...]):
-    """Model names, of which there is no unknown one: no request leaves the process for a real provider."""
+    """Model names that contain every string, so that no request is forwarded to a real provider."""
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str)
