@@ -45,7 +45,7 @@ Values = Callable[[Sequence[Transition]], Mapping[str, float]]
 """A critic: the expected return at each call's prompt, by call id."""
 
 
-class Agents(Protocol):
+class AgentPool(Protocol):
     """Runs agents and the judge: in this process, or on the workers of a cluster."""
 
     async def roll_out(self, jobs: Sequence[Job], routing: Routing, record: Record) -> Sequence[Rollout]:
@@ -92,7 +92,7 @@ class Collector:
     def __init__(
         self,
         config: Config,
-        agents: Agents,
+        agents: AgentPool,
         store: Store,
         *,
         values: Values | None = None,

@@ -65,12 +65,12 @@ class LocalAgents:
     async def roll_out(
         self, jobs: Sequence[Job], routing: Routing, record: Callable[[Sequence[Attempt]], None]
     ) -> Sequence[Rollout]:
-        """The last attempt at each job; see `Agents.roll_out`."""
+        """The last attempt at each job; see `AgentPool.roll_out`."""
         work = self._runner.submit(jobs, routing=routing, on_attempt=lambda attempt: record([attempt]))
         return await asyncio.wrap_future(work)
 
     async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
-        """The judge's scores of one group; see `Agents.judge`."""
+        """The judge's scores of one group; see `AgentPool.judge`."""
         assert self._judge is not None, "called only with credit.judge"
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._judges, judge_group, episodes, self._judge, self._endpoint, step)

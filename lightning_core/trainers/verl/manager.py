@@ -57,13 +57,13 @@ class ClusterAgents:
     async def roll_out(
         self, jobs: Sequence[Job], routing: Routing, record: Callable[[Sequence[Attempt]], None]
     ) -> Sequence[Rollout]:
-        """All jobs on one worker, so that they share its caches; see `Agents.roll_out`."""
+        """All jobs on one worker, so that they share its caches; see `AgentPool.roll_out`."""
         attempts: list[Attempt] = await self._workers.call("roll_out", jobs, routing, tries=self._tries)
         await asyncio.to_thread(record, attempts)
         return [a.rollout for a in attempts if a.final]
 
     async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
-        """See `Agents.judge`."""
+        """See `AgentPool.judge`."""
         try:
             return await self._workers.call("judge", episodes, step, tries=self._tries)
         except ray.exceptions.RayTaskError as error:
