@@ -290,7 +290,7 @@ class Shelf(Workbench):
     async def list_tools(self) -> list[Any]:
         return [FunctionTool(add, description="Add two numbers.").schema]
 
-    async def tool_call(
+    async def call_tool(
         self, name: str, arguments: Any = None, cancellation_token: Any = None, call_id: str | None = None
     ) -> ToolResult:
         is_error = arguments["b"] < 0

@@ -43,3 +43,8 @@ def test_overriding_is_an_error(name: str, inherited: bool) -> None:
     bases = (type("Mixin", (), body), IntegrationContract) if inherited else (IntegrationContract,)
     with pytest.raises(TypeError, match=f"overrides .*{name}"):
         type("TestMine", bases, {} if inherited else body)
+
+
+def test_the_distribution_must_be_named() -> None:
+    with pytest.raises(TypeError, match=r"TestMine does not set \['distribution'\]"):
+        type("TestMine", (IntegrationContract,), {"adapter": contracts()[0].adapter})
