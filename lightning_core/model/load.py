@@ -11,10 +11,11 @@ from lightning_core.errors import ConfigError
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.attention import Geometry, use_lightning_attention
 from lightning_core.model.constraint import Constraints
+from lightning_core.model.precision import choose_dtype, set_product_precision
 from lightning_core.model.recompute import recompute_layers
 from lightning_core.model.settings import TorchTrainerConfig
 from lightning_core.model.source import eos_token_ids, load_model, load_tokenizer, resolve_model
-from lightning_core.model.tuning import choose_device, choose_dtype
+from lightning_core.model.tuning import choose_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,7 @@ class LoadedModel:
 def load(config: TorchTrainerConfig) -> LoadedModel:
     """The model that ``config`` names. Raises `ConfigError` if there is none, or if it allows fewer tokens than are asked for."""
     device = choose_device(config.device)
+    set_product_precision(config.dtype, device)
     folder = resolve_model(config.model)
     tokenizer = load_tokenizer(folder)
     model: Any = load_model(folder, choose_dtype(config.dtype, device), device)

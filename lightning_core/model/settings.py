@@ -25,7 +25,7 @@ class TorchTrainerConfig:
     keep_base: bool = False
     """Also serve the initial weights as the model ``base``. Free with LoRA, which always does; else a copy of what is trained."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """``auto``: bfloat16 on a GPU; on a CPU float32, whose matrix products use bfloat16 units (AMX) where there are any."""
+    """``auto``: bfloat16 on a GPU; on a CPU float32, with matrix products in bfloat16 where the CPU has AMX or AVX512_BF16."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gradient_checkpointing: bool = False
     """Keep only the inputs of the layers for the backward pass, and compute the layers again in it."""

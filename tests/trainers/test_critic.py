@@ -16,6 +16,8 @@ from lightning_core.trainers.torch.critic import Critic
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Transition
 
+pytestmark = pytest.mark.numeric
+
 
 def transition(call: str, prompt: list[int], output: list[int], sequence: int, rollout: str = "r") -> Transition:
     return Transition(

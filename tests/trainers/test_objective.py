@@ -24,6 +24,8 @@ from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 
+pytestmark = pytest.mark.numeric
+
 ONE = 10**6
 CLIPS = {"clip_low": 0.1, "clip_high": 0.15}
 LOSSES: dict[str, dict[str, Any]] = {
