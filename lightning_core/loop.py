@@ -15,7 +15,7 @@ from lightning_core.config import Config
 from lightning_core.config.credit_rules import policy_rules
 from lightning_core.config.imports import import_callable
 from lightning_core.errors import ConfigError
-from lightning_core.records.checkpoints import to_sample
+from lightning_core.records.checkpoints import sampling_config
 from lightning_core.records.folder import open_run_folder
 from lightning_core.records.progress import Progress, SilentProgress
 from lightning_core.records.report import MetricsLog
@@ -143,7 +143,7 @@ def evaluate(
 ) -> Evaluation:
     """One pass over held-out ``tasks`` with the configured weights, or with ``checkpoint``'s; recorded in ``folder``."""
     if checkpoint is not None:
-        config, checkpoint = to_sample(config, checkpoint)
+        config, checkpoint = sampling_config(config, checkpoint)
     solve, reward = solve or _agent(config), reward or _reward(config)
     tasks = held_out_tasks(config) if tasks is None else tasks
     with open_session(

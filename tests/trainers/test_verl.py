@@ -14,7 +14,7 @@ import pytest
 
 from lightning_core.config import Config, load_config
 from lightning_core.errors import ConfigError, ProofError, TrainingError
-from lightning_core.records.checkpoints import checkpoints, to_sample
+from lightning_core.records.checkpoints import checkpoints, sampling_config
 from lightning_core.records.store import Store
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.counts import add_counts, counts_to_metrics
@@ -202,8 +202,8 @@ def test_a_checkpoint_of_verls_is_sampled_from_its_export(tmp_path: Path) -> Non
         (tmp_path / "checkpoints" / name / "actor" / "huggingface").mkdir(parents=True)
     newest = checkpoints(tmp_path)[-1]
     assert newest.name == "global_step_10"
-    with pytest.raises(ConfigError, match="holds no exported model"):
-        to_sample(config(), newest)
+    with pytest.raises(ConfigError, match="contains no exported model"):
+        sampling_config(config(), newest)
     (newest / "actor" / "huggingface" / "config.json").write_text("{}")
-    found, rest = to_sample(config(policy={"tuning": "lora"}), newest)
+    found, rest = sampling_config(config(policy={"tuning": "lora"}), newest)
     assert (found.policy.model, found.trainer.name, rest) == (str(newest / "actor" / "huggingface"), "torch", None)

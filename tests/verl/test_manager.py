@@ -24,6 +24,7 @@ from lightning_core.config import dump_config, load_config
 from lightning_core.errors import RewardError
 from lightning_core.records.store import Store
 from lightning_core.rollouts.counts import counts_to_metrics
+from lightning_core.testing.recording_server import recording_server
 from lightning_core.trainers.verl.compose import compose_config
 from lightning_core.trainers.verl.dataset import TASK
 from lightning_core.trainers.verl.manager import LightningManager
@@ -31,7 +32,6 @@ from lightning_core.trainers.verl.records import FAILURE, read_metrics_of_verl
 from lightning_core.trainers.verl.rows import SIGNAL
 from lightning_core.trainers.verl.settings import defaults, translate
 from tests.collected import ScriptedAgents, collect_step
-from tests.recording_server import recording_server
 from tests.verl.cpu import ENVIRONMENT
 
 SECONDS = 180
