@@ -38,7 +38,7 @@ def fit(
     reward: RewardFunction | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Train the policy behind ``solve``'s agents, and measure it on held-out tasks before and after.
+    """Train the policy of ``solve``'s agents; evaluate it on held-out tasks before and after.
 
     ``solve(task)`` is the agent entry. Arguments that are not given are taken from ``config``. Raises `ConfigError`,
     `InfrastructureError`, `RewardError` or `TrainingError`; the last checkpoint is kept.
@@ -141,7 +141,10 @@ def evaluate(
     checkpoint: Path | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """One pass over held-out ``tasks`` with the configured weights, or with ``checkpoint``'s; recorded in ``folder``."""
+    """Run one pass over held-out ``tasks``, recorded in ``folder``.
+
+    Uses the weights of ``checkpoint``, if given, else the configured ones.
+    """
     if checkpoint is not None:
         config, checkpoint = sampling_config(config, checkpoint)
     solve, reward = solve or _agent(config), reward or _reward(config)

@@ -1,4 +1,7 @@
-"""An embedded run: weights, endpoint, agents and store, opened together. `loop` is the algorithm that uses them."""
+"""An embedded run: weights, endpoint, agents and store, opened together.
+
+`loop` is the algorithm that uses them.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ class TrainingSession:
         return to_evaluation((str(g.task["id"]), r.status, r.reward) for g in groups for r in g.rollouts)
 
     def save_checkpoint(self) -> Path:
-        """Write a checkpoint of this step and delete the oldest beyond ``trainer.keep_checkpoints``."""
+        """Write a checkpoint and delete the oldest beyond ``trainer.keep_checkpoints``."""
         folder = self.folder / "checkpoints" / f"step-{self.trainer.steps:06d}"
         self.trainer.save(folder)
         for old in checkpoints(self.folder)[: -self.config.trainer.keep_checkpoints]:
@@ -73,7 +76,10 @@ def open_session(
     reward_function: RewardFunction | None = None,
     checkpoint: Path | None = None,
 ) -> Generator[TrainingSession]:
-    """Install patches and integrations, load the weights, start the endpoint; at the end, undo all in reverse order."""
+    """Install patches and integrations, load the weights, start the endpoint.
+
+    At the end, all is undone in reverse order.
+    """
 
     def advance(rollout: Rollout) -> None:
         progress.advance(1, sum(len(c.output_ids) for c in rollout.trace.calls if c.output_ids is not None))

@@ -18,7 +18,10 @@ _POLL_SECONDS = 0.2
 
 
 class BackgroundLoop:
-    """Runs coroutine functions on the event loop of ``portal``. The calling thread may have a running loop itself."""
+    """Runs coroutine functions on the event loop of ``portal``.
+
+    The calling thread may have a running loop itself.
+    """
 
     def __init__(self, portal: BlockingPortal) -> None:
         self._portal = portal
@@ -46,6 +49,9 @@ class BackgroundLoop:
 
 @contextmanager
 def background_loop() -> Generator[BackgroundLoop]:
-    """Start a loop; at the end stop it and cancel what still runs on it if an exception was raised."""
+    """Start a loop and stop it at the end.
+
+    If an exception was raised, its coroutines are cancelled.
+    """
     with start_blocking_portal() as portal:
         yield BackgroundLoop(portal)

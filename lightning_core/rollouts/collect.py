@@ -1,4 +1,4 @@
-"""Collects the data of one update: tasks → rollouts → traces → transitions → advantages → rows.
+"""Collects the data of an update: tasks → rollouts → transitions → advantages → rows.
 
 Both trainers use this code. The embedded trainer collects a whole step (`collect`). verl's agent-loop manager calls the methods of
 `Collector` group by group, as verl requests groups.
@@ -48,14 +48,19 @@ class AgentPool(Protocol):
     """Runs agents and the judge: in this process, or on the workers of a cluster."""
 
     async def roll_out(self, jobs: Sequence[Job], routing: Routing, record: Record) -> Sequence[Rollout]:
-        """Return the last attempt at each job, and call ``record`` with every attempt, one or several at a time.
+        """Return the last attempt at each job.
+
+        Calls ``record`` with every attempt, one or several at a time.
 
         Raises `InfrastructureError` if the worker that ran them is lost, and `RewardError` for a missing or invalid reward.
         """
         ...
 
     async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
-        """Return the judge's scores for one group. Raises `InfrastructureError` if its worker is lost."""
+        """Return the judge's scores for one group.
+
+        Raises `InfrastructureError` if its worker is lost.
+        """
         ...
 
 
@@ -97,7 +102,10 @@ class Collector:
         values: Values | None = None,
         on_rollout: Callable[[Rollout], None] = lambda _: None,
     ) -> None:
-        """``values``: the critic, if a reward rule needs one. ``on_rollout``: called with the last attempt at each job."""
+        """``values``: the critic, if a reward rule needs one.
+
+        ``on_rollout``: called with the last attempt at each job.
+        """
         self.config = config
         self.rules = policy_rules(config)
         self._agents = agents
@@ -129,7 +137,10 @@ class Collector:
         return Group(task=task, step=step, rollouts=rollouts)
 
     async def roll_out_all(self, tasks: Sequence[Task], phase: Phase, step: int) -> list[Group]:
-        """Run one group for each task, all concurrently. Raises `InfrastructureError` if no rollout finished."""
+        """Run one group for each task, all concurrently.
+
+        Raises `InfrastructureError` if no rollout finished.
+        """
         try:
             async with asyncio.TaskGroup() as running:
                 groups = [running.create_task(self.roll_out(task, phase, step)) for task in tasks]
@@ -140,7 +151,10 @@ class Collector:
         return found
 
     def check(self, groups: Sequence[Group]) -> None:
-        """Raise `InfrastructureError` if no rollout finished; on the first call, `ConfigError` for unknown agents."""
+        """Raise `InfrastructureError` if no rollout finished.
+
+        On the first call, raise `ConfigError` for unknown agents.
+        """
         rollouts = [r for g in groups for r in g.rollouts]
         if all(r.status == "infrastructure" for r in rollouts):
             errors = [e for e in (*(g.error for g in groups), *(r.error for r in rollouts)) if e]
@@ -200,7 +214,10 @@ class Collector:
     def batch(
         self, groups: Sequence[Group], episodes: Sequence[Episode], credit: Credit, *, replaced: int = 0
     ) -> Batch:
-        """advantages → rows. ``groups``: all that ran, including the ``replaced`` ones; ``episodes``: without those."""
+        """advantages → rows.
+
+        ``groups``: all that ran, including the ``replaced`` ones; ``episodes``: without those.
+        """
         rows = [row for e in episodes for row in transitions_to_rows(e.transitions, credit.advantages)]
         rollouts = count_rollouts([r for g in groups for r in g.rollouts], lost=sum(g.lost for g in groups))
         counts = {**rollouts, "groups_refilled": replaced, **count_rows(rows), **credit.metrics}

@@ -15,7 +15,9 @@ _CONTEXTS = ("new", "clean", "realigned", "forked")
 
 
 def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0) -> dict[str, float]:
-    """Rollouts by status, the sum of their rewards, and their calls by how the prompt continues earlier context.
+    """Rollouts by status, the sum of their rewards, and their calls by context.
+
+    ``context``: how the prompt continues earlier ones.
 
     ``lost``: number of jobs without a rollout. They count as left out.
     """
@@ -45,7 +47,7 @@ def add_counts(total: Mapping[str, float], more: Mapping[str, float]) -> dict[st
 
 
 def counts_to_metrics(counts: Mapping[str, float]) -> dict[str, float]:
-    """Metrics of a step: the counts, with the mean reward in place of the sum, and rows per rollout."""
+    """Metrics of a step: the counts, the mean reward in place of the sum, rows per rollout."""
     rest = {key: value for key, value in counts.items() if key not in ("reward_sum", "rollouts_trained")}
     finished = counts["rollouts"] - counts["rollouts_left_out"]
     return {

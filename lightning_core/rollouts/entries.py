@@ -1,4 +1,7 @@
-"""Pure functions from tasks to jobs, and from rollouts to episodes and records. The same for every trainer."""
+"""Pure functions from tasks to jobs, and from rollouts to episodes and records.
+
+The same for every trainer.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,17 @@ from lightning_core.transitions import refused_calls, trace_to_transitions
 
 
 def trained_agents(config: Config) -> frozenset[str]:
-    """Names of the trained agents: ``agents.train`` if set, else the marked agents that are not frozen."""
+    """Names of the trained agents: ``agents.train``, or else the marked ones not frozen."""
     if config.agents.train is not None:
         return frozenset(config.agents.train)
     return frozenset(marked_agents()) - frozenset(config.agents.frozen)
 
 
 def pick_tasks(tasks: Sequence[Task], config: Config, step: int) -> list[Task]:
-    """The tasks of ``step``. Each pass over all tasks has its own order, which depends on ``run.seed`` alone."""
+    """The tasks of ``step``.
+
+    Each pass over all tasks has its own order, which depends on ``run.seed`` alone.
+    """
     size = config.rollouts.tasks_per_step
     picked: list[Task] = []
     for position in range(step * size, (step + 1) * size):
@@ -68,7 +74,7 @@ def routing_of(config: Config, trained: frozenset[str], phase: Phase) -> Routing
 
 
 def check_names(config: Config, rollouts: Sequence[Rollout]) -> None:
-    """Raise `ConfigError` if a configured agent did not appear in ``rollouts``, or if no agent is trained."""
+    """Raise `ConfigError` if a configured agent is not in ``rollouts`` or none is trained."""
     known = known_agents(r.trace for r in rollouts) | set(marked_agents())
     failed = next((f" The first failed rollout: {r.error}" for r in rollouts if r.status == "failed"), "")
     for key, names in (("train", config.agents.train or ()), ("frozen", config.agents.frozen)):

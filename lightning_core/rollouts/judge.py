@@ -1,4 +1,6 @@
-"""A judge: a model that scores all attempts at a task in one prompt, for tasks without a reward function.
+"""A judge: a model that scores all attempts at a task in one prompt.
+
+It serves tasks without a reward function.
 
 The prompt contains the common beginning of the attempts once, then the rest of each attempt (as RULER in OpenPipe's ART). Advantages
 depend only on differences within a group, and a model compares attempts more reliably when it sees them together. The judge calls the
@@ -30,7 +32,10 @@ NAME = "judge"
 _MAX_TOKENS = 512
 _SECONDS = 300
 _CHARACTERS = 4000
-"""Maximum length of an attempt's text in the prompt. Of a longer text, the beginning and the end are kept."""
+"""Maximum length of an attempt's text in the prompt.
+
+Of a longer text, the beginning and the end are kept.
+"""
 _RUBRIC = "An attempt is good if it does what the task asks, completely and correctly."
 
 
@@ -111,7 +116,10 @@ def judge_prompt(traces: Sequence[Trace], rubric: str | None) -> str:
 
 
 def read_scores(text: str, count: int) -> list[float]:
-    """The scores in the judge's answer, scaled to 0 to 1. Raises ValueError unless there are ``count``, from 0 to 10."""
+    """The scores in the judge's answer, scaled to 0 to 1.
+
+    Raises ValueError unless there are ``count``, from 0 to 10.
+    """
     start, end = text.find("{"), text.rfind("}")
     found: Any = json.loads(text[start : end + 1]) if start >= 0 else None
     scores = found.get("scores") if isinstance(found, dict) else None

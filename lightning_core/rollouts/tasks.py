@@ -1,4 +1,4 @@
-"""Tasks in: files or functions → a list of JSON objects, each with a unique string ``id``."""
+"""Loads tasks from files or functions: JSON objects, each with a unique string ``id``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Task = Mapping[str, Any]
 
 
 def load_tasks(source: TaskSource | str, *, key: str = "tasks") -> list[Task]:
-    """Read the tasks of ``source``. Raises `ConfigError` with file and line, or the task's number, if one is invalid."""
+    """Read the tasks of ``source``.
+
+    Raises `ConfigError` with file and line, or the task's number, if one is invalid.
+    """
     if isinstance(source, str):
         source = TaskSource(source=source)
     if is_callable_name(source.source):
@@ -39,7 +42,10 @@ def training_tasks(config: Config) -> list[Task]:
 
 
 def held_out_tasks(config: Config) -> list[Task]:
-    """The tasks of ``tasks.eval``. If there are more than ``eval.tasks``, a sample that is the same in every run."""
+    """The tasks of ``tasks.eval``.
+
+    If there are more than ``eval.tasks``, a sample that is the same in every run.
+    """
     tasks = _configured(config.tasks.eval, "tasks.eval")
     limit = config.eval.tasks
     return tasks if limit is None or limit >= len(tasks) else random.Random("eval").sample(tasks, limit)
@@ -52,7 +58,7 @@ def _configured(source: TaskSource | None, key: str) -> list[Task]:
 
 
 def check_tasks(items: Iterable[tuple[str, Any]], *, name: str) -> list[Task]:
-    """Return copies of the tasks in ``(place, task)`` pairs, each with an ``id``; at least one.
+    """Return copies of the tasks in ``(place, task)`` pairs, each with an ``id``.
 
     A task without an id gets its position, from 0. An integer id is converted to a string. Raises `ConfigError` for a task that is
     not a JSON object, for any other type of id, and for a duplicate id.

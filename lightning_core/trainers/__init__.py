@@ -38,7 +38,7 @@ class Trainer(Protocol):
         ...
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
-        """Update each policy on the ``rows`` (with advantages) that it sampled, and return the step's metrics.
+        """Update each policy on the ``rows`` that it sampled, and return the step's metrics.
 
         Raises `TrainingError` and leaves the weights unchanged if the loss or the gradient is not finite.
         """
@@ -52,7 +52,10 @@ class Trainer(Protocol):
         ...
 
     def learn_expected(self, targets: Mapping[str, float]) -> Mapping[str, float]:
-        """Fit the critic to ``targets``, the returns of calls it scored (by call id), and return metrics."""
+        """Fit the critic to ``targets`` and return metrics.
+
+        ``targets``: the returns of calls it scored, by call id.
+        """
         ...
 
     def save(self, folder: Path) -> None:
@@ -60,7 +63,9 @@ class Trainer(Protocol):
         ...
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        """Restore the state written by `save`. With ``weights_only``, skip the optimiser's state, to sample only.
+        """Restore the state written by `save`.
+
+        With ``weights_only``, skip the optimiser's state, to sample only.
 
         Raises `TrainingError` if it was saved from another model or tuning.
         """

@@ -33,6 +33,9 @@ class TrainerEntry(NamedTuple):
     """An entry of the table of trainers."""
 
     train: Callable[[Plan], None]
-    """Trains until the last step and writes store, metrics and checkpoints to the run's folder."""
+    """Trains until the last step. Writes store, metrics and checkpoints to the run's folder."""
     in_process: bool
-    """Whether agents run in this process. If so, ``solve`` and ``reward`` need no importable name."""
+    """Whether agents run in this process.
+
+    If so, ``solve`` and ``reward`` need no importable name.
+    """

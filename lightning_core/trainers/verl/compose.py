@@ -1,4 +1,7 @@
-"""Composes verl's configuration from verl's defaults, ours, ``trainer.verl``, and the keys that ours determines."""
+"""Composes verl's configuration.
+
+Its parts: verl's defaults, ours, ``trainer.verl``, and the keys that our configuration determines.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,16 @@ from lightning_core.errors import ConfigError
 from lightning_core.trainers.verl.settings import flatten
 
 _ENGINE = "model_engine"
-"""Hydra's config group of the training engine (FSDP, Megatron, …). It determines which keys exist."""
+"""Hydra's config group of the training engine (FSDP, Megatron, …).
+
+It determines which keys exist.
+"""
 
 
 def compose_config(derived: Mapping[str, Any], defaults: Mapping[str, Any], own: Mapping[str, Any]) -> DictConfig:
-    """verl's configuration with ``defaults``, then ``own`` (``trainer.verl``), then ``derived``.
+    """Merge verl's configuration with ``defaults``, ``own`` and ``derived``, in this order.
+
+    ``own``: the section ``trainer.verl``.
 
     Raises `ConfigError` for a key in ``own`` that verl does not have or that ``derived`` contains.
     """
@@ -44,7 +52,10 @@ def compose_config(derived: Mapping[str, Any], defaults: Mapping[str, Any], own:
 
 
 def _is_known(name: str, known: Mapping[str, Any]) -> bool:
-    """Whether verl has the key: a value, a section, or any key below a section that is empty by default."""
+    """Whether verl has the key.
+
+    It may be a value, a section, or below a section that is empty by default.
+    """
     parts = name.split(".")
     above = [".".join(parts[:count]) for count in range(1, len(parts))]
     return (

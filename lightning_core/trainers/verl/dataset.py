@@ -1,4 +1,7 @@
-"""The tasks as a dataset for verl, in the order of the embedded trainer, so that each step has the same tasks."""
+"""The tasks as a dataset for verl.
+
+In the order of the embedded trainer, so that each step has the same tasks.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ def read_tasks(path: Path) -> list[Task]:
 
 
 class TaskDataset(Dataset[Mapping[str, Any]]):
-    """The tasks of a file that `write_tasks` wrote. Constructed by verl (``verl.trainer.ppo.utils.create_rl_dataset``)."""
+    """The tasks of a file that `write_tasks` wrote.
+
+    Constructed by verl (``verl.trainer.ppo.utils.create_rl_dataset``).
+    """
 
     def __init__(self, data_files: Any, **_: Any) -> None:
         self._tasks = read_tasks(Path(str(data_files)))

@@ -1,4 +1,6 @@
-"""The advantage estimator registered with verl. It multiplies the rows' advantages by each token's weight in the loss.
+"""The advantage estimator registered with verl.
+
+It multiplies the rows' advantages by each token's weight in the loss.
 
 The advantages are computed by `credit` when the rollouts end and arrive as the rows' token-level rewards. verl's own estimators compare
 one row per rollout (GRPO) or treat rows separately. The losses are linear in the advantage, so multiplying by the token's weight

@@ -103,7 +103,10 @@ class LightningManager:
     def create(
         cls, *, config: Any, llm_client: Any, teacher_client: Any = None, reward_loop_worker_handles: Any = None
     ) -> LightningManager:
-        """Called by verl with its configuration; ``actor_rollout_ref.rollout.custom.lightning`` locates ours."""
+        """Called by verl with its configuration.
+
+        ``actor_rollout_ref.rollout.custom.lightning`` locates ours.
+        """
         del teacher_client, reward_loop_worker_handles  # the agents return the rewards
         rollout = config.actor_rollout_ref.rollout
         settings = rollout.custom["lightning"]
@@ -130,13 +133,16 @@ class LightningManager:
         return cls(ours, folder=Path(settings["folder"]), workers=WorkerPool(make, count))
 
     def generate_sequences(self, prompts: Any) -> None:
-        """Start the rollouts of ``prompts`` (a TensorDict) and return; their rows appear in TransferQueue."""
+        """Start the rollouts of ``prompts`` (a TensorDict) and return.
+
+        Their rows appear in TransferQueue.
+        """
         batch = read_prompts(prompts)
         work = asyncio.run_coroutine_threadsafe(self._dispatch(batch), self._loop)
         work.add_done_callback(self._stop_on_error)
 
     def _stop_on_error(self, work: Any) -> None:
-        """Write down the error of a finished dispatch, if it has one, and interrupt verl's trainer."""
+        """Write the error of a finished dispatch, if it has one, and interrupt verl's trainer."""
         error = work.exception()
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
@@ -159,7 +165,10 @@ class LightningManager:
                     await self._publish([await group])
 
     def _check(self, groups: Sequence[Group]) -> None:
-        """Check the first rollouts: at least one finished, all agents are known, and a trained agent made a call."""
+        """Check the first rollouts.
+
+        At least one finished, all agents are known, and a trained agent made a call.
+        """
         self._collector.check(groups)
         require_transitions(groups, self._collector.episodes(groups))
         self._checked = True
@@ -171,7 +180,10 @@ class LightningManager:
         return _Prompted(prompt=prompt, group=await self._collector.roll_out(prompt.task, phase, step))
 
     def _phase(self, prompt: Prompt) -> tuple[Phase, int]:
-        """The phase and the number of updates before it. verl counts steps from 1 and evaluates after the step."""
+        """The phase and the number of updates before it.
+
+        verl counts steps from 1 and evaluates after the step.
+        """
         if prompt.training:
             return "train", prompt.step - 1
         if prompt.step == 0:
@@ -207,7 +219,7 @@ class LightningManager:
     def _replaced_prompts(
         self, prompted: Sequence[_Prompted], by_rollout: Mapping[str, Episode], credit: Credit
     ) -> Collection[str]:
-        """The uids of the prompts that verl replaces: those without a signal, up to ``rollouts.refill`` per step."""
+        """The uids of the prompts to replace: no signal, up to ``rollouts.refill`` per step."""
         replaced: set[str] = set()
         for one in prompted:
             own = [by_rollout[r.trace.rollout] for r in one.group.rollouts if r.trace.rollout in by_rollout]
@@ -218,11 +230,17 @@ class LightningManager:
         return replaced
 
     def _credit_metrics(self, kept: Sequence[Episode], credit: Credit) -> Mapping[str, float]:
-        """The metrics of ``credit`` for ``kept`` alone. The embedded trainer does not count replaced groups either."""
+        """The metrics of ``credit`` for ``kept`` alone.
+
+        The embedded trainer does not count replaced groups either.
+        """
         return self._collector.credit(kept).metrics if kept else dict.fromkeys(credit.metrics, 0.0)
 
     async def _put(self, prompt: Prompt, rows: Sequence[VerlRow]) -> None:
-        """Put the rows, then the prompt's status: verl reads the rows of a prompt with a final status."""
+        """Put the rows, then the prompt's status.
+
+        verl reads the rows of a prompt with a final status.
+        """
         if rows:
             await tq.async_kv_batch_put(
                 keys=[row.key for row in rows],
@@ -235,7 +253,10 @@ class LightningManager:
 
 
 def _enable_interrupts() -> None:
-    """Undo SIG_IGN for SIGINT. Processes started in the background by a script inherit it and could not be interrupted."""
+    """Undo SIG_IGN for SIGINT.
+
+    Processes started in the background by a script inherit it and could not be interrupted.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

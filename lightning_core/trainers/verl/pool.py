@@ -1,4 +1,7 @@
-"""The rollout workers of a run. Calls are distributed in turn, and a lost worker is replaced."""
+"""The rollout workers of a run.
+
+Calls are distributed in turn, and a lost worker is replaced.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ class WorkerPool:
         self._next = 0
 
     async def call(self, method: str, *arguments: Any, tries: int) -> Any:
-        """Call ``method`` on the next worker and return its result. If its process is lost, try another, up to ``tries`` times.
+        """Call ``method`` on the next worker and return its result.
+
+        If its process is lost, try another, up to ``tries`` times.
 
         Raises `InfrastructureError` if every try lost its worker, and the exceptions of the method.
         """

@@ -40,7 +40,10 @@ class Prompt:
 
 
 def read_prompts(batch: Any) -> list[Prompt]:
-    """The prompts of a TensorDict with the columns of `TaskDataset` and verl's ``uid``, ``global_steps`` and ``validate``."""
+    """The prompts of verl's TensorDict.
+
+    Its columns: those of `TaskDataset`, and ``uid``, ``global_steps`` and ``validate``.
+    """
     columns = {key: _column(value, len(batch)) for key, value in batch.items()}
     training = not any(columns.pop("validate", [False]))
     prompts: list[Prompt] = []
@@ -53,7 +56,10 @@ def read_prompts(batch: Any) -> list[Prompt]:
 
 
 def _column(value: Any, length: int) -> Sequence[Any]:
-    """A column as a list. TensorDict stores a value that is the same for all rows as `NonTensorData`."""
+    """A column as a list.
+
+    TensorDict stores a value that is the same for all rows as `NonTensorData`.
+    """
     if isinstance(value, Tensor):
         return list(value.unbind(0))
     if isinstance(value, NonTensorData):

@@ -1,4 +1,4 @@
-"""Files of a run with verl besides the store: verl's log, and the error that stopped the run."""
+"""Files of a run with verl besides the store: verl's log, the error that stopped the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from lightning_core.rollouts.counts import counts_to_metrics
 from lightning_core.trace import describe
 
 FAILURE = "failure.pickle"
-"""The exception that stopped the run: written by the manager, raised by the process that started the run."""
+"""The exception that stopped the run.
+
+Written by the manager, raised by the process that started the run.
+"""
 LOG = "verl.jsonl"
 """verl's metrics, written by its file logger."""
 _ARCHIVED_LOG = "verl.before.jsonl"
@@ -21,7 +24,10 @@ _ARCHIVED_LOG = "verl.before.jsonl"
 
 
 def write_failure(folder: Path, error: BaseException) -> None:
-    """Write the error that stopped the run. An exception that cannot be pickled is replaced by its message."""
+    """Write the error that stopped the run.
+
+    An exception that cannot be pickled is replaced by its message.
+    """
     try:
         data = pickle.dumps(error)
         pickle.loads(data)
@@ -42,7 +48,7 @@ def archive_log(folder: Path) -> None:
 def read_metrics_of_verl(
     folder: Path, steps: Mapping[int, Mapping[str, float]], *, rows_per_update: int
 ) -> list[dict[str, Any]]:
-    """The metrics of each step: from the manager's counts (``steps``), and verl's own as ``verl/…``.
+    """The metrics of each step: from the counts in ``steps``, and verl's own as ``verl/…``.
 
     ``rows_padding_share``: the share of empty rows that verl pads the step's updates with.
     """

@@ -1,4 +1,4 @@
-"""Converts rows to the keys, fields and tags in TransferQueue that verl's replay buffer and trainer read. Pure.
+"""Converts rows to the keys, fields and tags that verl reads from TransferQueue. Pure.
 
 A row in verl is a prompt and a response. The response begins at the first sampled token; the new tokens of later prompts are in it with a
 response mask of 0. verl 0.9.1 documents the formats in ``verl/trainer/ppo/v1/replay_buffer.py``; test_contract.py checks them against
@@ -20,7 +20,10 @@ from lightning_core.trainers.torch.proof import prove_segment
 from lightning_core.transitions import Row
 
 SIGNAL = "lightning_signal"
-"""The value compared by verl's group filter: equal in all rows of a group to replace, different in every other group."""
+"""The value compared by verl's group filter.
+
+Equal in all rows of a group to replace, different within every other group.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,10 @@ def validation_row(group: Group, session: int, row: Row, *, reward: float) -> Ve
 def _row(
     group: Group, session: int, index: int, row: Row, rewards: Any, *, owner: str, info: Mapping[str, float]
 ) -> VerlRow:
-    """``owner``: the field ``uid``. In training, the rollout, by which the estimator groups rows; in validation, the prompt."""
+    """``owner``: the field ``uid``.
+
+    In training, the rollout, by which the estimator groups rows; in validation, the prompt.
+    """
     start = int(row.mask.argmax())
     input_ids = torch.from_numpy(row.token_ids.astype(np.int64))
     mask = torch.from_numpy(row.mask[start:].astype(np.int64))

@@ -22,7 +22,9 @@ _MODEL, _ACTOR, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor",
 
 
 def translate(c: Config, *, model: str, max_context: int, folder: Path, working_dir: Path) -> dict[str, Any]:
-    """The settings that ``c`` determines, by verl's dotted keys. A key that verl does not have begins with ``+``.
+    """The settings that ``c`` determines, by verl's dotted keys.
+
+    A key that verl does not have begins with ``+``.
 
     ``model``: folder or name on the Hub; ``max_context``: maximum tokens of prompt and response; ``folder``: the run's.
     """

@@ -1,4 +1,4 @@
-"""Runs verl's trainer from the process that starts a run: configuration, Ray cluster, errors, metrics."""
+"""Runs verl's trainer from the process that starts a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from lightning_core.trainers.verl.settings import defaults, rows_per_update, tra
 
 
 def verl_config(config: Config, folder: Path) -> Any:
-    """verl's configuration (a DictConfig) for a run in ``folder``. Raises `ConfigError` for invalid ``trainer.verl`` keys."""
+    """verl's configuration (a DictConfig) for a run in ``folder``.
+
+    Raises `ConfigError` for invalid ``trainer.verl`` keys.
+    """
     model = resolve_model(config.policy.model)
     max_context = config.policy.max_context or max_positions(model) or 0
     derived = translate(
@@ -38,7 +41,9 @@ def show_verl_config(config: Config, folder: Path) -> str:
 
 
 def train_with_verl(plan: Plan) -> None:
-    """Train until the last step, on the cluster at ``ray.address`` or on a new one on this machine.
+    """Train until the last step.
+
+    Runs on the cluster at ``ray.address``, or on a new one on this machine.
 
     Rollouts, credit, metrics and checkpoints are recorded in the run's folder. Raises the manager's error if it stopped the run
     (`RewardError`, `ConfigError`, …), and `TrainingError` if verl's trainer failed.
@@ -75,7 +80,10 @@ def _known_failure(error: Exception, folder: Path) -> BaseException | None:
 
 
 def _unknown_failure(error: Exception, folder: Path) -> TrainingError:
-    """An error with the last line of verl's. The full text is written to a file, as it contains tracebacks of Ray's processes."""
+    """An error with the last line of verl's.
+
+    The full text is written to a file, as it contains tracebacks of Ray's processes.
+    """
     report = folder / "verl.error.txt"
     report.write_text(str(error), encoding="utf-8")
     cause = getattr(error, "cause", error)

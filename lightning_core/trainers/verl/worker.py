@@ -1,4 +1,4 @@
-"""A Ray actor that runs agents, with its own policy endpoint in front of verl's model servers."""
+"""A Ray actor that runs agents, with a policy endpoint in front of verl's model servers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ class RolloutWorker:
         )
 
     async def roll_out(self, jobs: Sequence[Job], routing: Routing) -> list[Attempt]:
-        """All attempts at ``jobs``, including repeated ones. Raises `RewardError` for a missing or invalid reward."""
+        """All attempts at ``jobs``, including repeated ones.
+
+        Raises `RewardError` for a missing or invalid reward.
+        """
         attempts: list[Attempt] = []
         await self._agents.roll_out(jobs, routing, attempts.extend)
         return attempts
