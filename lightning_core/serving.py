@@ -102,7 +102,7 @@ class ServingEndpoint(PolicyEndpoint):
         """Names that a request may give as its model; trained policies first."""
         root = Address(rollout=secrets.token_hex(16), span=secrets.token_hex(8))
         everybody = Session(
-            root=root, routing=routing, seed=None, memory=RecentMemory(MEMORY_TOKENS), said=RecentAnswers()
+            root=root, routing=routing, seed=None, memory=RecentMemory(MEMORY_TOKENS), conversations=RecentAnswers()
         )
         # One client may be all there is: only the number of requests in all is limited.
         limits = Limits(requests_per_rollout=Limits().requests)

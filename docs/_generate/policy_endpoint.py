@@ -26,7 +26,7 @@ def fields_table() -> str:
     """What is honoured and what is accepted, by wire format."""
     rows = ["| request | honoured | accepted, and without meaning here |\n|---|---|---|\n"]
     for wire in DIALECTS:
-        rows.append(f"| `{wire.PATH}` | {_names(wire.FIELDS.honoured)} | {_names(wire.FIELDS.inert)} |\n")
+        rows.append(f"| `{wire.PATH}` | {_names(wire.FIELDS.supported)} | {_names(wire.FIELDS.ignored)} |\n")
     return "".join(rows)
 
 
@@ -36,7 +36,7 @@ def refused_table() -> str:
     for wire in DIALECTS:
         for name, refusal in wire.FIELDS.refused.items():
             unless = ", ".join(f"`{json.dumps(value)}`" for value in refusal.unless)
-            found.setdefault((name, f"{unless} | {refusal.why}"), []).append(wire.PATH)
+            found.setdefault((name, f"{unless} | {refusal.reason}"), []).append(wire.PATH)
     rows = [f"| `{name}` | {_names(paths)} | {why} |\n" for (name, why), paths in sorted(found.items())]
     return "".join(["| refused | in | unless it is | because |\n|---|---|---|---|\n", *rows])
 

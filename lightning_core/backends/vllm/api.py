@@ -37,7 +37,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServerInfo:
     """What a server serves."""
 
     model: str
@@ -119,7 +119,7 @@ class VllmApi:
 
     # Control ------------------------------------------------------------------------------------------------------------
 
-    def served(self) -> Served:
+    def server_info(self) -> ServerInfo:
         """What is served. Raises `ConfigError` if the server was not started as it must be."""
         models = self._call("GET", "/v1/models")
         if self._status("/is_paused") == 404:
@@ -133,7 +133,7 @@ class VllmApi:
             mode: str = config["model_config"]["logprobs_mode"]
             device: str = config["device_config"]["device"]
             pieces: bool = config["scheduler_config"]["enable_chunked_prefill"]
-            found = Served(model=first["id"], max_context=int(first["max_model_len"]), device=device)
+            found = ServerInfo(model=first["id"], max_context=int(first["max_model_len"]), device=device)
         except (LookupError, TypeError, ValueError) as error:
             raise self._unexpected(f"{models} and {config}") from error
         if mode != "processed_logprobs":

@@ -37,7 +37,7 @@ class VllmBackend:
 
     def __init__(self, url: str, *, max_context: int | None = None, version: int = 0) -> None:
         self._api = VllmApi(url)
-        self.served = self._api.served()
+        self.served = self._api.server_info()
         self._api.resume()  # from a pause that another run may have left behind
         self._max_context = min(self.served.max_context, max_context or self.served.max_context)
         self._version = version
