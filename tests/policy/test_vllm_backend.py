@@ -103,7 +103,7 @@ def test_line_ends_of_unicode_inside_an_event_do_not_end_it():
 
 def test_a_server_that_is_not_there():
     with pytest.raises(
-        InfrastructureError, match=r"no answer from the vLLM server http://127.0.0.1:9: .* Is it running\?"
+        InfrastructureError, match=r"no response from the vLLM server http://127.0.0.1:9: .* Check that it is running"
     ):
         VllmBackend("http://127.0.0.1:9")
 
