@@ -43,93 +43,96 @@ Pattern = Annotated[str, AfterValidator(_pattern)]
 
 
 class Format(Section):
-    """A form that responses should have."""
+    """A reward for responses of a given form."""
 
     pattern: Pattern
-    """A regular expression that is searched for in the response's text; `.` matches line ends too."""
+    """Regular expression to search for in the response's text. `.` also matches newlines."""
     weight: float
-    """The reward of a call whose response has it."""
+    """Reward of a call whose response matches."""
     agents: Names | None = None
-    """Whose responses; null: all trained agents'."""
+    """Agents that the format applies to; null: all trained agents."""
 
 
 class Rule(Section):
-    """A rule of your own."""
+    """A custom rule."""
 
     function: CallableName
-    """`module:callable`, called as `function(call, tools)` with a `Call` and the `ToolSignal`s of the tools that it asked for."""
+    """`module:callable`, called as `function(call, tools)` with a `Call` and the `ToolSignal`s of its tool calls. It
+    returns a number."""
     weight: float = 1.0
-    """What its result is multiplied with."""
+    """Coefficient of the function's result."""
 
 
-class Air(Section):
-    """Automatic intermediate rewards: what the run tells of itself, as rewards on the calls behind it."""
+class AirSection(Section):
+    """Automatic intermediate rewards: rewards of calls, computed from tool outcomes and response formats."""
 
     tool_ok: float = 0.0
-    """For each tool that a call asked for and that worked."""
+    """Reward per tool call that succeeded."""
     tool_error: float = 0.0
-    """For each that failed."""
+    """Reward per tool call that failed."""
     tool_unused: float = 0.0
-    """For each that was asked for and did not run: it does not exist, or its arguments could not be read."""
+    """Reward per tool call that did not run: unknown tool, or unreadable arguments."""
     tool_errors: dict[Pattern, float] = {}
-    """Regular expressions over a tool's error; the first that is found counts in place of `tool_error`."""
+    """Rewards by regular expression over the tool's error. The first match replaces `tool_error`."""
     truncated: float = 0.0
-    """For a response that ran into `max_tokens`."""
+    """Reward of a response that reached `max_tokens`."""
     formats: Annotated[tuple[Format, ...], Field(strict=False)] = ()
-    """Forms that responses should have."""
+    """Rewards for responses of a given form."""
     rules: Annotated[tuple[Rule, ...], Field(strict=False)] = ()
-    """Rules of your own."""
+    """Custom rules."""
 
 
 class Critic(Section):
-    """With `gae`: the value head, which learns what to expect of the rest of a rollout at each call's prompt."""
+    """With `gae`: the value head, which predicts the return from each call's prompt."""
 
     learning_rate: Positive = 1e-3
-    """AdamW's learning rate for the head."""
+    """Learning rate of the head (AdamW)."""
     epochs: Count = 8
     """Passes over each step's calls."""
 
 
 class Judge(Section):
-    """A model that scores the attempts at a task beside one another. Its own calls are never trained."""
+    """A model that scores all rollouts of a group in one prompt. Its own calls are never trained."""
 
     model: str
-    """Its name: `base` for the untrained weights, or one that goes on to `policy.upstream`."""
+    """Name of the model: `base` for the initial weights, or a model of `policy.upstream`."""
     rubric: str | None = None
-    """What makes an attempt good; null: how well it does what the task asks."""
+    """Criteria for a good rollout; null: how well it solves the task."""
     weight: float = 1.0
-    """What its score, from 0 to 1, is multiplied with before it is added to the episode's reward."""
+    """Coefficient of the score, which is from 0 to 1. The product is added to the episode's reward."""
     agent: str = "judge"
-    """The name that its calls are recorded under."""
+    """Agent name under which the judge's calls are recorded."""
 
 
-class Credit(Section):
-    """From the rewards of an episode to the advantage of each call; docs/credit-assignment.md has the equations."""
+class CreditSection(Section):
+    """Computes each call's advantage from an episode's rewards; docs/credit-assignment.md has the equations."""
 
     rewards: RuleName = "broadcast"
-    """`broadcast`: every call gets the episode's return, and what was given to it or its agent. `last-call`: the last trained call does.
-    `explicit`: only what was given to a call or its agent. `discounted`: the discounted sum of the rewards from the call on.
-    `leave-one-branch-out`: `broadcast`, with parallel branches compared among themselves. `gigpo`: the episode's advantage and that
-    among calls in the same place. `gae`: turn-level GAE with a critic. Or `module:callable`, called as `rule(episode, gamma)`."""
+    """`broadcast`: every call gets the episode's return plus its own and its agent's rewards. `last-call`: the last
+    trained call gets the episode's return, the others only their own rewards. `explicit`: only the rewards attached to
+    a call or its agent count. `discounted`: the discounted sum of the rewards from the call on. `leave-one-branch-out`:
+    `broadcast`, with parallel branches compared with each other. `gigpo`: the episode's advantage plus an advantage
+    among calls with the same anchor. `gae`: turn-level GAE with a critic. Or `module:callable`, called as
+    `rule(episode, gamma)`."""
     gamma: Gamma | None = None
-    """With `discounted`, `gigpo` and `gae`, or a rule of your own: the discount factor per call."""
+    """With `discounted`, `gigpo`, `gae` or a custom rule: the discount factor per call."""
     lam: Lam | None = None
-    """With `gae`: the λ of the estimator; null: 1."""
+    """With `gae`: λ of the estimator; null: 1."""
     step_weight: NotNegative | None = None
-    """With `gigpo`: the weight of the advantage among calls in the same place; null: 1."""
+    """With `gigpo`: weight of the advantage among calls with the same anchor; null: 1."""
     anchor: Anchor | None = None
-    """With `gigpo`: when two calls are in the same place: they were shown the same, or the same but for case and white space; null:
-    exact."""
+    """With `gigpo`: when two calls have the same anchor. `exact`: equal new messages. `normalised`: equal except for
+    case and white space. null: `exact`."""
     advantage: Advantage = "grpo"
-    """How a call's value is compared. Within its group: `grpo` (less the mean, over the deviation), `dr-grpo` (less the mean), `rloo`
-    (less the mean of the others), `reinforce++-baseline` (less the mean, then whitened over the batch). `reinforce++`: whitened
-    over the batch. `none`: not at all."""
+    """The baseline and scale of a call's value. Within its group: `grpo` (minus the mean, divided by the standard
+    deviation), `dr-grpo` (minus the mean), `rloo` (minus the mean of the others), `reinforce++-baseline` (minus the
+    mean, then whitened over the batch). `reinforce++`: whitened over the batch. `none`: the value itself."""
     group_by: GroupBy = ("task",)
-    """What calls of a group have in common: `[task, agent]` gives each agent a baseline of its own (Dr. MAS), `[task, agent, turn]` each
-    of its turns too (AT-GRPO)."""
-    air: Air | None = None
-    """Automatic intermediate rewards; null: none."""
+    """Keys that the calls of a group share. `[task, agent]`: a baseline per agent (Dr. MAS). `[task, agent, turn]`: a
+    baseline per agent and turn (AT-GRPO)."""
+    air: AirSection | None = None
+    """Automatic intermediate rewards; null: disabled."""
     critic: Critic | None = None
-    """With `gae`: the critic; null: its defaults."""
+    """With `gae`: the critic's settings; null: defaults."""
     judge: Judge | None = None
-    """A model that scores attempts; null: none."""
+    """A model that scores rollouts; null: disabled."""
