@@ -18,7 +18,10 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling parameters of one response. Logprobs are those of the distribution that is sampled from."""
+    """Sampling parameters of one response.
+
+    Logprobs are those of the distribution that is sampled from.
+    """
 
     max_tokens: int
     temperature: float = 1.0
@@ -69,7 +72,10 @@ class Backend(Protocol):
         ...
 
     def check(self, params: SamplingParams) -> None:
-        """Raise `PolicyRequestError` if ``params`` are not supported. Called before a response is started."""
+        """Raise `PolicyRequestError` if ``params`` are not supported.
+
+        Called before a response is started.
+        """
         ...
 
     def generate(

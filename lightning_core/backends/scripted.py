@@ -1,4 +1,4 @@
-"""A backend that answers from a script, for tests, docs and trying an agent without a model.
+"""A backend that answers from a script, for tests, docs and trials without a model.
 
 Everything else is real: HTTP, tokens, logprobs, spans.
 """
@@ -69,7 +69,9 @@ class ByteTokenizer:
 
 
 class ScriptedBackend:
-    """Answers with ``script(prompt text)``, or with the next string of ``script``. Every logprob is ``logprob``.
+    """Answers with ``script(prompt text)``, or with the next string of ``script``.
+
+    Every logprob is ``logprob``.
 
     ``models`` are live policies of ``version``, except ``base``.
     """

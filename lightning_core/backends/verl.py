@@ -20,7 +20,10 @@ class TokenOutput(Protocol):
 
 
 class LLMClient(Protocol):
-    """The used part of verl's ``LLMServerClient``. In asynchronous training it resumes interrupted responses."""
+    """The used part of verl's ``LLMServerClient``.
+
+    In asynchronous training it resumes interrupted responses.
+    """
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: Mapping[str, Any]
@@ -30,7 +33,9 @@ class LLMClient(Protocol):
 
 
 class VerlBackend:
-    """A `Backend` on ``client`` with one model, the live policy. Versions are verl's ``global_steps``.
+    """A `Backend` on ``client`` with one model, the live policy.
+
+    Versions are verl's ``global_steps``.
 
     Seeds are not used, because verl resumes an interrupted response with its first seed, which repeats the random numbers.
     """
@@ -59,7 +64,7 @@ class VerlBackend:
     def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
-        """Sample one response; see `Backend`. verl returns whole responses, so ``stream`` has no effect.
+        """Sample one response; see `Backend`. ``stream`` has no effect.
 
         A response that an update interrupted was sampled by several versions; verl reports the first and the last.
         """

@@ -1,4 +1,6 @@
-"""Converts messages to tokens and sampled tokens to messages. Text is tokenised once, before sampling.
+"""Converts messages to tokens and sampled tokens to messages.
+
+Text is tokenised once, before sampling.
 
 A later turn of a conversation reuses the recorded ids of (prompt ‖ response); only new text is rendered and encoded. The context of a
 prompt is one of
@@ -78,7 +80,9 @@ class Memory:
 
 
 class Chat:
-    """Renders and parses the chat format of one tokenizer. Stateless; the turns of a rollout are in its `Memory`.
+    """Renders and parses the chat format of one tokenizer.
+
+    Stateless; the turns of a rollout are in its `Memory`.
 
     ``stop_token_ids``: tokens that end a response, in addition to those of the template and the tokenizer. ``name``: distinguishes the
     turns of several tokenizers in one rollout, which cannot continue each other. Raises ValueError if the tokenizer has no chat
@@ -197,7 +201,7 @@ class Chat:
         memory.put(keys([*prompt.messages, response], prompt.tools)[-1], turn)
 
     def text(self, output_ids: Sequence[int]) -> str:
-        """The text of sampled tokens, without special tokens except those around tool calls and reasoning."""
+        """The text of sampled tokens, with only the special tokens of calls and reasoning."""
         return self._decode([i for i in output_ids if i not in self._hidden])
 
     def split(self, text: str, *, thinking: bool, final: bool = True) -> tuple[str, str | None]:
@@ -205,7 +209,7 @@ class Chat:
         return split_reasoning(text, opened=thinking, final=final) if self._template.reasons else ("", text)
 
     def read(self, text: str, *, tools: bool, thinking: bool = False) -> dict[str, Any]:
-        """Parse the text of a response: separates reasoning and, with ``tools``, well-formed tool calls."""
+        """Parse the text of a response into reasoning, text and, with ``tools``, tool calls."""
         thought, answer = self.split(text, thinking=thinking)
         form = self.tool_format if tools else None
         message = read_message(form, answer or "", short_ids=self._template.short_ids)
@@ -218,7 +222,7 @@ class Chat:
     def _tail(
         self, messages: list[dict[str, Any]], last: int, tools: Sequence[Any] | None, turn: _Turn
     ) -> tuple[str | None, str | None]:
-        """The text after the response at ``last``, and how the template renders earlier turns differently now.
+        """The text after the response at ``last``, and why earlier turns are rendered differently.
 
         The text is None if they differ in more than white space, so that the recorded ids cannot be reused.
         """
@@ -258,7 +262,10 @@ class Chat:
         return ids
 
     def _encode_plain(self, token: str) -> list[int]:
-        """Ids of a special token as plain text. Tokenizers split only some of their special tokens."""
+        """Ids of a special token as plain text.
+
+        Tokenizers split only some of their special tokens.
+        """
         if token not in self._plain:
             ids = self._encode_piece(token, split=True)
             if len(token) > 1 and not self._special_ids.isdisjoint(ids):
@@ -283,7 +290,7 @@ def _squeeze(text: str) -> str:
 
 
 def _marked(response: dict[str, Any]) -> dict[str, Any]:
-    """``response`` with a mark in place of the arguments of its last call, or else of its text."""
+    """``response`` with a mark in place of its last arguments, or else of its text."""
     thought = {"reasoning_content": _THOUGHT} if response.get("reasoning_content") else {}
     calls: list[Mapping[str, Any]] = list(response.get("tool_calls") or ())
     if not calls:

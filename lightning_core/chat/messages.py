@@ -1,4 +1,4 @@
-"""Checks and normalises the messages of a chat, and computes keys that identify a conversation."""
+"""Normalises the messages of a chat, and computes keys of conversations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEPT = ("role", "name", "tool_call_id", "tool_calls")
 
 
 def check_message(message: Any, index: int) -> dict[str, Any]:
-    """The normalised message: content as a string, arguments as objects, only the fields that templates read.
+    """The message as templates read it: content as a string, arguments as objects.
 
     Raises `PolicyRequestError` for messages that are not supported.
     """
@@ -65,7 +65,7 @@ def _check_call(call: Any, where: str) -> dict[str, Any]:
 
 
 def loads_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    """``call`` with its arguments, which the API sends as a JSON string, as the object that templates expect."""
+    """``call`` with its arguments parsed from JSON, as templates expect them."""
     try:
         function = call["function"]
         return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
@@ -74,7 +74,7 @@ def loads_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def extend_system(messages: list[dict[str, Any]], more: str) -> list[dict[str, Any]]:
-    """``messages`` with ``more`` at the end of the system message, which is added if there is none."""
+    """``messages`` with ``more`` at the end of the system message, which may be new."""
     first, rest = (messages[0], messages[1:]) if messages[0]["role"] == "system" else (None, messages)
     content = f"{first['content']}\n\n{more}" if first and first["content"] else more
     return [{**(first or {"role": "system"}), "content": content}, *rest]
@@ -91,7 +91,9 @@ def functions_of(message: Message) -> list[Any]:
 
 
 def keys(messages: Sequence[Message], setting: str) -> list[str]:
-    """For each message, a key of the conversation up to it. ``setting``: the tools and the instruction.
+    """For each message, a key of the conversation up to it.
+
+    ``setting``: the tools and the instruction.
 
     The key does not depend on the ids of calls, on white space around a response, on how arguments are serialised, on reasoning,
     which clients leave out, or on the name of an assistant message, which LangChain adds.

@@ -15,7 +15,10 @@ _NUMBERED = re.compile(f"{_LEFT}(\\d+){_RIGHT}")
 
 
 def mark(name: str) -> str:
-    """A marker that no quoted text contains, to find a place in rendered text. ``name``: a word, not a number."""
+    """A marker that no quoted text contains, to find a place in rendered text.
+
+    ``name``: a word, not a number.
+    """
     return f"{_LEFT}{name}{_RIGHT}"
 
 

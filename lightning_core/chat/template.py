@@ -79,7 +79,7 @@ _STYLES = [
 
 
 class ChatTemplate:
-    """Renders messages as in OpenAI's API, with arguments as objects, and detects the format of responses.
+    """Renders messages, with arguments as objects, and detects the format of responses.
 
     Raises ValueError if the tokenizer has no template, or one that does not end a response with a special token. Not thread-safe,
     because tokenizers are not.
@@ -240,8 +240,8 @@ class ChatTemplate:
             return "tools"
         if "probe_tool" in self._try([_USER], generate=True, xml_tools=[_TOOL]):
             return "xml_tools"
-        told = {"role": "system", "content": "x", "tools": json.dumps([_TOOL["function"]])}
-        return "system" if "probe_tool" in self._try([told, _USER], generate=True) else None
+        listed = {"role": "system", "content": "x", "tools": json.dumps([_TOOL["function"]])}
+        return "system" if "probe_tool" in self._try([listed, _USER], generate=True) else None
 
     def _probe_calls(self, style: _CallStyle, *, tools: bool, count: int = 1) -> str:
         """The rendered text of a response with ``count`` calls."""
@@ -295,7 +295,7 @@ def _styled(call: Mapping[str, Any], style: _CallStyle) -> dict[str, Any]:
 
 
 def _join_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join a user message to the results before it, because some templates require alternating roles."""
+    """Join a user message to the results before it: some templates require alternation."""
     joined: list[dict[str, Any]] = []
     for m in messages:
         if joined and joined[-1].get("results") and m["role"] == "user":

@@ -33,7 +33,10 @@ Reading = tuple[str, list[ToolCall]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """One format of tool calls. `read` and `write` are pure, and `read` parses what `write` returns."""
+    """One format of tool calls.
+
+    `read` and `write` are pure, and `read` parses what `write` returns.
+    """
 
     name: str
     opens: tuple[str, ...]
@@ -69,7 +72,10 @@ def _json(text: str, at: int) -> tuple[Any, int] | None:
 
 
 def _calls(value: Any, *, complete: bool = False) -> list[ToolCall] | None:
-    """The calls in a JSON value; None if it is not a call. ``complete``: the arguments are required."""
+    """The calls in a JSON value; None if it is not a call.
+
+    ``complete``: the arguments are required.
+    """
     values = value if isinstance(value, list) else [value]
     calls: list[ToolCall] = []
     for item in values:
@@ -89,7 +95,7 @@ def _object(call: ToolCall, key: str = "arguments") -> str:
 
 
 def _read_blocks(text: str, opening: str, read_one: Callable[[str, int], tuple[list[ToolCall], int] | None]) -> Reading:
-    """Remove each block after ``opening`` that ``read_one`` parses: it gets the index of the block and returns its end."""
+    """Remove each block after ``opening`` that ``read_one`` parses."""
     content: list[str] = []
     calls: list[ToolCall] = []
     done = 0
@@ -119,7 +125,7 @@ def _tagged_one(text: str, at: int, *, closing: str, opening: str) -> tuple[list
 
 
 def tagged(name: str, opening: str, closing: str, *, as_list: bool = False) -> ToolFormat:
-    """JSON between tags: one call in each pair of tags, or with ``as_list`` all calls in one pair."""
+    """JSON between tags: one call in each pair, or with ``as_list`` all in one pair."""
 
     def write(calls: Sequence[ToolCall]) -> str:
         if as_list:

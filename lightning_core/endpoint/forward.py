@@ -1,4 +1,7 @@
-"""Forwards requests for models that are not served here, and records them. They are never trained on."""
+"""Forwards requests for models that are not served here, and records them.
+
+They are never trained on.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ EMBEDDINGS = "/embeddings"
 
 
 class Forwarder:
-    """Forwards requests to ``server``, or without one to their original provider, if ``to_origins``."""
+    """Forwards requests to ``server``, or else (``to_origins``) to their provider."""
 
     def __init__(self, server: UpstreamServer | None, *, to_origins: bool = True) -> None:
         self._server = server
@@ -58,7 +61,10 @@ class Forwarder:
     async def _stream(
         self, dialect: Dialect, spans: list[CallSpan], body: Mapping[str, Any], target: Target
     ) -> AsyncGenerator[bytes]:
-        """The events, unchanged. They are recorded before the last one is sent, after which a client may disconnect."""
+        """The events, unchanged.
+
+        They are recorded before the last one is sent, after which a client may disconnect.
+        """
         reader = dialect.stream_reader()
         recorded = False
         async for event, data in self._client.stream(target, body):
@@ -101,7 +107,10 @@ async def _continue(first: bytes, events: AsyncGenerator[bytes]) -> AsyncGenerat
 
 
 def _record(spans: list[CallSpan], responses: list[UpstreamResponse], target: Target) -> None:
-    """Record the responses of ``target``. Raises `UpstreamError` if there are more or fewer than requested."""
+    """Record the responses of ``target``.
+
+    Raises `UpstreamError` if there are more or fewer than requested.
+    """
     if len(responses) != len(spans):
         raise UpstreamError(f"{target.url} returned {len(responses)} complete responses; expected {len(spans)}")
     for span, response in zip(spans, responses, strict=True):

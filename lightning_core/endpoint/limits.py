@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """A request beyond a limit gets the HTTP status in parentheses; other requests are not affected.
+    """A request beyond a limit gets the status in parentheses; others are not affected.
 
     JSON is at most 200 levels deep (400); this limit is fixed.
     """

@@ -1,4 +1,4 @@
-"""``POST /v1/traces``: receives OTLP/HTTP from other processes of an agent, as protobuf or JSON, plain or gzip.
+"""``POST /v1/traces``: receives OTLP/HTTP from other processes of an agent.
 
 The API key names the rollout of the spans. They are kept until the rollout closes and all its calls are known, and then joined to its trace
 (``otel/joining.py``). Later spans are refused, because the trace is complete. Responses are those of OTLP.

@@ -62,7 +62,7 @@ def read_json(data: bytes) -> Any:
 
 
 def connection_class(limits: Limits) -> type[asyncio.Protocol]:
-    """uvicorn's connection class, which closes connections whose request line and headers are too slow or too large.
+    """uvicorn's connection class, with limits for the request line and headers.
 
     Private: ``cycle``, the current request, and ``on_response_complete``, present in uvicorn 0.30 to 0.54, in both parsers' classes
     (https://github.com/encode/uvicorn/blob/0.30.0/uvicorn/protocols/http/h11_impl.py#L57).

@@ -1,4 +1,4 @@
-"""The spans of model calls: opened with the request, filled with what was sampled, ended with the response."""
+"""The spans of model calls, from the request to the response."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class ModelSpan:
 
 
 class EmbeddingsSpan(ModelSpan):
-    """The span of a request for embeddings. Its input is not recorded: it is not trained on, and can be large."""
+    """The span of a request for embeddings.
+
+    Its input is not recorded: it is not trained on, and can be large.
+    """
 
     def __init__(self, address: Address, body: Mapping[str, Any], model: str) -> None:
         attributes: dict[str, Any] = {"gen_ai.provider.name": "lightning", "gen_ai.request.model": model}

@@ -51,7 +51,7 @@ class IncomingRequest:
 
 
 class RequestHandler:
-    """An ASGI app for one path: requests and errors in the format of ``dialect``, responses from ``respond``."""
+    """An ASGI app for one path, in the wire format ``dialect``."""
 
     def __init__(
         self,
@@ -153,7 +153,10 @@ class RequestHandler:
 
 
 class EventStream(Response):
-    """A response of server-sent events. The generator is always closed before the response ends."""
+    """A response of server-sent events.
+
+    The generator is always closed before the response ends.
+    """
 
     def __init__(self, events: AsyncGenerator[bytes]) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
@@ -176,7 +179,7 @@ class EventStream(Response):
 
 
 def _address(headers: Mapping[str, str], session: Session) -> Address:
-    """The address in the headers, if it is in the rollout of the key; otherwise one inside that rollout."""
+    """The address in the headers, limited to the rollout of the key."""
     address = Address.from_headers(headers)
     if address is not None and address.rollout == session.root.rollout:
         return address

@@ -142,7 +142,7 @@ class Sampler:
     async def stream(
         self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan], writer: StreamWriter
     ) -> AsyncGenerator[bytes]:
-        """The server-sent events of a response while it is sampled; see `HeldText` for what is held back."""
+        """The server-sent events of a response; see `HeldText` for what is held back."""
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
 
         def send(event: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The policy endpoint: a server in the wire formats of OpenAI and Anthropic that records every token.
+"""The policy endpoint: serves OpenAI's and Anthropic's APIs, records every token.
 
 The API key of a request names its rollout, and its headers the agent and the parent span. The endpoint routes it:
 
@@ -55,7 +55,7 @@ _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 class PolicyEndpoint:
-    """Serves ``backend`` at ``url`` on its own thread: ``with PolicyEndpoint(...) as endpoint:``.
+    """Serves ``backend`` at ``url`` on its own thread, as a context manager.
 
     It listens on 127.0.0.1 unless ``host`` is set, without encryption.
     """
@@ -152,7 +152,9 @@ class PolicyEndpoint:
         self._sessions.open(key, Session(root=root, routing=routing, seed=seed))
 
     def close(self, key: str, timeout_seconds: float = 60.0) -> None:
-        """Stop admitting ``key``. Requests in progress are aborted and their spans ended before this returns.
+        """Stop admitting ``key``.
+
+        Requests in progress are aborted and their spans ended before this returns.
 
         Raises `InfrastructureError` after ``timeout_seconds``. Thousands of rollouts that end at once take seconds, because a request
         is in progress until its handler returns, after its client has the response.
@@ -212,7 +214,7 @@ class PolicyEndpoint:
 
 
 def _is_anthropic(headers: Mapping[str, str]) -> bool:
-    """Whether a request comes from a client of Anthropic's API; only those send the version of the API."""
+    """Whether a request is from an Anthropic client; only those send this header."""
     return "anthropic-version" in headers
 
 

@@ -66,7 +66,10 @@ class Session:
 
 
 class Sessions:
-    """All live rollouts. `open` and `forget` may be called from any thread; the rest runs on the endpoint's event loop."""
+    """All live rollouts.
+
+    `open` and `forget` may be called from any thread; the rest runs on the endpoint's event loop.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -125,7 +128,7 @@ async def stop(session: Session) -> None:
 
 
 async def abort(work: asyncio.Task[Any], why: str) -> None:
-    """Cancel ``work`` for the reason ``why`` and wait for its cleanup, which a second cancellation would interrupt."""
+    """Cancel ``work`` once, for the reason ``why``, and wait for its cleanup."""
     if not work.cancelling():
         work.cancel(why)
     await asyncio.wait({work})

@@ -9,7 +9,10 @@ from lightning_core.chat.tool_formats import ToolFormat
 
 
 class RunningText:
-    """The text of a response that is being sampled. Only new tokens are decoded, so that the cost is not quadratic."""
+    """The text of a response that is being sampled.
+
+    Only new tokens are decoded, so that the cost is not quadratic.
+    """
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
@@ -30,7 +33,10 @@ class RunningText:
 
 
 class HeldText:
-    """Holds text back until later tokens cannot change it. Reasoning is returned once, when it has ended."""
+    """Holds text back until later tokens cannot change it.
+
+    Reasoning is returned once, when it has ended.
+    """
 
     def __init__(
         self,

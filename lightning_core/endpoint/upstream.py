@@ -58,7 +58,10 @@ class UpstreamServer:
 
 
 def upstream_target(base_url: str, api_key_env: str | None) -> UpstreamServer:
-    """The configured upstream. Raises `ConfigError` if the environment variable with its key is not set."""
+    """The configured upstream.
+
+    Raises `ConfigError` if the environment variable with its key is not set.
+    """
     key = None
     if api_key_env:
         key = os.environ.get(api_key_env)

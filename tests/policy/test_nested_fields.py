@@ -15,7 +15,7 @@ from openai.types.chat import chat_completion_message_function_tool_call_param a
 from openai.types.responses import response_input_item_param as item_param
 from openai.types.shared_params import response_format_json_schema as json_schema_param
 
-from lightning_core.endpoint.dialects import chat_completions, messages, responses
+from lightning_core.endpoint.dialects import chat_completions, messages, response_items, responses
 from lightning_core.endpoint.dialects.dialect import Dialect
 from lightning_core.endpoint.dialects.fields import Fields
 from lightning_core.endpoint.server import PolicyEndpoint
@@ -109,7 +109,7 @@ def test_a_field_is_in_one_of_the_three():
 
 
 def test_include_may_name_what_the_sdk_documents():
-    assert set(openai_responses.ResponseIncludable.__args__) == responses.INCLUDED
+    assert set(openai_responses.ResponseIncludable.__args__) == response_items.INCLUDED
 
 
 @pytest.fixture(scope="module")

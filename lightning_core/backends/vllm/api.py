@@ -48,7 +48,10 @@ class ServerInfo:
 
 
 class VllmApi:
-    """The server at ``url``. Every method raises `InfrastructureError` for errors and unexpected responses."""
+    """The server at ``url``.
+
+    Every method raises `InfrastructureError` for errors and unexpected responses.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -59,7 +62,10 @@ class VllmApi:
     async def sample(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool
     ) -> AsyncGenerator[Part]:
-        """Sample one response, in parts with ``stream``. Closing the generator disconnects, which stops the sampling."""
+        """Sample one response, in parts with ``stream``.
+
+        Closing the generator disconnects, which stops the sampling.
+        """
         body = _request(prompt_ids, params, model, stream)
         async with self._post("/v1/completions", body) as response:
             if stream:
@@ -120,7 +126,10 @@ class VllmApi:
     # Control ------------------------------------------------------------------------------------------------------------
 
     def server_info(self) -> ServerInfo:
-        """The model and the settings. Raises `ConfigError` if the server was not started with the required ones."""
+        """The model and the settings.
+
+        Raises `ConfigError` if the server was not started with the required ones.
+        """
         models = self._call("GET", "/v1/models")
         if self._status("/is_paused") == 404:
             raise ConfigError(
@@ -149,7 +158,7 @@ class VllmApi:
         return found
 
     def abort(self) -> None:
-        """Hold back new requests and end running ones, which return their tokens so far with the reason ``abort``."""
+        """Hold back new requests and end running ones with the reason ``abort``."""
         self._call("POST", "/pause", params={"mode": "abort"})
 
     def reload(self, folder: Path) -> None:

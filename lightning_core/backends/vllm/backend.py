@@ -28,7 +28,7 @@ _COLDEST = 0.01
 
 
 class VllmBackend:
-    """A `Backend` on a running ``vllm serve`` that no other run uses, with one model, the live policy.
+    """A `Backend` on a ``vllm serve`` of this run only, with one model, the live policy.
 
     ``url``: such as ``http://127.0.0.1:8000``. ``max_context``: at most that of the server. Raises `ConfigError` if the server was not
     started with the required settings (see ``server.py``), `InfrastructureError` if it does not respond.
@@ -76,7 +76,10 @@ class VllmBackend:
     def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
-        """Sample one response; see `Backend`. A response interrupted by a push has deltas of each version."""
+        """Sample one response; see `Backend`.
+
+        A response interrupted by a push has deltas of each version.
+        """
         if model != POLICY:
             raise PolicyRequestError(f"unknown model {model!r}: this backend has {[POLICY]!r}", status=404)
         check_request(prompt_ids, params, max_context=self._max_context)
@@ -148,7 +151,7 @@ class VllmBackend:
                     return
             if time.monotonic() > deadline:
                 raise InfrastructureError(
-                    f"{self._sampling} responses were still running {DRAIN_SECONDS} s after the vLLM server was told to end them; "
+                    f"{self._sampling} responses were still running {DRAIN_SECONDS} s after the vLLM server was asked to end them; "
                     "read each of their generators to the end, or close it"
                 )
 
@@ -171,8 +174,9 @@ class VllmBackend:
 
 
 def _rest(params: SamplingParams, sampled: int) -> SamplingParams:
-    """The parameters after ``sampled`` tokens, with another seed, because the same one repeats the random numbers."""
+    """The parameters after ``sampled`` tokens, with another seed."""
     if not sampled:
         return params
     seed = None if params.seed is None else random.Random(f"{params.seed} after {sampled}").getrandbits(62)
+    # The same seed would repeat the random numbers of the first tokens.
     return replace(params, max_tokens=params.max_tokens - sampled, seed=seed)

@@ -57,7 +57,7 @@ def serve_vllm(
     args: Sequence[str] = (),
     start_seconds: float = START_SECONDS,
 ) -> Generator[str]:
-    """Run ``vllm serve model`` with the settings that `VllmBackend` requires, on a free port; yields its URL.
+    """Run ``vllm serve model`` as `VllmBackend` requires, on a free port; yields its URL.
 
     ``args``: further arguments of the command. The server and its children end with the context, also if this process is killed. Raises
     `MissingExtra` if there is no command ``vllm``, `ConfigError` if ``args`` sets an argument that is set here, and

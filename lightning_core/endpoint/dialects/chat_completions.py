@@ -1,4 +1,4 @@
-"""The wire format of OpenAI's chat completions: request fields, responses and stream events.
+"""The wire format of OpenAI's chat completions.
 
 ``return_token_ids`` is vLLM's extension.
 """
@@ -243,7 +243,10 @@ def _head(context: ResponseContext, kind: str) -> dict[str, Any]:
 
 
 def wants_usage(options: Mapping[str, Any]) -> bool:
-    """Whether a stream ends with the token counts. Raises `PolicyRequestError` if that is not a boolean."""
+    """Whether a stream ends with the token counts.
+
+    Raises `PolicyRequestError` if that is not a boolean.
+    """
     name = "stream_options.include_usage"
     return flag({name: (options.get("stream_options") or {}).get("include_usage")}, name) or False
 

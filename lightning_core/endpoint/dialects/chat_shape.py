@@ -60,7 +60,7 @@ TOOL_CALL = Fields(
 )  # fmt: skip
 TOOL = Fields(
     supported=frozenset({"type", "function.name", "function.description", "function.parameters"}),
-    # Arguments are never constrained to the schema, so the model is not told about `strict`.
+    # Arguments are never constrained to the schema, so the model is not shown `strict`.
     ignored=frozenset({"cache_control", "function.strict", "function.cache_control"}),
 )
 
@@ -100,7 +100,7 @@ def check_role(role: Any, roles: Collection[str], path: str) -> str:
 
 
 def check_result(call_id: str | None, ids: Collection[str], path: str) -> None:
-    """Raise `PolicyRequestError` if a tool result's ``call_id`` is not the id of an earlier tool call."""
+    """Raise `PolicyRequestError` if ``call_id`` is not the id of an earlier tool call."""
     if call_id not in ids:
         raise PolicyRequestError(
             f"{path} is {call_id!r}; expected the id of an earlier tool call ({', '.join(map(repr, sorted(ids))) or 'there is none'}). "
@@ -137,7 +137,7 @@ def _check_calls(calls: Any, path: str) -> set[str]:
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `PolicyRequestError` for the first tool that is not a function as chat completions define it."""
+    """Raise `PolicyRequestError` for the first tool that is not a valid function."""
     for i, tool in enumerate(tools):
         match tool:
             case {
@@ -153,7 +153,10 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
 
 
 def function_tool(tool: Mapping[str, Any], index: int) -> Mapping[str, Any]:
-    """``tool`` with the fields that the model is shown. Raises `PolicyRequestError` for fields that are not supported."""
+    """``tool`` with the fields that the model is shown.
+
+    Raises `PolicyRequestError` for fields that are not supported.
+    """
     match tool:
         case {"type": "function", "function": dict(function)}:
             TOOL.check(tool, f"tools.{index}")

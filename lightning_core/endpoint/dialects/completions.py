@@ -1,4 +1,4 @@
-"""The wire format of OpenAI's legacy completions: prompts without a chat, as text or as token ids.
+"""The wire format of OpenAI's legacy completions: prompts as text or token ids.
 
 No chat template is applied, and no tools are called. Choices are numbered prompt by prompt. ``return_token_ids`` is vLLM's extension.
 """

@@ -1,4 +1,7 @@
-"""The interface of a wire format. Each module of this package that implements it is a `Dialect`."""
+"""The interface of a wire format.
+
+Each module of this package that implements it is a `Dialect`.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,20 @@ from lightning_core.endpoint.dialects.fields import Fields
 
 
 class StreamWriter(Protocol):
-    """Writes one streamed response. Each method returns the server-sent events to send now, or nothing."""
+    """Writes one streamed response.
+
+    Each method returns the server-sent events to send now, or nothing.
+    """
 
     def begin(self, index: int) -> bytes:
         """The events before choice ``index`` is sampled."""
         ...
 
     def think(self, index: int, reasoning: str) -> bytes:
-        """The events for the whole reasoning of choice ``index``. Called at most once, before any text."""
+        """The events for the whole reasoning of choice ``index``.
+
+        Called at most once, before any text.
+        """
         ...
 
     def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
@@ -79,7 +88,9 @@ class Dialect(Protocol):
         ...
 
     def parse_request(self, body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
-        """Read a request that is answered here. ``conversations``: the messages up to each response of the rollout, by its id.
+        """Read a request that is answered here.
+
+        ``conversations``: the messages up to each response of the rollout, by its id.
 
         Raises `PolicyRequestError` with the name of the field that is not supported.
         """

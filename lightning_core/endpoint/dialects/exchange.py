@@ -1,4 +1,4 @@
-"""Requests and responses independent of the wire format, with messages and tools as in chat completions."""
+"""Requests and responses independent of the wire format, as in chat completions."""
 
 from __future__ import annotations
 
@@ -95,7 +95,10 @@ class UpstreamResponse:
 
 
 def model_name(body: Any) -> str:
-    """The model named in a request, or "". Raises `PolicyRequestError` if the body is not an object."""
+    """The model named in a request, or "".
+
+    Raises `PolicyRequestError` if the body is not an object.
+    """
     if not isinstance(body, Mapping):
         raise PolicyRequestError(f"the request body is a JSON {type(body).__name__}; expected an object")
     model = body.get("model")

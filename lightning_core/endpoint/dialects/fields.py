@@ -27,7 +27,9 @@ class RefusedField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """All fields of a JSON object. ``outer.inner`` is a field of the object in ``outer``, whose fields are then checked too.
+    """All fields of a JSON object.
+
+    ``outer.inner`` is a field of the object in ``outer``, whose fields are then checked too.
 
     The value of a name without inner names is not looked into. Fields in no table are refused.
     """
@@ -87,14 +89,20 @@ class Fields:
 
 
 def check_variant(variants: Mapping[str, Fields], value: Mapping[str, Any], path: str, *, default: str = "") -> None:
-    """Check ``value`` by the table of its ``type`` (``default`` if it has none). Types without a table are not checked."""
+    """Check ``value`` by the table of its ``type`` (``default`` if it has none).
+
+    Types without a table are not checked.
+    """
     kind = value.get("type", default)
     if isinstance(kind, str) and (fields := variants.get(kind)) is not None:
         fields.check(value, path)
 
 
 def number(body: Mapping[str, Any], name: str, low: float, high: float, *, zero: bool = False) -> float | None:
-    """A number of the body, or None. Raises `PolicyRequestError` for other types and values; ``zero`` allows 0."""
+    """A number of the body, or None.
+
+    Raises `PolicyRequestError` for other types and values; ``zero`` allows 0.
+    """
     value = body.get(name)
     if value is None:
         return None
@@ -109,7 +117,7 @@ def number(body: Mapping[str, Any], name: str, low: float, high: float, *, zero:
 
 
 def temperature(body: Mapping[str, Any]) -> float | None:
-    """The sampling temperature. 0 means greedy; the lower bound is what single precision can divide by."""
+    """The sampling temperature, 0 (greedy) or at least 1e-6."""
     return number(body, "temperature", 1e-6, 100.0, zero=True)
 
 
@@ -143,7 +151,10 @@ def flag(body: Mapping[str, Any], name: str) -> bool | None:
 
 
 def text(body: Mapping[str, Any], name: str, path: str = "") -> str | None:
-    """A string of the body, or None. Raises `PolicyRequestError` for other types. ``path``: where the body is in the request."""
+    """A string of the body, or None.
+
+    Raises `PolicyRequestError` for other types. ``path``: where the body is in the request.
+    """
     value = body.get(name)
     if not isinstance(value, (str, type(None))):
         where = f"{path}.{name}" if path else name
@@ -152,7 +163,10 @@ def text(body: Mapping[str, Any], name: str, path: str = "") -> str | None:
 
 
 def strings(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """A list of strings of the body, empty if absent. Raises `PolicyRequestError` for other types."""
+    """A list of strings of the body, empty if absent.
+
+    Raises `PolicyRequestError` for other types.
+    """
     value = body.get(name)
     if value is None:
         return ()
@@ -162,7 +176,10 @@ def strings(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def stops(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """The stop strings: one or a list. Raises `PolicyRequestError` for other types and for empty strings."""
+    """The stop strings: one or a list.
+
+    Raises `PolicyRequestError` for other types and for empty strings.
+    """
     value = body.get(name)
     found = (value,) if isinstance(value, str) else strings(body, name)
     if "" in found:
@@ -171,7 +188,10 @@ def stops(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def objects(body: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """A list of objects of the body, empty if absent. Raises `PolicyRequestError` for other types."""
+    """A list of objects of the body, empty if absent.
+
+    Raises `PolicyRequestError` for other types.
+    """
     value = body.get(name)
     if value is None:
         return []

@@ -1,4 +1,4 @@
-"""The messages, content blocks and tools of Anthropic's Messages API, converted to those of a chat and back."""
+"""Converts messages, blocks and tools of Anthropic's Messages API to a chat and back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BLOCKS: Mapping[str, Fields] = {
 
 TOOL = Fields(
     supported=frozenset({"type", "name", "description", "input_schema"}),
-    # Arguments are never constrained to the schema, so the model is not told about `strict`.
+    # Arguments are never constrained to the schema, so the model is not shown `strict`.
     ignored=frozenset({"cache_control", "eager_input_streaming", "strict"}),
     refused={
         "allowed_callers": RefusedField(NO_HOSTED_TOOLS, unless=(["direct"], [])),
@@ -83,7 +83,10 @@ def _blocks(content: Any, path: str) -> Sequence[Any]:
 
 
 def _check_blocks(blocks: Sequence[Any], path: str, ids: set[str]) -> None:
-    """Check the fields of ``blocks``. ``ids`` of tool calls are added to, and looked up for results."""
+    """Check the fields of ``blocks``.
+
+    ``ids`` of tool calls are added to, and looked up for results.
+    """
     for i, block in enumerate(blocks):
         if isinstance(block, dict):
             check_variant(BLOCKS, block, f"{path}.{i}")

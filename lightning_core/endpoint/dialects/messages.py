@@ -1,4 +1,4 @@
-"""The wire format of Anthropic's Messages API: request fields, responses and stream events."""
+"""The wire format of Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ FIELDS = Fields(
         "fallback_credit_token": RefusedField("no other model answers in place of the requested one"),
         "fallbacks": RefusedField("no other model answers in place of the requested one", unless=([],)),
         "mcp_servers": RefusedField(NO_HOSTED_TOOLS, unless=([],)),
-        "output_config.task_budget": RefusedField("the model is not told about a budget; set max_tokens"),
+        "output_config.task_budget": RefusedField("the model is not shown a budget; set max_tokens"),
         "output_format": RefusedField("use output_config.format"),
         "thread": RefusedField(NOT_STORED),
         "top_k": RefusedField(OFF_POLICY),
@@ -325,7 +325,10 @@ def stream_reader() -> _Reader:
 
 
 def error_body(message: str, *, status: int, param: str | None = None) -> dict[str, Any]:
-    """See `Dialect.error_body`. Anthropic's errors have no ``param``; the message names the field."""
+    """See `Dialect.error_body`.
+
+    Anthropic's errors have no ``param``; the message names the field.
+    """
     kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 

@@ -48,7 +48,7 @@ class OutputRequirements:
 
 
 def check_tool_choice(name: str | None, tools: Sequence[Mapping[str, Any]] | None) -> str | None:
-    """``name``. Raises `PolicyRequestError` if there is no such tool; `ANY_TOOL` is any of ``tools``."""
+    """Raise `PolicyRequestError` if no tool has ``name``; returns ``name``."""
     names = [str((tool.get("function") or {}).get("name")) for tool in tools or ()]
     if name is not None and (name not in names if name else not names):
         raise PolicyRequestError(

@@ -1,4 +1,4 @@
-"""The items and tools of OpenAI's Responses API, converted to the messages and tools of a chat."""
+"""Converts items and tools of OpenAI's Responses API to messages and tools of a chat."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PARTS: Mapping[str, Fields] = {
 
 TOOL = Fields(
     supported=frozenset({"type", "name", "description", "parameters"}),
-    # Arguments are never constrained to the schema, so the model is not told about `strict`.
+    # Arguments are never constrained to the schema, so the model is not shown `strict`.
     ignored=frozenset({"strict"}),
     refused={
         "allowed_callers": RefusedField(NO_HOSTED_TOOLS, unless=(["direct"], [])),
@@ -60,6 +60,31 @@ TOOL = Fields(
         "output_schema": RefusedField("the model is not shown the form of a tool's output"),
     },
 )
+
+
+LOGPROBS = "message.output_text.logprobs"
+INCLUDED = frozenset({
+    LOGPROBS, "code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results",
+    "message.input_image.image_url", "reasoning.encrypted_content", "web_search_call.action.sources", "web_search_call.results",
+})  # fmt: skip
+"""What ``include`` may name. All but the logprobs concern what no response here contains."""
+
+TOOL_CHOICE = Fields(supported=frozenset({"type", "name"}))
+FORMATS = {
+    "text": Fields(supported=frozenset({"type"})),
+    "json_object": Fields(supported=frozenset({"type"})),
+    "json_schema": Fields(
+        supported=frozenset({"type", "schema", "description"}), ignored=frozenset({"name", "strict"})
+    ),
+}
+
+NESTED = {
+    **{f"input.N ({kind})": fields for kind, fields in ITEMS.items()},
+    **{f"input.N.content.N ({kind})": fields for kind, fields in PARTS.items()},
+    "tools.N": TOOL,
+    "tool_choice": TOOL_CHOICE,
+    **{f"text.format ({kind})": fields for kind, fields in FORMATS.items()},
+}
 
 
 def items_to_messages(items: Any, *, check: bool, earlier: Sequence[Message] = ()) -> Sequence[Message]:

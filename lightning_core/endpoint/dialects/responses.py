@@ -39,7 +39,15 @@ from lightning_core.endpoint.dialects.fields import (
     top_p,
 )
 from lightning_core.endpoint.dialects.response_format import ANY_TOOL, OutputRequirements, check_tool_choice
-from lightning_core.endpoint.dialects.response_items import ITEMS, PARTS, TOOL, function_tool, items_to_messages
+from lightning_core.endpoint.dialects.response_items import (
+    FORMATS,
+    INCLUDED,
+    LOGPROBS,
+    TOOL_CHOICE,
+    function_tool,
+    items_to_messages,
+)
+from lightning_core.endpoint.dialects.response_items import NESTED as NESTED
 from lightning_core.errors import PolicyRequestError
 
 PATH = "/responses"
@@ -68,31 +76,6 @@ FIELDS = Fields(
         "truncation": RefusedField("a prompt is never truncated", unless=("disabled",)),
     },
 )  # fmt: skip
-
-
-_LOGPROBS = "message.output_text.logprobs"
-INCLUDED = frozenset({
-    _LOGPROBS, "code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results",
-    "message.input_image.image_url", "reasoning.encrypted_content", "web_search_call.action.sources", "web_search_call.results",
-})  # fmt: skip
-"""What ``include`` may name. All but the logprobs concern what no response here contains."""
-
-TOOL_CHOICE = Fields(supported=frozenset({"type", "name"}))
-FORMATS = {
-    "text": Fields(supported=frozenset({"type"})),
-    "json_object": Fields(supported=frozenset({"type"})),
-    "json_schema": Fields(
-        supported=frozenset({"type", "schema", "description"}), ignored=frozenset({"name", "strict"})
-    ),
-}
-
-NESTED = {
-    **{f"input.N ({kind})": fields for kind, fields in ITEMS.items()},
-    **{f"input.N.content.N ({kind})": fields for kind, fields in PARTS.items()},
-    "tools.N": TOOL,
-    "tool_choice": TOOL_CHOICE,
-    **{f"text.format ({kind})": fields for kind, fields in FORMATS.items()},
-}
 
 
 def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
@@ -270,7 +253,7 @@ def _function_call(context: ResponseContext, index: int, call: Mapping[str, Any]
 
 
 def _wants_logprobs(context: ResponseContext) -> bool:
-    return _LOGPROBS in (context.request.body.get("include") or ())
+    return LOGPROBS in (context.request.body.get("include") or ())
 
 
 class _Writer:
@@ -402,6 +385,9 @@ def stream_reader() -> _Reader:
 
 
 def error_event(message: str) -> bytes:
-    """See `Dialect.error_event`. ``error`` makes the client raise; the rest is the documented event."""
+    """See `Dialect.error_event`.
+
+    ``error`` makes the client raise; the rest is the documented event.
+    """
     body = error_body(message, status=500)
     return sse({"type": "error", "code": "server_error", "message": message, "param": None, **body}, "error")
