@@ -6,6 +6,7 @@ Everything else is real: HTTP, tokens, logprobs, spans.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -21,7 +22,7 @@ class ByteTokenizer:
     """UTF-8 bytes as tokens 0–255, and the two special tokens of ChatML."""
 
     chat_template = "ChatML over bytes"
-    all_special_tokens = list(_SPECIALS)  # noqa: RUF012 - the name and type that Hugging Face tokenizers have
+    all_special_tokens: list[str] = list(_SPECIALS)  # noqa: RUF012 - the name and type that Hugging Face tokenizers have
     eos_token = "<|im_end|>"
 
     def __len__(self) -> int:
@@ -101,7 +102,7 @@ class ScriptedBackend:
         return self._tokenizer
 
     def check(self, params: SamplingParams) -> None:
-        """Accepts all parameters, without applying constraints."""
+        """Accepts every request: a script is not constrained."""
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
@@ -127,10 +128,16 @@ class ScriptedBackend:
 
 
 def _next_answer(answers: Iterator[str]) -> Callable[[str], str]:
+    given = itertools.count()
+
     def play(prompt: str) -> str:
         try:
-            return next(answers)
+            answer = next(answers)
         except StopIteration:
-            raise RuntimeError(f"the script has no more answers; the prompt was {prompt[-200:]!r}") from None
+            raise RuntimeError(
+                f"the script has no more answers after {next(given)}; the prompt of this request ends with {prompt[-200:]!r}"
+            ) from None
+        next(given)
+        return answer
 
     return play

@@ -137,7 +137,7 @@ class RequestHandler:
     def _failed(self, incoming: IncomingRequest, error: Exception) -> Response:
         incoming.abandon(error)
         if isinstance(error, UpstreamRefusal):
-            if not error.of_the_agent:
+            if not error.is_request_error:
                 count_failure(incoming.address, error)
             return Response(error.body, error.status, error.headers)
         count_failure(incoming.address, error)

@@ -15,11 +15,11 @@ from langchain_openai import OpenAIEmbeddings
 from lightning_core.capture import Run, rollout, scope
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.testing import Playground
+from lightning_core.testing.recording_server import RecordingServer
 from lightning_core.trace import SpanRecord
 from lightning_core.transitions import refused_calls, trace_to_transitions
-from tests.conftest import Endpoint
 from tests.policy.test_endpoint import TRAINED, serve, speak
-from tests.recording_server import RecordingServer
 
 
 def embeddings_of(run: Run) -> list[SpanRecord]:
@@ -94,7 +94,7 @@ def test_embeddings_that_fail_are_the_machinery_s_failure():
     assert len(run.infrastructure) == 1
 
 
-def test_an_agent_s_own_client_for_embeddings_is_left_alone(endpoint: Endpoint, server: RecordingServer):
+def test_an_agent_s_own_client_for_embeddings_is_left_alone(playground: Playground, server: RecordingServer):
     """Inside a rollout its requests go where they always went: they are not led to the endpoint, and not recorded."""
     model = OpenAIEmbeddings(
         model="embed-3",
@@ -102,7 +102,7 @@ def test_an_agent_s_own_client_for_embeddings_is_left_alone(endpoint: Endpoint, 
         base_url=f"{server.url}/v1",
         check_embedding_ctx_length=False,
     )
-    with endpoint.rollout(agents=["writer"]) as run, scope("writer"):
+    with playground.rollout(train=["writer"]) as run, scope("writer"):
         assert model.embed_query("hi") == [0.1, 1e-7, -2.0]
     (noted,) = server.requests
     assert noted.headers["authorization"] == "Bearer sk-own"

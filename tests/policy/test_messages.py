@@ -13,11 +13,11 @@ from anthropic import Anthropic
 from lightning_core.capture import Run, reward, rollout, scope
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.testing import Playground
+from lightning_core.testing.recording_server import RecordingServer
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
-from tests.conftest import Endpoint
 from tests.policy.test_endpoint import serve, speak
 from tests.policy.test_responses import TWO_CALLS, WRITER, prompts_of, sum_up
-from tests.recording_server import RecordingServer
 
 TOOLS: list[Any] = [{"name": "add", "description": "a + b", "input_schema": {"type": "object"}}]
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -203,10 +203,10 @@ def test_errors_are_of_the_class_that_the_client_has_for_them():
             client.messages.create(**ASK)
 
 
-def test_a_provider_s_client_is_redirected_with_the_address(endpoint: Endpoint):
+def test_a_provider_s_client_is_redirected_with_the_address(playground: Playground):
     with (
         Anthropic(api_key="sk-own", max_retries=0) as client,
-        endpoint.rollout(agents=["writer"]) as run,
+        playground.rollout(train=["writer"]) as run,
         scope("writer"),
     ):
         answer = client.messages.create(**{**ASK, "model": "policy"})

@@ -21,9 +21,10 @@ from lightning_core.chat.chat import Chat
 from lightning_core.credit.signals import tool_signals
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.otel import exporting, spans_to_otlp, spans_to_protobuf
+from lightning_core.testing import Playground
+from lightning_core.testing.contract import answer_prompt
 from lightning_core.trace import Call, Event, SpanRecord, Trace
 from lightning_core.transitions import trace_to_transitions
-from tests.conftest import Endpoint, play
 
 OTHER = "ab" * 16
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -32,7 +33,7 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 @contextmanager
 def opened(**options: Any) -> Generator[tuple[PolicyEndpoint, Run, str]]:
     """An endpoint, and a rollout that is open there with the agent ``solver`` trained."""
-    backend = ScriptedBackend(play)
+    backend = ScriptedBackend(answer_prompt)
     with PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint, rollout("task", **options) as run:
         key = endpoint.new_key()
         endpoint.open(key, run.address, Routing(trained=frozenset({"solver"})))
@@ -284,13 +285,15 @@ def test_a_process_may_say_its_agents_name_and_have_a_traceparent_of_its_own() -
     assert len(trace_to_transitions(run.trace, agents={"solver"})) == 2
 
 
-def test_a_rollouts_spans_out_to_an_endpoint_and_in_there(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollouts_spans_out_to_an_endpoint_and_in_there(
+    playground: Playground, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A collector that is the endpoint of another rollout: nothing of the first is lost but tokens, which only their sampler knows."""
     with opened() as (receiver, there, key):
         monkeypatch.setenv("HEADERS", f"authorization=Bearer {key}")
         with (
             exporting(f"{receiver.url}/traces", headers_env="HEADERS"),
-            endpoint.rollout() as here,
+            playground.rollout() as here,
             scope("writer"),
             openai.OpenAI(api_key="sk-own") as client,
         ):

@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from lightning_core.capture import Run, reward, rollout, scope
 from lightning_core.endpoint.server import Routing
 from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.testing import Playground
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
-from tests.conftest import Endpoint
 from tests.policy.test_endpoint import serve, speak
 
 TOOLS: list[Any] = [
@@ -252,8 +252,8 @@ def test_a_backend_that_fails_raises_in_the_client(stream: bool):
     ],
     ids=["openai", "azure"],
 )
-def test_a_provider_s_client_is_redirected_with_the_address(endpoint: Endpoint, client: OpenAI):
-    with endpoint.rollout(agents=["writer"]) as run, scope("writer"):
+def test_a_provider_s_client_is_redirected_with_the_address(playground: Playground, client: OpenAI):
+    with playground.rollout(train=["writer"]) as run, scope("writer"):
         answer = client.responses.create(model="policy", input="hi")
         streamed = list(client.responses.create(model="policy", input="hi", stream=True))
     assert answer.output_text == "answer to hi"
@@ -290,9 +290,9 @@ def test_an_untrained_agent_s_call_passes_through_unchanged_and_is_recorded(stre
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_langchain_over_responses(endpoint: Endpoint, stream: bool):
+def test_langchain_over_responses(playground: Playground, stream: bool):
     model = ChatOpenAI(model="policy", api_key="sk-own", use_responses_api=True, max_retries=0)  # pyright: ignore
-    with endpoint.rollout(agents=["writer"]) as run, scope("writer"):
+    with playground.rollout(train=["writer"]) as run, scope("writer"):
         if stream:
             message = None
             for chunk in model.stream("hi"):
