@@ -74,7 +74,7 @@ def test_embeddings_on_their_way_to_a_provider_keep_their_credentials(server: Re
 def test_embeddings_without_anybody_to_ask_are_a_clear_404():
     with serve() as endpoint, speak(endpoint) as (run, client), pytest.raises(openai.NotFoundError) as caught:
         client.embeddings.create(model="embed-3", input="hi")
-    assert "no model here makes embeddings" in str(caught.value)
+    assert "the models here compute no embeddings" in str(caught.value)
     assert "set policy.upstream" in str(caught.value)
     assert embeddings_of(run) == []
     assert run.infrastructure == []
@@ -117,7 +117,9 @@ def test_models_as_openai_tells_of_them():
             ("base", "model", "lightning"),
         ]
         assert client.models.retrieve("base").id == "base"
-        with pytest.raises(openai.NotFoundError, match=r"'gpt/x' is not served here; served are \['policy', 'base'\]"):
+        with pytest.raises(
+            openai.NotFoundError, match=r"'gpt/x' is not served here; the models are \['policy', 'base'\]"
+        ):
             client.models.retrieve("gpt/x")
 
 

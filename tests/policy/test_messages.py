@@ -160,13 +160,13 @@ def test_a_form_is_asked_for_in_the_prompt():
         ({"container": "c"}, "container"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"extra_body": {"max_tokens": None}}, "max_tokens"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "grammar"}}, "tool_choice"),
         ({"output_config": {"task_budget": 3}}, "output_config.task_budget"),
         ({"output_config": {"format": {"type": "grammar"}}}, "output_config.format"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0]"),
-        ({"messages": [*HI, {"role": "assistant", "content": "The answer is ("}]}, "prefilled"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0"),
+        ({"messages": [*HI, {"role": "assistant", "content": "The answer is ("}]}, "ends with an assistant message"),
         ({"messages": []}, "messages"),
     ],
 )
@@ -255,7 +255,7 @@ def test_what_goes_to_its_origin_keeps_its_key_and_version(server: RecordingServ
     with (
         serve() as endpoint,
         talk(endpoint, agent="critic") as (run, client),
-        pytest.raises(anthropic.InternalServerError, match="0 complete answers"),
+        pytest.raises(anthropic.InternalServerError, match="returned 0 complete responses; expected 1"),
     ):
         client.messages.create(**ASK, extra_headers=headers)
     (noted,) = server.requests

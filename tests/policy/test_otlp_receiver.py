@@ -160,7 +160,9 @@ def test_protobuf_gzip_and_its_answer() -> None:
         assert answer.headers["content-type"] == "application/x-protobuf"
         said = ExportTraceServiceResponse.FromString(answer.content)
     assert said.partial_success.rejected_spans == 1
-    assert said.partial_success.error_message.startswith("span 0000000000000002 is a reward; rewards are given where")
+    assert said.partial_success.error_message.startswith(
+        "span 0000000000000002 is a reward; record rewards in the process"
+    )
     (event,) = run.trace.events[:1]
     assert event.id == f"{1:016x}"
     assert "lightning.origin.trace_id" not in event.attributes
@@ -187,7 +189,7 @@ def test_spans_that_are_none_are_refused_and_the_others_taken() -> None:
         (b"{}", {"content-encoding": "gzip"}, 400, "the body is not gzip"),
         (b"{}", {"content-encoding": "br"}, 400, "expected no content encoding or gzip, found 'br'"),
         (b"{}", {"content-type": "text/plain"}, 415, "expected application/x-protobuf or application/json"),
-        (gzip.compress(bytes(65 << 20)), {"content-encoding": "gzip"}, 400, "a request may hold 67108864 bytes"),
+        (gzip.compress(bytes(65 << 20)), {"content-encoding": "gzip"}, 400, "the request has more than 67108864 bytes"),
     ],
 )
 def test_requests_that_cannot_be_read(body: bytes, headers: dict[str, str], status: int, expected: str) -> None:
@@ -208,7 +210,7 @@ def test_late_spans_are_refused_with_the_reason(kind: str) -> None:
         endpoint.close(key)
         answer = post(endpoint, key, [span(1)], **{"content-type": kind})
     assert answer.status_code == 401
-    assert b"unknown API key: spans carry the key of their rollout, and come before it has ended" in answer.content
+    assert b"unknown API key: expected the key of a live rollout; send spans before the rollout ends" in answer.content
     assert len(run.trace.events) == 1
 
 
