@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Le
 
+from lightning_core.config.rules import LossName
 from lightning_core.config.types import Count, NotNegative, Positive, Section
+from lightning_core.credit.losses import CLIP_DUAL, CLIP_HIGH, CLIP_LOW
 
-LossName = Literal["ppo", "dual-clip", "gspo", "cispo", "reinforce"]
+CLIPS = ("clip_low", "clip_high", "clip_dual")
+"""Arguments of losses that have keys of their own in the section."""
 Aggregation = Literal["rollout-mean", "sequence-mean", "token-mean", "constant"]
 SequenceKind = Literal["row", "rollout"]
 Estimator = Literal["k1", "k3"]
@@ -43,13 +46,15 @@ class Algorithm(Section):
     """The loss on sampled tokens. Equations, sources and when to use what: docs/algorithms.md."""
 
     loss: LossName = "ppo"
-    """`ppo`: the clipped surrogate. `dual-clip`: the same with a floor for bad tokens. `gspo`: a ratio per sequence. `cispo`: clipped
-    weights, every token keeps its gradient. `reinforce`: no ratio."""
-    clip_low: Annotated[float, Gt(0), Le(1)] = 0.2
+    """The loss of a token. `module:callable`: a function `loss(logprobs, log_ratio, advantages, *, …)` of float32 tensors [tokens] that
+    returns the losses."""
+    loss_args: dict[str, Any] = {}
+    """Arguments of `loss` that have no key of their own here."""
+    clip_low: Annotated[float, Gt(0), Le(1)] = CLIP_LOW
     """The probability ratio is clipped below 1 - clip_low."""
-    clip_high: Positive = 0.28
+    clip_high: Positive = CLIP_HIGH
     """The probability ratio is clipped above 1 + clip_high."""
-    clip_dual: Annotated[float, Gt(1)] = 3.0
+    clip_dual: Annotated[float, Gt(1)] = CLIP_DUAL
     """With `dual-clip`: a token with a negative advantage loses at most clip_dual times that."""
     sequence: SequenceKind | None = None
     """With `gspo` and `sequence-mean`: what a sequence is. A rollout may stand in several rows: one for each of its agents, and a new one

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from lightning_core.config.problems import OWN
-from lightning_core.config.types import CallableName, Count, Names, NotNegative, Positive, Section, is_callable_name
+from lightning_core.config.rules import AdvantageRuleName, GroupKeyName, RewardRuleName
+from lightning_core.config.types import CallableName, Count, Names, NotNegative, Positive, Section
 
 Gamma = Annotated[float, Gt(0), Le(1)]
 Lam = Annotated[float, Ge(0), Le(1)]
 Anchor = Literal["exact", "normalised"]
-Advantage = Literal["grpo", "dr-grpo", "rloo", "reinforce++", "reinforce++-baseline", "none"]
-GroupBy = Annotated[
-    tuple[Literal["task", "agent", "turn", "anchor", "anchor-normalised", "policy"], ...], Field(strict=False)
-]
+GroupBy = Annotated[tuple[GroupKeyName, ...], Field(strict=False)]
+Arguments = dict[str, Any]
 
-_RULES = ("broadcast", "last-call", "explicit", "discounted", "leave-one-branch-out", "gigpo", "gae")
+FLAT = ("gamma", "lam", "step_weight", "anchor")
+"""Arguments of reward rules that have keys of their own in the section."""
 
 
 def _pattern(text: str) -> str:
@@ -31,14 +31,6 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _rule_name(text: str) -> str:
-    if text not in _RULES and not is_callable_name(text):
-        known = ", ".join(repr(rule) for rule in _RULES)
-        raise PydanticCustomError(OWN, "expected {known}, or 'module:callable'", {"known": known})
-    return text
-
-
-RuleName = Annotated[str, AfterValidator(_rule_name)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 
 
@@ -106,11 +98,11 @@ class Judge(Section):
 class Credit(Section):
     """From the rewards of an episode to the advantage of each call; docs/credit-assignment.md has the equations."""
 
-    rewards: RuleName = "broadcast"
-    """`broadcast`: every call gets the episode's return, and what was given to it or its agent. `last-call`: the last trained call does.
-    `explicit`: only what was given to a call or its agent. `discounted`: the discounted sum of the rewards from the call on.
-    `leave-one-branch-out`: `broadcast`, with parallel branches compared among themselves. `gigpo`: the episode's advantage and that
-    among calls in the same place. `gae`: turn-level GAE with a critic. Or `module:callable`, called as `rule(episode, gamma)`."""
+    rewards: RewardRuleName = "broadcast"
+    """The value of a call. `module:callable`: a function `rule(episode, *, …)`, or `rule(episode, gamma)`, that returns a number for each
+    call."""
+    rewards_args: Arguments = {}
+    """Arguments of `rewards` that have no key of their own here."""
     gamma: Gamma | None = None
     """With `discounted`, `gigpo` and `gae`, or a rule of your own: the discount factor per call."""
     lam: Lam | None = None
@@ -120,16 +112,17 @@ class Credit(Section):
     anchor: Anchor | None = None
     """With `gigpo`: when two calls are in the same place: they were shown the same, or the same but for case and white space; null:
     exact."""
-    advantage: Advantage = "grpo"
-    """How a call's value is compared. Within its group: `grpo` (less the mean, over the deviation), `dr-grpo` (less the mean), `rloo`
-    (less the mean of the others), `reinforce++-baseline` (less the mean, then whitened over the batch). `reinforce++`: whitened
-    over the batch. `none`: not at all."""
-    group_by: GroupBy = ("task",)
-    """What calls of a group have in common: `[task, agent]` gives each agent a baseline of its own (Dr. MAS), `[task, agent, turn]` each
-    of its turns too (AT-GRPO)."""
+    advantage: AdvantageRuleName = "grpo"
+    """How the values of calls are compared. `module:callable`: a function `rule(groups, *, …)` that returns the advantages by call id."""
+    advantage_args: Arguments = {}
+    """Arguments of `advantage`."""
+    group_by: GroupBy | None = None
+    """What calls of a group have in common; null: the keys that `rewards` declares, `[task]` with `broadcast`. `[task, agent]` gives each
+    agent a baseline of its own (Dr. MAS), `[task, agent, turn]` each of its turns too (AT-GRPO). `module:callable`: a function
+    `key(episode)` that returns a string for each call."""
     air: Air | None = None
     """Automatic intermediate rewards; null: none."""
     critic: Critic | None = None
-    """With `gae`: the critic; null: its defaults."""
+    """With `gae`, or a rule of your own that needs a critic: the critic; null: its defaults."""
     judge: Judge | None = None
     """A model that scores attempts; null: none."""

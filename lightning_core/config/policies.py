@@ -9,16 +9,9 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from lightning_core.config.credit import (
-    Advantage,
-    Anchor,
-    Critic,
-    Gamma,
-    GroupBy,
-    Lam,
-    RuleName,
-)
+from lightning_core.config.credit import Anchor, Arguments, Critic, Gamma, GroupBy, Lam
 from lightning_core.config.problems import OWN
+from lightning_core.config.rules import AdvantageRuleName, RewardRuleName
 from lightning_core.config.types import Count, Names, NotNegative, Positive, Section
 from lightning_core.trace import BASE, POLICY
 
@@ -50,10 +43,13 @@ class Lora(Section):
 
 class PolicyCredit(Section):
     """Where the credit of a policy's calls differs from the section `credit`. What is null is as it is there; with `rewards` of its own
-    a policy also has its own `gamma`, `lam`, `step_weight`, `anchor` and `critic`. Intermediate rewards and the judge are everybody's."""
+    a policy also has its own `rewards_args`, `gamma`, `lam`, `step_weight`, `anchor` and `critic`, and with `advantage` its own
+    `advantage_args`. Intermediate rewards and the judge are common to all policies."""
 
-    rewards: RuleName | None = None
+    rewards: RewardRuleName | None = None
     """See `credit.rewards`; with `gae` each policy has a critic of its own."""
+    rewards_args: Arguments | None = None
+    """See `credit.rewards_args`."""
     gamma: Gamma | None = None
     """See `credit.gamma`."""
     lam: Lam | None = None
@@ -62,8 +58,10 @@ class PolicyCredit(Section):
     """See `credit.step_weight`."""
     anchor: Anchor | None = None
     """See `credit.anchor`."""
-    advantage: Advantage | None = None
+    advantage: AdvantageRuleName | None = None
     """See `credit.advantage`."""
+    advantage_args: Arguments | None = None
+    """See `credit.advantage_args`."""
     group_by: GroupBy | None = None
     """See `credit.group_by`."""
     critic: Critic | None = None

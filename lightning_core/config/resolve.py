@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_core.config.credit import Credit
+from lightning_core.config.credit import FLAT, Credit
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyCredit
 from lightning_core.config.sections import Sections
 from lightning_core.trace import POLICY
@@ -49,5 +49,7 @@ def _settings(c: Sections, own: NamedPolicy) -> PolicySettings:
 def _credit(common: Credit, own: PolicyCredit) -> Credit:
     given = {key: value for key in PolicyCredit.model_fields if (value := getattr(own, key)) is not None}
     if own.rewards is not None:
-        given = {**dict.fromkeys(("gamma", "lam", "step_weight", "anchor", "critic")), **given}
+        given = {**dict.fromkeys((*FLAT, "critic")), "rewards_args": {}, **given}
+    if own.advantage is not None:
+        given = {"advantage_args": {}, **given}
     return common.model_copy(update=given)

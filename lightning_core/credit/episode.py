@@ -47,6 +47,21 @@ class Episode:
         return found
 
     @cached_property
+    def turns_left(self) -> list[int]:
+        """For each transition the number of later calls of its agent in this rollout."""
+        total = Counter(t.agent for t in self.transitions)
+        return [total[t.agent] - 1 - turn for t, turn in zip(self.transitions, self.turns, strict=True)]
+
+    @cached_property
+    def outcome(self) -> tuple[object, ...] | None:
+        """The return, and the rewards of each agent with a transition. None if single calls were rewarded, too."""
+        if any(r.call is not None and r.value for r in self.rewards):
+            return None
+        agents = {t.agent for t in self.transitions}
+        own = {a: math.fsum(r.value for r in self.rewards if r.call is None and r.agent == a) for a in agents}
+        return round(self.reward, 9), *sorted((agent, round(total, 9)) for agent, total in own.items() if total)
+
+    @cached_property
     def observations(self) -> list[str]:
         """For each transition what was new to its agent, as JSON: the messages after the last response in its prompt."""
         calls = {call.id: call for call in self.trace.calls}
@@ -56,6 +71,24 @@ class Episode:
 def _news(call: Call) -> list[Mapping[str, Any]]:
     said = [i for i, message in enumerate(call.messages) if message.get("role") == "assistant"]
     return [{k: m.get(k) for k in ("role", "content")} for m in call.messages[said[-1] + 1 if said else 0 :]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Values of an episode's transitions that are compared with those of the same part of other episodes.
+
+    A reward rule may return several: the advantages of all parts are added up.
+    """
+
+    values: Sequence[float]
+    weight: float = 1.0
+    """The factor of the part's advantages."""
+    group_by: tuple[str, ...] = ()
+    """Group keys besides those of the rule."""
+    name: str = ""
+    """The prefix of the part's metrics."""
+    targets: Sequence[float] | None = None
+    """The values that the critic should have predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from lightning_core.credit.episode import Episode, Part
+from lightning_core.credit.registry import reward_rule
+from lightning_core.credit.reward_rules import Gamma, immediate
+
+
+@reward_rule("gae", needs_critic=True)
+def gae(
+    episode: Episode, expected: Sequence[float], *, gamma: Gamma, lam: Annotated[float, Ge(0), Le(1)] = 1.0
+) -> list[Part]:
+    """`Σ_l (γλ)^l δ_{t+l}`, `δ_t = r_t + γ V_{t+1} − V_t`: GAE (1506.02438) over turns (2510.16907, 2512.17008), with a critic."""
+    advantages, targets = turn_gae(immediate(episode), expected, gamma=gamma, lam=lam)
+    return [Part(values=advantages, targets=targets)]
 
 
 def turn_gae(

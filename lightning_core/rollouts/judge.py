@@ -11,6 +11,7 @@ import json
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -179,13 +180,22 @@ def _ask(group: Sequence[Episode], judge: Judge, url: str, key: str) -> list[flo
 
 
 def _transcript(trace: Trace) -> list[str]:
-    """What was said, each message of each call once."""
+    """The messages of all calls. What a later call repeats of its history is left out; what an agent says again is not."""
     lines: list[str] = []
+    shown: Counter[str] = Counter()
     for call in trace.calls:
-        for message in (*call.messages, call.response or {}):
+        history = Counter(line for message in call.messages if (line := _line(call.agent, message)))
+        new = history - shown
+        for message in call.messages:
             line = _line(call.agent, message)
-            if line and line not in lines:
+            if new[line] > 0:
                 lines.append(line)
+                shown[line] += 1
+                new[line] -= 1
+        response = _line(call.agent, call.response or {})
+        if response:
+            lines.append(response)
+            shown[response] += 1
     return lines
 
 

@@ -12,6 +12,7 @@ from lightning_core.backends.backend import Backend
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
 from lightning_core.config.credit import Critic
+from lightning_core.config.credit_rules import reward_rule
 from lightning_core.config.policies import Lora
 from lightning_core.config.resolve import PolicySettings, policy_settings
 from lightning_core.errors import MissingExtra
@@ -118,7 +119,7 @@ def torch_config(config: Config, settings: PolicySettings) -> TorchTrainerConfig
         weight_decay=t.weight_decay,
         grad_clip=t.grad_clip,
         algorithm=config.algorithm,
-        critic=(credit.critic or Critic()) if credit.rewards == "gae" else None,
+        critic=(credit.critic or Critic()) if reward_rule(credit).needs_critic else None,
         micro_batch_tokens=t.micro_batch_tokens,
         max_batch=t.max_batch,
         gather_ms=t.gather_ms,

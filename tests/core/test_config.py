@@ -133,7 +133,7 @@ rollouts: {group_size: yes}
         "c.yaml:4: tasks.eval.limt: unknown key; did you mean 'limit'? known here: source, args, limit",
         "c.yaml: policy: missing, and required",
         "c.yaml:11: credit.advantage: found 'grp', expected 'grpo', 'dr-grpo', 'rloo', 'reinforce++',"
-        " 'reinforce++-baseline' or 'none'",
+        " 'reinforce++-baseline', 'none', or 'module:callable'; did you mean 'grpo'?",
         "c.yaml:12: rollouts.group_size: found 'yes', expected a whole number",
         "c.yaml:9: trainer.steps: found '3', expected a whole number",
         "c.yaml:8: trainer.learning_rate: found 'fast', expected a number",

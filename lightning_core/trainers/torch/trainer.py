@@ -19,6 +19,7 @@ from torch import Tensor
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.config.checks import impossible_algorithm
+from lightning_core.config.credit_rules import loss_rule
 from lightning_core.config.source import dotted
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.model.attention import NAME, TreeAttention, plan_blocks
@@ -53,7 +54,7 @@ class TorchTrainer:
         """``name``: the policy's. ``loaded`` and ``backend``: those of others to join; without, it has its own."""
         self.config = config
         self.name = name
-        for path, text in impossible_algorithm(config.algorithm):
+        for path, text in impossible_algorithm(config.algorithm, loss_rule(config.algorithm)):
             raise ConfigError(f"{dotted(path)}: {text}")
         if config.threads is not None:
             torch.set_num_threads(config.threads)

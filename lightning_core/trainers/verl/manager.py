@@ -27,7 +27,6 @@ import transfer_queue as tq
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from lightning_core.config import Config, load_config
-from lightning_core.config.checks_verl import WHOLE_BATCH
 from lightning_core.config.credit_rules import policy_rules
 from lightning_core.config.imports import import_callable
 from lightning_core.credit import Credit, CreditRules, Episode, assign_by_policy
@@ -76,7 +75,7 @@ class LightningManager:
         self._workers = workers
         self._rules: Mapping[str, CreditRules] = policy_rules(config)
         self._store = Store(folder / "store.db")
-        self._whole_batch = any(rules.advantage in WHOLE_BATCH for rules in self._rules.values())
+        self._whole_batch = any(rules.advantage_rule.needs_batch for rules in self._rules.values())
         self._checked = False
         self._flat: Counter[int] = Counter()
         self._counts: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
