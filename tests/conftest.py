@@ -16,6 +16,7 @@ from lightning_core.capture.http_clients import install_client
 from lightning_core.capture.patching import Patches
 from lightning_core.capture.threads import install_threads
 from lightning_core.chat.chat import Chat
+from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from tests.recording_server import RecordingServer, recording_server
 
@@ -27,6 +28,17 @@ def own_connections() -> None:
     """ChatOpenAI's models share connections while the process lives; those of a test's event loop would meet the next test's."""
     if clients := sys.modules.get("langchain_openai.chat_models._client_utils"):
         clients._cached_async_httpx_client.cache_clear()
+
+
+@pytest.fixture
+def no_rule_leaks() -> Iterator[None]:
+    """Rules that the test declares are removed after it."""
+    registries = (REWARD_RULES, ADVANTAGE_RULES, GROUP_KEYS, LOSSES)
+    before = [set(registry) for registry in registries]
+    yield
+    for registry, names in zip(registries, before, strict=True):
+        for name in set(registry) - names:
+            registry.forget(name)
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from lightning_core.config import Config
-from lightning_core.config.rules import NameOf
+from lightning_core.config.algorithm import Algorithm
+from lightning_core.config.credit import Credit
+from lightning_core.config.rules import NameOf, with_parameter
 from lightning_core.config.source import to_yaml
 from lightning_core.config.types import CallableName
+from lightning_core.credit import LOSSES, REWARD_RULES
 
 _INTRODUCTION = """\
 # Configuration
@@ -57,7 +60,7 @@ def _section(prefix: str, model: type[BaseModel]) -> Iterator[str]:
             named = ".NAME" if get_origin(field.annotation) is dict else ""
             inner.append((f"{prefix}{name}{named}", section))
         if section is None or prefix:
-            text = " ".join([_one_line(field.description), *_rules_of(field)])
+            text = " ".join([*_users_of(model, name), _one_line(field.description), *_rules_of(field)])
             rows.append(f"| `{name}` | {_type_of(field)} | {_default_of(field)} | {text} |")
     if rows:
         yield "| key | type | default | |\n|---|---|---|---|"
@@ -90,6 +93,14 @@ def _type_of(field: FieldInfo) -> str:
 def describe_type(annotation: Any) -> str:
     """A type in words, as the table shows it."""
     return _describe(annotation, []).replace("|", "\\|")
+
+
+def _users_of(model: type[BaseModel], name: str) -> Iterator[str]:
+    """The rules that a key is an argument of."""
+    registry = {Credit: REWARD_RULES, Algorithm: LOSSES}.get(model)
+    names = [f"`{rule}`" for rule in with_parameter(registry, name)] if registry else []
+    if names:
+        yield f"With {' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))}:"
 
 
 def _rules_of(field: FieldInfo) -> Iterator[str]:

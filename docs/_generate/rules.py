@@ -44,9 +44,7 @@ def advantage_table() -> str:
     columns: dict[str, Callable[[AdvantageRule], str]] = {
         "A": _description,
         "arguments": _arguments,
-        "compares": lambda rule: {"group": "within groups", "batch": "over the batch", None: "not at all"}[
-            rule.compares
-        ],
+        "compares": _comparison,
     }
     return _table("advantage", ADVANTAGE_RULES, columns)
 
@@ -62,13 +60,19 @@ def losses_table() -> str:
 
 
 def _table(key: str, rules: Mapping[str, Any], columns: Mapping[str, Callable[[Any], str]]) -> str:
-    rows = [[f"`{key}`", *columns], ["---"] * (1 + len(columns))]
-    rows += [[f"`{rule.name}`", *(column(rule) for column in columns.values())] for rule in rules.values()]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    rows = [[f"`{rule.name}`", *(column(rule) for column in columns.values())] for rule in rules.values()]
+    lines = [f"| {' | '.join(row)} |\n" for row in [[f"`{key}`", *columns], *rows]]
+    lines.insert(1, f"|{'---|' * (1 + len(columns))}\n")
+    return "".join(lines)
 
 
 def _description(rule: Rule) -> str:
     return rule.description.replace("|", "\\|")
+
+
+def _comparison(rule: AdvantageRule) -> str:
+    places = ["within groups"] * (rule.compares == "group") + ["over the batch"] * rule.needs_batch
+    return ", then ".join(places) or "not at all"
 
 
 def _arguments(rule: Rule) -> str:

@@ -51,11 +51,11 @@ class Algorithm(Section):
     loss_args: dict[str, Any] = {}
     """Arguments of `loss` that have no key of their own here."""
     clip_low: Annotated[float, Gt(0), Le(1)] = CLIP_LOW
-    """The probability ratio is clipped below 1 - clip_low."""
+    """the probability ratio is clipped below 1 - clip_low."""
     clip_high: Positive = CLIP_HIGH
-    """The probability ratio is clipped above 1 + clip_high."""
+    """the probability ratio is clipped above 1 + clip_high."""
     clip_dual: Annotated[float, Gt(1)] = CLIP_DUAL
-    """With `dual-clip`: a token with a negative advantage loses at most clip_dual times that."""
+    """a token with a negative advantage loses at most clip_dual times that."""
     sequence: SequenceKind | None = None
     """With `gspo` and `sequence-mean`: what a sequence is. A rollout may stand in several rows: one for each of its agents, and a new one
     where a context does not continue."""

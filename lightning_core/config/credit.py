@@ -104,14 +104,13 @@ class Credit(Section):
     rewards_args: Arguments = {}
     """Arguments of `rewards` that have no key of their own here."""
     gamma: Gamma | None = None
-    """With `discounted`, `gigpo` and `gae`, or a rule of your own: the discount factor per call."""
+    """the discount factor per call. A rule of your own may have it, too, as any other key that is an argument of a rule."""
     lam: Lam | None = None
-    """With `gae`: the λ of the estimator; null: 1."""
+    """the λ of the estimator; null: 1."""
     step_weight: NotNegative | None = None
-    """With `gigpo`: the weight of the advantage among calls in the same place; null: 1."""
+    """the weight of the advantage among calls in the same place; null: 1."""
     anchor: Anchor | None = None
-    """With `gigpo`: when two calls are in the same place: they were shown the same, or the same but for case and white space; null:
-    exact."""
+    """when two calls are in the same place: they were shown the same, or the same but for case and white space; null: exact."""
     advantage: AdvantageRuleName = "grpo"
     """How the values of calls are compared. `module:callable`: a function `rule(groups, *, …)` that returns the advantages by call id."""
     advantage_args: Arguments = {}

@@ -40,7 +40,8 @@ def assign_credit(
         episodes = [with_air(episode, rules.air) for episode in episodes]
     reward, advantage = rules.reward_rule, rules.advantage_rule
     rewarded = {e.rollout: _parts(e, rules, values) for e in episodes}
-    outcomes = {e.rollout: e.outcome for e in episodes} if reward.only_rewards and advantage.compares else {}
+    facts = reward.depends_on if advantage.compares else None
+    outcomes = {} if facts is None else {e.rollout: facts(e) for e in episodes}
 
     advantages = {t.call: 0.0 for e in episodes for t in e.transitions}
     metrics: dict[str, float] = {}

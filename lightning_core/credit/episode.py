@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -53,13 +53,21 @@ class Episode:
         return [total[t.agent] - 1 - turn for t, turn in zip(self.transitions, self.turns, strict=True)]
 
     @cached_property
-    def outcome(self) -> tuple[object, ...] | None:
-        """The return, and the rewards of each agent with a transition. None if single calls were rewarded, too."""
-        if any(r.call is not None and r.value for r in self.rewards):
-            return None
+    def outcome(self) -> Hashable:
+        """All rewards: the return, those of agents with a transition, and those of calls by agent and turn.
+
+        None if a call was rewarded that is no transition.
+        """
+        places = {t.call: (t.agent, turn) for t, turn in zip(self.transitions, self.turns, strict=True)}
         agents = {t.agent for t in self.transitions}
-        own = {a: math.fsum(r.value for r in self.rewards if r.call is None and r.agent == a) for a in agents}
-        return round(self.reward, 9), *sorted((agent, round(total, 9)) for agent, total in own.items() if total)
+        sums: dict[Hashable, float] = {}
+        for r in self.rewards:
+            if r.call is not None and r.value and r.call not in places:
+                return None
+            place = r.agent if r.call is None else places.get(r.call)
+            if r.call is not None or r.agent in agents:
+                sums[place] = sums.get(place, 0.0) + r.value
+        return round(self.reward, 9), frozenset((place, round(v, 9)) for place, v in sums.items() if round(v, 9))
 
     @cached_property
     def observations(self) -> list[str]:

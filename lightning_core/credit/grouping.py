@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from lightning_core.credit.episode import Episode, Value
@@ -75,7 +75,7 @@ def group_values(
     ]
 
 
-def equalised(groups: Sequence[Sequence[Value]], outcomes: Mapping[str, object]) -> list[list[Value]]:
+def equalised(groups: Sequence[Sequence[Value]], outcomes: Mapping[str, Hashable]) -> list[list[Value]]:
     """``groups``, with equal values where all rollouts of a group have the same outcome, which is not None."""
     found: list[list[Value]] = []
     for group in groups:

@@ -11,7 +11,7 @@ defaults. The arguments of a decorator are facts that the configuration and the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -101,8 +101,9 @@ class RewardRule(Rule):
 
     group: tuple[str, ...] = ("task",)
     """Group keys under which its values are compared unless ``group_by`` is set."""
-    only_rewards: bool = False
-    """Values depend on rewards alone: attempts with the same outcome are equal, however many calls they made."""
+    depends_on: Callable[[Any], Hashable] | None = None
+    """Of an episode: all that its values depend on, besides the places of its calls. Rollouts of a group that agree in it get no advantage.
+    None, for the whole function or for an episode: the values decide."""
     needs_critic: bool = False
     """Called as ``rule(episode, expected, *, …)`` with the critic's value of each call. The critic is the baseline."""
 
@@ -217,11 +218,15 @@ LOSSES: Registry[Loss] = Registry(Loss, "loss", plain=_as_it_is)
 
 
 def reward_rule(
-    name: str, *, group: tuple[str, ...] = ("task",), only_rewards: bool = False, needs_critic: bool = False
+    name: str,
+    *,
+    group: tuple[str, ...] = ("task",),
+    depends_on: Callable[[Any], Hashable] | None = None,
+    needs_critic: bool = False,
 ) -> Callable[[F], F]:
     """Declare a reward rule; the facts are those of `RewardRule`."""
     return lambda function: REWARD_RULES.declare(
-        name, function, group=group, only_rewards=only_rewards, needs_critic=needs_critic
+        name, function, group=group, depends_on=depends_on, needs_critic=needs_critic
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
@@ -14,7 +15,17 @@ from lightning_core.credit.registry import Example, reward_rule
 Gamma = Annotated[float, Gt(0), Le(1), Example(0.95)]
 
 
-@reward_rule("broadcast", only_rewards=True)
+def rewards_of(episode: Episode) -> Hashable:
+    """All rewards of the episode, by place."""
+    return episode.outcome
+
+
+def rewards_outside_branches(episode: Episode) -> Hashable:
+    """The same; None if there are parallel branches, which are compared within the episode."""
+    return None if parallel_branches(episode) else episode.outcome
+
+
+@reward_rule("broadcast", depends_on=rewards_of)
 def broadcast(episode: Episode) -> list[float]:
     """`R +` all rewards of calls `+` its agent's: identical assignment (2508.03680 §3.3), every call gets the episode's return.
 
@@ -25,13 +36,13 @@ def broadcast(episode: Episode) -> list[float]:
     return [total + own.get(t.agent, 0.0) for t in episode.transitions]
 
 
-@reward_rule("last-call", group=("task", "agent", "turns-left"), only_rewards=True)
+@reward_rule("last-call", group=("task", "agent", "turns-left"), depends_on=rewards_of)
 def last_call(episode: Episode) -> list[float]:
     """`r_t`: the last trained call gets the episode's reward, every other call its own rewards only."""
     return immediate(episode)
 
 
-@reward_rule("explicit", group=("task", "agent", "turn"), only_rewards=True)
+@reward_rule("explicit", group=("task", "agent", "turn"), depends_on=rewards_of)
 def explicit(episode: Episode) -> list[float]:
     """Its own rewards `+` its agent's. The episode's reward `R` is reported and not trained on."""
     own = _by_agent(episode)
@@ -39,7 +50,7 @@ def explicit(episode: Episode) -> list[float]:
     return [by_call.get(t.call, 0.0) + own.get(t.agent, 0.0) for t in episode.transitions]
 
 
-@reward_rule("discounted", group=("task", "agent", "turn"), only_rewards=True)
+@reward_rule("discounted", group=("task", "agent", "turn"), depends_on=rewards_of)
 def discounted(episode: Episode, *, gamma: Gamma) -> list[float]:
     """`Σ_{k≥t} γ^(k−t) r_k`: the discounted sum of the rewards from the call on (reward-to-go)."""
     values: list[float] = []
@@ -50,7 +61,7 @@ def discounted(episode: Episode, *, gamma: Gamma) -> list[float]:
     return values[::-1]
 
 
-@reward_rule("leave-one-branch-out", only_rewards=True)
+@reward_rule("leave-one-branch-out", depends_on=rewards_outside_branches)
 def leave_one_branch_out(episode: Episode) -> list[float]:
     """`broadcast + own_b − mean(own of the branches beside b)`: RLOO (2402.14740) among parallel branches of the same agents.
 
@@ -68,7 +79,7 @@ def leave_one_branch_out(episode: Episode) -> list[float]:
     return values
 
 
-@reward_rule("gigpo", only_rewards=True)
+@reward_rule("gigpo", depends_on=rewards_of)
 def gigpo(
     episode: Episode, *, gamma: Gamma, step_weight: Annotated[float, Ge(0)] = 1.0, anchor: str = "exact"
 ) -> list[Part]:
