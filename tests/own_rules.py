@@ -21,11 +21,6 @@ def with_gamma(episode: Episode, gamma: float) -> list[float]:
     return [episode.reward * gamma] * len(episode.transitions)
 
 
-def critical(episode: Episode, expected: list[float]) -> list[float]:
-    """The return less the critic's value."""
-    return [episode.reward - value for value in expected]
-
-
 def shifted(groups: list[list[Value]], *, by: float) -> dict[str, float]:
     """v + by."""
     return {v.call: v.value + by for group in groups for v in group}
@@ -41,6 +36,11 @@ def sapo(
 ) -> Tensor:
     """−4/τ sigmoid(τ (r − 1)) A."""
     return -4 / temperature * (temperature * (log_ratio_E.exp() - 1)).sigmoid() * advantages_E
+
+
+def halved(logprobs_E: Tensor, log_ratio_E: Tensor, advantages_E: Tensor) -> Tensor:
+    """Half of REINFORCE's."""
+    return -0.5 * advantages_E * logprobs_E
 
 
 def mean_loss(logprobs_E: Tensor, log_ratio_E: Tensor, advantages_E: Tensor) -> Tensor:

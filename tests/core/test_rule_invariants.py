@@ -8,7 +8,7 @@ from itertools import chain, combinations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_core.credit import (
@@ -48,6 +48,7 @@ def with_rewards(
 
 @pytest.mark.parametrize("advantage", COMPARING)
 @pytest.mark.parametrize("rewards", WITHOUT_CRITIC)
+@settings(max_examples=30)
 @given(st.lists(agents, min_size=2, max_size=5), numbers, numbers)
 def test_attempts_with_equal_rewards_get_no_advantage(
     rewards: str, advantage: str, attempts: list[str], reward: float, own: float
@@ -61,6 +62,7 @@ def test_attempts_with_equal_rewards_get_no_advantage(
 
 @pytest.mark.parametrize("advantage", COMPARING)
 @pytest.mark.parametrize("rewards", WITHOUT_CRITIC)
+@settings(max_examples=30)
 @given(agents, numbers, st.lists(numbers, max_size=4), numbers, numbers)
 def test_copies_of_an_attempt_get_no_advantage(
     rewards: str, advantage: str, agents: str, reward: float, by_turn: list[float], a: float, b: float
@@ -103,6 +105,7 @@ def two_policies(name: str, reward: float, agents: str, extra: Sequence[Reward])
 
 @pytest.mark.parametrize("advantage", ADVANTAGE_RULES)
 @pytest.mark.parametrize("rewards", REWARD_RULES)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(agents, numbers, numbers), min_size=2, max_size=4))
 def test_a_reward_of_one_agent_moves_no_other_policys_calls(
     rewards: str, advantage: str, attempts: list[tuple[str, float, float]]
@@ -136,6 +139,7 @@ def test_a_reward_of_an_agent_that_is_not_trained_moves_nobody(rewards: str) -> 
 
 @pytest.mark.parametrize("rewards", REWARD_RULES)
 @pytest.mark.parametrize("advantage", [name for name, rule in ADVANTAGE_RULES.items() if rule.compares == "batch"])
+@settings(max_examples=30)
 @given(st.lists(st.tuples(agents, numbers), min_size=2, max_size=5), st.sampled_from(GROUPINGS))
 def test_a_rule_over_the_batch_does_not_depend_on_the_grouping(
     advantage: str, rewards: str, attempts: list[tuple[str, float]], group_by: Any
