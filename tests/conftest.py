@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -21,6 +22,15 @@ from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from tests.recording_server import RecordingServer, recording_server
 
 _MISSING = object()
+
+if find_spec("hypothesis") is not None:  # the cluster's environment has none
+    from hypothesis import HealthCheck, settings
+
+    # The same examples in every run, on machines of any speed.
+    settings.register_profile(
+        "lightning", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("lightning")
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""docs/compatibility.md, written from the extras: ``python -m docs._generate.compatibility > docs/compatibility.md``."""
+"""Generates docs/compatibility.md from the extras: ``python -m docs._generate.compatibility > docs/compatibility.md``."""
 
 from __future__ import annotations
 
@@ -15,23 +15,60 @@ _INTRODUCTION = """\
 
 <!-- Generated from the extras in pyproject.toml: python -m docs._generate.compatibility > docs/compatibility.md -->
 
-Python {python}. What each extra installs, and in which versions it is supported; the extras are the only place where this is written, and
-`install("langgraph")` reads it from there: a framework that is out of range is an error with the version found and the one required.
+Python {python}. The extras are the only place that defines version ranges, and `install("langgraph")`
+reads them: a framework outside its range raises an error with the version found and the one
+required.
 
-| extra | requires |
+| Extra | Requires |
 |---|---|
 """
 _END = """
-The integrations' tests run with the newest versions (`make test`, exact versions in `constraints.txt`) and with the lowest that the
-extras admit (`make test-lowest`).
+`make test` runs the integrations' tests with the newest versions (exact versions in
+`constraints.txt`), `make test-lowest` with the lowest versions that the extras allow.
+
+## Limits
+
+What has been tested, and what has not:
+
+{limits}
+Settings that a trainer or sampler does not support are rejected when the configuration is read; see
+[verl](trainers.md#keys-in-verls-configuration) and
+[vLLM](vllm.md#differences-from-sampling-in-process).
 """
+_LIMITS = (
+    ("Area", "Tested", "Not tested"),
+    ("---", "---", "---"),
+    ("GPU", "", "Single-GPU training is implemented but not yet tested on hardware."),
+    ("Operating system", "Linux on x86-64", "other platforms"),
+    ("CPU", "Intel Xeon with AMX; AMD EPYC with AVX512_BF16 and without AMX", ""),
+    ("Python", "3.11", "3.12 and 3.13: the dependencies resolve; the tests have not been run"),
+    ("vLLM", "its builds for CPUs, 0.27.1 and 0.32.0", "vLLM on a GPU"),
+    (
+        "verl",
+        "verl 0.9.1 and its trainer on CPUs: FSDP2, gloo, vLLM's build for CPUs, all values of `trainer.mode`",
+        "verl on GPUs; Megatron; SGLang; `policy.tuning: lora` with verl",
+    ),
+    (
+        "the extra `verl`",
+        "installation without flash-attn (11 GB, four minutes, no conflicts); in that environment the comparison of "
+        "gradients and the contract test",
+        "flash-attn",
+    ),
+    ("`trainer.mode: separate_async`", "with the tests' own transport for weights", "with NCCL"),
+    ("Ray clusters", "one machine; up to eight simulated nodes", "several machines"),
+    (
+        "Data sets of the examples",
+        "readers for Spider, Calc-X and MuSiQue, on small files in their formats",
+        "the data sets themselves; `examples/text_to_sql/lightning_gpu.yaml`",
+    ),
+)
 _NAME = "lightning-rl"
 _OURS = ("all", "dev", "examples")
-"""Extras that gather others, or are for this project's own development."""
+"""Extras that combine others, or are for this project's development."""
 
 
 def compatibility() -> str:
-    """The page. Reads the pyproject.toml of the checkout that this file is in."""
+    """Return the page, from the pyproject.toml of this checkout."""
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     project: dict[str, Any] = tomllib.loads(text)["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
@@ -40,11 +77,12 @@ def compatibility() -> str:
         for extra in sorted(extras)
         if extra not in _OURS
     ]
-    return _INTRODUCTION.format(python=project["requires-python"]) + "".join(rows) + _END
+    limits = "".join(f"| {' | '.join(row)} |\n" for row in _LIMITS)
+    return _INTRODUCTION.format(python=project["requires-python"]) + "".join(rows) + _END.format(limits=limits)
 
 
 def _needs(extra: str, extras: Mapping[str, Sequence[str]]) -> list[Requirement]:
-    """What ``extra`` requires, by name, with what the extras that it is made of do."""
+    """Requirements of ``extra`` by name, including those of the extras it refers to."""
     found: dict[str, Requirement] = {}
     for text in extras[extra]:
         needed = Requirement(text)

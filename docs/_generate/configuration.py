@@ -1,8 +1,9 @@
-"""docs/configuration.md, written from the types: ``python -m docs._generate.configuration > docs/configuration.md``."""
+"""Generates docs/configuration.md from the types: ``python -m docs._generate.configuration > docs/configuration.md``."""
 
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -24,19 +25,21 @@ _INTRODUCTION = """\
 
 <!-- Generated from lightning_core/config/config.py: python -m docs._generate.configuration > docs/configuration.md -->
 
-One YAML file describes a run; every key can be overridden on the command line as `key.sub=value`, where the value is read as
-YAML:
+One YAML file describes a run. On the command line, `key.sub=value` overrides a key; the value is
+parsed as YAML:
 
 ```bash
 lightning-rl train lightning.yaml trainer.steps=20 agents.train='[writer]'
 ```
 
-A key that is not listed here is refused, and so are two of the same key and combinations that cannot be honoured. All problems are
-reported at once, each with its file and line. Relative paths are relative to the working directory. Scalars follow YAML 1.2: `1e-5`
-is a number, `no` and `12:30` are strings. A section may be left out or left empty: it then has its defaults. Only `policy.model` has
-none, and the command line needs `agent` and the tasks.
+- Unknown keys, duplicate keys and unsupported combinations are errors. All errors are reported at
+  once, each with its file and line.
+- Relative paths are relative to the working directory.
+- Scalars follow YAML 1.2: `1e-5` is a number; `no` and `12:30` are strings.
+- A missing or empty section has its defaults. `policy.model` is required; `lightning-rl train` also
+  requires `agent` and `tasks.train`.
 
-The smallest useful file:
+A minimal file:
 
 ```yaml
 agent: my_package.agent:solve
@@ -63,16 +66,16 @@ def _section(prefix: str, model: type[BaseModel]) -> Iterator[str]:
             text = " ".join([*_users_of(model, name), _one_line(field.description), *_rules_of(field)])
             rows.append(f"| `{name}` | {_type_of(field)} | {_default_of(field)} | {text} |")
     if rows:
-        yield "| key | type | default | |\n|---|---|---|---|"
+        yield "| Key | Type | Default | Description |\n|---|---|---|---|"
         yield from rows
         yield ""
-    told: set[type[BaseModel]] = set()
+    written: set[type[BaseModel]] = set()
     for path, section in inner:
-        if section in told:  # tasks.train and tasks.eval have the same keys
+        if section in written:  # tasks.train and tasks.eval have the same keys
             continue
-        told.add(section)
+        written.add(section)
         both = [f"`{p}`" for p, s in inner if s is section]
-        yield f"{'##' if not prefix else '###'} {' and '.join(both)}\n\n{_one_line(section.__doc__)}\n"
+        yield f"{'##' if not prefix else '###'} {' and '.join(both)}\n\n{_wrap(section.__doc__)}\n"
         yield from _section(f"{path}.", section)
 
 
@@ -170,6 +173,10 @@ def _plain(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(_plain(item) for item in value)}]"
     return to_yaml({"x": value}).removeprefix("x:").strip()
+
+
+def _wrap(text: str | None) -> str:
+    return textwrap.fill(_one_line(text), 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _one_line(text: str | None) -> str:

@@ -18,57 +18,58 @@ Estimator = Literal["k1", "k3"]
 
 
 class Kl(Section):
-    """A penalty for leaving the reference model."""
+    """A penalty on the KL divergence from the reference model."""
 
     weight: Positive
-    """What the divergence, in nats per token, is multiplied with."""
+    """Coefficient of the divergence, which is in nats per token."""
     estimator: Estimator = "k3"
-    """`k3`: as GRPO has it, never negative. `k1`: log(policy / reference), whose gradient is that of its half square: the gradient of
-    k1 itself is zero on average."""
+    """`k3`: GRPO's estimator, never negative. `k1`: log(policy / reference), with the gradient of half its square,
+    because the gradient of k1 itself is zero on average."""
     to: Literal["base"] = "base"
-    """The reference: `base`, the weights at the start of the run."""
+    """The reference model. `base`: the weights at the start of the run."""
 
 
 class Importance(Section):
-    """Correction for what was sampled by another policy than the one that is trained: another engine's rounding, or older weights."""
+    """Importance correction for the difference between sampler and trainer: another engine's rounding, or older
+    weights."""
 
     kind: Literal["tis", "mask"] = "tis"
-    """What happens to weights beyond low and high: `tis` truncates them to the bounds, `mask` sets them to 0."""
+    """Treatment of weights outside `low` and `high`. `tis`: truncated to the bounds. `mask`: set to 0."""
     level: Literal["token", "row", "rollout"] = "token"
-    """Whose probabilities are compared: each token's own, or the product over the sampled tokens of its row or rollout."""
+    """`token`: each token's own ratio. `row`, `rollout`: the product over the sampled tokens of the row or rollout."""
     low: NotNegative = 0.0
-    """The lower bound."""
+    """Lower bound of the weights."""
     high: Positive | None = 2.0
-    """The upper bound; null: none."""
+    """Upper bound of the weights; null: no bound."""
 
 
 class Algorithm(Section):
-    """The loss on sampled tokens. Equations, sources and when to use what: docs/algorithms.md."""
+    """The loss on sampled tokens. docs/algorithms.md has equations, sources and when to use each."""
 
     loss: LossName = "ppo"
-    """The loss of a token. `module:callable`: a function `loss(logprobs, log_ratio, advantages, *, …)` of float32 tensors [tokens] that
-    returns the losses."""
+    """The loss of a token. `module:callable`: a function `loss(logprobs, log_ratio, advantages, *, …)` of float32
+    tensors [tokens] that returns the losses."""
     loss_args: dict[str, Any] = {}
-    """Arguments of `loss` that have no key of their own here."""
+    """Arguments of `loss` that have no key of their own in this section."""
     clip_low: Annotated[float, Gt(0), Le(1)] = CLIP_LOW
-    """the probability ratio is clipped below 1 - clip_low."""
+    """the probability ratio's lower bound is 1 - clip_low."""
     clip_high: Positive = CLIP_HIGH
-    """the probability ratio is clipped above 1 + clip_high."""
+    """the probability ratio's upper bound is 1 + clip_high."""
     clip_dual: Annotated[float, Gt(1)] = CLIP_DUAL
-    """a token with a negative advantage loses at most clip_dual times that."""
+    """bound on the loss of a token with a negative advantage A, as clip_dual · |A|."""
     sequence: SequenceKind | None = None
-    """With `gspo` and `sequence-mean`: what a sequence is. A rollout may stand in several rows: one for each of its agents, and a new one
-    where a context does not continue."""
+    """With `gspo` and `sequence-mean`: what counts as a sequence. A rollout may have several rows: one per agent, and
+    another each time a prompt does not continue the context."""
     aggregation: Aggregation = "rollout-mean"
-    """`rollout-mean`: every rollout weighs the same; `sequence-mean`: every sequence; `token-mean`: every token; `constant`: the sum
-    over tokens divided by constant_tokens and the number of rollouts."""
+    """`rollout-mean`: equal weight per rollout. `sequence-mean`: equal weight per sequence. `token-mean`: equal weight
+    per token. `constant`: the sum over tokens, divided by `constant_tokens` and the number of rollouts."""
     constant_tokens: Count | None = None
-    """With `constant`: the divisor, such as the most tokens that a rollout may sample."""
+    """With `constant`: the divisor, such as the maximum number of tokens that a rollout can sample."""
     kl: Kl | None = None
-    """A penalty for leaving the reference model; null: none."""
+    """KL penalty; null: no penalty."""
     entropy_weight: NotNegative = 0.0
-    """The bonus for each nat of entropy of the distribution that a token was sampled from."""
+    """Coefficient of the entropy bonus, per nat of entropy of the distribution that a token was sampled from."""
     importance: Importance | None = None
-    """Correction for the difference between who sampled and who is trained; null: the ratio is taken to the sampling logprobs."""
+    """Importance correction; null: none, and the loss takes its ratio to the sampler's logprobs."""
     updates_per_step: Count = 1
-    """Passes over one step's rows, with an optimiser update each (PPO epochs)."""
+    """Passes over a step's rows, each with one optimiser update (PPO epochs)."""

@@ -35,93 +35,97 @@ Pattern = Annotated[str, AfterValidator(_pattern)]
 
 
 class Format(Section):
-    """A form that responses should have."""
+    """A reward for responses of a given form."""
 
     pattern: Pattern
-    """A regular expression that is searched for in the response's text; `.` matches line ends too."""
+    """Regular expression to search for in the response's text. `.` also matches newlines."""
     weight: float
-    """The reward of a call whose response has it."""
+    """Reward of a call whose response matches."""
     agents: Names | None = None
-    """Whose responses; null: all trained agents'."""
+    """Agents that the format applies to; null: all trained agents."""
 
 
 class Rule(Section):
-    """A rule of your own."""
+    """A custom rule."""
 
     function: CallableName
-    """`module:callable`, called as `function(call, tools)` with a `Call` and the `ToolSignal`s of the tools that it asked for."""
+    """`module:callable`, called as `function(call, tools)` with a `Call` and the `ToolSignal`s of its tool calls. It
+    returns a number."""
     weight: float = 1.0
-    """What its result is multiplied with."""
+    """Coefficient of the function's result."""
 
 
 class Air(Section):
-    """Automatic intermediate rewards: what the run tells of itself, as rewards on the calls behind it."""
+    """Automatic intermediate rewards: rewards of calls, computed from tool outcomes and response formats."""
 
     tool_ok: float = 0.0
-    """For each tool that a call asked for and that worked."""
+    """Reward per tool call that succeeded."""
     tool_error: float = 0.0
-    """For each that failed."""
+    """Reward per tool call that failed."""
     tool_unused: float = 0.0
-    """For each that was asked for and did not run: it does not exist, or its arguments could not be read."""
+    """Reward per tool call that did not run: unknown tool, or unreadable arguments."""
     tool_errors: dict[Pattern, float] = {}
-    """Regular expressions over a tool's error; the first that is found counts in place of `tool_error`."""
+    """Rewards by regular expression over the tool's error. The first match replaces `tool_error`."""
     truncated: float = 0.0
-    """For a response that ran into `max_tokens`."""
+    """Reward of a response that reached `max_tokens`."""
     formats: Annotated[tuple[Format, ...], Field(strict=False)] = ()
-    """Forms that responses should have."""
+    """Rewards for responses of a given form."""
     rules: Annotated[tuple[Rule, ...], Field(strict=False)] = ()
-    """Rules of your own."""
+    """Custom rules."""
 
 
 class Critic(Section):
-    """With `gae`: the value head, which learns what to expect of the rest of a rollout at each call's prompt."""
+    """With `gae`: the value head, which predicts the return from each call's prompt."""
 
     learning_rate: Positive = 1e-3
-    """AdamW's learning rate for the head."""
+    """Learning rate of the head (AdamW)."""
     epochs: Count = 8
     """Passes over each step's calls."""
 
 
 class Judge(Section):
-    """A model that scores the attempts at a task beside one another. Its own calls are never trained."""
+    """A model that scores all rollouts of a group in one prompt. Its own calls are never trained."""
 
     model: str
-    """Its name: `base` for the untrained weights, or one that goes on to `policy.upstream`."""
+    """Name of the model: `base` for the initial weights, or a model of `policy.upstream`."""
     rubric: str | None = None
-    """What makes an attempt good; null: how well it does what the task asks."""
+    """Criteria for a good rollout; null: how well it solves the task."""
     weight: float = 1.0
-    """What its score, from 0 to 1, is multiplied with before it is added to the episode's reward."""
+    """Coefficient of the score, which is from 0 to 1. The product is added to the episode's reward."""
     agent: str = "judge"
-    """The name that its calls are recorded under."""
+    """Agent name under which the judge's calls are recorded."""
 
 
 class Credit(Section):
-    """From the rewards of an episode to the advantage of each call; docs/credit-assignment.md has the equations."""
+    """Computes each call's advantage from an episode's rewards; docs/credit-assignment.md has the equations."""
 
     rewards: RewardRuleName = "broadcast"
-    """The value of a call. `module:callable`: a function `rule(episode, *, …)`, or `rule(episode, gamma)`, that returns a number for each
-    call."""
+    """The value of a call. `module:callable`: a function `rule(episode, *, …)` or `rule(episode, gamma)` that returns a
+    number for each call."""
     rewards_args: Arguments = {}
-    """Arguments of `rewards` that have no key of their own here."""
+    """Arguments of `rewards` that have no key of their own in this section."""
     gamma: Gamma | None = None
-    """the discount factor per call. A rule of your own may have it, too, as any other key that is an argument of a rule."""
+    """the discount factor per call. Custom rules with a parameter of that name get it, too; the same holds for `lam`,
+    `step_weight` and `anchor`."""
     lam: Lam | None = None
-    """the λ of the estimator; null: 1."""
+    """λ of the estimator; null: 1."""
     step_weight: NotNegative | None = None
-    """the weight of the advantage among calls in the same place; null: 1."""
+    """weight of the advantage among calls with the same anchor; null: 1."""
     anchor: Anchor | None = None
-    """when two calls are in the same place: they were shown the same, or the same but for case and white space; null: exact."""
+    """when two calls have the same anchor. `exact`: equal new messages. `normalised`: equal except for case and white
+    space. null: `exact`."""
     advantage: AdvantageRuleName = "grpo"
-    """How the values of calls are compared. `module:callable`: a function `rule(groups, *, …)` that returns the advantages by call id."""
+    """The baseline and scale of a call's value. `module:callable`: a function `rule(groups, *, …)` that returns the
+    advantages by call id."""
     advantage_args: Arguments = {}
     """Arguments of `advantage`."""
     group_by: GroupBy | None = None
-    """What calls of a group have in common; null: the keys that `rewards` declares, `[task]` with `broadcast`. `[task, agent]` gives each
-    agent a baseline of its own (Dr. MAS), `[task, agent, turn]` each of its turns too (AT-GRPO). `module:callable`: a function
-    `key(episode)` that returns a string for each call."""
+    """Keys that the calls of a group share; null: the default of `rewards`, `[task]` with `broadcast`. `[task, agent]`: a
+    baseline per agent (Dr. MAS). `[task, agent, turn]`: a baseline per agent and turn (AT-GRPO). `module:callable`: a
+    function `key(episode)` that returns a string for each call."""
     air: Air | None = None
-    """Automatic intermediate rewards; null: none."""
+    """Automatic intermediate rewards; null: disabled."""
     critic: Critic | None = None
-    """With `gae`, or a rule of your own that needs a critic: the critic; null: its defaults."""
+    """With `gae`, or a custom rule that needs a critic: the critic's settings; null: defaults."""
     judge: Judge | None = None
-    """A model that scores attempts; null: none."""
+    """A model that scores rollouts; null: disabled."""

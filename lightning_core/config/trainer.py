@@ -1,4 +1,4 @@
-"""The sections `trainer` and `ray`: what updates the weights, and where."""
+"""The configuration's sections ``trainer`` and ``ray``."""
 
 from __future__ import annotations
 
@@ -10,57 +10,60 @@ from lightning_core.config.types import Beta, Count, CountOrZero, NotNegative, P
 
 
 class Trainer(Section):
-    """The engine that updates the weights."""
+    """The trainer, which updates the weights."""
 
     name: Literal["torch", "verl"] = "torch"
-    """`torch`: embedded, one machine, CPU or one GPU. `verl`: verl's trainer on a Ray cluster, one GPU or many; docs/trainers.md."""
+    """`torch`: the embedded trainer, for a CPU or one GPU. `verl`: verl's trainer on a Ray cluster. See
+    docs/trainers.md."""
     steps: Count = 50
-    """Training steps; each samples tasks_per_step x group_size rollouts."""
+    """Number of training steps. Each samples tasks_per_step · group_size rollouts."""
     learning_rate: Positive = 1e-5
-    """AdamW's learning rate after warm-up."""
+    """Learning rate of AdamW after warm-up."""
     warmup_steps: CountOrZero = 0
-    """The learning rate rises linearly over so many steps."""
+    """Number of steps over which the learning rate rises linearly."""
     weight_decay: NotNegative = 0.0
-    """AdamW's weight decay."""
+    """Weight decay of AdamW."""
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
-    """AdamW's betas."""
+    """Betas of AdamW."""
     grad_clip: Positive = 1.0
-    """The gradient's norm is clipped to this."""
+    """Maximum norm of the gradient; larger gradients are scaled down."""
     micro_batch_tokens: Count = 4096
-    """Most tokens in one forward and backward pass; memory, not the result, depends on it."""
+    """Maximum number of tokens per forward and backward pass. It affects memory, not the result."""
     max_batch: Count = 64
-    """Most responses sampled at the same time."""
+    """Maximum number of responses sampled at the same time."""
     gather_ms: NotNegative = 5.0
-    """How long sampling waits for more requests to join a batch, in milliseconds."""
+    """Time in milliseconds that the sampler waits for more requests to join a batch."""
     threads: Count | None = None
-    """CPU threads for torch; null: torch's own choice."""
+    """CPU threads of torch; null: torch's default."""
     checkpoint_every: CountOrZero = 10
-    """Write a checkpoint after every so many steps, and after the last; 0: only after the last."""
+    """Write a checkpoint every `checkpoint_every` steps and after the last; 0: only after the last."""
     keep_checkpoints: Count = 2
-    """How many of the newest checkpoints are kept."""
+    """Number of newest checkpoints to keep."""
     mode: Literal["sync", "colocate_async", "separate_async"] = "sync"
-    """With `verl`: `sync`: rollouts and updates take turns on the same GPUs. `colocate_async`: the same, and rollouts that are under
-    way go on after the update. `separate_async`: on different GPUs, at the same time."""
+    """With `verl`. `sync`: rollouts and updates alternate on the same GPUs. `colocate_async`: as `sync`, but unfinished
+    rollouts continue after the update. `separate_async`: rollouts and updates run at the same time on different
+    GPUs."""
     nodes: Count = 1
-    """With `verl`: machines that train (and, but for `separate_async`, sample)."""
+    """With `verl`: number of machines that train. Except with `separate_async` they also sample."""
     gpus_per_node: Count = 1
-    """With `verl`: GPUs of each of them."""
+    """With `verl`: GPUs per training machine."""
     rollout_nodes: CountOrZero = 0
-    """With `verl` and `separate_async`: machines that only sample."""
+    """With `verl` and `separate_async`: number of machines that only sample."""
     rollout_gpus_per_node: Count = 1
-    """With `verl` and `separate_async`: GPUs of each of them."""
+    """With `verl` and `separate_async`: GPUs per sampling machine."""
     rollout_workers: Count | None = None
-    """With `verl`: processes that run agents, spread over the cluster; null: four for each node."""
+    """With `verl`: number of processes that run agents, spread over the cluster; null: four per node."""
     rows_per_rollout: Count | None = None
-    """With `verl`: as many training rows of each rollout, on average, fit into one update; a step that has more of them makes several
-    updates, and what is left over is filled with empty rows. null: as many as `agents.train` names, or 1."""
+    """With `verl`: average number of training rows per rollout that one update holds. A step with more rows makes
+    several updates, and the last is padded with empty rows. null: the number of agents in `agents.train`, or 1."""
     verl: dict[str, Any] = {}
-    """With `verl`: settings of verl's own, by its own keys, nested or dotted. A key that verl does not have is added if it begins
-    with `+`."""
+    """With `verl`: verl's own settings, by its own keys, nested or dotted. The prefix `+` adds a key that verl does not
+    have."""
 
 
 class Ray(Section):
-    """The Ray cluster, with `trainer.name: verl`."""
+    """The Ray cluster for `trainer.name: verl`."""
 
     address: str | None = None
-    """A running cluster to join: `auto`, or its head's `host:port`; null: one is started on this machine, and stopped after the run."""
+    """Address of a running cluster: `auto`, or the head's `host:port`; null: a cluster is started on this machine for
+    the run."""

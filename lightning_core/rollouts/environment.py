@@ -1,8 +1,10 @@
-"""Where agents run: everything that must be open around them, from patches to the endpoint that answers them."""
+"""Where agents run in this process: patches and integrations on, an endpoint that answers, a runner, and all of it closed in reverse."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import asyncio
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -14,16 +16,20 @@ from lightning_core.capture.patching import Patches
 from lightning_core.capture.threads import install_threads
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
+from lightning_core.credit import Episode
 from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import upstream_target
 from lightning_core.otel import exporting
-from lightning_core.rollouts.runner import RewardFunction, Runner, RunnerSettings, Solve
+from lightning_core.rollouts.judge import Judged, judge_group
+from lightning_core.rollouts.runner import Attempt, Job, RewardFunction, Rollout, Runner, RunnerSettings, Solve
+
+_JUDGED_AT_ONCE = 8
 
 
 @contextmanager
 def capturing(config: Config) -> Generator[None]:
-    """Patches and integrations on, spans exported where the configuration wants them; and all of it off in reverse."""
+    """Patches and integrations on, spans exported where the configuration says; undone in reverse."""
     with ExitStack() as stack:
         stack.enter_context(exporting(config.otlp.endpoint, headers_env=config.otlp.headers_env))
         patches = Patches(lambda: current_run() is not None)
@@ -34,8 +40,31 @@ def capturing(config: Config) -> Generator[None]:
         yield
 
 
+class LocalAgents:
+    """Runs agents and the judge in this process."""
+
+    def __init__(self, config: Config, runner: Runner, endpoint: PolicyEndpoint, judges: ThreadPoolExecutor) -> None:
+        self._judge = config.credit.judge
+        self._runner = runner
+        self._endpoint = endpoint
+        self._judges = judges
+
+    async def roll_out(
+        self, jobs: Sequence[Job], routing: Routing, record: Callable[[Sequence[Attempt]], None]
+    ) -> Sequence[Rollout]:
+        """The last attempt at each job; see `AgentPool.roll_out`."""
+        work = self._runner.submit(jobs, routing=routing, on_attempt=lambda attempt: record([attempt]))
+        return await asyncio.wrap_future(work)
+
+    async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
+        """The judge's scores of one group; see `AgentPool.judge`."""
+        assert self._judge is not None, "called only with credit.judge"
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._judges, judge_group, episodes, self._judge, self._endpoint, step)
+
+
 @contextmanager
-def open_runner(
+def open_agents(
     config: Config,
     solve: Solve,
     backend: Backend,
@@ -43,8 +72,8 @@ def open_runner(
     *,
     reward_function: RewardFunction | None = None,
     concurrency: int | None = None,
-) -> Generator[tuple[PolicyEndpoint, Runner]]:
-    """An endpoint that samples from ``backend``, and a runner of ``solve`` whose agents it answers; inside `capturing`.
+) -> Generator[LocalAgents]:
+    """Agents that ``backend`` answers, through an endpoint of their own; inside `capturing`.
 
     ``concurrency``: rollouts at the same time; None: as configured.
     """
@@ -58,10 +87,11 @@ def open_runner(
         agents=frozenset(config.agents.train or ()) | frozenset(config.agents.frozen),
     )
     limits = Limits()
-    # As many as there are rollouts must get through, and some of them ask several at a time.
+    # Every rollout may have a request, and some have several at the same time.
     limits = replace(limits, requests=max(limits.requests, 4 * settings.concurrency))
     with (
         PolicyEndpoint(backend, chats, upstream=target, limits=limits) as endpoint,
         Runner(solve, endpoint=endpoint, settings=settings, reward_function=reward_function) as runner,
+        ThreadPoolExecutor(_JUDGED_AT_ONCE, thread_name_prefix="lightning-judge") as judges,
     ):
-        yield endpoint, runner
+        yield LocalAgents(config, runner, endpoint, judges)

@@ -8,30 +8,26 @@ through the policy endpoint as an agent that is not trained; its scores are writ
 from __future__ import annotations
 
 import json
-import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 
-from lightning_core.capture import Run, current_address, rollout, scope
+from lightning_core.capture import current_address, rollout, scope
 from lightning_core.config.credit import Judge
 from lightning_core.credit import Episode
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.errors import InfrastructureError
+from lightning_core.records.store import RolloutRecord
+from lightning_core.rollouts.entries import judge_record
 from lightning_core.trace import OPERATION, REWARD_NAME, REWARD_VALUE, Reward, SpanRecord, Trace, describe
-
-logger = logging.getLogger(__name__)
 
 NAME = "judge"
 """The name of the rewards."""
-OnAnswer = Callable[[str, Run, str | None], None]
-"""``(task id, the judge's own rollout, what went wrong)``; called from several threads."""
 _MAX_TOKENS = 512
 _SECONDS = 300
 _CHARACTERS = 4000
@@ -39,38 +35,37 @@ _CHARACTERS = 4000
 _RUBRIC = "An attempt is good if it does what the task asks, completely and correctly."
 
 
-def judge_episodes(
-    episodes: Sequence[Episode],
-    judge: Judge,
-    endpoint: PolicyEndpoint,
-    *,
-    on_answer: OnAnswer | None = None,
-    concurrency: int = 8,
-) -> dict[str, float]:
-    """A score from 0 to 1 for each rollout, times the judge's weight, by rollout id.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """The judge's scores of one group, and its own rollout with its spans, for the record."""
 
-    A group of one attempt, and one whose scores cannot be had, has none: the second is logged. Raises `InfrastructureError` if
-    that happens to every group.
-    """
-    groups: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.task_id, []).append(episode)
-    comparable = [group for group in groups.values() if len(group) > 1]
-    with ThreadPoolExecutor(concurrency) as pool:
-        outcomes = list(pool.map(lambda group: _try(group, judge, endpoint, on_answer), comparable))
-    failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-    if failures and len(failures) == len(outcomes):
-        raise InfrastructureError(
-            f"the judge {judge.model!r} scored none of {len(outcomes)} groups; the first error: {describe(failures[0])}"
-        )
-    for failure in failures:
-        logger.warning("a group goes without the judge's scores: %s", describe(failure))
-    return {
-        episode.rollout: judge.weight * score
-        for group, scores in zip(comparable, outcomes, strict=True)
-        if not isinstance(scores, Exception)
-        for episode, score in zip(group, scores, strict=True)
-    }
+    scores: Mapping[str, float]
+    """By rollout id: from 0 to 1, times the judge's weight."""
+    error: str | None
+    """Why there are no scores."""
+    records: Sequence[tuple[RolloutRecord, Sequence[SpanRecord]]]
+
+
+def judge_group(episodes: Sequence[Episode], judge: Judge, endpoint: PolicyEndpoint, step: int) -> Judged:
+    """Score the attempts at one task, ``step`` updates into the run."""
+    task = episodes[0].task_id
+    key = endpoint.new_key()
+    scores: list[float] = []
+    failure: str | None = None
+    with rollout({"id": f"judge of {task}"}, endpoint=endpoint.url, api_key=key) as run:
+        endpoint.open(key, run.address, Routing(frozen={judge.agent: judge.model}, max_tokens=_MAX_TOKENS))
+        try:
+            with scope(judge.agent):
+                scores = _ask(episodes, judge, endpoint.url, key)
+        except (InfrastructureError, httpx.HTTPError, ValueError, LookupError) as error:
+            failure = describe(error)
+        finally:
+            endpoint.close(key)
+    return Judged(
+        error=failure,
+        scores={e.rollout: judge.weight * score for e, score in zip(episodes, scores, strict=False)},
+        records=[(judge_record(task, run, failure, step), run.spans)],
+    )
 
 
 def with_scores(episodes: Sequence[Episode], scores: Mapping[str, float]) -> list[Episode]:
@@ -127,26 +122,6 @@ def read_scores(text: str, count: int) -> list[float]:
     if len(numbers) != count:
         raise ValueError(f"the judge answered the scores {scores!r}; expected numbers from 0 to 10")
     return numbers
-
-
-def _try(
-    group: Sequence[Episode], judge: Judge, endpoint: PolicyEndpoint, on_answer: OnAnswer | None
-) -> list[float] | Exception:
-    task = group[0].task_id
-    key = endpoint.new_key()
-    outcome: list[float] | Exception
-    with rollout({"id": f"judge of {task}"}, endpoint=endpoint.url, api_key=key) as run:
-        endpoint.open(key, run.address, Routing(frozen={judge.agent: judge.model}, max_tokens=_MAX_TOKENS))
-        try:
-            with scope(judge.agent):
-                outcome = _ask(group, judge, endpoint.url, key)
-        except (InfrastructureError, httpx.HTTPError, ValueError, LookupError) as error:
-            outcome = error
-        finally:
-            endpoint.close(key)
-    if on_answer is not None:
-        on_answer(task, run, describe(outcome) if isinstance(outcome, Exception) else None)
-    return outcome
 
 
 def _ask(group: Sequence[Episode], judge: Judge, url: str, key: str) -> list[float]:

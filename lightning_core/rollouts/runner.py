@@ -77,7 +77,15 @@ class Rollout:
         return self.trace.reward or 0.0
 
 
-OnAttempt = Callable[[Rollout, bool], None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attempt at a job; ``final``: it is not repeated."""
+
+    rollout: Rollout
+    final: bool
+
+
+OnAttempt = Callable[[Attempt], None]
 
 
 class Runner:
@@ -115,7 +123,7 @@ class Runner:
     def run(self, jobs: Sequence[Job], *, routing: Routing, on_attempt: OnAttempt | None = None) -> list[Rollout]:
         """Make one rollout for each job, and return the last attempt of each, in the order of ``jobs``.
 
-        ``on_attempt(rollout, final)`` hears of every attempt as it ends, one at a time. Raises `RewardError` for a reward that
+        ``on_attempt`` is called with every attempt as it ends, one at a time. Raises `RewardError` for a reward that
         cannot be used.
         """
         work = self.submit(jobs, routing=routing, on_attempt=on_attempt)
@@ -184,7 +192,7 @@ class _Batch:
             ended = await self._attempt(job, attempt)
             final = ended.status != "infrastructure" or attempt == self._settings.retries
             if self._on_attempt is not None:
-                self._on_attempt(ended, final)
+                self._on_attempt(Attempt(rollout=ended, final=final))
             if final:
                 return ended
             logger.warning("task %r: attempt %d failed (%s); trying again", job.task_id, attempt + 1, ended.error)

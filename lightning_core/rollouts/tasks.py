@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lightning_core.config import Config
 from lightning_core.config.imports import import_callable
 from lightning_core.config.sections import TaskSource
 from lightning_core.config.types import is_callable_name
@@ -29,6 +31,24 @@ def load_tasks(source: TaskSource | str, *, key: str = "tasks") -> list[Task]:
     else:
         items = _read(Path(source.source), key)
     return check_tasks(islice(items, source.limit), name=f"{key} = {source.source}")
+
+
+def training_tasks(config: Config) -> list[Task]:
+    """The tasks of ``tasks.train``."""
+    return _configured(config.tasks.train, "tasks.train")
+
+
+def held_out_tasks(config: Config) -> list[Task]:
+    """The tasks of ``tasks.eval``; of more than ``eval.tasks``, a sample that is the same in every run."""
+    tasks = _configured(config.tasks.eval, "tasks.eval")
+    limit = config.eval.tasks
+    return tasks if limit is None or limit >= len(tasks) else random.Random("eval").sample(tasks, limit)
+
+
+def _configured(source: TaskSource | None, key: str) -> list[Task]:
+    if source is None:
+        raise ConfigError(f"{key} is missing: name a file or module:callable, or pass the tasks in")
+    return load_tasks(source, key=key)
 
 
 def check_tasks(items: Iterable[tuple[str, Any]], *, name: str) -> list[Task]:

@@ -322,7 +322,7 @@ def test_policies_have_what_they_do_not_say_from_the_common_sections() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("policies: {policy: {agents: [x]}}", "policies.policy: found 'policy', which means something already"),
+        ("policies: {policy: {agents: [x]}}", "policies.policy: found 'policy', which is reserved"),
         ("policies: {a/b: {agents: [x]}}", "policies.a/b: found 'a/b', expected a policy's name: a letter, then"),
         ("policies: {a: {}}", "policies.a.agents: missing, and required"),
         ("policies: {a: {agents: []}}", "policies.a.agents: an empty list"),

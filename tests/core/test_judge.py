@@ -38,7 +38,14 @@ def test_what_an_agent_says_again_is_shown_again():
 
 
 def test_the_history_of_later_calls_is_shown_once():
-    expected = ["user: tell me", "assistant (a): one", "user: more", "assistant (a): two", "user: more", "assistant (a): three"]
+    expected = [
+        "user: tell me",
+        "assistant (a): one",
+        "user: more",
+        "assistant (a): two",
+        "user: more",
+        "assistant (a): three",
+    ]
     assert shown(conversation("x", "one", "two", "three")) == expected
 
 

@@ -30,7 +30,7 @@ from lightning_core.otel import (
     spans_to_protobuf,
 )
 from lightning_core.records.progress import SilentProgress
-from lightning_core.session import open_circle
+from lightning_core.session import open_session
 from lightning_core.trace import SpanRecord, spans_to_trace
 from lightning_core.transitions import trace_to_transitions
 from tests import bandit
@@ -210,16 +210,18 @@ def test_a_run_sends_what_its_record_holds(tmp_path: Path) -> None:
                 "otlp": {"endpoint": url},
             }
         )
-        with open_circle(config, bandit.solve, folder=tmp_path, progress=SilentProgress()) as circle:
-            (made,) = circle.roll_out(bandit.tasks(1), copies=1, phase="train")
-    assert by_id(span for body in bodies for span in spans_from_protobuf(body)) == by_id(made.spans)
+        with open_session(config, bandit.solve, folder=tmp_path, progress=SilentProgress()) as session:
+            session.evaluate(bandit.tasks(1), "eval")
+            (made,) = session.store.rollouts()
+            spans = session.store.spans(made.id)
+    assert by_id(span for body in bodies for span in spans_from_protobuf(body)) == by_id(spans)
 
 
 def test_without_the_exporter_a_run_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     config = load_config({"policy": {"model": "not-there"}, "otlp": {"endpoint": "http://127.0.0.1:1/v1/traces"}})
     with pytest.raises(MissingExtra, match=r"lightning-rl\[otlp\]"):
-        open_circle(config, bandit.solve, folder=tmp_path, progress=SilentProgress()).__enter__()
+        open_session(config, bandit.solve, folder=tmp_path, progress=SilentProgress()).__enter__()
 
 
 def test_headers_need_an_endpoint() -> None:

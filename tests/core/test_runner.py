@@ -110,7 +110,7 @@ def test_a_hanging_agent_is_stopped_repeated_and_left_out(endpoint: PolicyEndpoi
         lambda task: release.wait(60),
         timeout_seconds=0.2,
         retries=2,
-        on_attempt=lambda r, final: attempts.append((r.status, final)),
+        on_attempt=lambda attempt: attempts.append((attempt.rollout.status, attempt.final)),
     )
     release.set()
     assert time.monotonic() - began < 10

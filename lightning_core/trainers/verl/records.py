@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.errors import TrainingError
+from lightning_core.rollouts.counts import counts_to_metrics
 from lightning_core.trace import describe
 
 FAILURE = "failure.pickle"
@@ -51,16 +52,13 @@ def read_metrics_of_verl(
             entry = json.loads(line)
             logged.setdefault(int(entry["step"]), {}).update(entry["data"])
     metrics: list[dict[str, Any]] = []
-    for step, counted in steps.items():
-        counts = {key: value if key == "reward_sum" else int(value) for key, value in counted.items()}
-        came_about = counts["rollouts"] - counts["rollouts_left_out"]
-        rows = counts["rows"]
+    for step, counts in steps.items():
+        rows = int(counts["rows"])
         padding = -rows % rows_per_update
         numbers = {key: value for key, value in logged.get(step, {}).items() if isinstance(value, int | float)}
         metrics.append({
             "step": step,
-            "reward": counts.pop("reward_sum") / came_about if came_about else 0.0,
-            **counts,
+            **counts_to_metrics(counts),
             "rows_padding_share": padding / (rows + padding) if rows else 0.0,
             **{f"verl/{key}": value for key, value in numbers.items()},
         })  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,14 @@ from typing import Any
 from lightning_core.config import Config
 from lightning_core.errors import LightningError, MissingExtra, TrainingError
 from lightning_core.model.source import max_positions, resolve_model
+from lightning_core.records.checkpoints import checkpoint_step
+from lightning_core.records.report import MetricsLog
 from lightning_core.records.store import Store
 from lightning_core.rollouts.entries import pick_tasks
-from lightning_core.rollouts.runner import Task
 from lightning_core.trace import describe
-from lightning_core.trainers.verl.records import FAILURE, keep_log
-from lightning_core.trainers.verl.settings import defaults, translate
+from lightning_core.trainers.plan import Plan
+from lightning_core.trainers.verl.records import FAILURE, keep_log, read_metrics_of_verl
+from lightning_core.trainers.verl.settings import defaults, rows_per_update, translate
 
 
 def verl_config(config: Config, folder: Path) -> Any:
@@ -36,35 +37,45 @@ def show_verl_config(config: Config, folder: Path) -> str:
     return OmegaConf.to_yaml(verl_config(config, folder), resolve=True)
 
 
-def train_with_verl(config: Config, folder: Path, tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> None:
-    """Train until the last step, on the cluster that ``config.ray`` names or one of this machine alone.
+def train_with_verl(plan: Plan) -> None:
+    """Train until the last step, on the cluster that ``config.ray`` names or on one of this machine alone.
 
-    Rollouts, credit and verl's metrics are recorded in ``folder``, checkpoints too, and the agents' own errors come out as they are.
-    Raises `TrainingError` when verl's trainer ends in another way.
+    Rollouts, credit, metrics and checkpoints are recorded in the run's folder. Errors of the agents are raised as they are; raises
+    `TrainingError` when verl's trainer ends in another way.
     """
+    config, folder = plan.config, plan.folder
     write_tasks = _verl("dataset").write_tasks
     steps = range(config.trainer.steps)
-    write_tasks(folder / "tasks_train.jsonl", [task for step in steps for task in pick_tasks(tasks, config, step)])
-    if eval_tasks:
-        write_tasks(folder / "tasks_eval.jsonl", eval_tasks)
+    write_tasks(folder / "tasks_train.jsonl", [t for step in steps for t in pick_tasks(plan.tasks, config, step)])
+    if plan.eval_tasks:
+        write_tasks(folder / "tasks_eval.jsonl", plan.eval_tasks)
     found = verl_config(config, folder)
-    failure = folder / FAILURE
-    failure.unlink(missing_ok=True)
+    (folder / FAILURE).unlink(missing_ok=True)
     keep_log(folder)
-    with Store(folder / "store.db"):
-        pass  # made here, so that it is there whatever becomes of verl
+    with Store(folder / "store.db") as store:  # created here, so that it exists even if verl fails
+        store.rewind(0 if plan.checkpoint is None else checkpoint_step(plan.checkpoint))
     try:
         _run(found)
     except Exception as error:
-        if failure.is_file():
-            raise pickle.loads(failure.read_bytes()) from None
-        report = folder / "verl.error.txt"
-        report.write_text(str(error), encoding="utf-8")
-        # The text of an error from one of Ray's processes is a whole traceback.
-        cause = getattr(error, "cause", error)
-        if isinstance(cause, LightningError):
-            raise cause from None
-        raise TrainingError(f"verl's trainer ended: {describe(cause)}; all of it is in {report}") from error
+        raise _failure(error, folder) from error
+    with Store(folder / "store.db", read_only=True) as store:
+        log = MetricsLog(folder / "metrics.jsonl")
+        for line in read_metrics_of_verl(folder, store.steps(), rows_per_update=rows_per_update(config)):
+            log.append(line.pop("step"), line)
+
+
+def _failure(error: Exception, folder: Path) -> BaseException:
+    """What stopped the run: the manager's own error if it wrote one, else verl's."""
+    failure = folder / FAILURE
+    if failure.is_file():
+        return pickle.loads(failure.read_bytes())
+    report = folder / "verl.error.txt"
+    report.write_text(str(error), encoding="utf-8")
+    # The text of an error from one of Ray's processes is a whole traceback.
+    cause = getattr(error, "cause", error)
+    if isinstance(cause, LightningError):
+        return cause
+    return TrainingError(f"verl's trainer ended: {describe(cause)}; the whole error is in {report}")
 
 
 def _run(config: Any) -> None:

@@ -1,0 +1,40 @@
+"""A run's folder: made for a new run, found for one that is resumed."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from lightning_core.config import Config, dump_config
+from lightning_core.errors import ConfigError
+from lightning_core.records.checkpoints import checkpoints
+
+
+def open_run_folder(config: Config) -> tuple[Path, Path | None]:
+    """The run's folder, created if need be and linked as ``latest``, and the checkpoint that a resumed run continues from.
+
+    Raises `ConfigError` if there is nothing to resume, or if the folder of a new run exists.
+    """
+    runs = Path(config.run.dir)
+    latest = runs / "latest"
+    if config.run.resume:
+        folder = runs / config.run.name if config.run.name else latest.resolve()
+        found = checkpoints(folder)
+        if not found:
+            raise ConfigError(
+                f"run.resume: no checkpoint under {str(folder / 'checkpoints')!r}; start the run without resume"
+            )
+        return folder, found[-1]
+    folder = runs / (config.run.name or time.strftime("%Y%m%d-%H%M%S"))
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(
+            f"the run's folder {str(folder)!r} exists; give another run.name, or resume it with run.resume"
+        ) from None
+    (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    scratch = runs / f".latest-{os.getpid()}"
+    scratch.symlink_to(folder.name)
+    scratch.replace(latest)
+    return folder, None

@@ -1,0 +1,97 @@
+"""The result of a run, from what it left in its folder: evaluations, summary, curve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from lightning_core.config import Config
+from lightning_core.records.checkpoints import checkpoint_step, checkpoints
+from lightning_core.records.intervals import Comparison, compare, compare_splits, confidence_interval
+from lightning_core.records.report import Summary, draw_curve, read_metrics
+from lightning_core.records.store import Phase, RolloutRecord, Store
+
+EVALUATIONS: tuple[Phase, ...] = ("eval_before", "eval", "eval_after")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Rewards of one pass over held-out tasks."""
+
+    rewards: Mapping[str, Sequence[float]]
+    """By task id, one for each sample. A task whose every rollout failed for reasons of infrastructure is missing."""
+    left_out: int
+    """Rollouts that failed for reasons of infrastructure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The result of `fit`."""
+
+    folder: Path
+    """The run's folder: configuration, metrics, store, checkpoints, summary, curve."""
+    checkpoint: Path
+    summary: Summary
+    metrics: Sequence[Mapping[str, Any]]
+    """One mapping a step, as in ``metrics.jsonl``."""
+
+
+def to_evaluation(outcomes: Iterable[tuple[str, str, float]]) -> Evaluation:
+    """``outcomes``: the task id, status and reward of each rollout."""
+    by_task: dict[str, list[float]] = {}
+    left_out = 0
+    for task_id, status, reward in outcomes:
+        if status == "infrastructure":
+            left_out += 1
+        else:
+            by_task.setdefault(task_id, []).append(reward)
+    return Evaluation(rewards=by_task, left_out=left_out)
+
+
+def recorded_evaluations(store: Store, phase: Phase = "eval") -> dict[int, Evaluation]:
+    """Evaluations in ``store``, by the number of steps taken before them."""
+    by_step: dict[int, list[RolloutRecord]] = {}
+    for record in store.rollouts(phase=phase):
+        by_step.setdefault(record.step, []).append(record)
+    return {
+        step: to_evaluation((r.task_id, r.status, r.reward or 0.0) for r in records)
+        for step, records in by_step.items()
+    }
+
+
+def finish(config: Config, folder: Path, eval_tasks: Sequence[Mapping[str, Any]], seconds: float) -> Result:
+    """Write ``summary.json`` and ``curve.png`` of a finished run that took ``seconds``."""
+    checkpoint = checkpoints(folder)[-1]
+    metrics = read_metrics(folder / "metrics.jsonl")
+    with Store(folder / "store.db", read_only=True) as store:
+        evaluations = {phase: recorded_evaluations(store, phase) for phase in EVALUATIONS}
+        tokens_sampled = store.tokens_sampled()
+    splits = {str(t["id"]): str(t["split"]) for t in eval_tasks if "split" in t}
+    overall, by_split = None, dict[str, Comparison]()
+    before, after = (next(iter(evaluations[phase].values()), None) for phase in ("eval_before", "eval_after"))
+    if before is not None and after is not None:
+        overall = compare(before.rewards, after.rewards)
+        if len(set(splits.values())) > 1:
+            by_split = compare_splits(before.rewards, after.rewards, splits)
+    summary = Summary(
+        eval=overall,
+        splits=by_split,
+        steps=checkpoint_step(checkpoint),
+        rollouts=sum(int(m["rollouts"]) for m in metrics),
+        tokens_sampled=tokens_sampled,
+        tokens_trained=sum(int(m["tokens_trained"]) for m in metrics),
+        wall_seconds=seconds,
+        seed=config.run.seed,
+    )
+    summary.write(folder / "summary.json")
+    measured = [(step, e) for found in evaluations.values() for step, e in found.items() if e.rewards]
+    draw_curve(
+        folder / "curve.png",
+        steps=[(int(m["step"]), float(m["reward"])) for m in metrics],
+        evals=[(step, confidence_interval([fmean(r) for r in e.rewards.values()])) for step, e in measured],
+        title=config.agent or "",
+    )
+    return Result(folder=folder, checkpoint=checkpoint, summary=summary, metrics=metrics)

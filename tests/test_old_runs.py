@@ -1,0 +1,54 @@
+"""A run's folder from before the packages were moved opens as ever: ``tests/data/run_of_0_1_0``, two steps on the tiny model."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lightning_core import fit, load_config
+from lightning_core.cli.main import main
+from lightning_core.loop import evaluate
+from tests.tiny_model import make_tiny_model
+
+STORED = Path(__file__).parent / "data" / "run_of_0_1_0"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A copy of the stored run, with its model made anew."""
+    folder = shutil.copytree(STORED, tmp_path / "runs" / "run")
+    text = (folder / "config.yaml").read_text()
+    model = make_tiny_model(tmp_path / "model")
+    (folder / "config.yaml").write_text(text.replace("MODEL", str(model)).replace("RUNS", str(tmp_path / "runs")))
+    return folder
+
+
+def test_its_rollouts_and_credit_are_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", str(run), "--rollout", "3"]) == 0
+    assert "call of talker" in capsys.readouterr().out
+    assert main(["credit", str(run), "credit.advantage=rloo"]) == 0
+    assert "8 calls of 2 steps" in capsys.readouterr().out
+
+
+def test_its_checkpoint_is_evaluated_and_training_continues(run: Path) -> None:
+    config = load_config(run / "config.yaml", ["run.resume=true", "run.name=run", "trainer.steps=3"])
+    measured = evaluate(config=config, folder=run.parent / "eval", checkpoint=run / "checkpoints" / "step-000002")
+    assert [len(rewards) for rewards in measured.rewards.values()] == [1, 1]
+
+    result = fit(config=config)
+    assert [m["step"] for m in result.metrics] == [1, 2, 3]
+    assert result.checkpoint.name == "step-000003"
+    kept = [json.loads(line) for line in (STORED / "metrics.jsonl").read_text().splitlines()]
+    assert list(result.metrics[:2]) == kept, "the first two steps are as they were"
+    counted = {
+        "reward",
+        "rollouts",
+        "rollouts_failed",
+        "rows",
+        "tokens_trained",
+        "groups_equal",
+        "context_new",
+        "rows_per_rollout",
+    }
+    assert counted <= result.metrics[2].keys() & kept[0].keys()
