@@ -1,1 +1,1 @@
-"""Agents as their authors would write them, and the tasks that train them."""
+"""Example agents, each with the tasks and configuration that train it."""

@@ -1,1 +1,1 @@
-"""A LangGraph agent that solves word problems with a calculator, in two turns."""
+"""A LangGraph agent that solves word problems with a calculator in two turns."""

@@ -1,6 +1,6 @@
-"""An ordinary LangGraph program: the solver asks for a calculation, sees its result, and gives the number.
+"""A LangGraph agent that requests a calculation and then gives the number.
 
-Nothing here knows of training but the mark on ``solver``; without Lightning the mark does nothing.
+The mark on ``solver`` is the only line specific to training. Outside a rollout it has no effect.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def _model() -> ChatOpenAI:
 
 @trainable("solver")
 def solver(state: State) -> dict[str, Any]:
-    """One turn of the model: an expression, or the answer."""
+    """Run one turn of the model, which gives an expression or the answer."""
     text = str(_model().invoke(state["messages"]).content)
     return {"messages": [*state["messages"], ("assistant", text)]}
 
 
 def calculator(state: State) -> dict[str, Any]:
-    """Evaluate the expression that the solver asked for; None if there is none, or it makes no sense."""
+    """Evaluate the solver's expression; the result is None if it is missing or invalid."""
     match = _CALL.search(state["messages"][-1][1])
     result = None if match is None else evaluate(match[1])
     if result is None:
@@ -60,7 +60,7 @@ def calculator(state: State) -> dict[str, Any]:
 
 
 def evaluate(expression: str) -> str | None:
-    """``+ - * /`` on numbers, by walking the syntax tree: nothing is executed."""
+    """Evaluate ``+ - * /`` on numbers by walking the syntax tree; no code is executed."""
 
     def value(node: ast.expr) -> float:
         if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
@@ -80,7 +80,7 @@ def evaluate(expression: str) -> str | None:
 
 @cache
 def build() -> CompiledStateGraph:
-    """solver → calculator → solver: the second turn gives the answer."""
+    """Build the graph solver → calculator → solver; the second turn gives the answer."""
     graph = StateGraph(State)
     graph.add_node("solver", solver)
     graph.add_node("calculator", calculator)
@@ -91,7 +91,7 @@ def build() -> CompiledStateGraph:
 
 
 def solve(task: dict[str, Any]) -> float:
-    """The agent entry: 1 if the last message is the right number."""
+    """Solve a task; return 1 if the last message is the correct number, else 0."""
     state = build().invoke({"messages": [*PROMPT, ("user", task["question"])], "result": None})
     answer = state["messages"][-1][1].strip().rstrip(".")
     return float(bool(state["result"]) and answer == str(task["answer"]))

@@ -1,6 +1,6 @@
-"""Word problems with one operation, from templates, with fixed seeds.
+"""Word problems with one operation, generated from templates with fixed seeds.
 
-Split by the pair of numbers *and* by the text: no test question, and no pair of numbers of one, occurs in training.
+The split is by text and by pair of numbers: no test question, and no pair of numbers of a test question, occurs in training.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _problems(split: str, count: int) -> list[Task]:
     tasks: list[Task] = []
     while len(tasks) < count:
         a, b = rng.randint(11, 99), rng.randint(11, 99)
-        # One pair of numbers in ten belongs to the test questions, whichever way round it stands.
+        # One pair of numbers in ten is reserved for test questions, in either order.
         held_out = (7 * min(a, b) + 3 * max(a, b)) % 10 == 0
         if held_out != (split == "test"):
             continue

@@ -1,1 +1,1 @@
-"""A LangChain agent that answers customers' questions from a shop's catalogue."""
+"""A LangChain agent that answers questions from a shop's catalogue."""

@@ -1,6 +1,6 @@
-"""An ordinary LangChain agent with one tool: it looks a fact up and gives it.
+"""A LangChain agent with one tool: it looks up a fact and returns it.
 
-Nothing here knows of training. ``lightning.yaml`` says which agent is trained, by the name that it has here.
+Nothing in this file is specific to training. ``lightning.yaml`` selects the agent to train by its name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from examples.langchain_agent.catalogue import COLUMNS, catalogue
 from lightning_langchain import LightningCallbackHandler
 
 TURNS = 3
-"""Turns of the model: a second look-up where the first one failed, and the answer."""
+"""Maximum model calls: a look-up, another one if the first failed, and the answer."""
 EXAMPLES = (
     ("How much is the brass bell?", "brass bell", "price"),
     ("How many pieces of the oak stool are left?", "oak stool", "stock"),
@@ -40,13 +40,13 @@ def look_up(item: str, column: str) -> str:
 
 
 def examples() -> list[AnyMessage]:
-    """`EXAMPLES` as the conversation that the agent had about them."""
+    """`EXAMPLES` as messages of earlier conversations."""
     messages: list[AnyMessage] = []
     for question, item, column in EXAMPLES:
         answer = catalogue()[item][column]
         call = {"id": "call_0", "name": look_up.name, "args": {"item": item, "column": column}}
         messages += [
-            HumanMessage(ask(question)),
+            HumanMessage(user_message(question)),
             AIMessage("", tool_calls=[call]),
             ToolMessage(answer, tool_call_id="call_0"),
             AIMessage(answer),
@@ -54,15 +54,15 @@ def examples() -> list[AnyMessage]:
     return messages
 
 
-def ask(question: str) -> str:
-    """What the user says. The reminder at its end is what makes a small model think of the tool at all."""
+def user_message(question: str) -> str:
+    """The user's message. A small model calls the tool only with the reminder at its end."""
     return f"{question} Look it up."
 
 
 @cache
 def clerk() -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The agent, for all threads; any model name does while training."""
-    key = os.environ.get("OPENAI_API_KEY", "none")  # the client wants one even where no server asks for it
+    """The agent, shared by all threads. During training any model name works."""
+    key = os.environ.get("OPENAI_API_KEY", "none")  # the client requires a key, even if the server does not
     model = ChatOpenAI(model="gpt-4o-mini", api_key=key)
     limit = ModelCallLimitMiddleware(run_limit=TURNS, exit_behavior="end")
     return create_agent(
@@ -71,7 +71,7 @@ def clerk() -> CompiledStateGraph[Any, Any, Any, Any]:
 
 
 def solve(task: Mapping[str, Any]) -> float:
-    """The agent entry: 1 if the last message is the fact and nothing else."""
-    messages = [*examples(), HumanMessage(ask(task["question"]))]
+    """Answer a task's question; return 1 if the last message is exactly the fact, else 0."""
+    messages = [*examples(), HumanMessage(user_message(task["question"]))]
     final = clerk().invoke({"messages": messages}, config={"callbacks": [LightningCallbackHandler()]})
     return float(final["messages"][-1].text.strip().removesuffix(".") == task["answer"])

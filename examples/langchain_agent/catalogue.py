@@ -1,4 +1,4 @@
-"""A made-up shop's catalogue, from a fixed seed: what the agent's tool looks things up in."""
+"""The catalogue of a fictional shop, generated with a fixed seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def catalogue() -> dict[str, Item]:
     rng = random.Random("catalogue")
     items: dict[str, Item] = {}
     for material, thing in product(_MATERIALS.split(), _THINGS.split()):
-        price, stock = rng.sample(range(3, 100), 2)  # never equal, so that the wrong column is never right by accident
+        price, stock = rng.sample(
+            range(3, 100), 2
+        )  # never equal, so that the wrong column never gives the right answer
         items[f"{material} {thing}"] = {
             "price": str(price),
             "stock": str(stock),

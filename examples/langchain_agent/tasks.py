@@ -1,6 +1,6 @@
-"""Questions of customers, in several wordings for each column of the catalogue.
+"""Customers' questions, with several wordings for each column of the catalogue.
 
-No item that is asked about in a test question occurs in training.
+No item of a test question occurs in training.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from examples.langchain_agent.catalogue import COLUMNS, catalogue
 
 SHOWN = ("brass bell", "oak stool", "wool hat", "glass vase")
-"""Items of the examples in the prompt; no question is about them."""
+"""Items used in the prompt's examples, excluded from the questions."""
 _WORDINGS = {
     "price": (
         "What is the price of the {item}?",
@@ -53,7 +53,7 @@ def test() -> list[Task]:
 
 
 def _items(split: str) -> list[str]:
-    """Three items in four are for training, the others for the test."""
+    """The items of a split: three quarters for training, one quarter for test."""
     items = [item for item in catalogue() if item not in SHOWN]
     random.Random("items").shuffle(items)
     first_train = len(items) // 4
@@ -61,7 +61,7 @@ def _items(split: str) -> list[str]:
 
 
 def _questions(split: str) -> list[Task]:
-    """One question about each column of each item, in any of its wordings."""
+    """One question for each item and column, in a random wording."""
     rng = random.Random(split)
     tasks = [_question(rng, split, item, column) for item in _items(split) for column in COLUMNS]
     rng.shuffle(tasks)

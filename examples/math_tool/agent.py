@@ -1,6 +1,6 @@
-"""An ordinary AutoGen agent with one tool: it asks for calculations, sees their results, and gives the number.
+"""An AutoGen agent that calls a calculator tool and then gives the number.
 
-Nothing here knows of training. ``lightning.yaml`` says which agent is trained, by the name that it has here.
+Nothing in this file is specific to training. ``lightning.yaml`` selects the agent to train by its name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from examples.math_tool.calculator import calculator
 
 NAME = "calc_agent"
 TURNS = 3
-"""Turns of the model that may call the tool; whoever calls it in the last one as well has not answered."""
+"""Maximum model calls. A conversation whose last one calls the tool has no answer."""
 EXAMPLES = (
     ("Joe had 20 hats and sold 8. How many hats are left?", "20-8", "12"),
     ("Joe has 3 rows of 6 hats. How many hats are there?", "3*6", "18"),
@@ -38,22 +38,22 @@ EXAMPLES = (
     ("Joe buys 7 hats a week. How many hats is that in 5 weeks?", "7*5", "35"),
     ("Joe has 14 hats and gets 9 more. How many hats are there now?", "14+9", "23"),
 )
-"""Solved problems that stand before each one: question, calculation, answer."""
+"""Solved problems at the start of each conversation: question, calculation, answer."""
 
 
-def ask(question: str) -> str:
-    """What the user says. The reminder at its end is what makes a small model think of the tool at all."""
+def user_message(question: str) -> str:
+    """The user's message. A small model calls the tool only with the reminder at its end."""
     return f"{question} Use the calculator."
 
 
 def examples() -> list[LLMMessage]:
-    """`EXAMPLES` as the conversation that the agent had about them."""
+    """`EXAMPLES` as messages of earlier conversations."""
     messages: list[LLMMessage] = []
     for question, expression, result in EXAMPLES:
         call = FunctionCall(id="call_0", name="calculator", arguments=f'{{"expression": "{expression}"}}')
         executed = FunctionExecutionResult(call_id=call.id, name=call.name, content=result, is_error=False)
         messages += [
-            UserMessage(content=ask(question), source="user"),
+            UserMessage(content=user_message(question), source="user"),
             AssistantMessage(content=[call], source=NAME),
             FunctionExecutionResultMessage(content=[executed]),
             AssistantMessage(content=result, source=NAME),
@@ -63,13 +63,13 @@ def examples() -> list[LLMMessage]:
 
 @cache
 def client() -> OpenAIChatCompletionClient:
-    """One client for all agents; any model name does while training."""
-    key = os.environ.get("OPENAI_API_KEY", "none")  # the client wants one even where no server asks for it
+    """The client shared by all agents. During training any model name works."""
+    key = os.environ.get("OPENAI_API_KEY", "none")  # the client requires a key, even if the server does not
     return OpenAIChatCompletionClient(model="gpt-4o-mini", api_key=key)
 
 
 def build() -> AssistantAgent:
-    """The agent. It remembers its conversation, so each problem gets one of its own."""
+    """A new agent. It keeps its conversation, so each problem needs its own."""
     return AssistantAgent(
         NAME,
         client(),
@@ -81,7 +81,7 @@ def build() -> AssistantAgent:
 
 
 def is_right(answer: str, expected: float) -> bool:
-    """Whether ``answer`` is the number and nothing else, but for a full stop."""
+    """Whether ``answer`` is only the number, with an optional full stop."""
     try:
         number = float(answer.strip().removesuffix("."))
     except ValueError:
@@ -90,7 +90,7 @@ def is_right(answer: str, expected: float) -> bool:
 
 
 async def solve(task: Mapping[str, Any]) -> float:
-    """The agent entry: 1 if the agent's last message is the right number."""
-    result = await build().run(task=ask(task["question"]))
+    """Solve a task; return 1 if the agent's last message is the correct number, else 0."""
+    result = await build().run(task=user_message(task["question"]))
     last = result.messages[-1]
     return float(isinstance(last, TextMessage) and is_right(last.content, task["answer"]))

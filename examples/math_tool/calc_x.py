@@ -1,13 +1,13 @@
-"""Calc-X and sets like it as tasks: a JSONL, JSON or parquet file with the columns ``question`` and ``result``.
+"""Reads Calc-X and similar data sets.
 
-Give the files in your configuration::
+The files are JSONL, JSON or parquet with the columns ``question`` and ``result``. Set them in the configuration::
 
     tasks:
       train: {source: "examples.math_tool.calc_x:read", args: {file: data/calc_x_train.jsonl}}
       eval: {source: "examples.math_tool.calc_x:read", args: {file: data/calc_x_test.jsonl}}
 
-``result_float`` is used where there is one, and the end of the column ``chain`` where there is no result. Problems whose result is
-not a number (a formula, a choice) are left out: the reward compares numbers.
+The column ``result_float`` takes precedence over ``result``; without either, the result at the end of the column ``chain`` is used.
+Problems whose result is not a number (a formula, a choice) are skipped, because the reward compares numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _MIXED = re.compile(r"(-?)(\d+)[_ ](\d+/\d+)")
 
 
 def read(file: str) -> list[Task]:
-    """The problems of ``file`` that have a number as their result. ``steps`` is the solution's calculations, if a chain tells them."""
+    """The problems of ``file`` whose result is a number.
+
+    ``steps`` are the calculations of the solution, read from the column ``chain`` if it exists.
+    """
     tasks: list[Task] = []
     for item in load_tasks(file, key="tasks"):
         answer = _answer(item)
@@ -35,12 +38,12 @@ def read(file: str) -> list[Task]:
 
 
 def steps(item: dict[str, Any]) -> list[list[str]]:
-    """Each calculation in the column ``chain`` with its output."""
+    """The calculations in the column ``chain``, each with its output."""
     return [[expression.strip(), output.strip()] for expression, output in _STEP.findall(item.get("chain") or "")]
 
 
 def parse_number(text: str) -> float | None:
-    """A number as these sets write it: ``1,200``, ``0.5``, ``3/4``, ``1_1/2``; None for anything else."""
+    """Parse ``1,200``, ``0.5``, ``3/4`` or ``1_1/2``; None for anything else."""
     plain = text.strip().replace(",", "")
     mixed = _MIXED.fullmatch(plain)
     try:

@@ -1,4 +1,4 @@
-"""The agent's tool: arithmetic on text that a model wrote. Nothing is executed; whatever is not arithmetic is refused."""
+"""The agent's tool: evaluates arithmetic written by a model, without executing code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_LENGTH = 80
-"""Characters in an expression, so that neither nesting nor numbers can grow large."""
+"""Maximum characters in an expression. It bounds the nesting and the size of numbers."""
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], int | float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

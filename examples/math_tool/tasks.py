@@ -1,6 +1,6 @@
-"""Word problems with one operation, from templates, with fixed seeds.
+"""Word problems with one operation, generated from templates with fixed seeds.
 
-The two numbers of a test problem never stand together in a training problem, and test problems are about other people.
+The pair of numbers of a test problem occurs in no training problem, and test problems use other names of people.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def test(count: int = 200) -> list[Task]:
 
 
 def held_out(a: int, b: int) -> bool:
-    """Whether this pair of numbers, in any order, belongs to the test problems: one pair in eight does."""
+    """Whether this pair of numbers is reserved for test problems, as one in eight is."""
     return zlib.crc32(f"{min(a, b)},{max(a, b)}".encode()) % 8 == 0
 
 

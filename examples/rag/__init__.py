@@ -1,1 +1,1 @@
-"""Retrieval-augmented answers with the OpenAI Agents SDK: a researcher that searches a corpus until it can answer."""
+"""Retrieval-augmented answers: an OpenAI Agents SDK agent that searches a corpus."""

@@ -1,7 +1,8 @@
-"""An ordinary program of the OpenAI Agents SDK: a researcher searches a corpus until it can answer.
+"""An OpenAI Agents SDK program: a researcher searches a corpus until it can answer.
 
-Its turns are ``Search: …``, which is answered with the document found, and ``Answer: …``, which ends the program: one conversation,
-carried on with the SDK's ``to_input_list``. Nothing here knows of training: lightning.yaml selects the agent by its name.
+Each turn of the agent is ``Search: …``, to which the program replies with the document found, or ``Answer: …``, which ends the
+program. The turns form one conversation, continued with the SDK's ``to_input_list``. Nothing in this file is specific to training:
+``lightning.yaml`` selects the agent to train by its name.
 """
 
 from __future__ import annotations
@@ -20,56 +21,56 @@ from examples.rag.retrieval import Index
 from examples.rag.reward import score
 
 TURNS = 3
-"""How often the researcher may speak: two searches and the answer."""
+"""Maximum model calls: two searches and the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a researcher came to; without an answer if it ran out of turns, or said something else."""
+    """The researcher's result; ``answer`` is empty if there was none or the format was wrong."""
 
     answer: str
     searches: tuple[str, ...]
 
 
-def _said(role: Literal["user", "assistant"], text: str) -> TResponseInputItem:
+def _message(role: Literal["user", "assistant"], text: str) -> TResponseInputItem:
     return {"role": role, "content": text}
 
 
 EXAMPLES: list[TResponseInputItem] = [
-    _said("user", "What is the language of the country whose capital is Nassau?"),
-    _said("assistant", "Search: Nassau"),
-    _said("user", "Nassau is the capital of the Bahamas."),
-    _said("assistant", "Search: language of the Bahamas"),
-    _said("user", "The language of the Bahamas is English."),
-    _said("assistant", "Answer: English"),
-    _said("user", "What is the currency of the country where Streslau is?"),
-    _said("assistant", "Search: Streslau"),
-    _said("user", "Streslau is a mountain in Ruritania."),
-    _said("assistant", "Search: currency of Ruritania"),
-    _said("user", "The currency of Ruritania is krona."),
-    _said("assistant", "Answer: krona"),
-    _said("user", "What is the calling code of the country that Conch is from?"),
-    _said("assistant", "Search: Conch"),
-    _said("user", "Conch is a dish from the Bahamas."),
-    _said("assistant", "Search: calling code of the Bahamas"),
-    _said("user", "The calling code of the Bahamas is 1242."),
-    _said("assistant", "Answer: 1242"),
+    _message("user", "What is the language of the country whose capital is Nassau?"),
+    _message("assistant", "Search: Nassau"),
+    _message("user", "Nassau is the capital of the Bahamas."),
+    _message("assistant", "Search: language of the Bahamas"),
+    _message("user", "The language of the Bahamas is English."),
+    _message("assistant", "Answer: English"),
+    _message("user", "What is the currency of the country where Streslau is?"),
+    _message("assistant", "Search: Streslau"),
+    _message("user", "Streslau is a mountain in Ruritania."),
+    _message("assistant", "Search: currency of Ruritania"),
+    _message("user", "The currency of Ruritania is krona."),
+    _message("assistant", "Answer: krona"),
+    _message("user", "What is the calling code of the country that Conch is from?"),
+    _message("assistant", "Search: Conch"),
+    _message("user", "Conch is a dish from the Bahamas."),
+    _message("assistant", "Search: calling code of the Bahamas"),
+    _message("user", "The calling code of the Bahamas is 1242."),
+    _message("assistant", "Answer: 1242"),
 ]
-"""Three conversations, about places that are not in the corpus. An engine computes such a shared beginning once."""
+"""Three conversations about places not in the corpus; engines cache a shared prefix."""
 
 
 @cache
 def researcher() -> Agent[None]:
-    """The agent; its client is made once, and any model name does while training."""
-    key = os.environ.get("OPENAI_API_KEY", "none")  # the client wants one even where no server asks for it
+    """The agent; its client is created once. During training any model name works."""
+    key = os.environ.get("OPENAI_API_KEY", "none")  # the client requires a key, even if the server does not
     client = AsyncOpenAI(api_key=key, timeout=60)
     model = OpenAIChatCompletionsModel(model="gpt-4o-mini", openai_client=client)
     return Agent(name="researcher", instructions="Search, then answer.", model=model)
 
 
 async def research(question: str, index: Index, turns: int = TURNS) -> Report:
-    """Let the researcher search ``index`` and answer."""
-    conversation = [*EXAMPLES, _said("user", question)]
+    """Run the researcher on ``question`` with searches in ``index``."""
+    conversation = [*EXAMPLES, _message("user", question)]
     searches: list[str] = []
     for _ in range(turns):
         result = await Runner.run(researcher(), conversation, run_config=RunConfig(tracing_disabled=True))
@@ -80,18 +81,18 @@ async def research(question: str, index: Index, turns: int = TURNS) -> Report:
             break
         searches.append(text)
         found = " ".join(document.text for document in index.search(text)) or "Nothing found."
-        conversation = [*result.to_input_list(), _said("user", found)]
+        conversation = [*result.to_input_list(), _message("user", found)]
     return Report("", tuple(searches))
 
 
 @lru_cache(maxsize=256)
 def _index(paragraphs: tuple[tuple[str, str], ...]) -> Index:
-    """Over a question's own paragraphs, or, where it has none, the shipped corpus."""
+    """An index of the question's own paragraphs, or of the shipped corpus if it has none."""
     return Index([Document(title=title, text=text) for title, text in paragraphs] or documents())
 
 
 async def solve(task: Mapping[str, Any]) -> float:
-    """Answer a task's question. The format is kept by an answer that follows a search."""
+    """Answer a task's question and score it. An answer without a search breaks the format."""
     index = _index(tuple((title, text) for title, text in task.get("paragraphs", ())))
     report = await research(task["question"], index, task.get("turns", TURNS))
     return score(report.answer, task["answers"], well_formed=bool(report.answer and report.searches))

@@ -1,7 +1,7 @@
-"""The shipped corpus: some 870 documents of one sentence on countries, their capitals, and landmarks, mountains, dishes and people.
+"""The shipped corpus: about 870 one-sentence documents on countries and things from them.
 
-A document on a capital, a dish and so on names its country and nothing else; the currency, the language and the calling code of a
-country stand in a document each, which name none of these. So a question from a dish to a currency takes two searches.
+A document on a capital, landmark, mountain, dish or person names only its country. The currency, language and calling code of a
+country are in separate documents, which name none of these things. A question from a dish to a currency therefore needs two searches.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 
 DATA = Path(__file__).parent / "data"
 ATTRIBUTES = {"currency": "currency", "language": "language", "code": "calling code"}
-"""What is known of a country: columns of ``countries.tsv``, and what they are called."""
+"""The attributes of a country: columns of ``countries.tsv`` and their names in sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A piece of text that a search can find."""
+    """A searchable text with its title."""
 
     title: str
     text: str
@@ -27,7 +27,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Country:
-    """A line of ``countries.tsv``; the name has its article, where it takes one."""
+    """A line of ``countries.tsv``. The name includes its article, if it has one."""
 
     country: str
     capital: str
@@ -62,9 +62,9 @@ def things() -> tuple[Thing, ...]:
 def documents() -> tuple[Document, ...]:
     """The corpus."""
     facts = [
-        Document(title=f"{asked} of {c.country}", text=f"The {asked} of {c.country} is {getattr(c, attribute)}.")
+        Document(title=f"{words} of {c.country}", text=f"The {words} of {c.country} is {getattr(c, attribute)}.")
         for c in countries().values()
-        for attribute, asked in ATTRIBUTES.items()
+        for attribute, words in ATTRIBUTES.items()
     ]
     capitals = [
         Document(title=c.capital, text=f"{c.capital} is the capital of {c.country}.") for c in countries().values()

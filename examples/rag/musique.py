@@ -1,10 +1,12 @@
-"""MuSiQue's own format as tasks: its ``.jsonl`` files, as its authors hand them out. Each question is searched in its own paragraphs.
+"""Reads MuSiQue's ``.jsonl`` files. Each question is searched in its own paragraphs.
+
+Set the files in the configuration::
 
     tasks:
       train: {source: "examples.rag.musique:load", args: {path: data/musique_ans_v1.0_train.jsonl}}
       eval: {source: "examples.rag.musique:load", args: {path: data/musique_ans_v1.0_dev.jsonl}}
 
-Paragraphs have about a hundred words, and questions up to four hops: this wants a larger model than the demo's, and about
+Paragraphs have about 100 words and questions up to four hops. They require a larger model than the demo's, and about
 ``policy.max_context: 4096`` and ``rollouts.max_tokens: 64``.
 """
 

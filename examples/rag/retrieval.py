@@ -1,4 +1,4 @@
-"""Search by BM25 over the titles and texts of a corpus."""
+"""BM25 search over the titles and texts of a corpus."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy
 
 from examples.rag.corpus import Document
 
-logging.getLogger("bm25s").setLevel(logging.WARNING)  # it logs its own progress, at a level of its own
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it logs its progress
 
 
 class Index:
-    """A corpus that can be searched, from any thread."""
+    """A searchable corpus. Thread-safe."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
         self._documents = documents
@@ -23,7 +23,7 @@ class Index:
         self._index.index(_words([f"{document.title} {document.text}" for document in documents]), show_progress=False)
 
     def search(self, query: str, count: int = 1) -> list[Document]:
-        """The ``count`` documents that fit best, the best first; fewer if fewer share a word with the query."""
+        """The ``count`` best matches, best first; fewer if fewer share a word with the query."""
         words = _words([query])[0]
         if not words:
             return []

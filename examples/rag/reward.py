@@ -1,4 +1,4 @@
-"""The reward of an answer: token-level F1 on normalised text, as SQuAD and MuSiQue measure it, and a little for the format."""
+"""The reward of an answer: token-level F1 as in SQuAD and MuSiQue, plus a format term."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize(text: str) -> list[str]:
-    """Words in lower case without punctuation and articles."""
+    """The words of ``text`` in lower case, without punctuation and articles."""
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
 def f1(answer: str, gold: str) -> float:
-    """The harmonic mean of precision and recall of the words of ``answer``."""
+    """The harmonic mean of precision and recall of the answer's words."""
     found, wanted = normalize(answer), normalize(gold)
     common = sum((Counter(found) & Counter(wanted)).values())
     return 2 * common / (len(found) + len(wanted)) if common else 0.0
 
 
 def score(answer: str, golds: Sequence[str], *, well_formed: bool) -> float:
-    """0.9 · the best F1 against any of the accepted answers + 0.1 if the format was kept."""
+    """0.9 · the best F1 against any of the accepted answers + 0.1 if well-formed."""
     return 0.9 * max(f1(answer, gold) for gold in golds) + 0.1 * well_formed

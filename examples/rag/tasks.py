@@ -1,9 +1,9 @@
-"""Questions over the shipped corpus, in three splits.
+"""Questions about the shipped corpus, in three splits.
 
-``train`` and ``test`` ask the same forms of questions about different countries: no country of a test question, and nothing that is
-from it, occurs in training. ``test_form`` asks about people from the test countries, and training never asks about people.
+``train`` and ``test`` have the same forms of questions about different countries: no country of a test question, and nothing from
+that country, occurs in training. ``test_form`` asks about people from the test countries, a form that does not occur in training.
 
-A question is one hop from its answer if it names the country, else two: the country has to be found first.
+A question has one hop if it names the country, and two hops if the country must be found first.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from examples.rag.corpus import ATTRIBUTES, Country, countries, things
 Task = dict[str, Any]
 
 TEST_SHARE = 0.3
-"""The part of the countries that only tests ask about."""
+"""The share of countries reserved for test questions."""
 FORMS = ("country", "capital", "landmark", "country", "mountain", "dish")
-"""What questions begin at, in turn; of six, two are one hop and four are two."""
+"""The starting points of questions, in turn. Of six, two have one hop and four have two."""
 
 _CLAUSES = {
     "capital": "whose capital is {}",
@@ -32,34 +32,34 @@ _CLAUSES = {
 
 
 def train() -> list[Task]:
-    """Questions to learn from."""
+    """Training questions."""
     return _tasks("train", FORMS)
 
 
 def test() -> list[Task]:
-    """The same forms of questions about countries that training never mentions."""
+    """Questions of the same forms about countries not in training."""
     return _tasks("test", FORMS)
 
 
 def test_form() -> list[Task]:
-    """Questions of a form that training never shows, about the test countries."""
+    """Questions of a form not in training, about the test countries."""
     return _tasks("test_form", ("person",))
 
 
 def held_out() -> list[Task]:
-    """``test`` and ``test_form`` together; a task's ``split`` says which, and a run's summary tells them apart."""
+    """``test`` and ``test_form`` together. A run's summary reports each separately."""
     return [*test(), *test_form()]
 
 
 @cache
 def test_countries() -> frozenset[str]:
-    """The countries that only tests ask about."""
+    """The countries reserved for test questions."""
     names = sorted(countries())
     return frozenset(random.Random("countries").sample(names, round(TEST_SHARE * len(names))))
 
 
 def _tasks(split: str, forms: Sequence[str]) -> list[Task]:
-    """Forms in turn, until one has no question left: any slice has about the same mix."""
+    """Questions of each form in turn until one runs out; every slice has the same mix."""
     rng = random.Random(split)
     pools: dict[str, list[Task]] = {form: [] for form in forms}
     for name, country in countries().items():
@@ -76,10 +76,10 @@ def _tasks(split: str, forms: Sequence[str]) -> list[Task]:
 
 
 def _questions(country: Country, split: str) -> Iterator[Task]:
-    """Everything that is asked about a country and about what is from it, unless the country's name gives it away."""
+    """All questions about a country and things from it, except those its name answers."""
     starts = [("country", country.country), ("capital", country.capital)]
     starts += [(thing.kind, thing.name) for thing in things() if thing.country == country.country]
-    for attribute, asked in ATTRIBUTES.items():
+    for attribute, words in ATTRIBUTES.items():
         answer: str = getattr(country, attribute)
         if answer.lower() in country.country.lower():
             continue
@@ -90,6 +90,6 @@ def _questions(country: Country, split: str) -> Iterator[Task]:
                 "split": split,
                 "form": form,
                 "hops": 1 if form == "country" else 2,
-                "question": f"What is the {asked} of {named}?",
+                "question": f"What is the {words} of {named}?",
                 "answers": [answer],
             }

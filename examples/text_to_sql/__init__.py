@@ -1,1 +1,1 @@
-"""A text-to-SQL program of three agents in LangGraph: a writer, a checker and a rewriter over SQLite databases."""
+"""Text to SQL with three LangGraph agents: a writer, a checker and a rewriter."""

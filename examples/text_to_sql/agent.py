@@ -1,7 +1,7 @@
-"""An ordinary LangGraph program of three agents: writer → execute → checker → rewriter → execute.
+"""A LangGraph program: writer → execute → checker → rewriter → execute.
 
-Nothing here knows of training but the marks on ``writer`` and ``rewriter``; without Lightning they do nothing. The checker is not
-marked: it is asked only when a query failed or found nothing, and keeps the weights that it has.
+The marks on ``writer`` and ``rewriter`` are the only lines specific to training. Outside a rollout they have no effect. The checker
+is not marked and keeps the base weights. It runs only if a query failed or returned nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from examples.text_to_sql.execution import QueryError, execute, execution_match
 from lightning_core import trainable
 
 ROUNDS = 2
-"""Queries that may be tried: the writer's, and then the rewriter's."""
+"""Maximum queries: the writer's and the rewriter's."""
 _QUERY = re.compile(r"\b(?:select|with)\b.*?(?=;|```|\n\n|\Z)", re.IGNORECASE | re.DOTALL)
 
 
 class State(TypedDict):
-    """What the nodes share."""
+    """The state shared by the nodes."""
 
     schema: str
     examples: list[list[str]]
@@ -40,28 +40,28 @@ class State(TypedDict):
 
 @cache
 def client(max_tokens: int, temperature: float | None = None) -> ChatOpenAI:
-    """One client for all threads; any model name does while training."""
-    key = os.environ.get("OPENAI_API_KEY", "none")  # the client wants one even where no server asks for it
+    """The client shared by all threads. During training any model name works."""
+    key = os.environ.get("OPENAI_API_KEY", "none")  # the client requires a key, even if the server does not
     return ChatOpenAI(
         model="gpt-4o-mini", max_tokens=max_tokens, temperature=temperature, timeout=60, max_retries=0, api_key=key
     )
 
 
 def extract_query(text: str) -> str:
-    """The first query of an answer, on one line; the whole answer if there is none."""
+    """The first query in ``text`` on one line, or the whole text if there is none."""
     found = _QUERY.search(text)
     return " ".join((found[0] if found else text).split())
 
 
 @trainable("writer")
 def writer(state: State) -> dict[str, Any]:
-    """The first query."""
+    """Write the first query."""
     answer = client(128).invoke(prompts.writer(state["schema"], state["examples"], state["question"]))
     return {"sql": extract_query(str(answer.content))}
 
 
 def run_query(state: State) -> dict[str, Any]:
-    """Try the query. A result without any value is a problem too."""
+    """Execute the query. An empty result, or one of only NULL, is also a problem."""
     problem = None
     try:
         rows = execute(state["database"], state["sql"])
@@ -75,14 +75,14 @@ def run_query(state: State) -> dict[str, Any]:
 
 
 def checker(state: State) -> dict[str, Any]:
-    """A word on what may be wrong; asked only when the database found fault."""
+    """Describe what may be wrong with the query."""
     answer = client(12, 0.0).invoke(prompts.checker(state["sql"], state["problem"] or ""))
     return {"critique": str(answer.content).strip()}
 
 
 @trainable("rewriter")
 def rewriter(state: State) -> dict[str, Any]:
-    """Another query, knowing what became of the last one."""
+    """Write another query, given the problem of the last one."""
     messages = prompts.rewriter(
         state["schema"], state["examples"], state["question"], state["problem"] or "", state["critique"]
     )
@@ -95,7 +95,7 @@ def _next(state: State) -> Literal["checker", "__end__"]:
 
 @cache
 def graph() -> CompiledStateGraph[State]:
-    """The program."""
+    """The compiled graph."""
     builder = StateGraph(State)
     builder.add_node("writer", writer)
     builder.add_node("execute", run_query)
@@ -110,7 +110,7 @@ def graph() -> CompiledStateGraph[State]:
 
 
 def solve(task: Mapping[str, Any]) -> float:
-    """Answer a task's question; 1 if the last query gives the gold query's result on every filling of the database."""
+    """Answer a task's question; return 1 if the last query is correct, else 0."""
     start = State(
         schema=task["schema"],
         examples=task["examples"],

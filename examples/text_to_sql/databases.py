@@ -1,7 +1,7 @@
-"""Two SQLite files for each schema, filled from fixed seeds.
+"""Two SQLite files for each schema, filled with data from fixed seeds.
 
-A query that is right on one filling by accident is unlikely to be right on the other one too: rows, labels and sizes all differ.
-The files are made on first use in the user's cache folder; their names carry a digest of their content.
+Rows, labels and sizes differ, so a wrong query that matches one filling by chance is unlikely to match both. The files are created
+on first use in the user's cache folder. Their names contain a digest of their content.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _NOUNS = "River Garden Winter Letter House Voyage Mirror Island Summer Forest Br
 
 
 def names(schema: Schema) -> list[str]:
-    """How tasks name the databases of a schema; `locate` turns a name into a file."""
+    """The names of a schema's databases, as used in tasks. `locate` resolves them."""
     return [f"{PREFIX}{schema.name}/{filling}" for filling in FILLINGS]
 
 
 @cache
 def locate(name: str) -> Path:
-    """The SQLite file behind a name: a generated database, built if need be, or the path of a file."""
+    """The SQLite file ``name``: a path, or a generated database, created if missing."""
     if not name.startswith(PREFIX):
         return Path(name)
     schema, filling = name.removeprefix(PREFIX).split("/")
@@ -54,13 +54,13 @@ def _labels(table: Table, count: int, rng: random.Random) -> list[str]:
 
 
 def _numbers(low: int, high: int, count: int, rng: random.Random) -> list[int]:
-    """Numbers of a range, distinct where it is wide enough, so that most superlatives have one answer."""
+    """Numbers of a range, distinct if possible, so that most superlatives are unique."""
     span = range(low, high + 1)
     return rng.sample(span, count) if len(span) >= 2 * count else rng.choices(span, k=count)
 
 
 def _rows(schema: Schema, filling: int) -> dict[str, list[tuple[str | int, ...]]]:
-    """The rows of every table, made column by column; keys are shuffled so that no column follows another."""
+    """The rows of all tables. Keys are shuffled, so that no column correlates with another."""
     rng = random.Random(f"{schema.name}/{filling}")
     keys: dict[str, list[int]] = {}
     rows: dict[str, list[tuple[str | int, ...]]] = {}
@@ -94,7 +94,7 @@ def _build(schema: Schema, filling: int) -> Path:
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=folder)  # built aside and moved: another process may build the same file now
+    handle, draft = tempfile.mkstemp(dir=folder)  # renamed when complete: another process may create the same file
     os.close(handle)
     connection = sqlite3.connect(draft)
     for statement in statements:

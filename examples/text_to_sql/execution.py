@@ -1,4 +1,4 @@
-"""Runs a query that nobody vouches for, and tells whether its result is the wanted one."""
+"""Executes untrusted queries and compares their results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from examples.text_to_sql.databases import locate
 Row = tuple[object, ...]
 
 MAX_STEPS = 20_000_000
-"""Instructions of SQLite's virtual machine. The limit that bites: unlike a clock, it gives the same verdict on a busy machine."""
+"""Instructions of SQLite's virtual machine. Unlike time, independent of the load."""
 MAX_SECONDS = 5.0
 MAX_ROWS = 2000
 MAX_BYTES = 1_000_000
@@ -24,7 +24,7 @@ _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION,
 
 
 class QueryError(Exception):
-    """The query was refused, failed or took too long; the text is short enough to show to an agent."""
+    """The query was rejected, failed or took too long. The text is shown to the agent."""
 
 
 def _authorize(action: int, *_: object) -> int:
@@ -32,9 +32,9 @@ def _authorize(action: int, *_: object) -> int:
 
 
 def execute(database: str, sql: str, *, max_steps: int = MAX_STEPS, max_seconds: float = MAX_SECONDS) -> list[Row]:
-    """The rows of one SELECT on a read-only connection of its own, so that any thread may call this.
+    """The rows of one SELECT, executed on its own read-only connection. Thread-safe.
 
-    Raises `QueryError` for anything else: other statements, several statements, errors, too much work, too many rows.
+    Raises `QueryError` for other or several statements, for errors, and if a limit is exceeded.
     """
     if not sql.lstrip().lower().startswith(("select", "with")):
         raise QueryError("not a SELECT")
@@ -42,7 +42,7 @@ def execute(database: str, sql: str, *, max_steps: int = MAX_STEPS, max_seconds:
     deadline = time.monotonic() + max_seconds
     connection = sqlite3.connect(f"{locate(database).absolute().as_uri()}?mode=ro", uri=True)
     try:
-        connection.text_factory = lambda raw: raw.decode(errors="replace")  # Spider has text that is not UTF-8
+        connection.text_factory = lambda raw: raw.decode(errors="replace")  # Spider contains text that is not UTF-8
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
         connection.set_authorizer(_authorize)
         connection.set_progress_handler(lambda: next(ticks) * _TICK > max_steps or time.monotonic() > deadline, _TICK)
@@ -67,7 +67,10 @@ def _normal(rows: Sequence[Row]) -> list[Row]:
 
 
 def same_result(rows: Sequence[Row], wanted: Sequence[Row], *, ordered: bool) -> bool:
-    """Whether two results are equal: the order of rows counts only if ``ordered``, the order of few columns never."""
+    """Whether two results are equal.
+
+    The order of rows is compared only if ``ordered``. The order of columns is ignored for up to four columns.
+    """
     if len(rows) != len(wanted) or (rows and len(rows[0]) != len(wanted[0])):
         return False
     rows, wanted = _normal(rows), _normal(wanted)
@@ -81,7 +84,7 @@ def same_result(rows: Sequence[Row], wanted: Sequence[Row], *, ordered: bool) ->
 
 
 def execution_match(databases: Sequence[str], sql: str, gold: str, *, ordered: bool) -> bool:
-    """Whether a query gives the gold query's result on every one of the databases."""
+    """Whether the query gives the gold query's result on all databases."""
     try:
         return all(same_result(execute(name, sql), _gold(name, gold), ordered=ordered) for name in databases)
     except QueryError:

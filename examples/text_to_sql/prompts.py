@@ -1,4 +1,4 @@
-"""What the three agents are told. Everything that does not change comes first: an engine computes a shared prefix once."""
+"""The prompts of the three agents. Constant parts come first, for prefix caching."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Examples = tuple[tuple[str, str], ...]
 
 @lru_cache(maxsize=256)
 def _about_database(schema: str, examples: Examples) -> list[BaseMessage]:
-    """The conversation about one database before the question: the schema stands in its first message."""
+    """The messages before the question. The first one contains the schema."""
     messages: list[BaseMessage] = [_WRITER]
     for question, sql in examples:
         messages += [HumanMessage(_question(question, schema, first=len(messages) == 1)), AIMessage(f"{sql};")]
@@ -37,21 +37,21 @@ def _question(question: str, schema: str, *, first: bool) -> str:
 
 
 def writer(schema: str, examples: Sequence[Sequence[str]], question: str) -> list[BaseMessage]:
-    """Instruction, schema, the database's example queries, question."""
+    """The writer's prompt: instruction, schema, example queries, question."""
     before = _about_database(schema, tuple((text, sql) for text, sql in examples))
     return [*before, HumanMessage(_question(question, schema, first=len(before) == 1))]
 
 
 def checker(sql: str, problem: str) -> list[BaseMessage]:
-    """A query and what the database said."""
+    """The checker's prompt: a query and the database's error or result."""
     return [*_CHECKER, HumanMessage(f"{sql}\n{problem}")]
 
 
 def rewriter(
     schema: str, examples: Sequence[Sequence[str]], question: str, problem: str, critique: str
 ) -> list[BaseMessage]:
-    """The writer's conversation, but with what was wrong before the question.
+    """The rewriter's prompt: the writer's, with the problem and critique before the question.
 
-    The failed query is left out on purpose: a small model that sees it writes it again.
+    It omits the failed query, because a small model repeats a query that it sees.
     """
     return writer(schema, examples, f"{problem}. {critique}\n{question}")

@@ -1,7 +1,7 @@
-"""Every question that the templates can ask about a schema, with its gold query.
+"""All questions that the templates generate for a schema, with their gold queries.
 
-A kind is a family of questions; a skeleton is a gold query without its constants. Splits are made by skeleton (see `tasks`), so that
-a test question is never a training question with another number in it.
+A kind is a family of questions. A skeleton is a gold query without its constants. Splits are by skeleton (see `tasks`), so that no
+test question is a training question with a different number.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from examples.text_to_sql.schemas import Schema, Table
 
 AGGREGATES = {"average": "AVG", "maximum": "MAX", "minimum": "MIN"}
 SUMS = {"average": "AVG", "total": "SUM"}
-"""Of all rows: no maximum, which a needless ``WHERE price > 9`` would not change."""
+"""Aggregates of all rows. An unneeded ``WHERE price > 9`` may not change a maximum."""
 COMPARISONS = {"above": ">", "below": "<"}
 ORDERS = {"ascending": "", "descending": " DESC"}
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, its kind, and the query that answers it."""
+    """A question, its kind, and its gold query."""
 
     kind: str
     text: str
@@ -34,21 +34,21 @@ class Question:
 
 
 def _thresholds(schema: Schema, table: Table, number: str, rng: random.Random) -> list[int]:
-    """A few values that rows really have, so that > and >= differ, away from the extremes."""
+    """Values that occur in rows, so that > and >= differ, excluding the extremes."""
     values = sorted({row[0] for row in execute(databases.names(schema)[0], f"SELECT {number} FROM {table.name}")})
     inner = values[len(values) // 6 : -len(values) // 6]
     return sorted(rng.sample(inner, min(6, len(inner))))
 
 
 def _categories(table: Table) -> Iterator[tuple[str, str, str]]:
-    """A column, one of its values, and the words for the rows that have it."""
+    """Each column, value, and phrase for the rows with that value."""
     for column, values in table.categories.items():
         for value in values:
             yield column, value, f"with {column} {value}"
 
 
 def _filters(table: Table, schema: Schema, rng: random.Random) -> Iterator[Question]:
-    """One table, rows chosen by one condition."""
+    """Questions about one table with one condition."""
     name, many, label = table.name, table.plural, table.label
     for column, value, which in _categories(table):
         rest = f"FROM {name} WHERE {column} = "
@@ -71,7 +71,7 @@ def _filters(table: Table, schema: Schema, rng: random.Random) -> Iterator[Quest
 
 
 def _whole_table(table: Table) -> Iterator[Question]:
-    """One table, all of its rows: no constants, so the query is its own skeleton."""
+    """Questions about all rows of one table. Without constants, the query is its skeleton."""
     name, many, label = table.name, table.plural, table.label
     for number, (word, function) in product(table.numbers, SUMS.items()):
         sql = f"SELECT {function}({number}) FROM {name}"
@@ -90,7 +90,7 @@ def _whole_table(table: Table) -> Iterator[Question]:
 
 
 def _joins(child: Table, parent: Table) -> Iterator[Question]:
-    """Rows of one table, chosen by what they refer to in another."""
+    """Questions about rows of one table, with a condition on the table they refer to."""
     many, of = child.plural, f"{child.relation} {parent.plural}"
     for column, value, which in _categories(parent):
         rest = f"FROM {child.name} JOIN {parent.name} USING ({parent.name}_id) WHERE {column} = "
@@ -104,7 +104,7 @@ def _joins(child: Table, parent: Table) -> Iterator[Question]:
 
 
 def questions(schema: Schema) -> list[Question]:
-    """All questions about a schema, always the same ones in the same order."""
+    """All questions about a schema, in a deterministic order."""
     rng = random.Random(f"questions/{schema.name}")
     found = [question for table in schema.tables for question in (*_filters(table, schema, rng), *_whole_table(table))]
     for table in schema.tables:

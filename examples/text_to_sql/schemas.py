@@ -1,7 +1,7 @@
-"""The database schemas that the questions are about: ten to train on, two held out.
+"""The database schemas of the questions: ten for training, two held out.
 
-Nothing here is about SQL text or about rows: a `Table` says which columns there are, what values they take, and the few words that a
-question needs to speak about them. Column names differ within a schema, apart from the key that joins two tables.
+A `Table` has its columns, their values, and the words used in questions. This module generates neither SQL nor rows. Column names
+are unique within a schema, except for the key that joins two tables.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Table:
 
     name: str
     label: str
-    """The column that names a row."""
+    """The column with the name of a row."""
     labels: Literal["person", "title", "place", "code"]
     numbers: Mapping[str, tuple[int, int]]
     categories: Mapping[str, tuple[str, ...]]
@@ -30,7 +30,7 @@ class Table:
     parent: str | None = None
     """The table that ``<parent>_id`` refers to."""
     relation: str = ""
-    """The word between this table's rows and their parents: concerts *by* singers."""
+    """The word that relates this table to its parent: concerts *by* singers."""
     plural: str = ""
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schema:
-    """A handful of tables; the text is what an agent is shown."""
+    """The tables of a database. ``text`` is the description shown to the agents."""
 
     name: str
     tables: tuple[Table, ...]
@@ -50,13 +50,16 @@ class Schema:
         object.__setattr__(self, "text", text)
 
     def columns(self, table: Table) -> tuple[str, ...]:
-        """Every column of a table, in order: a key if another table refers to it, and the reference to its parent last."""
+        """All columns of a table, in order.
+
+        The key comes first, if another table refers to it, and the reference to the parent last.
+        """
         key = (f"{table.name}_id",) if any(other.parent == table.name for other in self.tables) else ()
         reference = (f"{table.parent}_id",) if table.parent else ()
         return (*key, table.label, *table.numbers, *table.categories, *reference)
 
     def table(self, name: str) -> Table:
-        """The table of that name."""
+        """The table ``name``."""
         return next(table for table in self.tables if table.name == name)
 
 

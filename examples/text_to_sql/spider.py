@@ -1,12 +1,12 @@
-"""Spider's own format as tasks: JSON files and SQLite databases, as its authors hand them out.
+"""Reads Spider's own format: JSON files and SQLite databases.
 
-Give the folder that holds ``train_spider.json``, ``dev.json``, ``tables.json`` and ``database/<name>/<name>.sqlite``::
+Set the folder that contains ``train_spider.json``, ``dev.json``, ``tables.json`` and ``database/<name>/<name>.sqlite``::
 
     tasks:
       train: {source: "examples.text_to_sql.spider:train", args: {folder: data/spider}}
       eval: {source: "examples.text_to_sql.spider:test", args: {folder: data/spider}}
 
-Spider has one filling of each database, so a query can be right by accident; and its test databases come without example queries.
+Spider has one filling of each database, so a wrong query can pass by chance. Its test databases have no example queries.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def train(folder: str) -> list[Task]:
 
 
 def test(folder: str) -> list[Task]:
-    """The questions of ``dev.json``, about databases that are not in training."""
+    """The questions of ``dev.json``, about databases not in training."""
     return _tasks(Path(folder), "dev.json", "test")
 
 
 def _tasks(folder: Path, file: str, split: str) -> list[Task]:
-    """Questions whose gold query runs; Spider has a few that do not."""
+    """The questions whose gold query can be executed; a few of Spider's cannot."""
     schemas = {schema["db_id"]: _schema(schema) for schema in _read(folder / "tables.json")}
     tasks: list[Task] = []
     for index, item in enumerate(_read(folder / file)):
@@ -57,7 +57,7 @@ def _tasks(folder: Path, file: str, split: str) -> list[Task]:
 
 
 def _schema(schema: dict[str, Any]) -> str:
-    """Tables and columns as `tasks` shows them, and the foreign keys, whose columns need not share a name here."""
+    """Tables and columns in the format of `tasks`, plus foreign keys, whose names may differ."""
     tables: list[str] = schema["table_names_original"]
     columns: list[tuple[int, str]] = [tuple(column) for column in schema["column_names_original"]]
     listed = [f"{table}({', '.join(name for t, name in columns if t == i)})" for i, table in enumerate(tables)]

@@ -1,11 +1,11 @@
-"""The task set: generated questions in three splits that share no question, no query and no query skeleton.
+"""Generated questions in three splits without common questions, queries or skeletons.
 
-``train`` and ``test`` ask about the same ten schemas, but a test question's skeleton (its gold query without the constants) occurs
-nowhere in training; ``test_schema`` asks about two schemas that training never shows. Only questions whose gold results mean
-something are kept: not empty, no ties where the order counts, and different on the two fillings of the database.
+``train`` and ``test`` ask about the same ten schemas, but the skeletons of test questions (gold queries without constants) do not
+occur in training. ``test_schema`` asks about two schemas that do not occur in training. A question is kept only if its gold results
+are not empty, have no ties where order matters, and differ between the two fillings of the database.
 
-With a schema come a few example queries, as the owner of a database would write them down for whoever queries it. They stand in
-the prompt, so their skeletons are in no test, and they are no tasks themselves.
+Each schema has a few example queries, like those in a database's documentation. They are part of the prompt, so they are not tasks
+and their skeletons are in no test.
 """
 
 from __future__ import annotations
@@ -36,56 +36,59 @@ MIX = {
     "group": 3,
     "join": 4,
 }
-"""Of 28 questions in a row, how many are of which kind."""
+"""The number of questions of each kind in every 28 consecutive questions."""
 EXAMPLES = ("overall", "aggregate", "order", "compare", "group", "join", "list", "count")
-"""The kinds of a schema's example queries, in the order in which a prompt shows them."""
+"""The kinds of a schema's example queries, in the order of the prompt."""
 TEST_SHARE = 0.25
-"""The part of each schema's skeletons, kind by kind, that only tests use."""
+"""The share of each schema's and kind's skeletons reserved for tests."""
 
 
 def train() -> list[Task]:
-    """Questions to learn from."""
+    """Training questions."""
     return _tasks(TRAIN, "train")
 
 
 def test() -> list[Task]:
-    """Held-out questions, all of unseen skeletons, about the training schemas."""
+    """Held-out questions with unseen skeletons about the training schemas."""
     return _tasks(TRAIN, "test")
 
 
 def test_schema() -> list[Task]:
-    """Questions about schemas that training never shows."""
+    """Held-out questions about schemas not in training."""
     return _tasks(HELD_OUT, "test_schema")
 
 
 def held_out() -> list[Task]:
-    """``test`` and ``test_schema`` together; a task's ``split`` says which, and a run's summary tells them apart."""
+    """``test`` and ``test_schema`` together. A run's summary reports each separately."""
     return [*test(), *test_schema()]
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A schema's questions: those that prompts show, and the rest by kind."""
+    """A schema's questions: the prompt's examples, and those for training and test."""
 
     examples: Sequence[Question]
     train: Sequence[Question]
     test: Sequence[Question]
 
     def of(self, name: str) -> Sequence[Question]:
-        """The questions of a split. Of a held-out schema everything is for testing but what the examples give away."""
+        """The questions of split ``name``.
+
+        For ``test_schema`` these are all questions whose skeleton is not that of an example.
+        """
         if name != "test_schema":
             return self.train if name == "train" else self.test
         shown = {question.skeleton for question in self.examples}
         return [question for question in (*self.train, *self.test) if question.skeleton not in shown]
 
 
-def telling(schema: Schema, question: Question) -> bool:
-    """Whether the gold query's results are good to judge by."""
+def is_decisive(schema: Schema, question: Question) -> bool:
+    """Whether the gold query's results distinguish correct from wrong queries."""
     names = databases.names(schema)
     results = [execute(name, question.sql) for name in names]
     if same_result(*results, ordered=False) or any(not rows or rows[0] in ((0,), (None,)) for rows in results):
         return False
-    if question.kind in ("order", "superlative"):  # ties would make several orders right
+    if question.kind in ("order", "superlative"):  # with ties, several orders would be correct
         number = question.sql.split("ORDER BY ")[1].split()[0]
         everything = question.sql.replace("SELECT ", f"SELECT {number}, ", 1).replace("LIMIT 1", "LIMIT 2")
         keys = [[row[0] for row in execute(name, everything)] for name in names]
@@ -95,15 +98,15 @@ def telling(schema: Schema, question: Question) -> bool:
 
 @cache
 def split(schema: Schema) -> Split:
-    """Divide a schema's questions by skeleton, in an order of its own that no other schema depends on."""
+    """Split a schema's questions by skeleton. The result depends only on the schema."""
     rng = random.Random(f"split/{schema.name}")
-    asked = [question for question in questions(schema) if telling(schema, question)]
-    rng.shuffle(asked)
+    usable = [question for question in questions(schema) if is_decisive(schema, question)]
+    rng.shuffle(usable)
     test: set[str] = set()
     for kind in MIX:
-        skeletons = sorted({question.skeleton for question in asked if question.kind == kind})
+        skeletons = sorted({question.skeleton for question in usable if question.kind == kind})
         test |= set(rng.sample(skeletons, max(1, round(TEST_SHARE * len(skeletons)))))
-    rest = [question for question in asked if question.skeleton not in test]
+    rest = [question for question in usable if question.skeleton not in test]
     examples: list[Question] = []
     for kind in EXAMPLES:
         shown = {question.skeleton for question in examples}
@@ -111,12 +114,12 @@ def split(schema: Schema) -> Split:
     return Split(
         examples=examples,
         train=[question for question in rest if question not in examples],
-        test=[question for question in asked if question.skeleton in test],
+        test=[question for question in usable if question.skeleton in test],
     )
 
 
 def _mixed(pools: dict[tuple[str, str], list[Question]], seed: str) -> list[tuple[str, Question]]:
-    """Questions in the proportions of `MIX`, schemas in turn, until a kind runs out: any slice has about the same mix."""
+    """Questions in the proportions of `MIX`, alternating schemas, until a kind runs out."""
     rng = random.Random(seed)
     used = Counter(dict.fromkeys((name for name, _ in pools), 0))
     chosen: list[tuple[str, Question]] = []

@@ -1,6 +1,6 @@
-"""Lightning for AutoGen's AgentChat: marks on agents and teams, scopes around their runs, spans for tools and handoffs.
+"""AutoGen AgentChat: marks agents and teams, and records their runs, tools and handoffs.
 
-Importing this loads no framework and patches nothing.
+Importing this package loads no framework and patches nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["INTEGRATION"]
 
 
 class AutoGenAgentChat:
-    """The integration that the entry point ``autogen-agentchat`` names."""
+    """The integration registered as the entry point ``autogen-agentchat``."""
 
     name = "autogen-agentchat"
     hosts = frozenset({"autogen_agentchat"})

@@ -1,4 +1,4 @@
-"""What AgentChat tells about tools and handoffs, as spans."""
+"""Records AgentChat's tool calls and handoffs as spans."""
 
 from __future__ import annotations
 
@@ -12,44 +12,47 @@ from autogen_core.models import FunctionExecutionResult
 from lightning_core.capture import current_address, record, scope
 from lightning_core.capture.spans import SpanHandle
 
-_under_way: set[tuple[str, str]] = set()
-"""Tool calls whose span is seen to: the span that their tool runs directly in, and their id."""
+_recorded: set[tuple[str, str]] = set()
+"""Tool calls whose span is opened elsewhere: (the enclosing span, the call's id)."""
 
 
 @contextmanager
 def call_scope(call: Any) -> Generator[SpanHandle]:
-    """Around one tool call of a model: whatever the tool does, a sub-agent's model call too, hangs under it."""
-    with scope(call.name, kind="tool", attributes=_attributes(call.arguments, call.id)) as handle, seen_to(call):
+    """The scope of a model's tool call; spans of agents inside it are its children."""
+    with (
+        scope(call.name, kind="tool", attributes=_attributes(call.arguments, call.id)) as handle,
+        without_tool_span(call),
+    ):
         yield handle
 
 
 @contextmanager
-def seen_to(call: Any) -> Generator[None]:
-    """Around a tool call that needs no span from its tool."""
+def without_tool_span(call: Any) -> Generator[None]:
+    """Suppress the span that the tool of ``call`` would open itself."""
     address = current_address()
     key = ("" if address is None else address.span, call.id)
-    _under_way.add(key)
+    _recorded.add(key)
     try:
         yield
     finally:
-        _under_way.discard(key)
+        _recorded.discard(key)
 
 
 @contextmanager
 def tool_scope(tool: Any, arguments: Any, call_id: str | None) -> Generator[SpanHandle]:
-    """Around a tool that code uses by itself."""
+    """The scope of a tool that code runs directly, without a model's tool call."""
     with scope(tool.name, kind="tool", attributes=_attributes(arguments, call_id)) as handle:
         yield handle
 
 
 def is_recorded(call_id: str | None) -> bool:
-    """Whether the use of a tool here is that of a call which is seen to."""
+    """Whether the span of the tool call ``call_id`` is already open."""
     address = current_address()
-    return call_id is not None and address is not None and (address.span, call_id) in _under_way
+    return call_id is not None and address is not None and (address.span, call_id) in _recorded
 
 
 def note_execution(handle: SpanHandle, result: FunctionExecutionResult) -> None:
-    """Put on its span what came out of a call: AgentChat makes an exception of a tool, or a tool that is not there, an answer."""
+    """Set a tool call's result on its span, and fail it if the result is an error."""
     with record("autogen_agentchat.tool"):
         handle.set(gen_ai__tool__call__result=result.content)
         if result.is_error:
@@ -57,20 +60,20 @@ def note_execution(handle: SpanHandle, result: FunctionExecutionResult) -> None:
 
 
 def note_result(handle: SpanHandle, tool: Any, result: Any) -> None:
-    """Put a tool's own result on its span."""
+    """Set the result of a tool on its span."""
     with record("autogen_agentchat.tool"):
         handle.set(gen_ai__tool__call__result=tool.return_value_as_string(result))
 
 
 def note_handoffs(executed: Sequence[Any], handoffs: Mapping[str, Any], agent: str) -> None:
-    """One span for each handoff among a response's executed calls; AgentChat makes the first and drops the others."""
-    made = [(call, result) for call, result in executed if call.name in handoffs]
-    for number, (call, result) in enumerate(made):
+    """Record each handoff of a response; AgentChat performs the first only."""
+    requested = [(call, result) for call, result in executed if call.name in handoffs]
+    for number, (call, result) in enumerate(requested):
         ends = {"lightning.handoff.from": agent, "lightning.handoff.to": handoffs[call.name].target}
         with scope(call.name, kind="tool", attributes=_attributes(call.arguments, call.id) | ends) as handle:
             note_execution(handle, result)
             if number > 0:
-                handle.fail("another handoff of the same response was made")
+                handle.fail("dropped: the same response requested another handoff first")
 
 
 def _attributes(arguments: Any, call_id: str | None) -> dict[str, Any]:

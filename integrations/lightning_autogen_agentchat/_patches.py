@@ -1,20 +1,21 @@
-"""What is wrapped in AgentChat, and why.
+"""The functions wrapped in AgentChat, with the reason for each.
 
-Identity has to stand around the run of an agent, and custom agents bring ``on_messages`` and ``on_messages_stream`` of their own. So the
-places where all of them pass are wrapped, and those of `AssistantAgent`, which other agents call directly; a run passes several of them
-and counts once:
+The agent's scope must enclose its run. Custom agents have their own ``on_messages`` and ``on_messages_stream``, so the functions
+that call these are wrapped, and those of `AssistantAgent`, which other agents call directly. A run passes through several of them
+but is recorded once.
 
 - Public: ``BaseChatAgent.run`` / ``run_stream``, ``AssistantAgent.on_messages`` / ``on_messages_stream``.
-- Public, for a private class: ``RoutedAgent.on_message_impl``, where the runtime asks the participant in a ``ChatAgentContainer`` to speak.
-- Public: ``BaseGroupChat.run_stream``: the team itself, in whose name a manager's own model calls are made. The runtime that a team brings
-  along is started inside and has its scope.
-- Private: ``SingleThreadedAgentRuntime._process_send`` / ``_process_publish``, on a runtime that a team was given, while the team runs: it
-  was started anywhere, and its tasks have the scope of whoever did.
-- Public: ``BaseTool.run_json``: tools that code uses by itself.
-- Private: ``AssistantAgent._execute_tool_call``: where tools of all kinds, workbenches, and calls of tools that are not there pass once.
-- Private: ``AssistantAgent._check_and_handle_handoff``: the only place that knows a handoff's target.
+- Public, on a private class: ``RoutedAgent.on_message_impl``, where the runtime runs the participant of a ``ChatAgentContainer``.
+- Public: ``BaseGroupChat.run_stream``, the team itself. A manager's own model calls belong to the team. A runtime created by the
+  team is started inside this scope and inherits it.
+- Private: ``SingleThreadedAgentRuntime._process_send`` / ``_process_publish``, on a runtime passed to the team, while the team
+  runs. It may have been started anywhere, so its tasks have the scope of that place.
+- Public: ``BaseTool.run_json``, for tools that code runs directly.
+- Private: ``AssistantAgent._execute_tool_call``, called once for each tool call: tools of all kinds, workbenches, unknown tools.
+- Private: ``AssistantAgent._check_and_handle_handoff``, the only function that knows a handoff's target.
 
-The private ones were seen in 0.7.0 to 0.7.5; ``tests/integrations/test_autogen_agentchat.py::test_private_api`` fails when one moves.
+The private functions were seen in 0.7.0 to 0.7.5; ``tests/integrations/test_autogen_agentchat.py::test_private_api`` fails when
+one moves.
 https://github.com/microsoft/autogen/blob/python-v0.7.5/python/packages/autogen-agentchat/src/autogen_agentchat/agents/_assistant_agent.py
 https://github.com/microsoft/autogen/blob/python-v0.7.5/python/packages/autogen-agentchat/src/autogen_agentchat/teams/_group_chat/_chat_agent_container.py
 https://github.com/microsoft/autogen/blob/python-v0.7.5/python/packages/autogen-agentchat/src/autogen_agentchat/teams/_group_chat/_base_group_chat.py
@@ -40,11 +41,11 @@ from lightning_autogen_agentchat._events import (
     note_execution,
     note_handoffs,
     note_result,
-    seen_to,
     tool_scope,
+    without_tool_span,
 )
 from lightning_autogen_agentchat._trainable import AGENT_RUNS
-from lightning_core.capture import current_run, here, record
+from lightning_core.capture import current_run, current_scope, record
 from lightning_core.capture.mark import get_mark
 from lightning_core.capture.patching import Patches, Wrapper
 from lightning_core.capture.wrapping import Kind, scope_function
@@ -61,12 +62,12 @@ def install(patches: Patches) -> None:
 
 
 def _scoped(obj: Any, function: Callable[..., Any], kind: Kind, *, once: bool) -> Callable[..., Any]:
-    """``function``, which runs the agent or team ``obj``, in its scope. A marked one sees to its own."""
+    """``function``, which runs ``obj``, in its scope. Marked objects open their own."""
     if get_mark(obj) is not None:
         return function
     run = current_run()
     selected = run is not None and obj.name in run.agents
-    return scope_function(function, obj.name, kind=kind, once=once, place="agent" if selected else "node")
+    return scope_function(function, obj.name, kind=kind, once=once, scope_kind="agent" if selected else "node")
 
 
 def _make_run_agent(kind: Kind) -> Wrapper:
@@ -92,7 +93,7 @@ def _on_message(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 def _run_team(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     async def stream(*args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
-        with _carried(instance):
+        with _scope_on_runtime(instance):
             async with aclosing(wrapped(*args, **kwargs)) as messages:
                 async for message in messages:
                     yield message
@@ -102,9 +103,9 @@ def _run_team(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
 
 @contextmanager
-def _carried(team: Any) -> Generator[None]:
-    """While ``team`` runs, what a runtime that others started delivers to it is handled in the scope of this moment."""
-    patches = Patches(lambda: True)  # the runtime's own tasks need not be in any rollout
+def _scope_on_runtime(team: Any) -> Generator[None]:
+    """Handle messages to ``team`` in the current scope, also on a runtime started elsewhere."""
+    patches = Patches(lambda: True)  # the runtime's own tasks may be outside any rollout
     with record("autogen_agentchat.runtime"):
         if isinstance(team._runtime, SingleThreadedAgentRuntime):
             deliver = _make_deliver(team._team_id)
@@ -117,7 +118,7 @@ def _carried(team: Any) -> Generator[None]:
 
 
 def _make_deliver(team_id: str) -> Wrapper:
-    scope = here()
+    scope = current_scope()
 
     async def deliver(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         with scope() if _is_for(team_id, *args, **kwargs) else nullcontext():
@@ -127,7 +128,7 @@ def _make_deliver(team_id: str) -> Wrapper:
 
 
 def _is_for(team_id: str, message_envelope: Any) -> bool:
-    """Messages to one agent have the team's id in its key, those to all in their topic's source."""
+    """Whether a message is for the team, whose id is the recipient's key or topic's source."""
     recipient = getattr(message_envelope, "recipient", None)
     return team_id == (message_envelope.topic_id.source if recipient is None else recipient.key)
 
@@ -140,8 +141,8 @@ async def _execute_tool_call(wrapped: Callable[..., Any], instance: Any, args: A
         is_handoff = any(call.name == tool.name for tool in kwargs["handoff_tools"])
     if call is None:
         return await wrapped(*args, **kwargs)
-    if is_handoff:  # a span that names its target comes later
-        with seen_to(call):
+    if is_handoff:  # recorded by _check_and_handle_handoff, which knows the target
+        with without_tool_span(call):
             return await wrapped(*args, **kwargs)
     with call_scope(call) as handle:
         outcome = await wrapped(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""Marks agents and teams: a copy, of a class of its own whose runs stand in the agent's scope.
+"""Marks agents and teams: returns a copy whose class runs in the agent's scope.
 
-A subclass, because AgentChat asks for ``ChatAgent`` and ``Team`` wherever it takes one, and a team's runtime calls the agent's own methods.
-An agent's copy has the agent's memory; a team's copy has a runtime of its own, as every team has.
+The class is a subclass, because AgentChat checks for ``ChatAgent`` and ``Team``, and a team's runtime calls the agent's methods.
+The copy of an agent shares its memory; the copy of a team has its own runtime.
 """
 
 from __future__ import annotations
@@ -26,33 +26,38 @@ AGENT_RUNS: Mapping[str, Kind] = {
     "on_messages": "coroutine",
     "on_messages_stream": "async_generator",
 }
-"""The methods through which an agent runs; most call another one."""
+"""The methods that run an agent, with their kind; most call another one."""
 TEAM_RUNS: Mapping[str, Kind] = {"run_stream": "async_generator"}
-"""``run`` and a team that holds the team go through it."""
+"""The methods that run a team. ``run`` and an enclosing team call it."""
 
 
 def mark(obj: Any, spec: TrainSpec) -> Any:
-    """A copy of ``obj``, an agent or a team that has not run yet, that runs as the agent ``spec.name``."""
+    """A copy of ``obj``, an agent or a team that has not run, that runs as ``spec.name``."""
     if isinstance(obj, BaseGroupChat):
         marked = _copy_team(obj, _participants(obj))
     elif isinstance(obj, BaseChatAgent):
         marked = copy.copy(obj)
     else:
-        raise ConfigError(f"expected an agent or a team of AgentChat, found {obj!r}; mark the method that runs it")
+        raise ConfigError(
+            f"expected an agent or a team of AgentChat, found {obj!r}; mark the method that runs it instead"
+        )
     marked.__class__ = _make_class(type(obj), spec)
     return marked
 
 
 def mark_members(obj: Any, specs: Sequence[TrainSpec]) -> Any:
-    """A copy of the team ``obj``, which has not run yet, whose participants of these names are marked. Teams inside it are left alone."""
+    """A copy of the team ``obj``, which has not run yet, with the named participants marked.
+
+    Participants of nested teams are not marked.
+    """
     if not isinstance(obj, BaseGroupChat):
-        raise ConfigError(f"expected a team, found {type(obj).__name__}")
+        raise ConfigError(f"expected a team, found {type(obj).__name__}; agents=… marks a team's participants")
     wanted = {spec.name: spec for spec in specs}
     participants = _participants(obj)
     names = [participant.name for participant in participants]
     for name in wanted:
         if name not in names:
-            raise ConfigError(f"there is no participant named {name!r}; there are {sorted(names)!r}")
+            raise ConfigError(f"there is no participant named {name!r}; the participants are {sorted(names)!r}")
     return _copy_team(obj, [_mark_participant(p, wanted.get(p.name)) for p in participants])
 
 
@@ -60,7 +65,9 @@ def _mark_participant(participant: Any, spec: TrainSpec | None) -> Any:
     if spec is None or get_mark(participant) == spec:
         return participant
     if (present := get_mark(participant)) is not None:
-        raise ConfigError(f"{participant.name!r} is marked as {present.name!r} already and cannot be {spec.name!r} too")
+        raise ConfigError(
+            f"{participant.name!r} is already marked as {present.name!r} and cannot be marked as {spec.name!r}"
+        )
     return mark(participant, spec)
 
 
@@ -69,9 +76,11 @@ def _participants(team: Any) -> list[Any]:
 
 
 def _copy_team(team: Any, participants: list[Any]) -> Any:
-    """A copy with its own identity: a team's participants are registered under its id, with its runtime, when it first runs."""
+    """A copy with its own id and runtime, where participants register on the first run."""
     if team._initialized:
-        raise ConfigError(f"the team {team.name!r} has run, or its state was loaded or saved; mark it before that")
+        raise ConfigError(
+            f"the team {team.name!r} has already run, or its state was loaded or saved; mark it before that"
+        )
     marked = copy.copy(team)
     BaseGroupChat.__init__(
         marked,
@@ -85,7 +94,7 @@ def _copy_team(team: Any, participants: list[Any]) -> Any:
         runtime=None if team._embedded_runtime else team._runtime,
         emit_team_events=team._emit_team_events,
     )
-    marked._message_factory = team._message_factory  # knows the types that the constructor of the original was told
+    marked._message_factory = team._message_factory  # has the message types passed to the original
     if hasattr(team, "_input_participants"):  # GraphFlow's own list, from which it is serialised
         marked._input_participants = participants
     return marked
@@ -94,15 +103,15 @@ def _copy_team(team: Any, participants: list[Any]) -> Any:
 @cache
 def _make_class(cls: type[Any], spec: TrainSpec) -> type[Any]:
     runs = TEAM_RUNS if issubclass(cls, BaseGroupChat) else AGENT_RUNS
-    # The same name in the same module: AgentChat writes both into what it serialises.
+    # Same name and module, because AgentChat serialises both.
     body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     for name, kind in runs.items():
-        body[name] = scope_function(_call_present(cls, name), spec.name, kind=kind, once=True)
+        body[name] = scope_function(_call_current(cls, name), spec.name, kind=kind, once=True)
     return set_mark(types.new_class(cls.__name__, (cls,), exec_body=lambda space: space.update(body)), spec)
 
 
-def _call_present(cls: type[Any], name: str) -> Callable[..., Any]:
-    """The method ``name`` of ``cls`` as it is when it is called: patches come and go."""
+def _call_current(cls: type[Any], name: str) -> Callable[..., Any]:
+    """The method ``name`` of ``cls``, looked up when it is called, since patches come and go."""
 
     @wraps(getattr(cls, name))
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Lightning for LangChain: marks on Runnables, spans for tools, agents chosen by ``run_name``.
+"""LangChain: marks Runnables, records tools, and selects agents by ``run_name``.
 
-Importing this loads no framework and patches nothing.
+Importing this package loads no framework and patches nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["INTEGRATION", "LightningCallbackHandler"]
 
 
 class LangChain:
-    """The integration that the entry point ``langchain`` names."""
+    """The integration registered as the entry point ``langchain``."""
 
     name = "langchain"
     hosts = frozenset({"langchain_core", "langchain"})

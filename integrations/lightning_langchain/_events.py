@@ -1,4 +1,4 @@
-"""What LangChain tells about tools and nodes, as spans."""
+"""Records LangChain's tools and LangGraph's nodes as spans."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from lightning_core.trace import Address
 
 @contextmanager
 def tool_scope(tool: BaseTool, tool_input: Any, call_id: str | None) -> Generator[SpanHandle]:
-    """The scope of one use of ``tool``: whatever it does, a model call of a sub-agent too, hangs under it."""
+    """The scope of one run of ``tool``; spans of agents inside it are its children."""
     arguments: Any = None
     with record("langchain.tool"):
         arguments = tool_input
         if isinstance(tool_input, Mapping):
-            # ``args`` is what the model may fill in; the rest is state and runtime that LangGraph injects.
+            # ``args`` are the arguments that a model provides; LangGraph injects the others (state, runtime).
             arguments = {key: value for key, value in tool_input.items() if key in tool.args}
     with scope(tool.name, kind="tool", attributes=tool_attributes(arguments, call_id)) as handle:
         yield handle
 
 
 def tool_attributes(arguments: Any, call_id: str | None) -> dict[str, Any]:
-    """Attributes of a tool span by OpenTelemetry's conventions."""
+    """Attributes of a tool span, following OpenTelemetry's GenAI conventions."""
     attributes: dict[str, Any] = {"gen_ai.tool.call.arguments": _to_text(arguments)}
     if call_id is not None:
         attributes["gen_ai.tool.call.id"] = call_id
@@ -41,7 +41,7 @@ def tool_attributes(arguments: Any, call_id: str | None) -> dict[str, Any]:
 
 
 def note_result(handle: SpanHandle, result: Any) -> None:
-    """Put a tool's result on its span; a result that says that it is an error fails the span."""
+    """Set a tool's result on its span; a ToolMessage with the status "error" fails the span."""
     with record("langchain.tool_result"):
         content = result.content if isinstance(result, ToolMessage) else result
         handle.set(gen_ai__tool__call__result=_to_text(content))
@@ -54,19 +54,19 @@ def _to_text(value: Any) -> str:
         return value
     try:
         return json.dumps(value, default=repr, ensure_ascii=False)
-    except (TypeError, ValueError):  # keys that are not strings, a value that contains itself
+    except (TypeError, ValueError):  # non-string keys, circular references
         return repr(value)
 
 
 class LightningCallbackHandler(BaseCallbackHandler):
-    """Records tools and LangGraph nodes for those who pass callbacks themselves: ``config={"callbacks": [handler]}``.
+    """Records tools and LangGraph nodes when passed as ``config={"callbacks": [handler]}``.
 
-    It observes: who speaks is said by marks and by the installed integration, since what a callback puts into the context does not
-    reach the model call in every host. Where the integration is installed it records the same spans itself, with what happens inside
-    a tool beneath the tool; the handler then stays silent, so that nothing is recorded twice.
+    It does not set the current agent, because a callback's context does not reach the model call in every host; use a mark or the
+    installed integration for that. The installed integration records the same spans, with spans inside a tool as its children; the
+    handler then records nothing, so that no span is duplicated.
     """
 
-    # In the caller's context and in order; otherwise an async run hands synchronous handlers to a thread.
+    # Run in the caller's context and in order. By default, an async run calls synchronous handlers in a thread.
     run_inline = True
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class LightningCallbackHandler(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        # The node itself has the node's name; what runs inside has the same metadata and names of its own.
+        # Only the node itself has the node's name; Runnables inside it have the same metadata but other names.
         node = (metadata or {}).get("langgraph_node")
         if node and node == kwargs.get("name") and "langgraph" not in active_integrations():
             self._start(run_id, parent_run_id, node, "node", {})

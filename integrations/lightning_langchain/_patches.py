@@ -1,11 +1,12 @@
-"""What is wrapped in LangChain, and why. Everything here is a public method of a public class.
+"""The functions wrapped in LangChain, with the reason for each.
 
-LangChain's own extension point, the callback, is not enough: it runs before and after a tool or chain, but what it puts into
-the context is gone, or never comes off again, where the run is asynchronous (``on_chain_end`` runs in a task of its own). So
+All are public methods of public classes. LangChain's extension point, the callback, is not sufficient. It runs before and
+after a tool or chain, but in an asynchronous run its changes to the context are lost or never undone (``on_chain_end`` runs
+in its own task). Therefore these are wrapped:
 
-- ``BaseTool.run`` / ``arun``: a scope around the tool, so that what a sub-agent does inside it hangs under it.
-- the ways to run a Runnable: those whose ``run_name`` or ``name`` the configuration selects as an agent run in its scope. All others go
-  straight through.
+- ``BaseTool.run`` / ``arun``: the tool's scope, which makes spans of a sub-agent its children.
+- The methods that run a Runnable: if the configuration selects its ``run_name`` or ``name``, it runs in that agent's scope. Others
+  are not affected.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ _run_named: dict[str, Wrapper] = {method: _make_run_named(method) for method in 
 
 
 def run_name(runnable: Any, config: Any) -> str | None:
-    """The name that this run has in LangChain's own traces, or None where it is only the class's."""
+    """The name of this run in LangChain's own traces, or None if that is the class's name."""
     for source in (config, getattr(runnable, "config", None)):
         first = source[0] if isinstance(source, list) and source else source
         if isinstance(first, dict) and first.get("run_name"):

@@ -1,8 +1,8 @@
-"""Marks a Runnable: a copy of it, of a class of its own whose runs stand in the agent's scope.
+"""Marks a Runnable: returns a copy whose class runs in the agent's scope.
 
-A subclass, because LangChain derives Runnables from Runnables (``bind``, ``with_config``, ``|``, ``bind_tools``) through ``self``: what is
-derived from a marked one runs the marked one. A proxy would lose the mark there, and a wrapper would no longer be the chat model
-or graph that LangChain and LangGraph look for.
+The class is a subclass, because LangChain derives Runnables (``bind``, ``with_config``, ``|``, ``bind_tools``) through ``self``, so
+Runnables derived from a marked one run the marked one. A proxy would lose the mark, and a wrapper would not be the chat model or
+graph that LangChain and LangGraph expect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableParallel, RunnableSequence
 
-from lightning_core.capture import current_run, here
+from lightning_core.capture import current_run, current_scope
 from lightning_core.capture.integration import TrainSpec
 from lightning_core.capture.mark import set_mark
 from lightning_core.capture.wrapping import Kind, scope_function
@@ -34,46 +34,46 @@ RUNS: dict[str, Kind] = {
     "batch_as_completed": "generator",
     "abatch_as_completed": "async_generator",
 }
-"""The methods through which a Runnable runs, and what they return whatever their implementation looks like."""
+"""The methods that run a Runnable, with their kind, which implementations may hide."""
 
 
 def mark(obj: Any, spec: TrainSpec) -> Any:
     """A copy of the Runnable ``obj`` that runs as the agent ``spec.name``."""
     if not isinstance(obj, Runnable):
         raise ConfigError(f"expected a Runnable, found {obj!r}; mark the function or method that runs it")
-    # Sequences dissolve into the sequence that they become part of; a binding stays one piece.
+    # A sequence inside another sequence is flattened; a binding is not.
     whole = RunnableBinding(bound=obj) if isinstance(obj, RunnableSequence) else obj
     return scope_class(whole, spec)
 
 
 def scope_class(obj: Any, spec: TrainSpec) -> Any:
-    """A copy of ``obj`` whose class scopes every run."""
+    """A copy of ``obj`` whose class opens the agent's scope for each run."""
     marked = copy.copy(obj)
-    # Past the __setattr__ of pydantic models, which knows fields only.
+    # Bypasses the __setattr__ of pydantic models, which accepts fields only.
     object.__setattr__(marked, "__class__", _make_class(type(obj), spec))
     return marked
 
 
 def scope_run(method: str, function: Callable[..., Any], agent: str) -> Callable[..., Any]:
-    """``function``, one of `RUNS` bound or not, in the scope of ``agent``, which its methods may enter through each other."""
+    """``function`` (one of `RUNS`, bound or not) in the scope of ``agent``, opened once."""
     scoped = scope_function(function, agent, kind=RUNS[method], once=True)
     if method not in ("transform", "atransform"):
         return scoped
 
-    # What streams in is made by whoever stands before this one in a sequence, and pulled from inside this one's scope.
+    # The input stream comes from the previous step of a sequence. It is pulled inside this step's scope, but must run in its own.
     @wraps(function)
     def transform(*args: Any, **kwargs: Any) -> Any:
         position = 0 if hasattr(function, "__self__") else 1
         if current_run() is None or len(args) <= position:
             return scoped(*args, **kwargs)
-        upstream = _pull_from(here(), args[position])
+        upstream = _iterate_in_scope(current_scope(), args[position])
         return scoped(*args[:position], upstream, *args[position + 1 :], **kwargs)
 
     return transform
 
 
-def _pull_from(scope: Callable[[], AbstractContextManager[None]], source: Any) -> Any:
-    """``source``, an iterator or asynchronous one, each of whose steps is taken in ``scope``."""
+def _iterate_in_scope(scope: Callable[[], AbstractContextManager[None]], source: Any) -> Any:
+    """``source``, a synchronous or asynchronous iterator, with each step taken in ``scope``."""
 
     def steps() -> Generator[Any]:
         with closing(source) if hasattr(source, "close") else nullcontext():
@@ -104,16 +104,16 @@ def _make_class(cls: type[Any], spec: TrainSpec) -> type[Any]:
     methods: dict[str, Any] = {}
     for name in RUNS:
         method = getattr(cls, name)
-        # Runnable's own batch methods run ``invoke`` for each input, and each of those is a run of the agent.
+        # Runnable's own batch methods call ``invoke`` for each input, each of which is one run of the agent.
         if "batch" not in name or method is not getattr(Runnable, name):
             methods[name] = scope_run(name, method, spec.name)
-    # The same name in the same module: LangChain writes both into what it serialises and into keys of its caches.
+    # Same name and module, because LangChain uses both when it serialises and as keys of caches.
     body = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, **methods}
     return set_mark(types.new_class(cls.__name__, (cls,), exec_body=lambda space: space.update(body)), spec)
 
 
 def mark_members(obj: Any, specs: Sequence[TrainSpec]) -> Any:
-    """A copy of a `RunnableParallel` or `RunnableSequence` whose steps of these names are marked."""
+    """A copy of a `RunnableParallel` or `RunnableSequence` with the named steps marked."""
     if isinstance(obj, RunnableParallel):
         steps = dict(obj.steps__)
         check_members(specs, steps)
@@ -127,7 +127,7 @@ def mark_members(obj: Any, specs: Sequence[TrainSpec]) -> Any:
 
 
 def check_members(specs: Sequence[TrainSpec], known: Any) -> None:
-    """Raise ConfigError if one of ``specs`` is not among the names ``known``."""
+    """Raise ConfigError if the name of one of ``specs`` is not in ``known``."""
     for spec in specs:
         if spec.name not in known:
-            raise ConfigError(f"there is no part named {spec.name!r}; there are {sorted(known)!r}")
+            raise ConfigError(f"there is no part named {spec.name!r}; the parts are {sorted(known)!r}")

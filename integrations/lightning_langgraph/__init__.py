@@ -1,6 +1,6 @@
-"""Lightning for LangGraph: every node a scope, marks on graphs and their nodes, agents chosen by node name.
+"""LangGraph: records nodes, marks graphs and nodes, and selects agents by node name.
 
-Importing this loads no framework and patches nothing.
+Importing this package loads no framework and patches nothing.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ __all__ = ["INTEGRATION"]
 
 
 class LangGraph:
-    """The integration that the entry point ``langgraph`` names."""
+    """The integration registered as the entry point ``langgraph``."""
 
     name = "langgraph"
     hosts = frozenset({"langgraph"})
-    # LangGraph's nodes are LangChain's Runnables and its tools LangChain's tools: these patches include the other integration's.
+    # LangGraph's nodes are LangChain Runnables and its tools LangChain tools, so these patches include LangChain's.
     deactivates = frozenset({"langchain"})
 
     def install(self, patches: Patches) -> None:

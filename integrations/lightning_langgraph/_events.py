@@ -1,4 +1,4 @@
-"""LangGraph's nodes and agents as scopes."""
+"""Scopes of LangGraph's nodes and agents."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MADE_BY_CREATE_AGENT = "langchain_create_agent"
 
 @contextmanager
 def node_scope(task: Any) -> Generator[None]:
-    """The scope of one task of a graph: all attempts at one node, or at one ``@task`` function."""
+    """The scope of one task of a graph: a node or ``@task`` function, with all its retries."""
     steps: StepScope | None = None
     with record("langgraph.node"):
-        if not _is_plumbing(task.name, task.config):
+        if not _is_internal(task.name, task.config):
             steps = StepScope(task.name, kind="node")
     if steps is None:
         yield
@@ -35,7 +35,7 @@ def node_scope(task: Any) -> Generator[None]:
 
 
 def note_refusal(call: Any, refusal: Any) -> None:
-    """Record a tool call that was turned down before it reached a tool."""
+    """Record a tool call that was rejected before it reached a tool."""
     with (
         record("langgraph.tool"),
         scope(call["name"], kind="tool", attributes=tool_attributes(call["args"], call["id"])) as handle,
@@ -43,20 +43,23 @@ def note_refusal(call: Any, refusal: Any) -> None:
         note_result(handle, refusal)
 
 
-def _is_plumbing(name: str, config: Any) -> bool:
-    """Whether a task is part of how a graph works rather than of what it was built for."""
+def _is_internal(name: str, config: Any) -> bool:
+    """Whether a task is internal to LangGraph or LangChain, so that it gets no scope."""
     if name.startswith("__"):
         return True
     run, address = current_run(), current_address()
     if run is None or address is None or name in run.agents:
         return False
-    # Every agent of langchain.agents.create_agent has a "model" and a "tools" node: where somebody speaks, those add nothing.
-    made = (config.get("metadata") or {}).get("ls_integration") == _MADE_BY_CREATE_AGENT
-    return made and name in ("model", "tools") and address.agent is not None
+    # Every agent made by langchain.agents.create_agent has a "model" and a "tools" node; inside an agent they add nothing.
+    created = (config.get("metadata") or {}).get("ls_integration") == _MADE_BY_CREATE_AGENT
+    return created and name in ("model", "tools") and address.agent is not None
 
 
 def agent_name(graph: Any, config: Any) -> str | None:
-    """The agent that a run of ``graph`` is, if it is one: selected by name in the configuration, or named in ``create_agent``."""
+    """The agent's name if a run of ``graph`` is an agent, else None.
+
+    It is one if the configuration selects its name, or if ``create_agent`` gave it a name.
+    """
     with record("langgraph.agent"):
         run = current_run()
         name = run_name(graph, config)

@@ -1,16 +1,17 @@
-"""What is wrapped in LangGraph, and why.
+"""The functions wrapped in LangGraph, with the reason for each.
 
-Identity has to stand around the execution of a node. What LangGraph offers in public does not reach that far: callbacks run before
-and after, in contexts of their own when asynchronous; a node's function is bound when the graph is compiled, which may
-be long before we are installed. So these places are wrapped:
+A node's scope must enclose its execution. LangGraph's public API is not sufficient for this: callbacks run before and after, in
+their own contexts if asynchronous, and a node's function is bound when the graph is compiled, which may be before the integration
+is installed. Therefore these are wrapped:
 
-- Public: ``Pregel.stream`` / ``astream``, through which every way to run a graph goes. A graph that is an agent runs in its scope.
-- Private: ``ToolNode._validate_tool_call``, which turns down a call of a tool that does not exist before any tool, and so any callback,
-  is reached. Such a call is a failed tool call like any other, and the model's own mistake.
-- Private: ``run_with_retry`` / ``arun_with_retry`` as ``langgraph.pregel._runner`` has them. All tasks of all graphs, whenever compiled,
-  pass here: nodes, ``Send``, sub-graphs as nodes, ``@task`` functions; once each, with all attempts inside.
+- Public: ``Pregel.stream`` / ``astream``, which every way to run a graph calls. A graph that is an agent runs in its scope.
+- Private: ``ToolNode._validate_tool_call``, which rejects a call of an unknown tool before any tool or callback runs. Such a call
+  is recorded as a failed tool call: it is the model's mistake.
+- Private: ``run_with_retry`` / ``arun_with_retry`` in ``langgraph.pregel._runner``, called once for each task of any graph,
+  whenever it was compiled: nodes, ``Send``, sub-graphs as nodes, ``@task`` functions. Retries happen inside.
 
-Both private ones were seen in langgraph 1.2.11 to 1.2.22; ``tests/integrations/test_langgraph.py::test_private_api`` fails when one moves.
+The private functions were seen in langgraph 1.2.11 to 1.2.22; ``tests/integrations/test_langgraph.py::test_private_api`` fails
+when one moves.
 https://github.com/langchain-ai/langgraph/blob/main/libs/langgraph/langgraph/pregel/_runner.py
 https://github.com/langchain-ai/langgraph/blob/main/libs/prebuilt/langgraph/prebuilt/tool_node.py
 """
@@ -25,7 +26,7 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
 
-from lightning_core.capture import no_failure
+from lightning_core.capture import register_control_flow
 from lightning_core.capture.patching import Patches
 from lightning_core.capture.wrapping import scope_function
 from lightning_langchain import INTEGRATION as LANGCHAIN
@@ -33,7 +34,7 @@ from lightning_langgraph._events import agent_name, node_scope, note_refusal
 
 
 def install(patches: Patches) -> None:
-    no_failure(GraphBubbleUp)
+    register_control_flow(GraphBubbleUp)
     LANGCHAIN.install(patches)
     patches.wrap(Pregel, "stream", _stream)
     patches.wrap(Pregel, "astream", _astream)

@@ -12,24 +12,27 @@ from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
 import lightning_langchain._trainable as langchain
-from lightning_core.capture import no_failure
+from lightning_core.capture import register_control_flow
 from lightning_core.capture.integration import TrainSpec
 from lightning_core.errors import ConfigError
 
 
 def mark(obj: Any, spec: TrainSpec) -> Any:
-    """A copy of ``obj``, a compiled graph or another of LangGraph's Runnables, that runs as the agent ``spec.name``."""
+    """A copy of ``obj``, a compiled graph or other Runnable, that runs as ``spec.name``."""
     if isinstance(obj, StateGraph):
         raise ConfigError(f"compile the graph before marking it: trainable(graph.compile(), name={spec.name!r})")
-    # An interrupt or a jump to the parent graph leaves a node as an exception that is not a failure.
-    no_failure(GraphBubbleUp)
+    # An interrupt or a jump to the parent graph is raised as an exception, but is not a failure.
+    register_control_flow(GraphBubbleUp)
     return langchain.mark(obj, spec)
 
 
 def mark_members(obj: Any, specs: Sequence[TrainSpec]) -> Any:
-    """A copy of ``obj``, a graph or its builder, whose nodes of these names are marked. The graphs inside it are left alone."""
+    """A copy of ``obj``, a graph or its builder, with the named nodes marked.
+
+    Nodes of nested graphs are not marked.
+    """
     if not isinstance(obj, (Pregel, StateGraph)):
-        raise ConfigError(f"expected a graph, found {type(obj).__name__}")
+        raise ConfigError(f"expected a graph, found {type(obj).__name__}; agents=… marks a graph's nodes")
     langchain.check_members(specs, [name for name in obj.nodes if not name.startswith("__")])
     marked: Any = copy.copy(obj)
     marked.nodes = dict(obj.nodes)

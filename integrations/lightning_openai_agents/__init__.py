@@ -1,6 +1,6 @@
-"""Lightning for the OpenAI Agents SDK: marks on agents, scopes around their runs, spans for tools, handoffs and guardrails.
+"""OpenAI Agents SDK: marks agents; records runs, tools, handoffs and guardrails.
 
-Importing this loads no framework and patches nothing.
+Importing this package loads no framework and patches nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["INTEGRATION"]
 
 
 class OpenAIAgents:
-    """The integration that the entry point ``openai-agents`` names."""
+    """The integration registered as the entry point ``openai-agents``."""
 
     name = "openai-agents"
     hosts = frozenset({"agents"})

@@ -1,4 +1,4 @@
-"""What the SDK tells about agents, tools, handoffs and guardrails, as scopes."""
+"""Scopes and spans of the SDK's agents, tools, handoffs and guardrails."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from lightning_openai_agents._trainable import MEMBERS, Members
 
 
 class AgentRun:
-    """One run of the SDK's loop, in which agents follow each other.
+    """One run of the SDK's loop, with one scope for each agent that handles it in turn.
 
-    An agent's stay is one scope, from its first turn until another takes over or the run ends. It is entered for each turn anew, so
-    that what happens between turns (guardrails, the program that reads a stream) is not the agent's.
+    An agent's scope lasts from its first turn until a handoff or the end of the run. It is entered for each turn, so that code
+    between turns (guardrails, the consumer of a stream) is not part of the agent.
     """
 
     def __init__(self) -> None:
         self._agent: Any = None
-        self._stay: StepScope | None = None
+        self._scope: StepScope | None = None
 
-    def stay(self, agent: Any) -> StepScope:
-        """The scope of ``agent``, which is at work now."""
-        if self._stay is None or self._agent is not agent:
+    def agent_scope(self, agent: Any) -> StepScope:
+        """The scope of ``agent``; opens it, and closes the previous agent's, if ``agent`` is new."""
+        if self._scope is None or self._agent is not agent:
             self.end()
-            self._agent, self._stay = agent, _open_agent(agent)
-        return self._stay
+            self._agent, self._scope = agent, _open_agent(agent)
+        return self._scope
 
     def end(self, error: BaseException | None = None) -> None:
-        """Nobody is at work any more; ``error`` is what ended the run, if that was an exception."""
-        if self._stay is not None:
-            self._stay.close(error)
-        self._agent = self._stay = None
+        """Close the current agent's scope; ``error`` is the exception that ended the run, if any."""
+        if self._scope is not None:
+            self._scope.close(error)
+        self._agent = self._scope = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ _tool: ContextVar[_Tool | None] = ContextVar("lightning_openai_agents_tool", def
 
 
 def _open_agent(agent: Any) -> StepScope:
-    """A marked or selected agent speaks for itself; any other is a place with a name, which speaks where nobody marked does."""
+    """Open an agent's scope: "agent" if it is marked or selected by name, else "node"."""
     tool = _tool.get()
     _, known = (tool.members if tool else {}).get(id(agent), (agent, agent))
     if (spec := get_mark(known)) is not None:
@@ -65,7 +65,7 @@ def _open_agent(agent: Any) -> StepScope:
 
 @contextmanager
 def agent_run() -> Generator[None]:
-    """Around one run of the SDK's loop."""
+    """The context of one run of the SDK's loop."""
     run = AgentRun()
     token = _run.set(run)
     ending: BaseException | None = None
@@ -80,53 +80,53 @@ def agent_run() -> Generator[None]:
 
 
 def agent_turn(args: Any, kwargs: Any) -> AbstractContextManager[None]:
-    """Around one turn of an agent: its model call, and the tools and handoffs that follow from it."""
+    """The scope of one turn of an agent: model call, tool calls and handoffs."""
     with record("openai_agents.agent"):
         if (run := _run.get()) is not None:
             bindings = kwargs["bindings"] if "bindings" in kwargs else args[1]
-            return run.stay(bindings.public_agent).step()
+            return run.agent_scope(bindings.public_agent).step()
     return nullcontext()
 
 
 def guardrail_scope(guardrail: Any) -> AbstractContextManager[SpanHandle]:
-    """Around one guardrail: a place of its own beside the agent, which does not speak for its guards."""
+    """The scope of one guardrail: a node, so that its calls are not the agent's."""
     with record("openai_agents.guardrail"):
         return scope(guardrail.get_name(), kind="node")
     return nullcontext(SpanHandle(None))
 
 
-def note_verdict(handle: SpanHandle, result: Any) -> None:
-    """Put on a guardrail's span whether its tripwire fired; that ends the run, but is no failure of the guardrail."""
+def note_guardrail_result(handle: SpanHandle, result: Any) -> None:
+    """Set on a guardrail's span whether its tripwire fired, which is not a failure."""
     with record("openai_agents.guardrail"):
         handle.set(lightning__guardrail__triggered=bool(result.output.tripwire_triggered))
 
 
-def handoff_scope(asked: Any) -> AbstractContextManager[SpanHandle]:
-    """Around one handoff, which to the model is the use of a tool. The agent that takes over comes after it, not inside."""
+def handoff_scope(arguments: Any) -> AbstractContextManager[SpanHandle]:
+    """The scope of one handoff, recorded as a tool call. The next agent runs after it."""
     with record("openai_agents.handoff"):
-        wish = asked["run_handoffs"][0]
-        attributes = {"lightning.handoff.from": asked["public_agent"].name} | _call_attributes(wish.tool_call)
-        return scope(wish.handoff.tool_name, kind="tool", attributes=attributes)
+        requested = arguments["run_handoffs"][0]
+        attributes = {"lightning.handoff.from": arguments["public_agent"].name} | _call_attributes(requested.tool_call)
+        return scope(requested.handoff.tool_name, kind="tool", attributes=attributes)
     return nullcontext(SpanHandle(None))
 
 
 def note_target(handle: SpanHandle, step: Any) -> None:
-    """Put on a handoff's span who took over, which may be decided while it happens."""
+    """Set the next agent on a handoff's span; it may be known only after the handoff."""
     with record("openai_agents.handoff"):
         handle.set(lightning__handoff__to=step.next_step.new_agent.name)
 
 
-def tool_scope(asked: Any) -> AbstractContextManager[SpanHandle]:
-    """Around one use of a function tool; the runs of agents inside it hang under it."""
+def tool_scope(arguments: Any) -> AbstractContextManager[SpanHandle]:
+    """The scope of one call of a function tool; spans of agents inside it are its children."""
     with record("openai_agents.tool"):
-        tool, outer = asked["func_tool"], _tool.get()
-        span = scope(tool.name, kind="tool", attributes=_call_attributes(asked["tool_call"]))
-        return _be_tool(span, getattr(tool, MEMBERS, None) or (outer.members if outer else {}))
+        tool, outer = arguments["func_tool"], _tool.get()
+        span = scope(tool.name, kind="tool", attributes=_call_attributes(arguments["tool_call"]))
+        return _enter_tool(span, getattr(tool, MEMBERS, None) or (outer.members if outer else {}))
     return nullcontext(SpanHandle(None))
 
 
 @contextmanager
-def _be_tool(span: AbstractContextManager[SpanHandle], members: Members) -> Generator[SpanHandle]:
+def _enter_tool(span: AbstractContextManager[SpanHandle], members: Members) -> Generator[SpanHandle]:
     with span as handle:
         token = _tool.set(_Tool(handle, members))
         try:
@@ -135,10 +135,10 @@ def _be_tool(span: AbstractContextManager[SpanHandle], members: Members) -> Gene
             _tool.reset(token)
 
 
-def note_result(handle: SpanHandle, asked: Any, result: Any) -> None:
-    """Put a tool's result on its span. That it ran out of time is a result of the SDK's making."""
+def note_result(handle: SpanHandle, arguments: Any, result: Any) -> None:
+    """Set a tool's result on its span; fail it if the result is the SDK's timeout message."""
     with record("openai_agents.tool_result"):
-        tool = asked["func_tool"]
+        tool = arguments["func_tool"]
         handle.set(gen_ai__tool__call__result=_to_text(result))
         limit = tool.timeout_seconds
         if limit and result == default_tool_timeout_error_message(tool_name=tool.name, timeout_seconds=limit):
@@ -146,36 +146,37 @@ def note_result(handle: SpanHandle, asked: Any, result: Any) -> None:
 
 
 def note_tool_error(error: BaseException | str) -> None:
-    """The tool that runs now has failed, although the SDK makes an answer to the model of it."""
+    """Fail the span of the current tool; the SDK turns the error into a result."""
     with record("openai_agents.tool_error"):
         if (tool := _tool.get()) is not None:
             tool.handle.fail(error)
 
 
 def note_mcp_result(result: Any) -> None:
-    """An MCP server says that its tool has failed in the result, which the SDK passes on as any other."""
+    """Fail the span of the current tool if an MCP server's result reports an error."""
     with record("openai_agents.mcp"):
         if getattr(result, "is_error", None) or getattr(result, "isError", None):  # mcp 2, mcp 1
             note_tool_error(" ".join(getattr(part, "text", "") for part in result.content) or "the MCP tool failed")
 
 
 def note_missing_tools(processed: Any) -> None:
-    """Record the calls in a response that name no tool, where the SDK tells the model so."""
+    """Record calls of unknown tools that the SDK reported back to the model."""
     with record("openai_agents.missing_tool"):
         for missing in processed.function_tools_not_found:
-            _note_refusal(missing.tool_call, f"there is no tool {missing.tool_name!r}")
+            _record_failed_call(missing.tool_call, f"there is no tool {missing.tool_name!r}")
 
 
-def note_refused_response(asked: Any, error: BaseException) -> None:
-    """Record the calls in a response that name no tool and no handoff, where the SDK ends the run for it."""
+def note_refused_response(arguments: Any, error: BaseException) -> None:
+    """Record calls of unknown tools for which the SDK ended the run with ``error``."""
     with record("openai_agents.missing_tool"):
-        known = {tool.name for tool in asked["all_tools"]} | {handoff.tool_name for handoff in asked["handoffs"]}
-        for item in asked["response"].output:
+        tools, handoffs = arguments["all_tools"], arguments["handoffs"]
+        known = {tool.name for tool in tools} | {handoff.tool_name for handoff in handoffs}
+        for item in arguments["response"].output:
             if getattr(item, "type", None) == "function_call" and item.name not in known:
-                _note_refusal(item, error)
+                _record_failed_call(item, error)
 
 
-def _note_refusal(call: Any, error: BaseException | str) -> None:
+def _record_failed_call(call: Any, error: BaseException | str) -> None:
     with scope(call.name, kind="tool", attributes=_call_attributes(call)) as handle:
         handle.fail(error)
 
@@ -187,5 +188,5 @@ def _call_attributes(call: Any) -> dict[str, Any]:
 def _to_text(value: Any) -> str:
     try:
         return value if isinstance(value, str) else json.dumps(value, default=repr, ensure_ascii=False)
-    except (TypeError, ValueError):  # keys that are not strings, a value that contains itself
+    except (TypeError, ValueError):  # non-string keys, circular references
         return repr(value)

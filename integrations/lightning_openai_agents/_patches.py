@@ -1,16 +1,20 @@
-"""What is wrapped in the Agents SDK, and why.
+"""The functions wrapped in the Agents SDK, with the reason for each.
 
-Identity has to stand around the model call. The SDK's public hooks run beside it, each in a task of its own, its tracing processors can be
-switched off, and a model is shared by agents or named by the run's configuration. So these places are wrapped:
+The agent's scope must enclose the model call. The SDK's public API is not sufficient for this: hooks run beside the call in their
+own tasks, tracing processors can be disabled, and a model may be shared by agents or named by the run's configuration. Therefore
+these are wrapped:
 
-- Public: ``InputGuardrail.run`` and ``OutputGuardrail.run``; ``call_tool`` of the MCP servers, where a failure is a result like any other.
-- Private: ``AgentRunner.run``, to which ``Runner.run`` and ``run_sync`` lead, and ``start_streaming`` under ``run_streamed``: one run.
-- Private: ``run_single_turn``, ``run_single_turn_streamed``, ``resolve_interrupted_turn``, as they are called: one turn of one agent.
-- Private: ``_FunctionToolBatchExecutor._execute_single_tool_body``, one use of a function tool, and
-  ``maybe_invoke_function_tool_failure_error_function``, which makes an answer to the model of the tool's exception.
-- Private: ``execute_handoffs``, and ``process_model_response``, which finds that a tool does not exist.
+- Public: ``InputGuardrail.run`` and ``OutputGuardrail.run``; ``call_tool`` of the MCP servers, which returns failures as results.
+- Private: ``AgentRunner.run``, called by ``Runner.run`` and ``run_sync``, and ``start_streaming``, called by ``run_streamed``: one
+  run.
+- Private: ``run_single_turn``, ``run_single_turn_streamed`` and ``resolve_interrupted_turn``, where they are called: one turn of
+  one agent.
+- Private: ``_FunctionToolBatchExecutor._execute_single_tool_body``, one call of a function tool, and
+  ``maybe_invoke_function_tool_failure_error_function``, which turns the tool's exception into a result for the model.
+- Private: ``execute_handoffs``, and ``process_model_response``, which detects calls of unknown tools.
 
-Seen in openai-agents 0.20.0 to 0.24.0; ``tests/integrations/test_openai_agents.py::test_private_api`` fails when a private one moves.
+Seen in openai-agents 0.20.0 to 0.24.0; ``tests/integrations/test_openai_agents.py::test_private_api`` fails when a private
+function moves.
 https://github.com/openai/openai-agents-python/blob/v0.24.0/src/agents/run.py
 https://github.com/openai/openai-agents-python/tree/v0.24.0/src/agents/run_internal
 """
@@ -44,7 +48,7 @@ def install(patches: Patches) -> None:
         patches.wrap(module, "resolve_interrupted_turn", _run_turn)
     patches.wrap(execution, "_FunctionToolBatchExecutor._execute_single_tool_body", _run_tool)
     for module in (agents.tool, execution):
-        patches.wrap(module, "maybe_invoke_function_tool_failure_error_function", _answer_for_failed_tool)
+        patches.wrap(module, "maybe_invoke_function_tool_failure_error_function", _handle_tool_failure)
     for server in (MCPServerStdio, MCPServerSse, MCPServerStreamableHttp):
         patches.wrap(server, "call_tool", _call_mcp_tool)
     patches.wrap(resolution, "process_model_response", _process_model_response)
@@ -70,7 +74,7 @@ async def _run_tool(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
         return result
 
 
-async def _answer_for_failed_tool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+async def _handle_tool_failure(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     events.note_tool_error(kwargs.get("error", "unknown"))
     return await wrapped(*args, **kwargs)
 
@@ -101,5 +105,5 @@ async def _hand_off(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 async def _run_guardrail(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     with events.guardrail_scope(instance) as handle:
         result = await wrapped(*args, **kwargs)
-        events.note_verdict(handle, result)
+        events.note_guardrail_result(handle, result)
         return result

@@ -1,8 +1,8 @@
-"""Marks agents: a copy of the agent, of a class of its own that says whose it is.
+"""Marks agents: returns a copy whose class has the mark.
 
-A class, because that is what ``Agent.clone`` and ``dataclasses.replace`` keep; the copy is a dataclass like its original. The scope
-itself is opened by the integration's patches, since the SDK keeps the agent's turn to itself: an agent has no method that runs it,
-its model may be named by the run's configuration, and its hooks cannot carry anything to the model call.
+The mark is on the class because ``Agent.clone`` and ``dataclasses.replace`` keep the class; it is a dataclass like the original.
+The integration's patches open the scope: an agent has no method that runs it, its model may be named by the run's configuration,
+and its hooks cannot pass anything to the model call.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from lightning_core.capture.mark import get_mark, set_mark
 from lightning_core.errors import ConfigError
 
 Members = Mapping[int, tuple[Any, Any]]
-"""The agents of a graph by identity: each, kept alive so that the identity stays its own, with its copy."""
+"""The agents of a graph, each with its copy, by ``id`` (unique while the agent is held)."""
 
 MEMBERS = "__lightning_members__"
-"""Where a tool that is an agent keeps the agents whose marks hold inside it."""
+"""The attribute of an agent used as a tool that holds the marked agents inside it."""
 
 
 def mark(obj: Any, spec: TrainSpec) -> Any:
@@ -43,20 +43,23 @@ def _make_class(cls: type[Any], spec: TrainSpec) -> type[Any]:
 
 
 def mark_members(obj: Any, specs: Sequence[TrainSpec]) -> Any:
-    """A copy of ``obj`` and of all agents that it reaches by handoffs or as tools, in which those of these names are marked."""
+    """A copy of ``obj`` in which the agents with these names are marked.
+
+    All agents reachable by handoffs or as tools are copied.
+    """
     if not isinstance(obj, Agent):
-        raise ConfigError(f"expected an agents.Agent, found {obj!r}")
+        raise ConfigError(f"expected an agents.Agent, found {obj!r}; agents=… marks the agents reachable from one")
     wanted = {spec.name: spec for spec in specs}
     found: dict[int, Any] = {}
-    _reach(obj, found)
+    _collect(obj, found)
     names = {agent.name for agent in found.values()}
     for name in wanted:
         if name not in names:
-            raise ConfigError(f"there is no agent named {name!r}; there are {sorted(names)!r}")
+            raise ConfigError(f"there is no agent named {name!r}; the agents are {sorted(names)!r}")
     members = {key: (agent, _copy(agent, wanted.get(agent.name))) for key, agent in found.items()}
     for _, copied in members.values():
         copied.handoffs = [_relink(handoff, members) for handoff in copied.handoffs]
-        copied.tools = [_enclose(tool, members) for tool in copied.tools]
+        copied.tools = [_copy_tool(tool, members) for tool in copied.tools]
     return members[id(obj)][1]
 
 
@@ -66,22 +69,22 @@ def _copy(agent: Any, spec: TrainSpec | None) -> Any:
         return copy.copy(agent)
     if known is not None:
         raise ConfigError(
-            f"the agent {agent.name!r} is marked as {known.name!r} already and cannot be {spec.name!r} too"
+            f"the agent {agent.name!r} is already marked as {known.name!r} and cannot be marked as {spec.name!r}"
         )
     return mark(agent, spec)
 
 
-def _reach(agent: Any, found: dict[int, Any]) -> None:
-    """Add ``agent`` and all that it reaches to ``found``; the graph may have cycles."""
+def _collect(agent: Any, found: dict[int, Any]) -> None:
+    """Add ``agent`` and all agents reachable from it to ``found``. The graph may have cycles."""
     if not isinstance(agent, Agent) or id(agent) in found:
         return
     found[id(agent)] = agent
     for item in (*agent.handoffs, *agent.tools):
-        _reach(_target(item), found)
+        _collect(_target(item), found)
 
 
 def _target(item: Any) -> Any:
-    """The agent that a handoff or a tool leads to, if it does."""
+    """The agent that a handoff or an agent's tool runs; other tools are returned as they are."""
     if isinstance(item, Handoff):
         reference = item._agent_ref  # pyright: ignore[reportPrivateUsage]
         return None if reference is None else reference()
@@ -89,7 +92,7 @@ def _target(item: Any) -> Any:
 
 
 def _relink(handoff: Any, members: Members) -> Any:
-    """``handoff``, an agent or a `Handoff`, to the copy of its target."""
+    """``handoff`` (an agent or a `Handoff`) with its target replaced by the target's copy."""
     if not isinstance(handoff, Handoff):
         return members[id(handoff)][1]
 
@@ -105,10 +108,13 @@ def _relink(handoff: Any, members: Members) -> Any:
     return linked
 
 
-def _enclose(tool: Any, members: Members) -> Any:
-    """``tool``; if it is an agent, a copy that knows the marks of those who run inside it, since it is bound to the original."""
+def _copy_tool(tool: Any, members: Members) -> Any:
+    """``tool``; if it is an agent, a copy that knows the marks of the agents inside it.
+
+    The tool stays bound to the original agent, so the marks are looked up when it runs.
+    """
     if getattr(tool, "_agent_instance", None) is None:
         return tool
-    enclosed = copy.copy(tool)
-    setattr(enclosed, MEMBERS, members)
-    return enclosed
+    copied = copy.copy(tool)
+    setattr(copied, MEMBERS, members)
+    return copied

@@ -1,23 +1,25 @@
-"""Runs inside the agent's process: the rollout's scope, marks, patches of hosts and HTTP clients, threads."""
+"""Runs inside the agent's process: scopes, marks, patches of hosts and HTTP clients."""
 
+from lightning_core.capture.run import Run, find_run
 from lightning_core.capture.scope import (
-    Run,
     StepScope,
     bind,
     current_address,
     current_run,
-    find_run,
-    here,
+    current_scope,
+    is_current_agent,
+    is_current_scope,
     next_sequence,
-    no_failure,
-    outside,
+    outside_rollout,
     record,
+    register_control_flow,
     reward,
     rollout,
     scope,
-    speaks,
-    stands_in,
 )
+
+no_failure = register_control_flow
+"""The old name of `register_control_flow`, kept for third-party integrations until 0.2."""
 
 __all__ = [
     "Run",
@@ -25,15 +27,16 @@ __all__ = [
     "bind",
     "current_address",
     "current_run",
+    "current_scope",
     "find_run",
-    "here",
+    "is_current_agent",
+    "is_current_scope",
     "next_sequence",
     "no_failure",
-    "outside",
+    "outside_rollout",
     "record",
+    "register_control_flow",
     "reward",
     "rollout",
     "scope",
-    "speaks",
-    "stands_in",
 ]

@@ -1,14 +1,14 @@
-"""Stamps model requests with the address of who asks, and leads them to the policy endpoint.
+"""Stamps model requests with the current address and redirects them to the endpoint.
 
-It happens where a request leaves, in the HTTP client, so that any SDK and any client object built at any time works unchanged:
-who asks is read from the context at that moment. Rules of this module:
+This happens in the HTTP client when the request is sent, so any SDK and any client object works unchanged, whenever it was
+created. The address is read from the context at that moment.
 
-- Outside a rollout, and in a rollout without endpoint, a request is not touched.
-- A POST to one of `MODEL_CALLS` on a provider's host is redirected; the provider's other services (embeddings, files) are not.
-- A request that goes to the endpoint anyway is stamped, and no more.
-- The body is never read or changed. Doing it twice is the same as doing it once.
-- A stamped request carries the rollout's key, whatever credentials the client has of its own, and follows no HTTP redirect: neither
-  key goes further than the endpoint. It passes by any proxy if the endpoint is on this machine.
+- Outside a rollout, or without an endpoint, requests are not changed.
+- A POST to one of `MODEL_CALLS` on a provider's host is redirected. The provider's other services (embeddings, files) are not.
+- A request that already goes to the endpoint is stamped, but not redirected.
+- The body is neither read nor changed. Stamping is idempotent.
+- A stamped request carries the rollout's key instead of the client's credentials, and follows no HTTP redirect, so neither key
+  leaves the endpoint. It bypasses proxies if the endpoint is on this machine.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from urllib.parse import SplitResult, urlsplit
 
 from lightning_core.capture.patching import Patches, Wrapper
 from lightning_core.capture.providers import common_path, expand_hosts, is_model_call, port_of
-from lightning_core.capture.scope import Run, current_address, current_run, outside, record
+from lightning_core.capture.run import Run
+from lightning_core.capture.scope import current_address, current_run, outside_rollout, record
 from lightning_core.trace import Address
 
 ORIGIN = "lightning-origin"
-"""The URL that the agent called."""
+"""Header: the URL that the agent called."""
 ORIGIN_AUTHORIZATION = "lightning-origin-authorization"
-"""The agent's own credentials: an ``Authorization`` value, or ``x-api-key KEY`` / ``api-key KEY`` where it came in that header."""
+"""Header: the agent's credentials (``Bearer KEY``, ``x-api-key KEY``, ``api-key KEY``)."""
 
 _KEY_HEADERS = ("x-api-key", "api-key")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class RequestLike(Protocol):
-    """The slice of ``httpx.Request`` (``httpx2.Request``, ``requests.PreparedRequest``) that is used here."""
+    """The attributes used of an ``httpx``, ``httpx2`` or ``requests`` request."""
 
     method: str
     url: Any
@@ -45,17 +46,17 @@ class RequestLike(Protocol):
 
 
 def stamp(request: RequestLike, run: Run, address: Address) -> bool:
-    """Give ``request`` the address, redirecting it if it goes to a provider; whether it was touched at all."""
+    """Stamp ``request`` with ``address`` and redirect it; return whether it was changed."""
     if run.endpoint is None:
         return False
     endpoint, target = _split(run.endpoint), urlsplit(str(request.url))
-    ours = _same_place(target, endpoint)
-    if not ours and not is_model_call(request.method, target, expand_hosts(run.redirect_hosts)):
+    to_endpoint = _same_origin(target, endpoint)
+    if not to_endpoint and not is_model_call(request.method, target, expand_hosts(run.redirect_hosts)):
         return False
     headers = address.to_headers()
     if run.api_key is not None:
         headers["authorization"] = f"Bearer {run.api_key}"
-    if not ours:
+    if not to_endpoint:
         headers |= _origin(request, target)
         for name in ("authorization", *_KEY_HEADERS):
             request.headers.pop(name, None)
@@ -67,7 +68,7 @@ def stamp(request: RequestLike, run: Run, address: Address) -> bool:
     elif run.api_key is not None:
         for name in _KEY_HEADERS:
             request.headers.pop(name, None)
-    # A request that is sent again from somewhere else must not keep the agent that it was first sent by.
+    # A request object that is reused must not keep the name of the agent that sent it first.
     request.headers.pop("lightning-agent", None)
     request.headers.update(headers)
     return True
@@ -83,7 +84,7 @@ def _origin(request: RequestLike, target: SplitResult) -> dict[str, str]:
     return origin
 
 
-def _same_place(one: SplitResult, other: SplitResult) -> bool:
+def _same_origin(one: SplitResult, other: SplitResult) -> bool:
     return (one.hostname, port_of(one)) == (other.hostname, port_of(other))
 
 
@@ -92,48 +93,48 @@ def _split(url: str) -> SplitResult:
     return urlsplit(url)
 
 
-def _local(run: Run) -> bool:
-    """Whether the endpoint is on this machine, where no proxy can have anything to do with it."""
+def _is_local(run: Run) -> bool:
+    """Whether the endpoint is on this machine, so that proxies must be bypassed."""
     return run.endpoint is not None and _split(run.endpoint).hostname in _LOOPBACK
 
 
-def _stamped(request: RequestLike) -> Run | None:
-    """Stamp ``request`` from the context; its rollout, or None where it was left alone."""
+def _stamp_from_context(request: RequestLike) -> Run | None:
+    """Stamp ``request`` with the current address; return its rollout, or None."""
     run, address = current_run(), current_address()
     return run if run is not None and address is not None and stamp(request, run, address) else None
 
 
-# Each of these runs when the host calls the client, in the host's own context, and hands back what it is to await, if anything.
+# These wrappers are called by the host, in its context. Those of asynchronous methods return the awaitable.
 
 
 def _httpx_send(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``send`` of sync and async clients: every request passes here, once for each attempt."""
+    """``send`` of sync and async clients, called once for each attempt at a request."""
     with record("client.stamp"):
-        run = _stamped(args[0] if args else kwargs["request"])
+        run = _stamp_from_context(args[0] if args else kwargs["request"])
         if run is not None:
             kwargs = {**kwargs, "follow_redirects": False}
             if run.api_key is not None:
-                kwargs["auth"] = None  # the client's own authentication would write over ours
+                kwargs["auth"] = None  # the client's own authentication would overwrite the key
     return wrapped(*args, **kwargs)
 
 
 def _httpx_transport(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Private: a client keeps the proxies that it found when it was made, and chooses among them here."""
+    """The client's choice of a proxy for a URL (private): the endpoint's URL gets none."""
     with record("client.proxy"):
         run = current_run()
         url = urlsplit(str(args[0] if args else kwargs["url"]))
-        if run is not None and run.endpoint is not None and _local(run) and _same_place(url, _split(run.endpoint)):
+        if run is not None and run.endpoint is not None and _is_local(run) and _same_origin(url, _split(run.endpoint)):
             return instance._transport
     return wrapped(*args, **kwargs)
 
 
 def _requests_send(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``Session.send``. The request may be sent again, in another rollout or in none, so a copy is stamped."""
+    """``Session.send``. Stamps a copy, since the request may be sent again elsewhere."""
     with record("client.stamp"):
         request = (args[0] if args else kwargs["request"]).copy()
-        if (run := _stamped(request)) is not None:
+        if (run := _stamp_from_context(request)) is not None:
             args, kwargs = (request,), {**kwargs, "allow_redirects": False}
-            if _local(run):
+            if _is_local(run):
                 kwargs["proxies"] = {}
     return wrapped(*args, **kwargs)
 
@@ -146,20 +147,23 @@ class _AiohttpRequest:
 
 
 def _aiohttp_request(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``ClientSession._request``. What a session adds to its requests wins over their arguments, so a copy without that sends it."""
+    """``ClientSession._request``. Sends from a copy of the session without its defaults.
+
+    A session's defaults (headers, authentication, proxy) take precedence over a request's arguments.
+    """
     with record("client.stamp"):
         method, url, rest = _aiohttp_arguments(*args, **kwargs)
         url = instance._build_url(url).extend_query(rest.get("params") or {})
         request = _AiohttpRequest(method.upper(), str(url), instance._prepare_headers(rest.get("headers")))
-        if (run := _stamped(request)) is not None:
-            session = copy.copy(instance)  # one with it in connections, cookies and tracing
+        if (run := _stamp_from_context(request)) is not None:
+            session = copy.copy(instance)  # shares connections, cookies and tracing
             session._base_url = None
             session._default_headers = type(request.headers)()
             rest |= {"headers": request.headers, "params": None, "allow_redirects": False}
             if run.api_key is not None:
                 rest["auth"] = session._default_auth = None
-                session._trust_env = False  # it would look for credentials in ~/.netrc
-            if _local(run):
+                session._trust_env = False  # otherwise reads credentials from ~/.netrc
+            if _is_local(run):
                 rest["proxy"] = session._default_proxy = None
             return _aiohttp_send(session, method, request.url, rest)
     return wrapped(*args, **kwargs)
@@ -171,17 +175,17 @@ def _aiohttp_arguments(method: str, str_or_url: Any, **rest: Any) -> tuple[str, 
 
 async def _aiohttp_send(session: Any, method: str, url: str, rest: dict[str, Any]) -> Any:
     try:
-        with outside():  # where this wrap, unlike a third party's, is inert
+        with outside_rollout():  # disables this wrap, but not a third party's
             return await session._request(method, url, **rest)
     finally:
         session.detach()
 
 
-# One line a place where a client library lets its requests leave. httpx2 is httpx's successor under a name of its own; the openai package
-# sends through it from 3.0 on. Private are:
+# The functions through which each client library sends requests. httpx2 is the successor of httpx; the openai package uses it from
+# 3.0 on. Private:
 # - https://github.com/encode/httpx/blob/0.28.1/httpx/_client.py#L760 ``_transport_for_url``, seen in httpx 0.28 and httpx2 2.16;
-# - https://github.com/aio-libs/aiohttp/blob/v3.14.5/aiohttp/client.py#L558 ``_request``, seen in 3.14: the public ``request`` only
-#   makes what is awaited. The attributes of the session that are named above belong to it.
+# - https://github.com/aio-libs/aiohttp/blob/v3.14.5/aiohttp/client.py#L558 ``_request``, seen in 3.14, and the attributes of the
+#   session used above. The public ``request`` only returns an awaitable.
 _CLIENTS: tuple[tuple[str, str, Wrapper], ...] = (
     ("httpx", "Client.send", _httpx_send),
     ("httpx", "AsyncClient.send", _httpx_send),
@@ -197,7 +201,7 @@ _CLIENTS: tuple[tuple[str, str, Wrapper], ...] = (
 
 
 def install_client(patches: Patches) -> None:
-    """Put the stamp on every HTTP client library that is installed."""
+    """Wrap every HTTP client library that is installed, so that it stamps requests."""
     for module, attribute, wrapper in _CLIENTS:
         if importlib.util.find_spec(module) is not None:
             patches.wrap(importlib.import_module(module), attribute, wrapper)

@@ -1,8 +1,8 @@
-"""Finds the integrations, checks that they fit the installed frameworks, and puts their patches on and off.
+"""Finds integrations, checks the installed frameworks, and installs the patches.
 
-An integration is an object that satisfies `Integration`, announced under the entry-point group ``lightning_core.integrations``.
-Its name is also the name of the extra, in the distribution that announces it, that says which versions of the framework it
-supports: the range is written there and nowhere else.
+An integration is an object that satisfies `Integration`, registered under the entry-point group ``lightning_core.integrations``.
+Its name is also the name of an extra of the distribution that registers it. That extra is the only place where the supported
+versions of the framework are stated.
 """
 
 from __future__ import annotations
@@ -31,39 +31,42 @@ GROUP = "lightning_core.integrations"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSpec:
-    """What a mark says about an agent."""
+    """The settings of a marked agent."""
 
     name: str
     policy: str | None = None
-    """The policy that plays this agent, where there are several; None is the only one."""
+    """The policy of this agent, in a run with several; None in a run with one."""
 
 
 class Integration(Protocol):
-    """What a framework's integration offers. Making and importing it loads no framework; its methods may."""
+    """The integration of one framework. Only its methods may load the framework."""
 
     name: str
     """Name of the entry point and of the extra."""
     hosts: frozenset[str]
-    """Top-level packages whose classes' instances `mark` accepts."""
+    """Top-level packages; `mark` accepts instances of their classes."""
     deactivates: frozenset[str]
-    """Names of integrations whose patches this one's include: they are not put on beside it, so nothing is recorded twice."""
+    """Integrations whose patches this one includes; they are not installed in addition to it."""
 
     def install(self, patches: Patches) -> None:
-        """Wrap what has to be wrapped. Takes nothing off: `Patches.undo` does."""
+        """Add this integration's wraps to ``patches``. `Patches.undo` removes them."""
         ...
 
     def mark(self, obj: Any, spec: TrainSpec) -> Any:
-        """A copy of ``obj`` that the host accepts in its place and that runs as the agent ``spec.name``."""
+        """A copy of ``obj`` that the host accepts and that runs as the agent ``spec.name``."""
         ...
 
     def mark_members(self, obj: Any, specs: Sequence[TrainSpec]) -> Any:
-        """A copy of ``obj`` whose parts of these exact names run as agents. Raises ConfigError, listing the names that there are."""
+        """A copy of ``obj`` whose parts with these exact names run as agents.
+
+        Raises ConfigError for an unknown name, listing the names of all parts.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """One requirement of an integration that the environment does not meet."""
+    """A requirement of an integration that the environment does not satisfy."""
 
     required: str
     found: str | None
@@ -74,7 +77,7 @@ class Conflict:
 
 @cache
 def discover() -> Mapping[str, EntryPoint]:
-    """The announced integrations by name, none of them loaded. The first of several with one name wins."""
+    """The registered integrations by name, not loaded. The first of each name wins."""
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=GROUP):
         found.setdefault(entry.name, entry)
@@ -82,7 +85,7 @@ def discover() -> Mapping[str, EntryPoint]:
 
 
 def find_conflicts(distribution: Distribution | None, extra: str) -> list[Conflict]:
-    """What the extra ``extra`` of ``distribution`` requires and the environment lacks."""
+    """The unmet requirements of the extra ``extra`` of ``distribution``."""
     conflicts: list[Conflict] = []
     for text in (distribution.requires if distribution else None) or ():
         requirement = Requirement(text)
@@ -99,18 +102,19 @@ def find_conflicts(distribution: Distribution | None, extra: str) -> list[Confli
 
 
 class Installed:
-    """Which integrations are in force. Installing is counted: each is taken off when it was uninstalled as often as installed.
+    """The installed integrations.
 
-    Patches are inert outside a rollout, so an installed integration costs a running program next to nothing.
+    Installs are counted: an integration's patches are removed when each of its installs is undone.
+    Patches are inert outside a rollout, so an installed integration costs a running program almost nothing.
     """
 
     def __init__(
         self,
-        announced: Mapping[str, EntryPoint] | None = None,
+        registered: Mapping[str, EntryPoint] | None = None,
         *,
         enabled: Callable[[], bool] = lambda: current_run() is not None,
     ) -> None:
-        self._announced = discover() if announced is None else announced
+        self._registered = discover() if registered is None else registered
         self._enabled = enabled
         self._loaded: dict[str, Integration] = {}
         self._checked: set[str] = set()
@@ -119,13 +123,18 @@ class Installed:
         self._lock = threading.RLock()
 
     def load(self, name: str) -> Integration:
-        """The integration of that name. Raises `IntegrationUnavailable` if there is none, or its framework does not fit."""
+        """The integration ``name``.
+
+        Raises `IntegrationUnavailable` if it does not exist, or the installed framework is missing or unsupported.
+        """
         with self._lock:
-            integration, entry = self._get(name), self._announced[name]
+            integration, entry = self._get(name), self._registered[name]
             if name not in self._checked:
                 conflicts = find_conflicts(entry.dist, name)
                 conflicts += [
-                    Conflict(f"the package {host}", None) for host in sorted(integration.hosts) if not _exists(host)
+                    Conflict(f"the package {host}", None)
+                    for host in sorted(integration.hosts)
+                    if not _is_importable(host)
                 ]
                 if conflicts:
                     distribution = entry.dist.name if entry.dist else "lightning-rl"
@@ -136,10 +145,11 @@ class Installed:
             return integration
 
     def install(self, *names: str, auto: bool = False) -> frozenset[str]:
-        """Install the integrations ``names``, and with ``auto``, or without any names, all others that fit as well.
+        """Install the integrations ``names``.
 
-        Returns the names installed by this call; hand them to `uninstall`. Raises `IntegrationUnavailable`, having changed nothing, if
-        one that was asked for by name does not fit; the others are then skipped with a line in the log.
+        With ``auto``, or without names, also install all others that can be used.
+        Returns the names installed by this call, to be passed to `uninstall`. Raises `IntegrationUnavailable`, without changing
+        anything, if one of ``names`` cannot be used. Others that cannot be used are skipped and logged.
         """
         with self._lock:
             for name in names:
@@ -147,7 +157,7 @@ class Installed:
             self._add(names)
             done = set(names)
             if auto or not names:
-                for name in [n for n in self._announced if n not in done]:
+                for name in [n for n in self._registered if n not in done]:
                     try:
                         self.load(name)
                         self._add([name])
@@ -157,7 +167,7 @@ class Installed:
             return frozenset(done)
 
     def uninstall(self, *names: str) -> None:
-        """Undo one `install` of each of ``names``, or of all; more often than it was installed does nothing."""
+        """Undo one `install` of each of ``names``, or of all that are installed."""
         with self._lock:
             for name in names or tuple(self._counts):
                 if self._counts[name] > 0:
@@ -177,33 +187,36 @@ class Installed:
 
     @property
     def active(self) -> frozenset[str]:
-        """The integrations whose patches are on: installed, and not contained in another one's."""
+        """The integrations whose patches are installed; those included in another's are not."""
         with self._lock:
             return frozenset(self._patches)
 
     @property
     def owners(self) -> tuple[Any, ...]:
-        """The modules and classes that carry patches now."""
+        """The modules and classes that are patched now."""
         with self._lock:
             return tuple(owner for patches in self._patches.values() for owner in patches.owners)
 
     def find(self, obj: Any) -> Integration | None:
-        """The integration that can mark ``obj``: the one that claims the most derived class's package, or None.
+        """The integration that can mark ``obj``, or None.
 
-        Raises `IntegrationUnavailable` if it is known but does not fit the installed framework.
+        It is found by the package of the most derived class that belongs to one.
+        Raises `IntegrationUnavailable` if there is one, but the installed framework is unsupported.
         """
         for cls in type(obj).__mro__:
             package = cls.__module__.partition(".")[0]
-            for name in self._announced:
+            for name in self._registered:
                 if package in self._get(name).hosts:
                     return self.load(name)
         return None
 
     def _get(self, name: str) -> Integration:
         if name not in self._loaded:
-            if name not in self._announced:
-                raise IntegrationUnavailable(f"no integration {name!r}; there are {sorted(self._announced)!r}")
-            self._loaded[name] = self._announced[name].load()
+            if name not in self._registered:
+                raise IntegrationUnavailable(
+                    f"there is no integration {name!r}; available are {sorted(self._registered)!r}"
+                )
+            self._loaded[name] = self._registered[name].load()
         return self._loaded[name]
 
     def _add(self, names: Sequence[str]) -> None:
@@ -217,8 +230,8 @@ class Installed:
             raise
 
     def _apply(self) -> None:
-        contained = {inner for name in self._counts for inner in self._loaded[name].deactivates}
-        target = [name for name in self._counts if name not in contained]
+        included = {inner for name in self._counts for inner in self._loaded[name].deactivates}
+        target = [name for name in self._counts if name not in included]
         for name in [n for n in self._patches if n not in target]:
             self._patches.pop(name).undo()
         for name in target:
@@ -232,12 +245,12 @@ class Installed:
         except (ImportError, AttributeError) as error:
             patches.undo()
             raise IntegrationUnavailable(
-                f"the integration {name!r} does not fit the installed framework, although its version is in range: {error}"
+                f"the integration {name!r} could not be installed, although the version of its framework is supported: {error}"
             ) from error
         return patches
 
 
-def _exists(package: str) -> bool:
+def _is_importable(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
@@ -250,10 +263,10 @@ find_integration = _installed.find
 
 
 def active_integrations() -> frozenset[str]:
-    """Names of the integrations whose patches are on in this process."""
+    """Names of the integrations whose patches are installed in this process."""
     return _installed.active
 
 
 def patched_owners() -> tuple[Any, ...]:
-    """The modules and classes that the process's integrations have patched; for tests."""
+    """The modules and classes that this process's integrations have patched, for tests."""
     return _installed.owners

@@ -1,7 +1,7 @@
-"""The mark on an agent: from here on, whoever speaks is ``name``.
+"""`trainable`: marks a function or a framework's object as an agent.
 
-A mark scopes; it never patches. Around each run of a marked function or host object stands a `capture.scope`, which is a no-op
-outside a rollout. Whether a marked agent is trained is decided elsewhere; without a configuration, the marked ones are.
+A marked function or object runs in a `capture.scope`; nothing is patched, and outside a rollout the mark does nothing. The
+configuration decides whether a marked agent is trained; by default all marked agents are.
 
     @trainable                              # the agent "plan"
     def plan(state): ...
@@ -43,21 +43,23 @@ def trainable(obj: T, /, *, name: str | None = None, agents: Sequence[str] = (),
 def trainable(
     obj: Any = None, /, *, name: str | None = None, agents: Sequence[str] = (), policy: str | None = None
 ) -> Any:
-    """Mark an agent; ``obj`` is a function, an object of a framework, or, as ``@trainable("writer")``, the agent's name.
+    """Mark a function or a framework's object as an agent.
 
-    Returns what the host still accepts: a function of the same kind, name and signature, or an object of the same class. ``agents``
-    marks parts of ``obj`` (nodes of a graph) by exact name instead of the whole. Marking twice with the same name does nothing;
-    with another name it raises `ConfigError`, since one speaker cannot be two agents.
+    As a decorator with a name, ``@trainable("writer")``, or as a call, ``trainable(obj, name="writer")``. Returns a
+    function of the same kind, name and signature, or an object of the same class. ``agents`` marks parts of ``obj`` (nodes
+    of a graph) by exact name instead of the whole object. Marking again with the same name does nothing. Raises
+    `ConfigError` if ``obj`` cannot be marked or is already marked with another name.
     """
     if obj is None or isinstance(obj, str):
         if agents:
-            raise ConfigError("agents=… marks parts of an object: trainable(graph, agents=[…])")
+            raise ConfigError("agents=… marks parts of an object; pass the object: trainable(graph, agents=[…])")
         return functools.partial(_mark, name=obj or name, policy=policy)
     if not agents:
         return _mark(obj, name=name, policy=policy)
     if name is not None:
         raise ConfigError(
-            f"name={name!r} marks the whole object and agents={list(agents)!r} its parts; give one of them"
+            f"found both name={name!r}, which marks the whole object, and agents={list(agents)!r}, which marks its parts; "
+            "pass only one of them"
         )
     if isinstance(agents, str):
         raise ConfigError(f"agents must be a list of names, found {agents!r}")
@@ -65,19 +67,19 @@ def trainable(
 
 
 def marked_agents() -> Mapping[str, TrainSpec]:
-    """Every agent that this process has marked so far, by name."""
+    """All agents marked in this process so far, by name."""
     with _lock:
         return dict(_marked)
 
 
 def get_mark(obj: Any) -> TrainSpec | None:
-    """What ``obj`` is marked as, or None."""
+    """The mark of ``obj``, or None."""
     mark = getattr(obj, _MARK, None)
     return mark if isinstance(mark, TrainSpec) else None
 
 
 def set_mark(obj: T, spec: TrainSpec) -> T:
-    """Note on ``obj`` that it is marked; for integrations, whose `mark` has seen to the scope."""
+    """Set the mark of ``obj`` and return it, for integrations that open the scope themselves."""
     setattr(obj, _MARK, spec)
     return obj
 
@@ -90,54 +92,57 @@ def _mark(obj: Any, *, name: str | None, policy: str | None) -> Any:
     spec = _register(name, policy)
     if (mark := get_mark(obj)) is not None:
         if mark != spec:
-            raise ConfigError(f"{obj!r} is marked as {mark.name!r} already and cannot be {name!r} too")
+            raise ConfigError(f"{obj!r} is already marked as {mark.name!r} and cannot be marked as {name!r}")
         return obj
     if inspect.isroutine(obj) or isinstance(obj, functools.partial):
         return set_mark(scope_function(cast(Callable[..., Any], obj), name), spec)
     if isinstance(obj, type):
         raise ConfigError(
-            f"mark instances or methods, not the class {obj!r}: trainable({obj.__name__}(…), name={name!r})"
+            f"found the class {obj!r}, expected an instance or a method: trainable({obj.__name__}(…), name={name!r})"
         )
     if (integration := find_integration(obj)) is not None:
         return integration.mark(obj, spec)
     if callable(obj):
         return _mark_callable(obj, spec)
-    raise _unknown(obj)
+    raise _unsupported(obj)
 
 
 def _name_of(obj: Any) -> str:
     name = getattr(obj, "__name__", None) or getattr(obj, "name", None)
     if not isinstance(name, str) or name == "<lambda>":
-        raise ConfigError(f"{obj!r} has no name of its own: trainable(obj, name=…)")
+        raise ConfigError(f"{obj!r} has no name; pass one: trainable(obj, name=…)")
     return name
 
 
 def _register(name: object, policy: str | None) -> TrainSpec:
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"an agent's name must be a string that is not empty, found {name!r}")
+        raise ConfigError(f"an agent's name must be a non-empty string, found {name!r}")
     spec = TrainSpec(name=name, policy=policy)
     with _lock:
         if _marked.setdefault(name, spec) != spec:
-            raise ConfigError(f"agent {name!r} is marked with policy {_marked[name].policy!r} and with {policy!r}")
+            raise ConfigError(
+                f"agent {name!r} is already marked with policy {_marked[name].policy!r}, found policy {policy!r}; "
+                "use one policy for an agent"
+            )
     return spec
 
 
 def _integration(obj: Any) -> Any:
     integration = find_integration(obj)
     if integration is None:
-        raise _unknown(obj)
+        raise _unsupported(obj)
     return integration
 
 
-def _unknown(obj: Any) -> ConfigError:
+def _unsupported(obj: Any) -> ConfigError:
     cls = type(obj)
     return ConfigError(
-        f"no integration knows objects of type {cls.__module__}.{cls.__qualname__}; mark the function or method that runs them"
+        f"no integration supports objects of type {cls.__module__}.{cls.__qualname__}; mark the function or method that runs them"
     )
 
 
 def _mark_callable(obj: Any, spec: TrainSpec) -> Any:
-    # Frameworks look at the kind of ``obj.__call__`` (is it a coroutine function?), so the proxy's must be of the same kind.
+    # Frameworks inspect ``obj.__call__`` (is it a coroutine function?), so the proxy's must be of the same kind.
     call = staticmethod(scope_function(obj.__call__, spec.name))
     proxy = type(type(obj).__name__, (wrapt.ObjectProxy,), {"__call__": call, _MARK: spec})
     return proxy(obj)

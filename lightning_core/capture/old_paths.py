@@ -1,4 +1,4 @@
-"""Import paths from before 0.1 was released, kept until 0.2: each loads the module that took its place, with a warning."""
+"""Old import paths, kept until 0.2. Each loads the new module, with a warning."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _MOVED = {
 
 
 _PACKAGE = "lightning_core.policy"
-"""Its modules are in several packages now, so that it is empty itself."""
+"""An empty package: its former modules are now in several packages."""
 
 
 class _OldPaths(MetaPathFinder, Loader):
-    """Puts the new module in the place of the old one."""
+    """Imports the new module under the old name."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -56,12 +56,14 @@ class _OldPaths(MetaPathFinder, Loader):
         if module.__name__ == _PACKAGE:
             return
         old, new = module.__name__, _MOVED[module.__name__]
-        warnings.warn(f"{old} is now {new}; the old path ends with 0.2", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            f"{old} has moved to {new}; the old path will be removed in 0.2", DeprecationWarning, stacklevel=2
+        )
         sys.modules[old] = import_module(new)
 
 
 def install() -> None:
     """Make the old paths importable."""
-    # Known from the start: importing it later would put the module in the place of the function ``lightning_core.trainable``.
+    # Loaded now: importing it later would replace the function ``lightning_core.trainable`` with the module.
     sys.modules["lightning_core.trainable"] = import_module(_MOVED["lightning_core.trainable"])
     sys.meta_path.insert(0, _OldPaths())

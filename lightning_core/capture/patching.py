@@ -1,12 +1,9 @@
-"""Wraps on other people's functions that come off again.
+"""Wraps functions of other packages, and removes the wraps exactly.
 
-Rules of this module:
-
-- A wrap is inert while ``enabled()`` is false: the call goes straight through to what was there before.
-- ``undo`` leaves ``vars()`` of every owner exactly as it was found: the raw descriptor is put back (a staticmethod stays one), and
-  what was only inherited is deleted again.
-- What a third party has wrapped on top of ours since then is theirs to take off. We leave it alone, and ours beneath it goes
-  inert for good.
+- A wrap does nothing while ``enabled()`` is false: the call goes to the original.
+- ``undo`` restores ``vars()`` of every owner exactly: the raw descriptor is put back (a staticmethod stays one), and an attribute
+  that was only inherited is deleted.
+- A third party's wrap on top of ours is left in place; ours below it is disabled permanently.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from typing import Any
 import wrapt
 
 Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
-"""``(wrapped, instance, args, kwargs) -> result``, as wrapt calls it; ``wrapped`` is bound already."""
+"""``(wrapped, instance, args, kwargs) -> result``; wrapt has bound ``wrapped``."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +24,7 @@ class _Wrap:
     owner: Any
     attribute: str
     original: Any
-    """The raw descriptor, not what attribute access makes of it."""
+    """The raw descriptor from ``vars``, not the result of attribute access."""
     inherited: bool
     wrapper: Wrapper
     live: bool = True
@@ -35,11 +32,11 @@ class _Wrap:
 
 
 class _Installed(wrapt.FunctionWrapper[..., Any]):
-    """A wrapper of ours, told from a third party's by its type."""
+    """A wrapper made here; its type distinguishes it from a third party's."""
 
     def __init__(self, wrap: _Wrap, enabled: Callable[[], bool]) -> None:
         super().__init__(wrap.original, wrap.wrapper, enabled=enabled)
-        self._self_wrap = wrap  # a name that wrapt keeps on the wrapper itself
+        self._self_wrap = wrap  # wrapt stores ``_self_`` attributes on the wrapper, not on the wrapped
 
     @property
     def lightning_wrap(self) -> _Wrap:
@@ -47,7 +44,7 @@ class _Installed(wrapt.FunctionWrapper[..., Any]):
 
 
 class Patches:
-    """A set of wraps that are put on one by one and taken off together. Thread-safe."""
+    """A set of wraps that are added one by one and removed together. Thread-safe."""
 
     def __init__(self, enabled: Callable[[], bool]) -> None:
         self._enabled = enabled
@@ -56,15 +53,15 @@ class Patches:
 
     @property
     def owners(self) -> tuple[Any, ...]:
-        """The modules and classes that carry a wrap of this set, each once."""
+        """The modules and classes that this set has wrapped, each once."""
         with self._lock:
             return tuple({id(wrap.owner): wrap.owner for wrap in self._wraps}.values())
 
     def wrap(self, target: Any, attribute: str, wrapper: Wrapper) -> None:
-        """Wrap ``attribute``, which may be a dotted path, of a module (or its name) or a class.
+        """Wrap ``attribute`` of ``target``: a module, its name, or a class.
 
-        Wrapping the same place with the same ``wrapper`` again does nothing. Raises AttributeError or ImportError (wrapt's
-        subclasses of them) if there is no such place.
+        ``attribute`` may be a dotted path.         Wrapping the same attribute with the same ``wrapper`` again does
+        nothing. Raises AttributeError or ImportError (wrapt's subclasses of them) if the attribute does not exist.
         """
         owner, name, original = wrapt.resolve_path(target, attribute)
         with self._lock:
@@ -76,14 +73,14 @@ class Patches:
             self._wraps.append(wrap)
 
     def undo(self) -> None:
-        """Take all wraps off, the last first. Calls that are under way end as they began."""
+        """Remove all wraps, last first. Calls in progress finish with the wrap."""
         with self._lock:
             while self._wraps:
                 wrap = self._wraps.pop()
                 wrap.live = False
                 if vars(wrap.owner).get(wrap.attribute) is not wrap.installed:
                     continue
-                # Beneath may lie one of another set, which was undone while this one covered it.
+                # The original may be a wrap of another set, undone while this wrap was on top of it.
                 while (
                     not wrap.inherited and type(wrap.original) is _Installed and not wrap.original.lightning_wrap.live
                 ):

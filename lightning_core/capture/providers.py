@@ -1,4 +1,4 @@
-"""Model providers' URLs: which requests are model calls, and which part of their path every OpenAI-compatible server shares."""
+"""Providers' URLs: which requests are model calls, and the path that servers share."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ PROVIDER_HOSTS = frozenset(
         ".openai.azure.com",
     }
 )
-"""Where agents' models usually live. ``host``, ``host:port``, or ``.suffix`` for all hosts below a domain."""
+"""Known providers: ``host``, ``host:port``, or ``.suffix`` for all hosts of a domain."""
 
 PROVIDERS = "providers"
-"""Stands for all of `PROVIDER_HOSTS` in a list of hosts."""
+"""In a list of hosts, expands to all of `PROVIDER_HOSTS`."""
 
 MODEL_CALLS = ("/chat/completions", "/completions", "/responses", "/messages")
-"""Ends of the paths that ask a model for an answer."""
+"""Path suffixes of model calls."""
 
-# What stands before the part that OpenAI-compatible servers have in common: a version, or Azure's deployment
-# (a Responses request names that in its body).
+# The prefix of the path that differs between OpenAI-compatible servers: a version, or Azure's deployment (a Responses request
+# has the deployment in its body).
 _PREFIX = re.compile(r"^.*?/(?:v1(?:beta)?(?:/openai)?|openai/deployments/[^/]+|openai(?=/responses))(?=/)")
 _PORTS = {"http": 80, "https": 443}
 
 
 def expand_hosts(hosts: Iterable[str] | None) -> frozenset[str]:
-    """The hosts whose model calls are redirected: exactly those of the list, or the known providers where there is none."""
+    """The hosts whose model calls are redirected; None means the known providers."""
     if hosts is None:
         return PROVIDER_HOSTS
     named = frozenset(hosts)
@@ -55,7 +55,7 @@ def is_model_call(method: str, target: SplitResult, hosts: frozenset[str]) -> bo
 
 
 def common_path(path: str) -> str:
-    """``path`` without a provider's prefix: a version, or Azure's deployment."""
+    """``path`` without the provider's prefix (a version, or Azure's deployment)."""
     return _PREFIX.sub("", path)
 
 

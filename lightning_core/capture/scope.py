@@ -1,10 +1,8 @@
-"""The rollout's scope: who is speaking now, and where what happens is written down.
+"""The current rollout and agent, kept in a context variable.
 
-Rules of this module:
-
-- One ContextVar holds the current `Run` and `Address`. It is ours, not OpenTelemetry's current span, so that a host's own
-  tracing neither sees our spans as parents nor becomes theirs.
-- Inside somebody's agent nothing here raises into the host: that border is `record`.
+- One ContextVar holds the current `Run` and `Address`. It is not OpenTelemetry's current span, so the host's own tracing
+  neither sees these spans as parents nor becomes their child.
+- Nothing in this module raises into the host's code: `record` catches and counts.
 - Outside a rollout everything is a no-op.
 """
 
@@ -12,10 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import itertools
-import json
 import logging
-import threading
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -26,91 +21,17 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 from opentelemetry.trace import Span, Status, StatusCode
 
 from lightning_core import trace as tr
-from lightning_core.capture.spans import SpanHandle, listen, start_root, start_span, stop_listening, to_record
-from lightning_core.errors import CaptureError
-from lightning_core.trace import Address, SpanRecord, Trace, check_reward, describe, spans_to_trace
+from lightning_core.capture.run import Run
+from lightning_core.capture.spans import SpanHandle, start_span
+from lightning_core.trace import Address, check_reward, describe
 
 logger = logging.getLogger(__name__)
 
 _sequence = itertools.count(1)
-_live: dict[str, Run] = {}
-_steering: tuple[type[Exception], ...] = ()
+_control_flow: tuple[type[Exception], ...] = ()
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-
-class Run:
-    """One rollout while it happens. Thread-safe; `trace` may be read at any time and is final once the scope has closed."""
-
-    def __init__(
-        self,
-        *,
-        task: Any,
-        task_id: str,
-        agents: frozenset[str],
-        endpoint: str | None,
-        api_key: str | None,
-        redirect_hosts: frozenset[str] | None,
-        strict: bool,
-    ) -> None:
-        self.task = task
-        self.task_id = task_id
-        self.agents = agents
-        """Names selected by the configuration, on top of what the code marks."""
-        self.endpoint = endpoint
-        """Base URL of the policy endpoint, such as ``http://127.0.0.1:8000/v1``; None captures without redirecting."""
-        self.api_key = api_key
-        self.redirect_hosts = redirect_hosts
-        """Hosts whose model requests go to the endpoint; None: the known providers."""
-        self.strict = strict
-        self.counters: Counter[str] = Counter()
-        self.failures: list[str] = []
-        """What could not be recorded; a strict rollout ends with an error if there is any."""
-        self.infrastructure: list[str] = []
-        """What failed of the machinery: the attempt says nothing about the agent, and is repeated."""
-        self._spans: list[SpanRecord] = []
-        self._lock = threading.Lock()
-        self._root: Span | None = None
-        self.rollout = ""
-
-    @property
-    def trace(self) -> Trace:
-        """The trace as recorded so far."""
-        with self._lock:
-            spans = list(self._spans)
-        if self._root is not None and self._root.is_recording():
-            spans.append(to_record(self._root, end_ns=0))  # pyright: ignore[reportArgumentType]
-        return spans_to_trace(spans, counters=self.counters)
-
-    @property
-    def address(self) -> Address:
-        """The rollout itself as an address: for those who know nothing closer."""
-        assert self._root is not None
-        return Address(rollout=self.rollout, span=f"{self._root.get_span_context().span_id:016x}")
-
-    @property
-    def spans(self) -> tuple[SpanRecord, ...]:
-        """All finished spans."""
-        with self._lock:
-            return tuple(self._spans)
-
-    def count(self, what: str, *, detail: str | None = None) -> None:
-        """Note that something could not be recorded."""
-        with self._lock:
-            self.counters[what] += 1
-            if detail is not None and len(self.failures) < 20:
-                self.failures.append(f"{what}: {detail}")
-
-    def blame_infrastructure(self, detail: str) -> None:
-        """Note that the machinery failed, not the agent."""
-        with self._lock:
-            self.counters["infrastructure"] += 1
-            self.infrastructure.append(detail)
-
-    def _append(self, span: SpanRecord) -> None:
-        with self._lock:
-            self._spans.append(span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +39,23 @@ class _Scope:
     run: Run
     address: Address
     marked: bool
-    """Whether the current agent was marked or selected by name, so that unmarked nodes inside it do not take its place."""
-    place: str | None = None
-    """The agent or node that this code is directly in, with no tool between."""
+    """The current agent is marked or selected: unmarked nodes inside do not replace it."""
+    name: str | None = None
+    """The innermost agent or node; None directly inside a tool or the rollout."""
 
 
 _current: contextvars.ContextVar[_Scope | None] = contextvars.ContextVar("lightning_scope", default=None)
 
 
 class rollout:
-    """The scope of one attempt at one task: ``with rollout(task=task) as run: ...`` (or ``async with``).
+    """The scope of one attempt at one task.
+
+    Use it as ``with rollout(task=task) as run: ...`` or with ``async with``.
 
     Everything that marked agents, integrations and the policy endpoint record inside becomes ``run.trace``. With ``endpoint``
-    and ``api_key`` model requests to ``redirect_hosts`` (None: the known providers) go there instead. With ``strict`` the scope raises
-    `CaptureError` at its end if anything could not be recorded. An exception of the agent is recorded and passes through.
+    and ``api_key``, model requests to ``redirect_hosts`` (None: the known providers) are redirected to the endpoint. With
+    ``strict`` the scope raises `CaptureError` at its end if anything could not be recorded. An exception of the agent is
+    recorded and propagates.
     """
 
     def __init__(
@@ -160,39 +84,16 @@ class rollout:
         self._token: contextvars.Token[_Scope | None] | None = None
 
     def __enter__(self) -> Run:
-        run = self._run
-        if run._root is not None:  # pyright: ignore[reportPrivateUsage]
-            raise RuntimeError("a rollout scope can be entered once; make a new one for a new attempt")
-        attributes = {tr.TASK_ID: run.task_id, tr.TASK: json.dumps(run.task, default=repr)}
-        root = start_root(attributes)
-        context = root.get_span_context()
-        run._root = root  # pyright: ignore[reportPrivateUsage]
-        run.rollout = f"{context.trace_id:032x}"
-        _live[run.rollout] = run
-        listen(run.rollout, run._append)  # pyright: ignore[reportPrivateUsage]
-        address = Address(rollout=run.rollout, span=f"{context.span_id:016x}")
-        self._token = _current.set(_Scope(run, address, marked=False))
-        return run
+        self._run.open()
+        self._token = _current.set(_Scope(self._run, self._run.address, marked=False))
+        return self._run
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> Literal[False]:
-        run = self._run
-        root = run._root  # pyright: ignore[reportPrivateUsage]
-        assert root is not None
         assert self._token is not None
         _current.reset(self._token)
-        if error is not None:
-            root.set_status(Status(StatusCode.ERROR, describe(error)))
-        root.end()
-        stop_listening(run.rollout)
-        del _live[run.rollout]
-        _note_rewards_of_nobody(run)
-        if run.strict and run.failures and error is None:
-            raise CaptureError(
-                f"rollout {run.rollout} could not record everything: {'; '.join(run.failures[:5])}. "
-                "Training on it would be silently incomplete; pass strict=False to go on regardless."
-            )
+        self._run.close(error)
         return False
 
     async def __aenter__(self) -> Run:
@@ -211,26 +112,21 @@ def current_run() -> Run | None:
 
 
 def current_address() -> Address | None:
-    """The address of this code: rollout, agent, parent span; None outside a rollout."""
+    """The current address: rollout, agent, parent span. None outside a rollout."""
     scope = _current.get()
     return None if scope is None else scope.address
 
 
-def speaks(name: str) -> bool:
-    """Whether the agent ``name``, marked or selected, is the one who speaks now."""
+def is_current_agent(name: str) -> bool:
+    """Whether ``name`` is the current agent, and was marked or selected by name."""
     scope = _current.get()
     return scope is not None and scope.marked and scope.address.agent == name
 
 
-def stands_in(name: str) -> bool:
-    """Whether this code is directly in the agent or node ``name``, or that agent speaks for whatever it is in."""
+def is_current_scope(name: str) -> bool:
+    """Whether ``name`` is the innermost agent or node, or `is_current_agent`."""
     scope = _current.get()
-    return scope is not None and (scope.place == name or speaks(name))
-
-
-def find_run(rollout_id: str) -> Run | None:
-    """The live rollout of that id, or None; for those who hear of it by a request header rather than by context."""
-    return _live.get(rollout_id)
+    return scope is not None and (scope.name == name or is_current_agent(name))
 
 
 def next_sequence() -> int:
@@ -238,18 +134,21 @@ def next_sequence() -> int:
     return next(_sequence)
 
 
-def here() -> Callable[[], AbstractContextManager[None]]:
-    """The scope of this moment, to be in again later: ``scope = here()``, then, in any thread or context, ``with scope(): ...``."""
-    return partial(_be_in, _current.get())
+def current_scope() -> Callable[[], AbstractContextManager[None]]:
+    """A function that re-enters the current scope later, in any thread or context.
+
+    Use it as ``scope = current_scope()``, then ``with scope(): ...`` as often as needed.
+    """
+    return partial(_enter, _current.get())
 
 
-def outside() -> AbstractContextManager[None]:
-    """Run the body as if outside any rollout: for machinery that must not inherit the scope in which it happens to start."""
-    return _be_in(None)
+def outside_rollout() -> AbstractContextManager[None]:
+    """Run the body as if outside any rollout, so that it does not inherit the scope."""
+    return _enter(None)
 
 
 @contextmanager
-def _be_in(scope: _Scope | None) -> Generator[None]:
+def _enter(scope: _Scope | None) -> Generator[None]:
     token = _current.set(scope)
     try:
         yield
@@ -258,8 +157,8 @@ def _be_in(scope: _Scope | None) -> Generator[None]:
 
 
 def bind(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """``function``, to run in the scope of this moment, in whichever thread or context it is called."""
-    scope = here()
+    """``function``, bound to the current scope: it runs there when called from anywhere."""
+    scope = current_scope()
 
     def bound(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         with scope():
@@ -268,26 +167,26 @@ def bind(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return bound
 
 
-def no_failure(*kinds: type[Exception]) -> None:
-    """Exceptions of these kinds are a host's way to steer (an interrupt, a jump): they end a scope without failing it."""
-    global _steering
-    _steering = (*_steering, *(kind for kind in kinds if kind not in _steering))
+def register_control_flow(*kinds: type[Exception]) -> None:
+    """Treat these exceptions as a host's control flow (an interrupt, a jump)."""
+    global _control_flow
+    _control_flow = (*_control_flow, *(kind for kind in kinds if kind not in _control_flow))
 
 
 def _is_failure(error: BaseException) -> bool:
-    # GeneratorExit, cancellation and the like end a scope without being anybody's failure.
-    return isinstance(error, Exception) and not isinstance(error, _steering)
+    # GeneratorExit, cancellation and other BaseExceptions end a scope without being a failure.
+    return isinstance(error, Exception) and not isinstance(error, _control_flow)
 
 
 @contextmanager
 def scope(
     name: str, *, kind: Literal["agent", "node", "tool"] = "agent", attributes: Mapping[str, Any] | None = None
 ) -> Generator[SpanHandle]:
-    """Run the body as ``name``: its model calls carry this address, its spans hang under a new one. A no-op outside a rollout.
+    """Run the body in the scope ``name``, under a new span. A no-op outside a rollout.
 
-    ``agent`` marks: from here on calls are the agent ``name``'s. ``node`` is a place in a graph: calls are its own only if no
-    marked agent stands around it, or if the configuration selects it by this very name. ``tool`` leaves the agent as it is.
-    Exceptions are noted on the span and pass through.
+    ``agent``: model calls inside belong to the agent ``name``. ``node``: a node of a graph; model calls inside belong to it only
+    if no enclosing agent is marked, or if the configuration selects it by this name. ``tool``: the agent stays the same.
+    Exceptions are recorded on the span and propagate.
     """
     outer = _current.get()
     if outer is None:
@@ -307,7 +206,10 @@ def scope(
 
 
 class StepScope:
-    """A scope for generators: entered anew around every step, because a generator's body runs in its consumer's context."""
+    """A scope for generators, entered for each step.
+
+    A generator runs in its consumer's context, so a scope that spans a ``yield`` would affect the consumer.
+    """
 
     def __init__(self, name: str, *, kind: Literal["agent", "node"] = "agent") -> None:
         outer = _current.get()
@@ -318,7 +220,7 @@ class StepScope:
 
     @contextmanager
     def step(self) -> Generator[None]:
-        """Be in the scope for one step of the generator, never across a ``yield``."""
+        """Enter the scope for one step of the generator, never across a ``yield``."""
         if self._inner is None:
             yield
             return
@@ -329,7 +231,7 @@ class StepScope:
             _current.reset(token)
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the scope's span; ``error`` is what ended it, if that was an exception."""
+        """End the span; ``error`` is the exception that ended the scope, if any."""
         if self._span is not None and self._span.is_recording():
             if error is not None and _is_failure(error):
                 self._span.set_status(Status(StatusCode.ERROR, describe(error)))
@@ -351,10 +253,10 @@ def _open(outer: _Scope, name: str, kind: str, attributes: Mapping[str, Any] | N
 
 
 def reward(value: float, *, call: str | None = None, agent: str | None = None, name: str | None = None) -> None:
-    """Give a reward to this rollout's episode, to ``agent``, or to one ``call``: its id, or the id of the response it came with.
+    """Attach a scalar reward to the current episode, to ``agent``, or to one ``call``.
 
-    Episode rewards add up. Outside a rollout this does nothing. Raises `RewardError` if ``value`` is not a finite number:
-    a wrong reward is the agent author's error, and is worth stopping for.
+    ``call`` is the call's id or the id of its response. Rewards of the same episode add up. Does nothing outside a rollout.
+    Raises `RewardError` if ``value`` is not a finite number: a wrong reward is an error in the agent's code.
     """
     number = check_reward(value)
     current = _current.get()
@@ -368,21 +270,12 @@ def reward(value: float, *, call: str | None = None, agent: str | None = None, n
     start_span(current.address, name or "", "reward", agent=None, attributes=attributes).end()
 
 
-def _note_rewards_of_nobody(run: Run) -> None:
-    """A reward for a call that is not there would reach nobody, without a word."""
-    spans = run.spans
-    calls = {span.span_id for span in spans if span.attributes.get(tr.OPERATION) == "chat"}
-    for span in spans:
-        call = span.attributes.get("lightning.reward.call")
-        if call is not None and call not in calls:
-            run.count(
-                "reward", detail=f"there is no call {call!r} in this rollout; expected the id of one of its responses"
-            )
-
-
 @contextmanager
 def record(what: str) -> Generator[None]:
-    """The border: whatever of ours fails inside is counted on the rollout as ``what``, logged once, and never reaches the host."""
+    """Catch errors of Lightning's own code, so that they never reach the host.
+
+    An error is counted on the rollout as ``what``, and logged the first time.
+    """
     try:
         yield
     except Exception as error:
@@ -391,4 +284,4 @@ def record(what: str) -> Generator[None]:
         if run is not None:
             run.count(what, detail=describe(error))
         if first:
-            logger.exception("%s: could not be recorded; the agent goes on", what)
+            logger.exception("%s: could not be recorded; the agent continues", what)

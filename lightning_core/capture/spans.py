@@ -1,15 +1,17 @@
-"""Spans: made with opentelemetry-sdk by a provider of our own, and handed to their rollout when they end.
+"""Creates spans with a private tracer provider and delivers them to their rollout.
 
-The provider is ours, so that a host's own tracing neither sees these spans nor is changed by them. To send them elsewhere as well,
-add an exporter with `add_span_processor`.
+The provider is private, so that a host's own tracing neither sees these spans nor is changed by them. To export them as well, add
+an exporter with `add_span_processor`.
 """
 
 from __future__ import annotations
 
-# Before the provider is made: both have something to do in a forked child, in the order of their registration, and the provider's
-# waits for a lock that this module's first sets free. Else every child that runs Python before it execs hangs, such as Ray's.
+# Imported before the provider is created. Both register a fork handler, and handlers run in order of registration. The provider's
+# handler waits for a lock that this module's handler releases; in the other order, children that run Python before exec hang
+# (Ray's do).
 import concurrent.futures.thread  # noqa: F401  # pyright: ignore[reportUnusedImport]
 import logging
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +19,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace import Span as SdkSpan
+from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags, set_span_in_context
 
@@ -30,17 +33,23 @@ _processors: tuple[SpanProcessor, ...] = ()
 
 
 def listen(rollout: str, listener: Callable[[SpanRecord], None]) -> None:
-    """Hand every span of ``rollout`` (its trace id) to ``listener`` when it ends, on the thread where it ends."""
+    """Call ``listener`` with each span of ``rollout`` when it ends.
+
+    ``rollout`` is the trace id. The call is made on the thread that ends the span.
+    """
     _listeners[rollout] = listener
 
 
 def stop_listening(rollout: str) -> None:
-    """The rollout is over: spans that end later are not part of it."""
+    """Stop delivering spans of ``rollout``. Spans that end later are not part of it."""
     _listeners.pop(rollout, None)
 
 
-def hand_in(record: SpanRecord) -> bool:
-    """Make a span from elsewhere part of its rollout, in place of one of the same id; False if the rollout is over."""
+def deliver(record: SpanRecord) -> bool:
+    """Add a span from another process to its rollout; return False if that is closed.
+
+    It replaces a span with the same id.
+    """
     listener = _listeners.get(record.trace_id)
     if listener is not None:
         listener(record)
@@ -58,16 +67,44 @@ class _Collector(SpanProcessor):
         record = to_record(span)
         listener = _listeners.get(record.trace_id)
         if listener is None:
-            logger.warning("span %r ended after its rollout had closed; it is not part of the trace", span.name)
+            logger.warning("span %r ended after its rollout was closed; it is not part of the trace", span.name)
         else:
             listener(record)
 
 
+class _IdGenerator(IdGenerator):
+    """Ids from the operating system's random numbers.
+
+    OpenTelemetry's own generator uses ``random``, whose seed an agent may set: ids would repeat.
+    """
+
+    def generate_span_id(self) -> int:
+        return _random_id(8)
+
+    def generate_trace_id(self) -> int:
+        return _random_id(16)
+
+    def is_trace_id_random(self) -> bool:
+        return True
+
+
+def _random_id(size: int) -> int:
+    """A random id of ``size`` bytes, never 0, which OpenTelemetry reserves for invalid ids."""
+    number = 0
+    while number == 0:
+        number = int.from_bytes(os.urandom(size), "big")
+    return number
+
+
 def _make_provider() -> TracerProvider:
-    # Limits are set here so that no environment variable can cut token ids short.
+    # Limits are set explicitly, so that no environment variable can truncate token ids.
     limits = SpanLimits(max_attributes=SpanLimits.UNSET, max_span_attribute_length=SpanLimits.UNSET)
     provider = TracerProvider(
-        sampler=ALWAYS_ON, resource=Resource({"service.name": "lightning"}), span_limits=limits, shutdown_on_exit=False
+        sampler=ALWAYS_ON,
+        resource=Resource({"service.name": "lightning"}),
+        id_generator=_IdGenerator(),
+        span_limits=limits,
+        shutdown_on_exit=False,
     )
     provider.add_span_processor(_Collector())
     return provider
@@ -78,13 +115,13 @@ _tracer = _provider.get_tracer("lightning_core")
 
 
 def add_span_processor(processor: SpanProcessor) -> None:
-    """Send every span of every rollout to ``processor`` too, for instance a BatchSpanProcessor with an OTLP exporter."""
+    """Also send all spans to ``processor``, such as a BatchSpanProcessor."""
     global _processors
     _processors = (*_processors, processor)
 
 
 def remove_span_processor(processor: SpanProcessor) -> None:
-    """Send it no more. Flushing and shutting it down is up to whoever added it."""
+    """Stop sending spans to ``processor``. The caller flushes and shuts it down."""
     global _processors
     _processors = tuple(known for known in _processors if known is not processor)
 
@@ -97,7 +134,7 @@ def start_root(attributes: Mapping[str, Any]) -> Span:
 def start_span(
     parent: Address, name: str, kind: str, *, agent: str | None, attributes: Mapping[str, Any] | None = None
 ) -> Span:
-    """Open a span of ``kind`` agent, node, tool, chat or reward under ``parent``. The caller ends it."""
+    """Open a span under ``parent``; ``kind`` is agent, node, tool, chat or reward."""
     values: dict[str, Any] = dict(attributes or {})
     if agent is not None:
         values[tr.AGENT] = agent
@@ -120,7 +157,7 @@ def start_span(
 
 
 def to_record(span: ReadableSpan, *, end_ns: int | None = None) -> SpanRecord:
-    """A span as plain data; ``end_ns`` stands in where it has not ended yet."""
+    """``span`` as plain data; ``end_ns`` replaces the end time of a span that is still open."""
     context = span.get_span_context()
     assert context is not None
     error = span.status.description or "error" if span.status.status_code is StatusCode.ERROR else None
@@ -137,7 +174,7 @@ def to_record(span: ReadableSpan, *, end_ns: int | None = None) -> SpanRecord:
 
 
 class SpanHandle:
-    """What an open scope lets its owner say about it."""
+    """Sets attributes and status of an open span; does nothing without a span."""
 
     __slots__ = ("_span",)
 
@@ -145,7 +182,7 @@ class SpanHandle:
         self._span = span
 
     def set(self, **attributes: Any) -> None:
-        """Add attributes; double underscores stand for dots, as in ``gen_ai__tool__name``."""
+        """Add attributes. Double underscores become dots: ``gen_ai__tool__name``."""
         if self._span is not None:
             for key, value in attributes.items():
                 self._span.set_attribute(key.replace("__", "."), value)
@@ -157,6 +194,6 @@ class SpanHandle:
             self._span.set_status(Status(StatusCode.ERROR, text))
 
     def end(self) -> None:
-        """Close a span opened with `start_span`; `scope` does so itself."""
+        """End a span opened with `start_span`. `scope` ends its span itself."""
         if self._span is not None:
             self._span.end()

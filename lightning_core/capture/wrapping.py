@@ -1,7 +1,7 @@
-"""Runs a function of any kind in an agent's scope, and leaves it the function that it was.
+"""Wraps functions in an agent's scope, keeping their kind, name and signature.
 
-The scope of a generator stands around each of its steps and never across a ``yield``: between steps the code that consumes it runs,
-in the same context. Values and exceptions that are sent in reach the generator inside the scope as well.
+A generator's scope is entered for each step and never spans a ``yield``, because its consumer runs between steps in the same
+context. Values and exceptions sent into the generator also reach it inside the scope.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any, Literal
 
-from lightning_core.capture.scope import StepScope, current_run, outside, speaks, stands_in
+from lightning_core.capture.scope import StepScope, current_run, is_current_agent, is_current_scope, outside_rollout
 
 Kind = Literal["call", "coroutine", "generator", "async_generator"]
 
@@ -22,21 +22,21 @@ def scope_function(
     *,
     kind: Kind | None = None,
     once: bool = False,
-    place: Literal["agent", "node"] = "agent",
+    scope_kind: Literal["agent", "node"] = "agent",
 ) -> Callable[..., Any]:
-    """``function`` with the scope of the agent ``name`` around each run: same name and signature, same results and errors.
+    """Wrap ``function`` so that each run is in the scope ``name``.
 
-    Its kind is kept too, and found by looking at it; ``kind`` overrules that, for a plain function that returns an iterator. With ``once``
-    no scope is opened where this agent speaks already, or this node runs already, so that methods that call each other count as one run.
-    ``place`` is the kind of scope.
+    Kind, name, signature, results and errors stay the same. ``kind``: overrides the detected kind, for a plain function
+    that returns an iterator. ``once``: open no scope inside a scope of the same name, so that methods that call each other
+    count as one run. ``scope_kind``: the kind of scope.
     """
-    inside = speaks if place == "agent" else stands_in
+    is_open = is_current_agent if scope_kind == "agent" else is_current_scope
 
     def open_scope() -> StepScope:
-        if once and inside(name):
-            with outside():
-                return StepScope(name)
-        return StepScope(name, kind=place)
+        if once and is_open(name):
+            with outside_rollout():
+                return StepScope(name)  # without effect
+        return StepScope(name, kind=scope_kind)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if current_run() is None:
@@ -76,7 +76,7 @@ def _kind_of(function: Callable[..., Any]) -> Kind:
 
 
 def _finish(result: Any, steps: StepScope) -> Any:
-    """A plain function may hand back work that is yet to be done, as one that only passes a coroutine on does."""
+    """Close the scope, or keep it for the coroutine or generator in ``result``."""
     if inspect.iscoroutine(result):
         return _await(result, steps)
     if inspect.isgenerator(result):
@@ -126,7 +126,7 @@ def _generator_function(
                     with steps.step():
                         inner.close()
                     raise
-                except BaseException as error:  # noqa: BLE001 - handed on, at the next step
+                except BaseException as error:  # noqa: BLE001 - thrown into the generator at the next step
                     thrown = error
         except BaseException as error:
             ending = error
@@ -164,7 +164,7 @@ def _async_generator_function(
                     with steps.step():
                         await inner.aclose()
                     raise
-                except BaseException as error:  # noqa: BLE001 - handed on, at the next step
+                except BaseException as error:  # noqa: BLE001 - thrown into the generator at the next step
                     thrown = error
         except BaseException as error:
             ending = error

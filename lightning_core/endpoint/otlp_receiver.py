@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from lightning_core.capture import find_run
-from lightning_core.capture.spans import hand_in
+from lightning_core.capture.spans import deliver
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.receive import read_body, read_json
 from lightning_core.errors import MissingExtra, PolicyRequestError
@@ -88,7 +88,7 @@ class OtlpReceiver:
             return
         try:
             for span in join_spans(root, run.spans, theirs):
-                hand_in(span)
+                deliver(span)
         except Exception as error:
             logger.exception("spans from other processes could not be joined to rollout %s", root.rollout)
             run.count("otlp.join", detail=repr(error))

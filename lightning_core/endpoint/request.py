@@ -209,4 +209,4 @@ def count_failure(address: Address, error: Exception) -> None:
     logger.warning("a model call of agent %r failed: %s", address.agent, describe(error))
     run = find_run(address.rollout)
     if run is not None:
-        run.blame_infrastructure(describe(error))
+        run.count_infrastructure_failure(describe(error))

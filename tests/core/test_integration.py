@@ -110,9 +110,14 @@ def test_unknown_and_unfit(announce: Any, caplog: pytest.LogCaptureFixture) -> N
     missing = Fake("missing")
     missing.hosts = frozenset({"no_such_package"})
     installed = announce(Fake("good"), moved, missing)
-    with pytest.raises(IntegrationUnavailable, match=r"no integration 'bad'; there are \['good', 'missing', 'moved'\]"):
+    with pytest.raises(
+        IntegrationUnavailable, match=r"no integration 'bad'; available are \['good', 'missing', 'moved'\]"
+    ):
         installed.install("bad")
-    with pytest.raises(IntegrationUnavailable, match="'moved' does not fit the installed framework"):
+    with pytest.raises(
+        IntegrationUnavailable,
+        match="'moved' could not be installed, although the version of its framework is supported",
+    ):
         installed.install("good", "moved")
     with pytest.raises(IntegrationUnavailable, match="requires 'the package no_such_package', found nothing"):
         installed.install("missing")

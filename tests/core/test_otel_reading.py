@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import outside, rollout, scope
+from lightning_core.capture import outside_rollout, rollout, scope
 from lightning_core.capture.spans import to_record
 from lightning_core.chat.chat import Chat
 from lightning_core.credit.signals import tool_signals
@@ -75,7 +75,7 @@ def served() -> Iterator[str]:
     backend = ScriptedBackend(play)
     with PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint, rollout() as run:
         endpoint.open("key", run.address, Routing())
-        with outside():
+        with outside_rollout():
             yield endpoint.url
         endpoint.close("key")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -65,3 +66,33 @@ def test_outside_a_rollout_threads_are_left_alone() -> None:
     thread.start()
     thread.join()
     assert "run" not in vars(thread)
+
+
+def test_a_thread_survives_a_patch_below_that_unwraps_its_run() -> None:
+    """Sentry, when initialised first, takes ``__func__`` of the thread's run and passes the thread to it."""
+    heard: list[str | None] = []
+
+    def start(wrapped: Callable[..., None], instance: threading.Thread, args: Any, kwargs: Any) -> None:
+        function = getattr(instance.run, "__func__", instance.run)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return function(threading.current_thread(), *args[1:], **kwargs)
+
+        instance.run = run
+        wrapped(*args, **kwargs)
+
+    def work(word: str) -> None:
+        heard.append(f"{word} {speaker()}")
+
+    theirs, ours = Patches(lambda: True), Patches(lambda: current_run() is not None)
+    theirs.wrap(threading.Thread, "start", start)
+    install_threads(ours)  # on top, as in a program that installs Lightning after Sentry
+    try:
+        with rollout(), scope("writer"):
+            thread = threading.Thread(target=work, args=("hello",))
+            thread.start()
+            thread.join()
+    finally:
+        ours.undo()
+        theirs.undo()
+    assert heard == ["hello writer"]

@@ -102,7 +102,7 @@ def test_the_look_up_and_the_answer_are_one_row_of_the_agent() -> None:
     assert [e.attributes["gen_ai.tool.call.result"] for e in trace.events if e.kind == "tool"] == [TASK["answer"]]
     (row,) = transitions_to_rows(trace_to_transitions(trace, agents={"clerk"}))
     assert row.mask.sum() == sum(len(call.output_ids) for call in trace.calls if call.output_ids is not None)
-    assert trace.calls[0].messages[-1]["content"] == agent.ask(TASK["question"])
+    assert trace.calls[0].messages[-1]["content"] == agent.user_message(TASK["question"])
 
 
 def test_without_the_integration_the_handler_still_records_the_tool() -> None:

@@ -245,7 +245,7 @@ def test_two_calls_and_the_answer_are_one_row_of_the_agent() -> None:
     assert used == ["60", "64"]
     (row,) = transitions_to_rows(trace_to_transitions(trace, agents={"calc_agent"}))
     assert row.mask.sum() == sum(len(call.output_ids) for call in trace.calls if call.output_ids is not None)
-    assert trace.calls[0].messages[-1]["content"] == agent.ask(TASK["question"])
+    assert trace.calls[0].messages[-1]["content"] == agent.user_message(TASK["question"])
 
 
 @pytest.mark.parametrize(

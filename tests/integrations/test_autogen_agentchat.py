@@ -710,14 +710,16 @@ def test_what_cannot_be_marked(endpoint: Endpoint) -> None:
         async with client() as model:
             writer = assistant("writer", model)
             team = RoundRobinGroupChat([writer, assistant("critic", model)], max_turns=1)
-            with pytest.raises(ConfigError, match=r"no participant named 'write'; there are \['critic', 'writer'\]"):
+            with pytest.raises(
+                ConfigError, match=r"no participant named 'write'; the participants are \['critic', 'writer'\]"
+            ):
                 trainable(team, agents=["write"])
             with pytest.raises(ConfigError, match="expected a team, found AssistantAgent"):
                 trainable(writer, agents=["writer"])
             with pytest.raises(ConfigError, match="expected an agent or a team"):
                 trainable(MaxMessageTermination(1), name="stop")
             poets = RoundRobinGroupChat([trainable(writer, name="poet")])
-            with pytest.raises(ConfigError, match="is marked as 'poet' already"):
+            with pytest.raises(ConfigError, match="is already marked as 'poet'"):
                 trainable(poets, agents=["writer"])
             await team.run(task="go")
             for mark in ({"name": "team"}, {"agents": ["writer"]}):

@@ -238,7 +238,7 @@ def test_parts_of_a_graph(endpoint: Endpoint, compiled: bool) -> None:
 
 def test_unknown_parts_are_an_error() -> None:
     graph = one_node("writer", speak)
-    with pytest.raises(ConfigError, match=r"no part named 'write'; there are \['writer'\]"):
+    with pytest.raises(ConfigError, match=r"no part named 'write'; the parts are \['writer'\]"):
         trainable(graph.compile(), agents=["write"])
     with pytest.raises(ConfigError, match="compile the graph"):
         trainable(graph, name="writer")

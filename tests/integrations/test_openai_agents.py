@@ -322,10 +322,10 @@ def test_agents_of_a_graph_by_name(how: str) -> None:
 
 def test_unknown_agents_of_a_graph_are_an_error() -> None:
     with pytest.raises(
-        ConfigError, match=r"no agent named 'Maths'; there are \['Assistant', 'Clerk', 'History', 'Math',"
+        ConfigError, match=r"no agent named 'Maths'; the agents are \['Assistant', 'Clerk', 'History', 'Math',"
     ):
         trainable(make_school(), agents=["Maths"])
-    with pytest.raises(ConfigError, match="marked as 'prof' already"):
+    with pytest.raises(ConfigError, match="already marked as 'prof'"):
         trainable(make("Triage", handoffs=[trainable(make("Math"), name="prof")]), agents=["Math"])
 
 
