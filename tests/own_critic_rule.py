@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_core.credit import Episode, Part, reward_rule
+from lightning_core.credit import Component, Episode, reward_rule
 
 
 @reward_rule("residual", needs_critic=True)
-def residual(episode: Episode, expected: list[float]) -> list[Part]:
+def residual(episode: Episode, expected: list[float]) -> list[Component]:
     """The return less the critic's value, which learns the return."""
     values = [episode.reward - value for value in expected]
-    return [Part(values=values, targets=[episode.reward] * len(values))]
+    return [Component(values=values, targets=[episode.reward] * len(values))]

@@ -15,9 +15,9 @@ from lightning_core.credit.registry import (
     LOSSES,
     REWARD_RULES,
     AdvantageRule,
+    DeclaredRule,
     Parameter,
     RewardRule,
-    Rule,
 )
 
 PAGES = ("credit-assignment.md", "algorithms.md")
@@ -66,7 +66,7 @@ def _table(key: str, rules: Mapping[str, Any], columns: Mapping[str, Callable[[A
     return "".join(lines)
 
 
-def _description(rule: Rule) -> str:
+def _description(rule: DeclaredRule) -> str:
     return rule.description.replace("|", "\\|")
 
 
@@ -75,7 +75,7 @@ def _comparison(rule: AdvantageRule) -> str:
     return ", then ".join(places) or "not at all"
 
 
-def _arguments(rule: Rule) -> str:
+def _arguments(rule: DeclaredRule) -> str:
     return "; ".join(_argument(p) for p in rule.parameters.values())
 
 

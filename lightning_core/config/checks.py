@@ -168,7 +168,7 @@ def impossible_algorithm(a: Algorithm, loss: Loss | None = None) -> Iterator[tup
 def _impossible_loss(a: Algorithm, loss: Loss) -> Iterator[tuple[KeyPath, str]]:
     by_sequence = [loss.name] * (loss.ratio == "sequence") + [a.aggregation] * (a.aggregation == "sequence-mean")
     if by_sequence and a.sequence is None:
-        yield ("algorithm", "sequence"), f"{by_sequence[0]!r} needs to be told what a sequence is: row or rollout"
+        yield ("algorithm", "sequence"), f"{by_sequence[0]!r} needs a definition of a sequence: row or rollout"
     if not by_sequence and a.sequence is not None:
         names = " | ".join(rule.name for rule in LOSSES.values() if rule.ratio == "sequence")
         yield (

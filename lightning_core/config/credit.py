@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from lightning_core.config.problems import OWN
 from lightning_core.config.rules import AdvantageRuleName, GroupKeyName, RewardRuleName
 from lightning_core.config.types import CallableName, Count, Names, NotNegative, Positive, Section
+from lightning_core.credit.reward_rules import Gamma
 
-Gamma = Annotated[float, Gt(0), Le(1)]
 Lam = Annotated[float, Ge(0), Le(1)]
 Anchor = Literal["exact", "normalised"]
 GroupBy = Annotated[tuple[GroupKeyName, ...], Field(strict=False)]

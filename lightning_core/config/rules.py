@@ -15,9 +15,9 @@ from lightning_core.config.problems import OWN, describe, expectation
 from lightning_core.config.source import KeyPath
 from lightning_core.config.types import is_callable_name
 from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES
-from lightning_core.credit.registry import Parameter, Registry, Rule
+from lightning_core.credit.registry import DeclaredRule, Parameter, Registry
 
-R = TypeVar("R", bound=Rule)
+R = TypeVar("R", bound=DeclaredRule)
 Problems = Iterator[tuple[KeyPath, str]]
 
 
@@ -63,7 +63,9 @@ def such_as(parameter: Parameter) -> str:
     return "" if parameter.example is None else f", such as {parameter.name}: {parameter.example:g}"
 
 
-def argument_problems(rule: Rule, args: Mapping[str, Any], key: KeyPath, *, flat: tuple[str, ...] = ()) -> Problems:
+def argument_problems(
+    rule: DeclaredRule, args: Mapping[str, Any], key: KeyPath, *, flat: tuple[str, ...] = ()
+) -> Problems:
     """Problems of the mapping ``args`` at ``key``, whose keys are parameters of ``rule`` other than those in ``flat``."""
     for name, value in args.items():
         if name in flat and name in rule.parameters:

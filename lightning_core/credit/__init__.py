@@ -11,7 +11,7 @@
 from lightning_core.credit import advantage_rules, gae, grouping, losses, reward_rules
 from lightning_core.credit.air import Air, FormatRule
 from lightning_core.credit.assign import Credit, assign_credit
-from lightning_core.credit.episode import Episode, Part, Value
+from lightning_core.credit.episode import Component, Episode, Value
 from lightning_core.credit.registry import (
     ADVANTAGE_RULES,
     GROUP_KEYS,
@@ -34,11 +34,11 @@ __all__ = [
     "LOSSES",
     "REWARD_RULES",
     "Air",
+    "Component",
     "Credit",
     "CreditRules",
     "Episode",
     "FormatRule",
-    "Part",
     "Value",
     "advantage_rule",
     "assign_by_policy",

@@ -1,6 +1,6 @@
 """Advantage rules: the values of calls, compared within their groups or over the batch. Pure functions that fit a screen.
 
-**Each rollout counts once** in means and deviations, whatever its number of calls or rows: its n calls in a group weigh
+**Each rollout counts once** in means and deviations, independent of its number of calls or rows: its n calls in a group weigh
 1/n each (arXiv 2608.17528: averaging over rows instead is biased: rewards 1 with three rows and 0 with one have the mean 1/2,
 not 3/4). Groups of one rollout and groups of equal values get 0.
 """

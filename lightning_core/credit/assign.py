@@ -9,7 +9,7 @@ from typing import cast
 
 from lightning_core.credit.advantage_rules import is_flat, rollouts
 from lightning_core.credit.air import with_air
-from lightning_core.credit.episode import Episode, Part, Value
+from lightning_core.credit.episode import Component, Episode, Value
 from lightning_core.credit.grouping import equalised, group_values
 from lightning_core.credit.rules import CreditRules
 from lightning_core.errors import CreditError
@@ -63,16 +63,16 @@ def assign_credit(
     )
 
 
-def _parts(episode: Episode, rules: CreditRules, expected: Mapping[str, float] | None) -> Sequence[Part]:
+def _parts(episode: Episode, rules: CreditRules, expected: Mapping[str, float] | None) -> Sequence[Component]:
     """What the reward rule returns for ``episode``, checked."""
     rule = rules.reward_rule
     inputs: list[object] = [episode]
     if rule.needs_critic:
         inputs.append(_expected(episode, rule.name, expected or {}))
-    found: Sequence[float] | Sequence[Part] = rule.function(*inputs, **rules.reward_arguments)
-    parts = [part for part in found if isinstance(part, Part)]
+    found: Sequence[float] | Sequence[Component] = rule.function(*inputs, **rules.reward_arguments)
+    parts = [part for part in found if isinstance(part, Component)]
     if not parts:
-        parts = [Part(values=cast("Sequence[float]", found))]
+        parts = [Component(values=cast("Sequence[float]", found))]
     for part in parts:
         if len(part.values) != len(episode.transitions):
             raise CreditError(
@@ -88,7 +88,7 @@ def _expected(episode: Episode, rule: str, values: Mapping[str, float]) -> list[
     return [values[t.call] for t in episode.transitions]
 
 
-def _alike(rewarded: Mapping[str, Sequence[Part]]) -> Sequence[Part]:
+def _alike(rewarded: Mapping[str, Sequence[Component]]) -> Sequence[Component]:
     """The parts of the first episode. Raises `CreditError` if another has other parts."""
     kinds = {tuple((p.name, p.weight, p.group_by) for p in parts) for parts in rewarded.values()}
     if len(kinds) > 1:

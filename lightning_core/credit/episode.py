@@ -82,7 +82,7 @@ def _news(call: Call) -> list[Mapping[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Component:
     """Values of an episode's transitions that are compared with those of the same part of other episodes.
 
     A reward rule may return several: the advantages of all parts are added up.

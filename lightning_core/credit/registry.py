@@ -21,7 +21,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_orig
 from lightning_core.errors import CreditError
 
 F = TypeVar("F", bound=Callable[..., Any])
-R = TypeVar("R", bound="Rule")
+R = TypeVar("R", bound="DeclaredRule")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class DeclaredRule:
     """A named rule."""
 
     name: str
@@ -96,8 +96,8 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardRule(Rule):
-    """``rule(episode, *, …)``: a value for each of the episode's transitions, or a sequence of `Part`."""
+class RewardRule(DeclaredRule):
+    """``rule(episode, *, …)``: a value for each of the episode's transitions, or a sequence of `Component`."""
 
     group: tuple[str, ...] = ("task",)
     """Group keys under which its values are compared unless ``group_by`` is set."""
@@ -109,7 +109,7 @@ class RewardRule(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdvantageRule(Rule):
+class AdvantageRule(DeclaredRule):
     """``rule(groups, *, …)``: the advantage of each call, by its id."""
 
     compares: Literal["group", "batch"] | None = "group"
@@ -129,12 +129,12 @@ class AdvantageRule(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupKey(Rule):
+class GroupKey(DeclaredRule):
     """``key(episode)``: for each of the episode's transitions a string; calls of one group have the same one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss(Rule):
+class Loss(DeclaredRule):
     """``loss(logprobs_E, log_ratio_E, advantages_E, *, …)``: `TokenLosses`, or a tensor [E]."""
 
     ratio: Literal["token", "sequence"] | None = "token"

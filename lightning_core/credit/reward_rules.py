@@ -9,7 +9,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le
 
 from lightning_core.credit.branches import parallel_branches
-from lightning_core.credit.episode import Episode, Part
+from lightning_core.credit.episode import Component, Episode
 from lightning_core.credit.registry import Example, reward_rule
 
 Gamma = Annotated[float, Gt(0), Le(1), Example(0.95)]
@@ -82,14 +82,14 @@ def leave_one_branch_out(episode: Episode) -> list[float]:
 @reward_rule("gigpo", depends_on=rewards_of)
 def gigpo(
     episode: Episode, *, gamma: Gamma, step_weight: Annotated[float, Ge(0)] = 1.0, anchor: str = "exact"
-) -> list[Part]:
+) -> list[Component]:
     """`broadcast`, plus `step_weight` times the advantage of `discounted` among calls in the same place (GiGPO, 2505.10978).
 
     ``anchor``: when calls are in the same place: ``exact``, ``normalised``, or a group key.
     """
     key = {"exact": "anchor", "normalised": "anchor-normalised"}.get(anchor, anchor)
-    steps = Part(values=discounted(episode, gamma=gamma), weight=step_weight, group_by=(key,), name="step")
-    return [Part(values=broadcast(episode)), steps]
+    steps = Component(values=discounted(episode, gamma=gamma), weight=step_weight, group_by=(key,), name="step")
+    return [Component(values=broadcast(episode)), steps]
 
 
 def immediate(episode: Episode) -> list[float]:

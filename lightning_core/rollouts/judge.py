@@ -1,8 +1,8 @@
-"""A model that scores the attempts at a task beside one another, where no rule tells a good one (as RULER does, of OpenPipe's ART).
+"""A model that scores the rollouts of a group in one prompt, as RULER does (OpenPipe's ART).
 
-All attempts of a group stand in one prompt: what they have in common once, then each attempt's own. Only how the scores differ within the
-group matters to what is learnt, and beside one another attempts are easier to tell apart than each for itself. The judge asks
-through the policy endpoint as an agent that is not trained; its scores are written into the record of the rollouts they are for.
+The prompt contains the common beginning of the rollouts once, then the rest of each. Only the differences within the group matter for
+training, and a model compares better than it scores. The judge's requests go through the policy endpoint as those of an agent that is not
+trained; its scores are recorded as rewards of the rollouts.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _ask(group: Sequence[Episode], judge: Judge, url: str, key: str) -> list[flo
 
 
 def _transcript(trace: Trace) -> list[str]:
-    """The messages of all calls. What a later call repeats of its history is left out; what an agent says again is not."""
+    """The messages of all calls, without the history that later calls repeat. Repetitions by the agent itself are kept."""
     lines: list[str] = []
     shown: Counter[str] = Counter()
     for call in trace.calls:

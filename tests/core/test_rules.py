@@ -12,7 +12,16 @@ from annotated_types import Ge
 from docs._generate.rules import TABLES, advantage_table, update
 from lightning_core import CreditRules, assign_credit, load_config
 from lightning_core.config.credit_rules import loss_rule, policy_rules
-from lightning_core.credit import ADVANTAGE_RULES, Episode, Part, Value, advantage_rule, group_key, loss, reward_rule
+from lightning_core.credit import (
+    ADVANTAGE_RULES,
+    Component,
+    Episode,
+    Value,
+    advantage_rule,
+    group_key,
+    loss,
+    reward_rule,
+)
 from lightning_core.credit.registry import LOSSES, REWARD_RULES
 from lightning_core.errors import ConfigError, CreditError
 from tests.core.episodes import episode
@@ -116,11 +125,11 @@ def test_a_rule_may_have_parts_that_are_compared_apart() -> None:
     """Outcome and turn rewards normalised separately (MT-GRPO, arXiv 2505.11821), the second with a weight."""
 
     @reward_rule("two-parts")
-    def two_parts(episode: Episode, *, weight: float) -> list[Part]:
+    def two_parts(episode: Episode, *, weight: float) -> list[Component]:
         """The return, and the number of the turn among calls of that turn."""
         turns = [float(turn) for turn in episode.turns]
         whole = [episode.reward] * len(turns)
-        return [Part(values=whole), Part(values=turns, weight=weight, group_by=("turn",), name="turn")]
+        return [Component(values=whole), Component(values=turns, weight=weight, group_by=("turn",), name="turn")]
 
     episodes = [episode("x", 1, "aa"), episode("y", 0, "aa")]
     credit = assign_credit(episodes, CreditRules(rewards="two-parts", rewards_args={"weight": 3.0}, advantage="none"))
