@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from lightning_core.config import Config
 from lightning_core.config.algorithm import Algorithm
-from lightning_core.config.credit import Credit
+from lightning_core.config.credit import CreditSection
 from lightning_core.config.rules import NameOf, with_parameter
 from lightning_core.config.source import to_yaml
 from lightning_core.config.types import CallableName
@@ -100,7 +100,7 @@ def describe_type(annotation: Any) -> str:
 
 def _users_of(model: type[BaseModel], name: str) -> Iterator[str]:
     """The rules that a key is an argument of."""
-    registry = {Credit: REWARD_RULES, Algorithm: LOSSES}.get(model)
+    registry = {CreditSection: REWARD_RULES, Algorithm: LOSSES}.get(model)
     names = [f"`{rule}`" for rule in with_parameter(registry, name)] if registry else []
     if names:
         yield f"With {' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))}:"

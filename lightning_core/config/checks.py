@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from lightning_core.config.algorithm import CLIPS, Algorithm
 from lightning_core.config.checks_verl import impossible_verl
-from lightning_core.config.credit import FLAT, Credit
+from lightning_core.config.credit import FLAT, CreditSection
 from lightning_core.config.policies import PolicyCredit
 from lightning_core.config.resolve import policy_settings
 from lightning_core.config.rules import argument_problems, declared, such_as, with_parameter
 from lightning_core.config.sections import Sections, TaskSource, Vllm
 from lightning_core.config.source import KeyPath
-from lightning_core.config.trainer import Trainer
+from lightning_core.config.trainer import TrainerSection
 from lightning_core.config.types import is_callable_name
 from lightning_core.credit import ADVANTAGE_RULES, LOSSES, REWARD_RULES
 from lightning_core.credit.registry import AdvantageRule, Loss, RewardRule
@@ -78,7 +78,7 @@ def _impossible_sampling(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         if temperature is not None and 0 < temperature < 0.01:
             yield (section, "temperature"), f"found {temperature}; vLLM samples at 0 (greedy), or at 0.01 and above"
     for key in ("max_batch", "gather_ms"):
-        if getattr(c.trainer, key) != Trainer.model_fields[key].default:
+        if getattr(c.trainer, key) != TrainerSection.model_fields[key].default:
             yield (
                 ("trainer", key),
                 "is for sampling in process, but policy.backend is 'vllm'; its batches are set by "
@@ -202,7 +202,7 @@ def _impossible_loss(a: Algorithm, loss: Loss) -> Iterator[tuple[KeyPath, str]]:
 
 
 def impossible_credit(
-    c: Credit,
+    c: CreditSection,
     *,
     group_size: int,
     refill: int,
@@ -238,7 +238,7 @@ def impossible_credit(
         )
 
 
-def _impossible_rewards(c: Credit, rule: RewardRule) -> Iterator[tuple[KeyPath, str]]:
+def _impossible_rewards(c: CreditSection, rule: RewardRule) -> Iterator[tuple[KeyPath, str]]:
     for key in FLAT:
         value, parameter = getattr(c, key), rule.parameters.get(key)
         if parameter is not None and parameter.required and value is None:

@@ -55,7 +55,7 @@ class Rule(Section):
     """Coefficient of the function's result."""
 
 
-class Air(Section):
+class AirSection(Section):
     """Automatic intermediate rewards: rewards of calls, computed from tool outcomes and response formats."""
 
     tool_ok: float = 0.0
@@ -96,7 +96,7 @@ class Judge(Section):
     """Agent name under which the judge's calls are recorded."""
 
 
-class Credit(Section):
+class CreditSection(Section):
     """Computes each call's advantage from an episode's rewards; docs/credit-assignment.md has the equations."""
 
     rewards: RewardRuleName = "broadcast"
@@ -123,7 +123,7 @@ class Credit(Section):
     """Keys that the calls of a group share; null: the default of `rewards`, `[task]` with `broadcast`. `[task, agent]`: a
     baseline per agent (Dr. MAS). `[task, agent, turn]`: a baseline per agent and turn (AT-GRPO). `module:callable`: a
     function `key(episode)` that returns a string for each call."""
-    air: Air | None = None
+    air: AirSection | None = None
     """Automatic intermediate rewards; null: disabled."""
     critic: Critic | None = None
     """With `gae`, or a custom rule that needs a critic: the critic's settings; null: defaults."""

@@ -16,7 +16,7 @@ from lightning_core.config.resolve import policy_settings
 from lightning_core.config.rules import function_of
 from lightning_core.config.source import KeyPath, dotted
 from lightning_core.credit import ADVANTAGE_RULES, LOSSES, REWARD_RULES, Air, CreditRules, FormatRule
-from lightning_core.credit.registry import Loss, RewardRule
+from lightning_core.credit.registry import Loss
 from lightning_core.errors import ConfigError
 
 
@@ -36,7 +36,7 @@ def policy_rules(config: Config) -> dict[str, CreditRules]:
     return rules
 
 
-def credit_rules(c: configured.Credit, *, group_size: int = 2, refill: int = 0) -> CreditRules:
+def credit_rules(c: configured.CreditSection, *, group_size: int = 2, refill: int = 0) -> CreditRules:
     """The rules that ``c`` names; raises as `policy_rules`."""
     rewards = function_of(c.rewards, key="credit.rewards")
     advantage = function_of(c.advantage, key="credit.advantage")
@@ -51,11 +51,6 @@ def credit_rules(c: configured.Credit, *, group_size: int = 2, refill: int = 0) 
         air=None if c.air is None else _air(c.air),
         **{name: getattr(c, name) for name in FLAT},
     )
-
-
-def reward_rule(c: configured.Credit) -> RewardRule:
-    """The reward rule that ``c`` names. Raises `ConfigError` if a function cannot be imported."""
-    return REWARD_RULES.find(function_of(c.rewards, key="credit.rewards"))
 
 
 def loss_rule(a: Algorithm) -> Loss:
@@ -73,7 +68,7 @@ def _refuse(problems: Iterator[tuple[KeyPath, str]]) -> None:
         raise ConfigError(f"{dotted(path)}: {text}")
 
 
-def _air(air: configured.Air) -> Air:
+def _air(air: configured.AirSection) -> Air:
     return Air(
         tool_ok=air.tool_ok,
         tool_error=air.tool_error,

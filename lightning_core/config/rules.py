@@ -15,7 +15,7 @@ from lightning_core.config.problems import OWN, describe, expectation
 from lightning_core.config.source import KeyPath
 from lightning_core.config.types import is_callable_name
 from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES
-from lightning_core.credit.registry import DeclaredRule, Parameter, Registry
+from lightning_core.credit.registry import DeclaredRule, Parameter, Registry, RewardRule
 
 R = TypeVar("R", bound=DeclaredRule)
 Problems = Iterator[tuple[KeyPath, str]]
@@ -46,6 +46,11 @@ LossName = Annotated[str, AfterValidator(NameOf(LOSSES))]
 def function_of(name: str, *, key: str) -> str | Callable[..., Any]:
     """``name``, or the function that ``module:callable`` names. Raises `ConfigError` naming ``key`` if there is none."""
     return import_callable(name, key=key) if is_callable_name(name) else name
+
+
+def reward_rule(name: str) -> RewardRule:
+    """The reward rule that ``credit.rewards`` names. Raises `ConfigError` if a function cannot be imported."""
+    return REWARD_RULES.find(function_of(name, key="credit.rewards"))
 
 
 def declared(registry: Registry[R], name: str) -> R | None:

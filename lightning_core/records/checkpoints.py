@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lightning_core.config import Config
-from lightning_core.config.trainer import Ray, Trainer
+from lightning_core.config.trainer import Ray, TrainerSection
 from lightning_core.errors import ConfigError
 
 _EXPORT = Path("actor", "huggingface")
@@ -33,4 +33,4 @@ def to_sample(config: Config, checkpoint: Path) -> tuple[Config, Path | None]:
     if not (model / "config.json").is_file():
         raise ConfigError(f"the checkpoint {str(checkpoint)!r} holds no exported model; expected one under {_EXPORT!s}")
     policy = config.policy.model_copy(update={"model": str(model), "tuning": "full", "lora": None})
-    return config.model_copy(update={"policy": policy, "trainer": Trainer(), "ray": Ray()}), None
+    return config.model_copy(update={"policy": policy, "trainer": TrainerSection(), "ray": Ray()}), None

@@ -30,6 +30,8 @@ from lightning_core.model.head import PART, OutputHead, linear_logprobs
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.trainers.test_torch_trainer import assert_same, gradients, make, plain_loss, sampled_rows
 
+pytestmark = pytest.mark.numeric
+
 PLACES, WIDTH, VOCABULARY = 5, 8, 611
 SMALL = {
     "vocab_size": 50,
@@ -270,7 +272,7 @@ def test_logits_that_are_made_of_more_than_the_hidden_states_are_refused() -> No
             return output
 
     model = Twisted(LlamaConfig(**SMALL)).eval()
-    with pytest.raises(TrainingError, match="something else than the last hidden states of its 'model'"):
+    with pytest.raises(TrainingError, match="computes its logits from more than the last hidden states of its 'model'"):
         OutputHead(model, use_lightning_attention(model))
 
 

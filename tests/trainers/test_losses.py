@@ -14,6 +14,8 @@ from lightning_core.credit.losses import TokenLosses
 from lightning_core.trainers.torch.corrections import importance_weights
 from lightning_core.trainers.torch.penalties import kl_penalty, place_entropy
 
+pytestmark = pytest.mark.numeric
+
 LOW, HIGH, DUAL = 0.2, 0.3, 2.0
 CLIPS = {"clip_low": LOW, "clip_high": HIGH, "clip_dual": DUAL}
 

@@ -14,19 +14,24 @@ import torch
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
 from lightning_core.errors import ConfigError, CreditError, TrainingError
-from lightning_core.model.settings import TorchTrainerConfig
 from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
+from tests.trainers.sections import parts
+
+pytestmark = pytest.mark.numeric
+
+ROUNDING = 1e-5
+"""Two float32 logprobs of the same weights and tokens are nearer than this on every CPU; 2.4e-7 was measured."""
 
 
 def make(trainers: list[TorchTrainer], folder: Path, **options: object) -> TorchTrainer:
     """A trainer; ``options`` of the loss go to its `Algorithm`."""
     algorithm = {name: options.pop(name) for name in Algorithm.model_fields if name in options}
     options["algorithm"] = Algorithm(**algorithm)  # type: ignore[arg-type]
-    defaults: dict[str, object] = {"dtype": "float32", "device": "cpu", "learning_rate": 1e-3, "gather_ms": 2.0}
-    trainers.append(TorchTrainer(TorchTrainerConfig(model=str(folder), **{**defaults, **options})))  # type: ignore[arg-type]
+    defaults: dict[str, object] = {"dtype": "float32", "learning_rate": 1e-3, "gather_ms": 2.0}
+    trainers.append(TorchTrainer(**parts(model=str(folder), **{**defaults, **options})))
     return trainers[-1]
 
 
@@ -77,6 +82,16 @@ def gradients(trainer: TorchTrainer, rows: Sequence[Row]) -> dict[str, torch.Ten
     return found
 
 
+def logprobs_apart(a: Delta, b: Delta) -> float:
+    """The largest difference between the logprobs of two responses with the same tokens.
+
+    The same weights give the same logprobs up to rounding only: which kernel multiplies depends on the CPU, and on where
+    in the cache a response stands.
+    """
+    assert a.token_ids == b.token_ids
+    return float(np.abs(np.subtract(a.logprobs, b.logprobs)).max())
+
+
 def plain_loss(folder: Path, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
     """Rollout-mean loss at ratio 1, row by row through the plain model."""
     model = load_model(folder, torch.float32)
@@ -107,17 +122,19 @@ def test_gradient_equals_the_plain_model(tiny_model: Path, trainers: list[TorchT
 
 def test_a_loss_of_ones_own_has_its_gradient(tiny_llama: Path, trainers: list[TorchTrainer]) -> None:
     """SAPO's soft clip has PPO's gradient where the ratio is 1, as in the first update, at any temperature."""
-    trainer = make(trainers, tiny_llama)
+    trainer = make(trainers, tiny_llama, grad_clip=1e9)
     rows = sampled_rows(trainer)
     expected = gradients(trainer, rows)
-    found = gradients(make(trainers, tiny_llama, loss="tests.own_rules:sapo", loss_args={"temperature": 3.0}), rows)
+    found = gradients(
+        make(trainers, tiny_llama, grad_clip=1e9, loss="tests.own_rules:sapo", loss_args={"temperature": 3.0}), rows
+    )
     assert_same(found, expected)
-    half = gradients(make(trainers, tiny_llama, loss="tests.own_rules:halved"), rows)
+    half = gradients(make(trainers, tiny_llama, grad_clip=1e9, loss="tests.own_rules:halved"), rows)
     assert_same({name: 2 * value for name, value in half.items()}, expected)
     with pytest.raises(CreditError, match="the loss mean_loss returned losses of shape"):
-        make(trainers, tiny_llama, loss="tests.own_rules:mean_loss").step(rows)
+        make(trainers, tiny_llama, grad_clip=1e9, loss="tests.own_rules:mean_loss").step(rows)
     with pytest.raises(ConfigError, match=r"algorithm\.loss_args\.heat: 'sapo' has no argument 'heat'"):
-        make(trainers, tiny_llama, loss="tests.own_rules:sapo", loss_args={"heat": 1.0})
+        make(trainers, tiny_llama, grad_clip=1e9, loss="tests.own_rules:sapo", loss_args={"heat": 1.0})
 
 
 @pytest.mark.parametrize("budget", [1, 40, 80])
@@ -166,9 +183,8 @@ def test_lora_changes_adapters_only(tiny_llama: Path, trainers: list[TorchTraine
         if name in frozen:
             assert torch.equal(parameter, frozen[name])
     after, base = sample(trainer, [prompt], greedy)[0], sample(trainer, [prompt], greedy, model="base")[0]
-    assert base.logprobs == before.logprobs
-    assert base.token_ids == before.token_ids
-    assert after.logprobs != before.logprobs
+    assert logprobs_apart(base, before) < ROUNDING
+    assert after.token_ids != before.token_ids or logprobs_apart(after, before) > 100 * ROUNDING
     trainer.save_pretrained(tmp_path / "merged")
     merged = load_model(tmp_path / "merged", torch.float32)
     logits = merged(torch.tensor([prompt])).logits[0, -1]
@@ -184,8 +200,9 @@ def test_only_the_top_layers_change(tiny_qwen2: Path, trainers: list[TorchTraine
     trainer.step(sampled_rows(trainer))
     changed = {name for name, p in trainer._model.named_parameters() if not torch.equal(p, before[name])}
     assert changed == {n for n in before if n.startswith("model.layers.2.") or n == "model.norm.weight"}
-    assert sample(trainer, [prompt], greedy, model="base")[0].logprobs == original.logprobs
-    assert sample(trainer, [prompt], greedy)[0].logprobs != original.logprobs
+    trained, base = sample(trainer, [prompt], greedy)[0], sample(trainer, [prompt], greedy, model="base")[0]
+    assert logprobs_apart(base, original) < ROUNDING
+    assert trained.token_ids != original.token_ids or logprobs_apart(trained, original) > 100 * ROUNDING
     trainer.save_pretrained(tmp_path / "out")
     exported = load_model(tmp_path / "out", torch.float32)
     expected = trainer._model.state_dict()
@@ -220,7 +237,7 @@ def test_a_checkpoint_of_something_else_is_refused(
     tiny_llama: Path, tiny_qwen2: Path, trainers: list[TorchTrainer], tmp_path: Path
 ) -> None:
     make(trainers, tiny_llama).save(tmp_path / "checkpoint")
-    with pytest.raises(TrainingError, match="model_type is 'llama' there and 'qwen2' here"):
+    with pytest.raises(TrainingError, match="its model_type is 'llama', but this trainer's is 'qwen2'"):
         make(trainers, tiny_qwen2).load(tmp_path / "checkpoint")
     with pytest.raises(TrainingError, match="not a checkpoint"):
         make(trainers, tiny_llama).load(tmp_path)
@@ -236,7 +253,7 @@ def test_a_loss_that_is_not_finite_leaves_the_weights(
     with pytest.raises(TrainingError, match="advantages that are not finite"):
         trainer.step([make_row(([1, 2], False), ([3], True), advantage=float("nan"))])
     far = make_row(([1, 2], False), ([3], True), advantage=-1.0, logprobs=[-200.0])  # the ratio overflows
-    with pytest.raises(TrainingError, match="weights are as before"):
+    with pytest.raises(TrainingError, match="the weights are unchanged"):
         trainer.step([row, far])
     calls = iter([trainer._update, lambda *_: (_ for _ in ()).throw(TrainingError("boom"))])
     if updates == 2:  # the second update of a step fails
@@ -308,6 +325,7 @@ def test_a_bandit_is_learned(tiny_llama: Path, trainers: list[TorchTrainer], opt
                 for i, ((_, prompt), d) in enumerate(zip(jobs, deltas, strict=True))
             ]
         )
-    assert history[0] < 0.5
-    # Adapters on a frozen random network get less far than training all of it.
-    assert np.mean(history[-3:]) > (0.7 if "tuning" in options else 0.95)
+    assert history[0] < 0.4
+    # Adapters on a frozen random network get less far than training all of it: from 0.2 to between 0.59 and 0.87 with five
+    # seeds. Rounding sends a run down another path on another CPU, so the bound holds for all of them.
+    assert np.mean(history[-3:]) > (0.5 if "tuning" in options else 0.95)
