@@ -35,7 +35,7 @@ test-numeric: $(INSTALLED)
 test-pythons:
 	$(PYTHON) .ci/pythons.py $(ARGS)
 
-# The integrations with the lowest versions of the frameworks that the extras admit.
+# The integrations with the lowest versions of the frameworks that their extras allow.
 test-lowest: $(LOWEST)/.installed
 	$(LOWEST)/bin/python -m pytest $(TWICE) tests/integrations $(ARGS)
 
@@ -69,9 +69,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 $(LOWEST)/.installed: pyproject.toml constraints.txt .ci/lowest.py
 	$(PYTHON) -m venv $(LOWEST)
-	$(PYTHON) .ci/lowest.py > $(LOWEST)/constraints.txt
+	$(PYTHON) .ci/lowest.py constraints > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check --no-input install -c $(LOWEST)/constraints.txt \
-		-e '.[langgraph,openai-agents,autogen-agentchat,dev]'
+		-e ".[$$($(PYTHON) .ci/lowest.py extras),dev]"
 	touch $(LOWEST)/.installed
 
 # An environment of its own, since verl admits no transformers as new as ours.

@@ -11,15 +11,21 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 MINORS = (12, 13, 14)
-EXTRAS = "langgraph,openai-agents,autogen-agentchat,dev"
 # transformers without torch has the chat templates and tokenizers; verl, vLLM and training are tested elsewhere.
 MORE = ("transformers", "jinja2")
 PYTEST = ("-n", "2", "--dist", "loadfile", "-m", "not slow", "-p", "tests.without_torch")
+
+
+def extras() -> str:
+    """The extras of the announced integrations and of the tests, separated by commas."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return ",".join([*project["entry-points"]["lightning_core.integrations"], "dev"])
 
 
 def candidates() -> Iterator[Path]:
@@ -58,7 +64,7 @@ def install(python: Path, folder: Path) -> None:
         return
     subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
     pip = (folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-qq")
-    subprocess.run([*pip, "-c", "constraints.txt", "-e", f".[{EXTRAS}]", *MORE], cwd=ROOT, check=True)
+    subprocess.run([*pip, "-c", "constraints.txt", "-e", f".[{extras()}]", *MORE], cwd=ROOT, check=True)
     stamp.write_text(digest, encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""The circle by hand runs as a program, and learns what it says."""
+"""The example without `fit` runs as a program, and its reward rises."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_requests_as_the_sdk_describes_them(wire: Dialect, params: Any):
         nothing_left(endpoint, run, client) as spans,
     ):
         client.headers["lightning-agent"] = "writer"
-        read = {name.partition(".")[0] for name in wire.FIELDS.honoured}
+        read = {name.partition(".")[0] for name in wire.FIELDS.supported}
 
         @FUZZING
         @given(request(params, LEAST[wire.PATH], read))
