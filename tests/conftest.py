@@ -11,6 +11,7 @@ import pytest
 import wrapt
 
 from lightning_core.capture.patching import Patches
+from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES
 from lightning_core.rollouts.environment import patched
 from lightning_core.testing.contract import answer_prompt
 from lightning_core.testing.playground import Playground
@@ -33,6 +34,17 @@ def own_connections() -> None:
     """ChatOpenAI's models share connections while the process lives; those of a test's event loop would meet the next test's."""
     if clients := sys.modules.get("langchain_openai.chat_models._client_utils"):
         clients._cached_async_httpx_client.cache_clear()
+
+
+@pytest.fixture
+def no_rule_leaks() -> Iterator[None]:
+    """Rules that the test declares are removed after it."""
+    registries = (REWARD_RULES, ADVANTAGE_RULES, GROUP_KEYS, LOSSES)
+    before = [set(registry) for registry in registries]
+    yield
+    for registry, names in zip(registries, before, strict=True):
+        for name in set(registry) - names:
+            registry.forget(name)
 
 
 @pytest.fixture(autouse=True)

@@ -166,3 +166,30 @@ def test_credit_computed_anew_shows_what_changes(model: Path, tmp_path: Path, ca
     ):
         assert main(["credit", run, *wrong]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_rules_of_ones_own_train(model: Path, tmp_path: Path):
+    """A reward rule, an advantage rule, a group key and a loss, each by module:callable; the run is then computed anew."""
+    credit = {
+        "rewards": "tests.own_rules:per_call",
+        "rewards_args": {"penalty": 0.25},
+        "advantage": "tests.own_rules:shifted",
+        "advantage_args": {"by": 0.5},
+        "group_by": ["task", "tests.own_rules:first_turn"],
+    }
+    algorithm = {"loss": "tests.own_rules:sapo", "loss_args": {"temperature": 2.0}}
+    result = train(model, tmp_path, "tests.bandit:solve", credit=credit, algorithm=algorithm)
+    with Store(result.folder / "store.db", read_only=True) as store:
+        rewards = {r.id: r.reward for r in store.rollouts(phase="train")}
+        for c in store.credit(step=0):
+            assert c.reward == pytest.approx((rewards[c.rollout] or 0) - 0.25)
+            assert c.advantage == pytest.approx(c.reward + 0.5)
+    assert all(m["grad_norm"] > 0 for m in result.metrics)
+    assert main(["credit", str(result.folder)]) == 0
+
+
+@pytest.mark.usefixtures("no_rule_leaks")
+def test_a_critic_for_a_rule_of_ones_own(model: Path, tmp_path: Path):
+    credit = {"rewards": "tests.own_critic_rule:residual", "advantage": "none"}
+    result = train(model, tmp_path, "tests.bandit:solve", credit=credit)
+    assert all("critic_loss" in m for m in result.metrics)

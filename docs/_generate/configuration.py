@@ -13,8 +13,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from lightning_core.config import Config
+from lightning_core.config.algorithm import Algorithm
+from lightning_core.config.credit import CreditSection
+from lightning_core.config.rules import NameOf, with_parameter
 from lightning_core.config.source import to_yaml
 from lightning_core.config.types import CallableName
+from lightning_core.credit import LOSSES, REWARD_RULES
 
 _INTRODUCTION = """\
 # Configuration
@@ -59,7 +63,8 @@ def _section(prefix: str, model: type[BaseModel]) -> Iterator[str]:
             named = ".NAME" if get_origin(field.annotation) is dict else ""
             inner.append((f"{prefix}{name}{named}", section))
         if section is None or prefix:
-            rows.append(f"| `{name}` | {_type_of(field)} | {_default_of(field)} | {_one_line(field.description)} |")
+            text = " ".join([*_users_of(model, name), _one_line(field.description), *_rules_of(field)])
+            rows.append(f"| `{name}` | {_type_of(field)} | {_default_of(field)} | {text} |")
     if rows:
         yield "| Key | Type | Default | Description |\n|---|---|---|---|"
         yield from rows
@@ -81,14 +86,40 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def _type_of(field: FieldInfo) -> str:
+    names = [name for item in field.metadata if (name := _names(item))]
+    if names:
+        return names[0]
     limits = [_limit(item) for item in field.metadata]
     return _describe(field.annotation, [text for text in limits if text]).replace("|", "\\|")
+
+
+def describe_type(annotation: Any) -> str:
+    """A type in words, as the table shows it."""
+    return _describe(annotation, []).replace("|", "\\|")
+
+
+def _users_of(model: type[BaseModel], name: str) -> Iterator[str]:
+    """The rules that a key is an argument of."""
+    registry = {CreditSection: REWARD_RULES, Algorithm: LOSSES}.get(model)
+    names = [f"`{rule}`" for rule in with_parameter(registry, name)] if registry else []
+    if names:
+        yield f"With {' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))}:"
+
+
+def _rules_of(field: FieldInfo) -> Iterator[str]:
+    """What each rule does, where a field of its own names one."""
+    names = [item.func for item in field.metadata if isinstance(getattr(item, "func", None), NameOf)]
+    if names and not (field.description or "").startswith("See"):
+        yield from (_one_line(f"`{rule.name}`: {rule.description}") for rule in names[0].registry.values())
 
 
 def _describe(annotation: Any, limits: list[str]) -> str:
     if annotation == CallableName:
         return "module:callable"
     if hasattr(annotation, "__metadata__"):
+        names = [name for item in annotation.__metadata__ if (name := _names(item))]
+        if names:
+            return names[0]
         inner = [text for item in annotation.__metadata__ if (text := _limit(item))]
         return _describe(annotation.__origin__, [*limits, *inner])
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -106,6 +137,14 @@ def _describe(annotation: Any, limits: list[str]) -> str:
         annotation, str(annotation)
     )
     return " ".join([plain, " and ".join(limits)]).strip()
+
+
+def _names(item: object) -> str:
+    """The names in a registry, if ``item`` is the validator of one."""
+    validator = getattr(item, "func", None)
+    if not isinstance(validator, NameOf):
+        return ""
+    return " or ".join([*(f"`{name}`" for name in validator.registry), "module:callable"])
 
 
 def _limit(item: object) -> str:

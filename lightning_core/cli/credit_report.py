@@ -86,8 +86,7 @@ def _line(text: str) -> Text:
 
 def _describe(rules: Mapping[str, CreditRules]) -> str:
     def one(own: CreditRules) -> str:
-        name = own.rewards if isinstance(own.rewards, str) else getattr(own.rewards, "__name__", "rule")
-        return f"rewards: {name}, advantage: {own.advantage}"
+        return f"rewards: {own.reward_rule.name}, advantage: {own.advantage_rule.name}"
 
     if len(rules) == 1:
         return one(*rules.values())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Le
 
+from lightning_core.config.rules import LossName
 from lightning_core.config.types import Count, NotNegative, Positive, Section
+from lightning_core.credit.losses import CLIP_DUAL, CLIP_HIGH, CLIP_LOW
 
-LossName = Literal["ppo", "dual-clip", "gspo", "cispo", "reinforce"]
+CLIPS = ("clip_low", "clip_high", "clip_dual")
+"""Arguments of losses that have keys of their own in the section."""
 Aggregation = Literal["rollout-mean", "sequence-mean", "token-mean", "constant"]
 SequenceKind = Literal["row", "rollout"]
 Estimator = Literal["k1", "k3"]
@@ -44,14 +47,16 @@ class Algorithm(Section):
     """The loss on sampled tokens. docs/algorithms.md has equations, sources and when to use each."""
 
     loss: LossName = "ppo"
-    """`ppo`: the clipped surrogate. `dual-clip`: `ppo` with a bound for tokens of negative advantage. `gspo`: one ratio
-    per sequence. `cispo`: clipped weights; every token keeps its gradient. `reinforce`: no ratio."""
-    clip_low: Annotated[float, Gt(0), Le(1)] = 0.2
-    """The probability ratio's lower bound is 1 - clip_low."""
-    clip_high: Positive = 0.28
-    """The probability ratio's upper bound is 1 + clip_high."""
-    clip_dual: Annotated[float, Gt(1)] = 3.0
-    """With `dual-clip`: bound on the loss of a token with a negative advantage A, as clip_dual · |A|."""
+    """The loss of a token. `module:callable`: a function `loss(logprobs, log_ratio, advantages, *, …)` of float32
+    tensors [tokens] that returns the losses."""
+    loss_args: dict[str, Any] = {}
+    """Arguments of `loss` that have no key of their own in this section."""
+    clip_low: Annotated[float, Gt(0), Le(1)] = CLIP_LOW
+    """the probability ratio's lower bound is 1 - clip_low."""
+    clip_high: Positive = CLIP_HIGH
+    """the probability ratio's upper bound is 1 + clip_high."""
+    clip_dual: Annotated[float, Gt(1)] = CLIP_DUAL
+    """bound on the loss of a token with a negative advantage A, as clip_dual · |A|."""
     sequence: SequenceKind | None = None
     """With `gspo` and `sequence-mean`: what counts as a sequence. A rollout may have several rows: one per agent, and
     another each time a prompt does not continue the context."""

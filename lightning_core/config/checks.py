@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from lightning_core.config.algorithm import Algorithm
+from lightning_core.config.algorithm import CLIPS, Algorithm
 from lightning_core.config.checks_verl import impossible_verl
-from lightning_core.config.credit import CreditSection
+from lightning_core.config.credit import FLAT, CreditSection
 from lightning_core.config.policies import PolicyCredit
 from lightning_core.config.resolve import policy_settings
+from lightning_core.config.rules import argument_problems, declared, such_as, with_parameter
 from lightning_core.config.sections import Sections, TaskSource, Vllm
 from lightning_core.config.source import KeyPath
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.config.types import is_callable_name
+from lightning_core.credit import ADVANTAGE_RULES, LOSSES, REWARD_RULES
+from lightning_core.credit.registry import AdvantageRule, Loss, RewardRule
 from lightning_core.trace import BASE, POLICY
-
-_GAMMA = ("discounted", "gigpo", "gae")
-_ALONE = ("reinforce++", "none")
 
 
 def impossible(c: Sections) -> Iterator[tuple[KeyPath, str]]:
@@ -144,33 +144,11 @@ def _impossible_frozen(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             yield path, f"'base' is the initial {c.policy.model!r} (policy.model), but no policy is made of that"
 
 
-def impossible_algorithm(a: Algorithm) -> Iterator[tuple[KeyPath, str]]:
-    """Combinations that cannot be honoured although each value alone is fine."""
-    needing = [name for name in (a.loss, a.aggregation) if name in ("gspo", "sequence-mean")]
-    if needing and a.sequence is None:
-        yield ("algorithm", "sequence"), f"{needing[0]!r} needs to be told what a sequence is: row or rollout"
-    if not needing and a.sequence is not None:
-        yield (
-            ("algorithm", "sequence"),
-            f"goes with loss: gspo or aggregation: sequence-mean only, but they are {a.loss!r} and {a.aggregation!r}",
-        )
-    if a.loss == "gspo" and not {"clip_low", "clip_high"} <= a.model_fields_set:
-        yield (
-            ("algorithm", "loss"),
-            "'gspo' needs a clip_low and clip_high of its own, far smaller than those of single tokens, such as 3e-4 and 4e-4",
-        )
-    if a.loss == "reinforce":
-        for key in ("clip_low", "clip_high"):
-            if getattr(a, key) != Algorithm.model_fields[key].default:
-                yield ("algorithm", key), "'reinforce' has no ratio to clip"
-        if a.updates_per_step > 1:
-            yield (
-                ("algorithm", "updates_per_step"),
-                f"found {a.updates_per_step}; 'reinforce' has no ratio, so a second update on the same rows would be wrong; use 1, or "
-                "another loss",
-            )
-    if a.loss != "dual-clip" and a.clip_dual != Algorithm.model_fields["clip_dual"].default:
-        yield ("algorithm", "clip_dual"), f"goes with loss: dual-clip only, but algorithm.loss is {a.loss!r}"
+def impossible_algorithm(a: Algorithm, loss: Loss | None = None) -> Iterator[tuple[KeyPath, str]]:
+    """Combinations that cannot be honoured. ``loss``: that of ``a``, if it is not a declared one."""
+    loss = loss or declared(LOSSES, a.loss)
+    if loss is not None:
+        yield from _impossible_loss(a, loss)
     if a.aggregation == "constant" and a.constant_tokens is None:
         yield ("algorithm", "aggregation"), "'constant' needs algorithm.constant_tokens, such as 1024"
     if a.aggregation != "constant" and a.constant_tokens is not None:
@@ -187,29 +165,92 @@ def impossible_algorithm(a: Algorithm) -> Iterator[tuple[KeyPath, str]]:
         yield ("algorithm", "importance", "kind"), "'mask' without low and high masks nothing; set one of them"
 
 
-def impossible_credit(c: CreditSection, *, group_size: int, refill: int) -> Iterator[tuple[KeyPath, str]]:
-    """Combinations that cannot be honoured although each value alone is fine."""
-    own_rule = is_callable_name(c.rewards)
-    if c.rewards in _GAMMA and c.gamma is None:
-        yield ("credit", "rewards"), f"{c.rewards!r} needs credit.gamma, such as gamma: 0.95"
-    if c.rewards not in _GAMMA and not own_rule and c.gamma is not None:
-        yield ("credit", "gamma"), f"goes with rewards: {' | '.join(_GAMMA)}, but credit.rewards is {c.rewards!r}"
-    for key, rule in (("lam", "gae"), ("critic", "gae"), ("step_weight", "gigpo"), ("anchor", "gigpo")):
-        if getattr(c, key) is not None and c.rewards != rule:
-            yield ("credit", key), f"goes with rewards: {rule} only, but credit.rewards is {c.rewards!r}"
-    if c.rewards == "gae" and c.advantage not in _ALONE:
+def _impossible_loss(a: Algorithm, loss: Loss) -> Iterator[tuple[KeyPath, str]]:
+    by_sequence = [loss.name] * (loss.ratio == "sequence") + [a.aggregation] * (a.aggregation == "sequence-mean")
+    if by_sequence and a.sequence is None:
+        yield ("algorithm", "sequence"), f"{by_sequence[0]!r} needs a definition of a sequence: row or rollout"
+    if not by_sequence and a.sequence is not None:
+        names = " | ".join(rule.name for rule in LOSSES.values() if rule.ratio == "sequence")
+        yield (
+            ("algorithm", "sequence"),
+            f"goes with loss: {names} or aggregation: sequence-mean only, but they are {a.loss!r} and {a.aggregation!r}",
+        )
+    needed = [p for name in CLIPS if (p := loss.parameters.get(name)) and p.required]
+    if not {p.name for p in needed} <= a.model_fields_set:
+        values = " and ".join(f"{p.name}: {p.example}" for p in needed if p.example is not None)
+        yield (
+            ("algorithm", "loss"),
+            f"{loss.name!r} needs a {' and '.join(p.name for p in needed)} of its own{values and f', such as {values}'}",
+        )
+    for key in CLIPS:
+        if key not in loss.parameters and getattr(a, key) != Algorithm.model_fields[key].default:
+            names = with_parameter(LOSSES, key)
+            only = " only" if len(names) == 1 else ""
+            yield (
+                ("algorithm", key),
+                f"{loss.name!r} has no ratio to clip"
+                if loss.ratio is None
+                else f"goes with loss: {' | '.join(names)}{only}, but algorithm.loss is {a.loss!r}",
+            )
+    if loss.ratio is None and a.updates_per_step > 1:
+        yield (
+            ("algorithm", "updates_per_step"),
+            f"found {a.updates_per_step}; {loss.name!r} has no ratio, so a second update on the same rows would be wrong; use 1, or "
+            "another loss",
+        )
+    yield from argument_problems(loss, a.loss_args, ("algorithm", "loss_args"), flat=CLIPS)
+
+
+def impossible_credit(
+    c: CreditSection,
+    *,
+    group_size: int,
+    refill: int,
+    rewards: RewardRule | None = None,
+    advantage: AdvantageRule | None = None,
+) -> Iterator[tuple[KeyPath, str]]:
+    """Combinations that cannot be honoured. ``rewards`` and ``advantage``: the rules of ``c``, if they are not declared ones."""
+    rewards, advantage = (
+        rewards or declared(REWARD_RULES, c.rewards),
+        advantage or declared(ADVANTAGE_RULES, c.advantage),
+    )
+    if rewards is not None:
+        yield from _impossible_rewards(c, rewards)
+    if advantage is not None:
+        yield from argument_problems(advantage, c.advantage_args, ("credit", "advantage_args"))
+    compares = "group" if advantage is None else advantage.compares
+    if rewards is not None and rewards.needs_critic and compares == "group":
+        others = " or ".join(repr(rule.name) for rule in ADVANTAGE_RULES.values() if rule.compares != "group")
         yield (
             ("credit", "advantage"),
-            f"with rewards: gae the critic is the baseline; expected 'reinforce++' or 'none', found {c.advantage!r}",
+            f"with rewards: {c.rewards} the critic is the baseline; expected {others}, found {c.advantage!r}",
         )
-    if not c.group_by or len(set(c.group_by)) < len(c.group_by):
+    if c.group_by is not None and (not c.group_by or len(set(c.group_by)) < len(c.group_by)):
         yield ("credit", "group_by"), f"expected one or more different keys, found {list(c.group_by)!r}"
-    if group_size == 1 and c.advantage not in _ALONE:
+    if group_size == 1 and compares == "group":
         yield ("rollouts", "group_size"), f"{c.advantage!r} compares attempts at one task: 2 or more are needed"
     if group_size == 1 and c.judge is not None:
         yield ("rollouts", "group_size"), "a judge compares attempts at one task: 2 or more are needed"
-    if refill and c.advantage in _ALONE:
+    if refill and compares != "group":
         yield (
             ("rollouts", "refill"),
             f"goes with advantages that compare the attempts of a group; with {c.advantage!r} equal attempts teach something too",
         )
+
+
+def _impossible_rewards(c: CreditSection, rule: RewardRule) -> Iterator[tuple[KeyPath, str]]:
+    for key in FLAT:
+        value, parameter = getattr(c, key), rule.parameters.get(key)
+        if parameter is not None and parameter.required and value is None:
+            yield ("credit", "rewards"), f"{rule.name!r} needs credit.{key}{such_as(parameter)}"
+        if parameter is None and value is not None:
+            yield ("credit", key), _goes_with(with_parameter(REWARD_RULES, key), c.rewards)
+    if c.critic is not None and not rule.needs_critic:
+        names = [other.name for other in REWARD_RULES.values() if other.needs_critic]
+        yield ("credit", "critic"), _goes_with(names, c.rewards)
+    yield from argument_problems(rule, c.rewards_args, ("credit", "rewards_args"), flat=FLAT)
+
+
+def _goes_with(names: Sequence[str], found: str) -> str:
+    only = " only" if len(names) == 1 else ""
+    return f"goes with rewards: {' | '.join(names)}{only}, but credit.rewards is {found!r}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lightning_core.config.rules import declared
 from lightning_core.config.sections import Sections
 from lightning_core.config.source import KeyPath
-
-WHOLE_BATCH = ("reinforce++", "reinforce++-baseline")
-"""Advantages that compare with all rollouts of a step, and not only with those of the group."""
+from lightning_core.credit import ADVANTAGE_RULES, LOSSES, REWARD_RULES
+from lightning_core.credit.registry import AdvantageRule, RewardRule
 
 _OURS_ALONE = ("max_batch", "gather_ms", "threads")
 _VERLS_ALONE = (
@@ -37,7 +37,7 @@ def impossible_verl(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             "with mode: separate_async verl fixes an update at one row for each rollout; use 1",
         )
     yield from _impossible_policy(c)
-    yield from _impossible_credit(c)
+    yield from impossible_verl_credit(c)
     yield from _impossible_algorithm(c)
 
 
@@ -65,14 +65,19 @@ def _impossible_policy(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         )
 
 
-def _impossible_credit(c: Sections) -> Iterator[tuple[KeyPath, str]]:
-    if c.credit.rewards == "gae":
+def impossible_verl_credit(
+    c: Sections, *, rewards: RewardRule | None = None, advantage: AdvantageRule | None = None
+) -> Iterator[tuple[KeyPath, str]]:
+    """The same for credit. ``rewards`` and ``advantage``: the rules of ``c``, if they are not declared ones."""
+    rewards = rewards or declared(REWARD_RULES, c.credit.rewards)
+    advantage = advantage or declared(ADVANTAGE_RULES, c.credit.advantage)
+    if rewards is not None and rewards.needs_critic:
         yield (
             ("credit", "rewards"),
-            "'gae' needs the critic's values before rows are written, and verl's critic sees them after; use 'discounted', or "
+            f"{rewards.name!r} needs the critic's values before rows are written, and verl's critic sees them after; use 'discounted', or "
             "trainer.name: torch",
         )
-    if c.credit.advantage in WHOLE_BATCH and (c.trainer.mode != "sync" or c.rollouts.refill):
+    if advantage is not None and advantage.needs_batch and (c.trainer.mode != "sync" or c.rollouts.refill):
         yield (
             ("credit", "advantage"),
             f"{c.credit.advantage!r} compares with all rollouts of a step: expected trainer.mode: sync and rollouts.refill: 0; in other "
@@ -88,8 +93,19 @@ def _impossible_algorithm(c: Sections) -> Iterator[tuple[KeyPath, str]]:
                 ("algorithm", key),
                 f"verl means it over rows or tokens, not as {a.aggregation!r} has it; expected algorithm.aggregation: token-mean",
             )
-    if a.loss == "gspo" and a.sequence == "rollout":
-        yield ("algorithm", "sequence"), "verl's micro-batches cut a rollout's rows apart: with 'gspo' expected 'row'"
+    loss = declared(LOSSES, a.loss)
+    if loss is None:
+        yield (
+            ("algorithm", "loss"),
+            f"found {a.loss!r}; verl's workers know declared losses only: expected {', '.join(LOSSES)}; or use trainer.name: torch",
+        )
+    elif a.loss_args:
+        yield ("algorithm", "loss_args"), "verl's workers get no arguments but the clip range; use trainer.name: torch"
+    elif loss.ratio == "sequence" and a.sequence == "rollout":
+        yield (
+            ("algorithm", "sequence"),
+            f"verl's micro-batches cut a rollout's rows apart: with {a.loss!r} expected 'row'",
+        )
     i = a.importance
     if i is not None and (i.level == "rollout" or i.high is None or (i.kind == "tis") != (i.low == 0)):
         yield (

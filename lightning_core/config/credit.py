@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from lightning_core.config.problems import OWN
-from lightning_core.config.types import CallableName, Count, Names, NotNegative, Positive, Section, is_callable_name
+from lightning_core.config.rules import AdvantageRuleName, GroupKeyName, RewardRuleName
+from lightning_core.config.types import CallableName, Count, Names, NotNegative, Positive, Section
+from lightning_core.credit.reward_rules import Gamma
 
-Gamma = Annotated[float, Gt(0), Le(1)]
 Lam = Annotated[float, Ge(0), Le(1)]
 Anchor = Literal["exact", "normalised"]
-Advantage = Literal["grpo", "dr-grpo", "rloo", "reinforce++", "reinforce++-baseline", "none"]
-GroupBy = Annotated[
-    tuple[Literal["task", "agent", "turn", "anchor", "anchor-normalised", "policy"], ...], Field(strict=False)
-]
+GroupBy = Annotated[tuple[GroupKeyName, ...], Field(strict=False)]
+Arguments = dict[str, Any]
 
-_RULES = ("broadcast", "last-call", "explicit", "discounted", "leave-one-branch-out", "gigpo", "gae")
+FLAT = ("gamma", "lam", "step_weight", "anchor")
+"""Arguments of reward rules that have keys of their own in the section."""
 
 
 def _pattern(text: str) -> str:
@@ -31,14 +31,6 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _rule_name(text: str) -> str:
-    if text not in _RULES and not is_callable_name(text):
-        known = ", ".join(repr(rule) for rule in _RULES)
-        raise PydanticCustomError(OWN, "expected {known}, or 'module:callable'", {"known": known})
-    return text
-
-
-RuleName = Annotated[str, AfterValidator(_rule_name)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 
 
@@ -107,32 +99,33 @@ class Judge(Section):
 class CreditSection(Section):
     """Computes each call's advantage from an episode's rewards; docs/credit-assignment.md has the equations."""
 
-    rewards: RuleName = "broadcast"
-    """`broadcast`: every call gets the episode's return plus its own and its agent's rewards. `last-call`: the last
-    trained call gets the episode's return, the others only their own rewards. `explicit`: only the rewards attached to
-    a call or its agent count. `discounted`: the discounted sum of the rewards from the call on. `leave-one-branch-out`:
-    `broadcast`, with parallel branches compared with each other. `gigpo`: the episode's advantage plus an advantage
-    among calls with the same anchor. `gae`: turn-level GAE with a critic. Or `module:callable`, called as
-    `rule(episode, gamma)`."""
+    rewards: RewardRuleName = "broadcast"
+    """The value of a call. `module:callable`: a function `rule(episode, *, …)` or `rule(episode, gamma)` that returns a
+    number for each call."""
+    rewards_args: Arguments = {}
+    """Arguments of `rewards` that have no key of their own in this section."""
     gamma: Gamma | None = None
-    """With `discounted`, `gigpo`, `gae` or a custom rule: the discount factor per call."""
+    """the discount factor per call. Custom rules with a parameter of that name get it, too; the same holds for `lam`,
+    `step_weight` and `anchor`."""
     lam: Lam | None = None
-    """With `gae`: λ of the estimator; null: 1."""
+    """λ of the estimator; null: 1."""
     step_weight: NotNegative | None = None
-    """With `gigpo`: weight of the advantage among calls with the same anchor; null: 1."""
+    """weight of the advantage among calls with the same anchor; null: 1."""
     anchor: Anchor | None = None
-    """With `gigpo`: when two calls have the same anchor. `exact`: equal new messages. `normalised`: equal except for
-    case and white space. null: `exact`."""
-    advantage: Advantage = "grpo"
-    """The baseline and scale of a call's value. Within its group: `grpo` (minus the mean, divided by the standard
-    deviation), `dr-grpo` (minus the mean), `rloo` (minus the mean of the others), `reinforce++-baseline` (minus the
-    mean, then whitened over the batch). `reinforce++`: whitened over the batch. `none`: the value itself."""
-    group_by: GroupBy = ("task",)
-    """Keys that the calls of a group share. `[task, agent]`: a baseline per agent (Dr. MAS). `[task, agent, turn]`: a
-    baseline per agent and turn (AT-GRPO)."""
+    """when two calls have the same anchor. `exact`: equal new messages. `normalised`: equal except for case and white
+    space. null: `exact`."""
+    advantage: AdvantageRuleName = "grpo"
+    """The baseline and scale of a call's value. `module:callable`: a function `rule(groups, *, …)` that returns the
+    advantages by call id."""
+    advantage_args: Arguments = {}
+    """Arguments of `advantage`."""
+    group_by: GroupBy | None = None
+    """Keys that the calls of a group share; null: the default of `rewards`, `[task]` with `broadcast`. `[task, agent]`: a
+    baseline per agent (Dr. MAS). `[task, agent, turn]`: a baseline per agent and turn (AT-GRPO). `module:callable`: a
+    function `key(episode)` that returns a string for each call."""
     air: AirSection | None = None
     """Automatic intermediate rewards; null: disabled."""
     critic: Critic | None = None
-    """With `gae`: the critic's settings; null: defaults."""
+    """With `gae`, or a custom rule that needs a critic: the critic's settings; null: defaults."""
     judge: Judge | None = None
     """A model that scores rollouts; null: disabled."""

@@ -1,32 +1,71 @@
-"""The rules that the configuration's section ``credit`` asks for, and those that a policy has of its own."""
+"""From the sections ``credit`` and ``algorithm`` to the rules that they name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from lightning_core.config import credit as configured
+from lightning_core.config.algorithm import CLIPS, Algorithm
+from lightning_core.config.checks import impossible_credit
+from lightning_core.config.checks_verl import impossible_verl_credit
 from lightning_core.config.config import Config
+from lightning_core.config.credit import FLAT
 from lightning_core.config.imports import import_callable
 from lightning_core.config.resolve import policy_settings
-from lightning_core.credit import Air, CreditRules, FormatRule
+from lightning_core.config.rules import function_of
+from lightning_core.config.source import KeyPath, dotted
+from lightning_core.credit import ADVANTAGE_RULES, LOSSES, REWARD_RULES, Air, CreditRules, FormatRule
+from lightning_core.credit.registry import Loss
+from lightning_core.errors import ConfigError
 
 
 def policy_rules(config: Config) -> dict[str, CreditRules]:
-    """The rules of each policy, by its name. Raises `ConfigError` when a function that they name cannot be imported."""
-    return {name: credit_rules(settings.credit) for name, settings in policy_settings(config).items()}
+    """The rules of each policy, by its name.
+
+    Raises `ConfigError` if a function that they name cannot be imported, or cannot be used with the other settings.
+    """
+    r = config.rollouts
+    rules = {
+        name: credit_rules(settings.credit, group_size=r.group_size, refill=r.refill)
+        for name, settings in policy_settings(config).items()
+    }
+    if config.trainer.name == "verl":
+        (only,) = rules.values()
+        _refuse(impossible_verl_credit(config, rewards=only.reward_rule, advantage=only.advantage_rule))
+    return rules
 
 
-def credit_rules(c: configured.CreditSection) -> CreditRules:
-    """Raises `ConfigError` when a function that it names cannot be imported."""
-    own = ":" in c.rewards
+def credit_rules(c: configured.CreditSection, *, group_size: int = 2, refill: int = 0) -> CreditRules:
+    """The rules that ``c`` names; raises as `policy_rules`."""
+    rewards = function_of(c.rewards, key="credit.rewards")
+    advantage = function_of(c.advantage, key="credit.advantage")
+    rule, other = REWARD_RULES.find(rewards), ADVANTAGE_RULES.find(advantage)
+    _refuse(impossible_credit(c, group_size=group_size, refill=refill, rewards=rule, advantage=other))
     return CreditRules(
-        rewards=import_callable(c.rewards, key="credit.rewards") if own else c.rewards,
-        gamma=1.0 if c.gamma is None else c.gamma,
-        lam=1.0 if c.lam is None else c.lam,
-        step_weight=1.0 if c.step_weight is None else c.step_weight,
-        anchor="anchor-normalised" if c.anchor == "normalised" else "anchor",
-        advantage=c.advantage,
-        group_by=c.group_by,
+        rewards=rewards,
+        rewards_args=c.rewards_args,
+        advantage=advantage,
+        advantage_args=c.advantage_args,
+        group_by=None if c.group_by is None else [function_of(key, key="credit.group_by") for key in c.group_by],
         air=None if c.air is None else _air(c.air),
+        **{name: getattr(c, name) for name in FLAT},
     )
+
+
+def loss_rule(a: Algorithm) -> Loss:
+    """The loss that ``a`` names. Raises `ConfigError` if a function cannot be imported."""
+    return LOSSES.find(function_of(a.loss, key="algorithm.loss"))
+
+
+def loss_arguments(a: Algorithm, loss: Loss) -> dict[str, Any]:
+    """The keyword arguments of ``loss``, which is that of ``a``."""
+    return loss.arguments({name: getattr(a, name) for name in CLIPS}, a.loss_args)
+
+
+def _refuse(problems: Iterator[tuple[KeyPath, str]]) -> None:
+    for path, text in problems:
+        raise ConfigError(f"{dotted(path)}: {text}")
 
 
 def _air(air: configured.AirSection) -> Air:

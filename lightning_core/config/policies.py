@@ -9,16 +9,9 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from lightning_core.config.credit import (
-    Advantage,
-    Anchor,
-    Critic,
-    Gamma,
-    GroupBy,
-    Lam,
-    RuleName,
-)
+from lightning_core.config.credit import Anchor, Arguments, Critic, Gamma, GroupBy, Lam
 from lightning_core.config.problems import OWN
+from lightning_core.config.rules import AdvantageRuleName, RewardRuleName
 from lightning_core.config.types import Count, Names, NotNegative, Positive, Section
 from lightning_core.trace import BASE, POLICY
 
@@ -50,11 +43,13 @@ class Lora(Section):
 
 class PolicyCredit(Section):
     """Credit settings of one policy. A null value falls back to the section `credit`. A policy that sets `rewards` does
-    not inherit `gamma`, `lam`, `step_weight`, `anchor` and `critic`. Intermediate rewards and the judge apply to all
-    policies."""
+    not inherit `rewards_args`, `gamma`, `lam`, `step_weight`, `anchor` and `critic`; one that sets `advantage` does not
+    inherit `advantage_args`. Intermediate rewards and the judge apply to all policies."""
 
-    rewards: RuleName | None = None
+    rewards: RewardRuleName | None = None
     """See `credit.rewards`. With `gae` each policy has its own critic."""
+    rewards_args: Arguments | None = None
+    """See `credit.rewards_args`."""
     gamma: Gamma | None = None
     """See `credit.gamma`."""
     lam: Lam | None = None
@@ -63,8 +58,10 @@ class PolicyCredit(Section):
     """See `credit.step_weight`."""
     anchor: Anchor | None = None
     """See `credit.anchor`."""
-    advantage: Advantage | None = None
+    advantage: AdvantageRuleName | None = None
     """See `credit.advantage`."""
+    advantage_args: Arguments | None = None
+    """See `credit.advantage_args`."""
     group_by: GroupBy | None = None
     """See `credit.group_by`."""
     critic: Critic | None = None

@@ -126,9 +126,9 @@ def _problems(model: type[BaseModel], details: ErrorDetails, source: Source) -> 
     elif details["type"] == "missing":
         text = "missing, but required"
     elif details["type"] == OWN:
-        text = f"found {_describe(details['input'])}, {details['msg']}"
+        text = f"found {describe(details['input'])}, {details['msg']}"
     else:
-        text = f"found {_describe(details['input'])}, expected {_expected(details)}"
+        text = f"found {describe(details['input'])}, expected {expectation(details)}"
     yield Problem(source.place(path), path, text)
 
 
@@ -136,7 +136,8 @@ def _path(details: ErrorDetails) -> KeyPath:
     return tuple(part for part in details["loc"] if part != "[key]")
 
 
-def _expected(details: ErrorDetails) -> str:
+def expectation(details: ErrorDetails) -> str:
+    """What pydantic expected, in plain words."""
     context: Mapping[str, Any] = details.get("ctx", {})
     if details["type"] == "literal_error":
         return str(context["expected"])
@@ -145,7 +146,8 @@ def _expected(details: ErrorDetails) -> str:
     return _EXPECTED.get(details["type"], details["msg"].removeprefix("Input should be "))
 
 
-def _describe(value: object) -> str:
+def describe(value: object) -> str:
+    """A value as errors show it."""
     if value is None:
         return "nothing (null)"
     if isinstance(value, Mapping):

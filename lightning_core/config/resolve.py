@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_core.config.credit import CreditSection, Critic
+from lightning_core.config.credit import FLAT, CreditSection, Critic
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyCredit
+from lightning_core.config.rules import reward_rule
 from lightning_core.config.sections import Sections
 from lightning_core.trace import BASE, POLICY
 
@@ -32,7 +33,7 @@ class PolicySettings:
     @property
     def critic(self) -> Critic | None:
         """The value head's settings; None if the credit rule needs no critic."""
-        return (self.credit.critic or Critic()) if self.credit.rewards == "gae" else None
+        return (self.credit.critic or Critic()) if reward_rule(self.credit.rewards).needs_critic else None
 
 
 def policy_settings(c: Sections) -> dict[str, PolicySettings]:
@@ -70,5 +71,7 @@ def _settings(c: Sections, own: NamedPolicy) -> PolicySettings:
 def _credit(common: CreditSection, own: PolicyCredit) -> CreditSection:
     given = {key: value for key in PolicyCredit.model_fields if (value := getattr(own, key)) is not None}
     if own.rewards is not None:
-        given = {**dict.fromkeys(("gamma", "lam", "step_weight", "anchor", "critic")), **given}
+        given = {**dict.fromkeys((*FLAT, "critic")), "rewards_args": {}, **given}
+    if own.advantage is not None:
+        given = {"advantage_args": {}, **given}
     return common.model_copy(update=given)

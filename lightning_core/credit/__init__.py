@@ -1,27 +1,49 @@
 """Credit: from the rewards of an episode to one advantage for each call. Pure functions in registries; no torch, no I/O.
 
-1. A *reward rule* gives every call of an episode a value (episode → call). AIR puts rewards of its own on calls before.
-2. An *advantage rule* compares the values within groups, and perhaps over the batch.
-3. Every token of a call has the call's advantage (call → token; arXiv 2508.03680, §3.3): ``transitions_to_rows`` writes it down.
+1. A *reward rule* gives every call of an episode a value (episode → call). AIR adds rewards to calls before.
+2. An *advantage rule* compares the values within groups, or over the batch. *Group keys* define the groups.
+3. Every token of a call has the call's advantage (call → token; arXiv 2508.03680, §3.3), see ``transitions_to_rows``. A *loss* turns the
+   advantage and the logprobs of a token into what is minimised.
+
+`registry` describes how to add a rule.
 """
 
-from lightning_core.credit.advantage_rules import ADVANTAGE_RULES
+from lightning_core.credit import advantage_rules, gae, grouping, losses, reward_rules
 from lightning_core.credit.air import Air, FormatRule
-from lightning_core.credit.assign import Credit, CreditRules, assign_credit
-from lightning_core.credit.episode import Episode
-from lightning_core.credit.grouping import GROUP_KEYS
-from lightning_core.credit.reward_rules import REWARD_RULES
+from lightning_core.credit.assign import Credit, assign_credit
+from lightning_core.credit.episode import Component, Episode, Value
+from lightning_core.credit.registry import (
+    ADVANTAGE_RULES,
+    GROUP_KEYS,
+    LOSSES,
+    REWARD_RULES,
+    advantage_rule,
+    group_key,
+    loss,
+    reward_rule,
+)
+from lightning_core.credit.rules import CreditRules
 from lightning_core.credit.several import assign_by_policy
+
+_DECLARED = (advantage_rules, gae, grouping, losses, reward_rules)
+"""Imported so that their rules are in the registries."""
 
 __all__ = [
     "ADVANTAGE_RULES",
     "GROUP_KEYS",
+    "LOSSES",
     "REWARD_RULES",
     "Air",
+    "Component",
     "Credit",
     "CreditRules",
     "Episode",
     "FormatRule",
+    "Value",
+    "advantage_rule",
     "assign_by_policy",
     "assign_credit",
+    "group_key",
+    "loss",
+    "reward_rule",
 ]

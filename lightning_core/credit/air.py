@@ -1,4 +1,4 @@
-"""Automatic intermediate rewarding (AIR; arXiv 2508.03680, §3.4): what a run tells of itself becomes rewards on the calls behind it.
+"""Automatic intermediate rewarding (AIR; arXiv 2508.03680, §3.4): signals of a run become rewards of the calls that caused them.
 
 A tool's outcome is bound to the call that asked for it by the tool call's id (`signals.py`), never by time.
 """

@@ -2,53 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import cast
 
-from lightning_core.credit.advantage_rules import ADVANTAGE_RULES, AdvantageRule, is_flat, rollouts
-from lightning_core.credit.air import Air, with_air
-from lightning_core.credit.episode import Episode, Value
-from lightning_core.credit.gae import turn_gae
-from lightning_core.credit.grouping import GROUP_KEYS, group_values
-from lightning_core.credit.reward_rules import REWARD_RULES, RewardRule, broadcast, discounted, immediate
+from lightning_core.credit.advantage_rules import is_flat, rollouts
+from lightning_core.credit.air import with_air
+from lightning_core.credit.episode import Component, Episode, Value
+from lightning_core.credit.grouping import equalised, group_values
+from lightning_core.credit.rules import CreditRules
 from lightning_core.errors import CreditError
 from lightning_core.trace import check_reward
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CreditRules:
-    """How credit is assigned. Raises `CreditError` for a name that is not known, with the known ones."""
-
-    rewards: str | RewardRule = "broadcast"
-    """One of `REWARD_RULES` or a function like them; ``gigpo`` or ``gae``."""
-    gamma: float = 1.0
-    lam: float = 1.0
-    """λ of ``gae``."""
-    step_weight: float = 1.0
-    """ω of ``gigpo``: the weight of the steps' advantages beside the episode's."""
-    anchor: str = "anchor"
-    """With ``gigpo``: the group key that makes two calls the same step, ``anchor`` or ``anchor-normalised``."""
-    advantage: str = "grpo"
-    group_by: Sequence[str] = ("task",)
-    """A subset of `GROUP_KEYS`."""
-    air: Air | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.rewards, str) and self.rewards not in ("gigpo", "gae"):
-            _lookup(REWARD_RULES, self.rewards, "reward rule", besides=("gigpo", "gae"))
-        _lookup(ADVANTAGE_RULES, self.advantage, "advantage rule")
-        for key in self.group_by:
-            _lookup(GROUP_KEYS, key, "group key")
-        if not self.group_by:
-            raise CreditError(f"group_by is empty; expected one or more of {sorted(GROUP_KEYS)!r}")
-
-    @property
-    def needs_values(self) -> bool:
-        """Whether a critic must say what it expects of each call's prompt."""
-        return self.rewards == "gae"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +24,7 @@ class Credit:
     """What each call is worth, before any baseline."""
     advantages: Mapping[str, float]
     targets: Mapping[str, float] = field(default_factory=dict[str, float])
-    """With ``gae``: what the critic should have said."""
+    """With a critic: the values that it should have predicted."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
@@ -73,64 +38,78 @@ def assign_credit(
     rules = rules or CreditRules()
     if rules.air is not None:
         episodes = [with_air(episode, rules.air) for episode in episodes]
-    if rules.needs_values:
-        return _assign_gae(episodes, rules, values or {})
-    advantage = ADVANTAGE_RULES[rules.advantage]
-    rule = _reward_rule(rules)
-    worth = _worth(episodes, rule, rules.gamma)
-    groups = group_values(episodes, worth, rules.group_by)
-    advantages, metrics = advantage(groups), _metrics(groups)
-    if rules.rewards == "gigpo":
-        steps, more = _steps(episodes, rules, advantage)
-        advantages = {call: a + rules.step_weight * steps[call] for call, a in advantages.items()}
-        metrics |= more
-    return Credit(values=worth, advantages=advantages, metrics=metrics)
+    reward, advantage = rules.reward_rule, rules.advantage_rule
+    rewarded = {e.rollout: _parts(e, rules, values) for e in episodes}
+    facts = reward.depends_on if advantage.compares else None
+    outcomes = {} if facts is None else {e.rollout: facts(e) for e in episodes}
 
-
-def _steps(
-    episodes: Sequence[Episode], rules: CreditRules, advantage: AdvantageRule
-) -> tuple[dict[str, float], dict[str, float]]:
-    """GiGPO's step-level advantages (arXiv 2505.10978): what followed, compared among calls that were in the same place."""
-    following = _worth(episodes, discounted, rules.gamma)
-    groups = group_values(episodes, following, (*rules.group_by, rules.anchor))
-    return advantage(groups), {f"step_{name}": value for name, value in _metrics(groups).items()}
-
-
-def _assign_gae(episodes: Sequence[Episode], rules: CreditRules, values: Mapping[str, float]) -> Credit:
-    """Turn-level GAE, whose advantages are then compared as ``rules.advantage`` says."""
-    worth: dict[str, float] = {}
-    targets: dict[str, float] = {}
-    for episode in episodes:
-        calls = [t.call for t in episode.transitions]
-        missing = [call for call in calls if call not in values]
-        if missing:
-            raise CreditError(f"reward rule 'gae' needs the critic's value of every call; {missing[0]!r} has none")
-        found, wanted = turn_gae(immediate(episode), [values[call] for call in calls], gamma=rules.gamma, lam=rules.lam)
-        worth |= zip(calls, found, strict=True)
-        targets |= zip(calls, wanted, strict=True)
-    groups = group_values(episodes, worth, rules.group_by)
+    advantages = {t.call: 0.0 for e in episodes for t in e.transitions}
+    metrics: dict[str, float] = {}
+    for number, part in enumerate(_alike(rewarded)):
+        worth = _by_call(episodes, {rollout: parts[number].values for rollout, parts in rewarded.items()})
+        groups = equalised(group_values(episodes, worth, (*rules.keys, *part.group_by)), outcomes)
+        prefix = f"{part.name}_" if part.name else ""
+        metrics |= {f"{prefix}{name}": value for name, value in _metrics(groups).items()}
+        if advantage.compares == "batch":
+            groups = equalised(group_values(episodes, worth, ()), outcomes)
+        found = _compare(groups, rules)
+        advantages = {call: before + part.weight * found[call] for call, before in advantages.items()}
+    targets = {rollout: parts[0].targets for rollout, parts in rewarded.items() if parts[0].targets is not None}
     return Credit(
-        values=worth, advantages=ADVANTAGE_RULES[rules.advantage](groups), targets=targets, metrics=_metrics(groups)
+        values=_by_call(episodes, {rollout: parts[0].values for rollout, parts in rewarded.items()}),
+        advantages=advantages,
+        targets=_by_call([e for e in episodes if e.rollout in targets], targets),
+        metrics=metrics,
     )
 
 
-def _reward_rule(rules: CreditRules) -> RewardRule:
-    if not isinstance(rules.rewards, str):
-        return rules.rewards
-    return broadcast if rules.rewards == "gigpo" else REWARD_RULES[rules.rewards]
-
-
-def _worth(episodes: Sequence[Episode], rule: RewardRule, gamma: float) -> dict[str, float]:
-    worth: dict[str, float] = {}
-    for episode in episodes:
-        found = rule(episode, gamma)
-        if len(found) != len(episode.transitions):
-            name = getattr(rule, "__name__", repr(rule))
+def _parts(episode: Episode, rules: CreditRules, expected: Mapping[str, float] | None) -> Sequence[Component]:
+    """What the reward rule returns for ``episode``, checked."""
+    rule = rules.reward_rule
+    inputs: list[object] = [episode]
+    if rule.needs_critic:
+        inputs.append(_expected(episode, rule.name, expected or {}))
+    found: Sequence[float] | Sequence[Component] = rule.function(*inputs, **rules.reward_arguments)
+    parts = [part for part in found if isinstance(part, Component)]
+    if not parts:
+        parts = [Component(values=cast("Sequence[float]", found))]
+    for part in parts:
+        if len(part.values) != len(episode.transitions):
             raise CreditError(
-                f"the reward rule {name} gave {len(found)} values for the {len(episode.transitions)} calls of an episode"
+                f"the reward rule {rule.name} gave {len(part.values)} values for the {len(episode.transitions)} calls of an episode"
             )
-        worth |= {t.call: check_reward(value) for t, value in zip(episode.transitions, found, strict=True)}
-    return worth
+    return [replace(part, values=[check_reward(value) for value in part.values]) for part in parts]
+
+
+def _expected(episode: Episode, rule: str, values: Mapping[str, float]) -> list[float]:
+    missing = next((t.call for t in episode.transitions if t.call not in values), None)
+    if missing is not None:
+        raise CreditError(f"reward rule {rule!r} needs the critic's value of every call; {missing!r} has none")
+    return [values[t.call] for t in episode.transitions]
+
+
+def _alike(rewarded: Mapping[str, Sequence[Component]]) -> Sequence[Component]:
+    """The parts of the first episode. Raises `CreditError` if another has other parts."""
+    kinds = {tuple((p.name, p.weight, p.group_by) for p in parts) for parts in rewarded.values()}
+    if len(kinds) > 1:
+        raise CreditError(f"the reward rule returned different parts for different episodes: {sorted(kinds)!r}")
+    return next(iter(rewarded.values()), ())
+
+
+def _by_call(episodes: Sequence[Episode], found: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {t.call: value for e in episodes for t, value in zip(e.transitions, found[e.rollout], strict=True)}
+
+
+def _compare(groups: list[list[Value]], rules: CreditRules) -> dict[str, float]:
+    rule = rules.advantage_rule
+    found: dict[str, float] = rule.function(groups, **rules.advantage_arguments)
+    missing = next((v.call for group in groups for v in group if v.call not in found), None)
+    if missing is not None:
+        raise CreditError(f"the advantage rule {rule.name} gave no advantage for the call {missing!r}")
+    for call, advantage in found.items():
+        if not math.isfinite(advantage):
+            raise CreditError(f"the advantage rule {rule.name} gave {advantage!r} for the call {call!r}")
+    return found
 
 
 def _metrics(groups: Sequence[Sequence[Value]]) -> dict[str, float]:
@@ -140,9 +119,3 @@ def _metrics(groups: Sequence[Sequence[Value]]) -> dict[str, float]:
         "groups_single": float(single),
         "groups_equal": float(sum(is_flat(g) for g in groups) - single),
     }
-
-
-def _lookup(registry: Mapping[str, T], name: str, what: str, *, besides: Sequence[str] = ()) -> T | None:
-    if name not in registry and name not in besides:
-        raise CreditError(f"unknown {what} {name!r}; known are {sorted([*registry, *besides])!r}")
-    return registry.get(name)

@@ -1,4 +1,4 @@
-"""Which calls of a rollout ran in branches beside one another."""
+"""The calls of a rollout that ran in parallel branches."""
 
 from __future__ import annotations
 

@@ -3,6 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from lightning_core.credit.episode import Component, Episode
+from lightning_core.credit.registry import reward_rule
+from lightning_core.credit.reward_rules import Gamma, immediate
+
+
+@reward_rule("gae", needs_critic=True)
+def gae(
+    episode: Episode, expected: Sequence[float], *, gamma: Gamma, lam: Annotated[float, Ge(0), Le(1)] = 1.0
+) -> list[Component]:
+    """`Σ_l (γλ)^l δ_{t+l}`, `δ_t = r_t + γ V_{t+1} − V_t`: GAE (1506.02438) over turns (2510.16907, 2512.17008), with a critic."""
+    advantages, targets = turn_gae(immediate(episode), expected, gamma=gamma, lam=lam)
+    return [Component(values=advantages, targets=targets)]
 
 
 def turn_gae(
@@ -12,8 +28,8 @@ def turn_gae(
 
         δ_t = r_t + γ V_{t+1} − V_t,    A_t = δ_t + γ λ A_{t+1},    with V and A 0 after the last call
 
-    ``rewards``: r_t; ``values``: V_t, what the critic expects of the rest at the prompt of call t. A turn is a call whatever its reward:
-    one that was given 0 counts like any other.
+    ``rewards``: r_t; ``values``: V_t, what the critic expects of the rest at the prompt of call t. A turn is a call,
+    also one with the reward 0.
     """
     advantages: list[float] = []
     following = after = 0.0

@@ -1,36 +1,69 @@
-"""Which calls are compared with one another: those that agree in a subset of {task, agent, turn, anchor, policy}."""
+"""Group keys: calls are compared with one another if they agree in all keys of ``group_by``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 
 from lightning_core.credit.episode import Episode, Value
+from lightning_core.credit.registry import GROUP_KEYS, group_key
+from lightning_core.errors import CreditError
 
 _SPACE = re.compile(r"(?:\s|\\[nrt])+")
 
-GROUP_KEYS: dict[str, Callable[[Episode], Sequence[str]]] = {
-    "task": lambda e: [e.task_id] * len(e.transitions),
-    "agent": lambda e: [t.agent for t in e.transitions],
-    "policy": lambda e: [t.policy for t in e.transitions],
-    "turn": lambda e: [str(turn) for turn in e.turns],
-    # Two calls in the same place: the same agent was shown the same news (GiGPO's anchor states, arXiv 2505.10978).
-    "anchor": lambda e: [f"{t.agent}\0{o}" for t, o in zip(e.transitions, e.observations, strict=True)],
-    "anchor-normalised": lambda e: [
-        f"{t.agent}\0{_normal(o)}" for t, o in zip(e.transitions, e.observations, strict=True)
-    ],
-}
-"""For each transition of an episode the part of its key."""
+
+@group_key("task")
+def task(episode: Episode) -> list[str]:
+    """The task."""
+    return [episode.task_id] * len(episode.transitions)
+
+
+@group_key("agent")
+def agent(episode: Episode) -> list[str]:
+    """The agent that made the call."""
+    return [t.agent for t in episode.transitions]
+
+
+@group_key("policy")
+def policy(episode: Episode) -> list[str]:
+    """The policy that answered the call."""
+    return [t.policy for t in episode.transitions]
+
+
+@group_key("turn")
+def turn(episode: Episode) -> list[str]:
+    """The number of calls that the agent made before it in the rollout."""
+    return [str(number) for number in episode.turns]
+
+
+@group_key("turns-left")
+def turns_left(episode: Episode) -> list[str]:
+    """The number of calls that the agent made after it in the rollout."""
+    return [str(number) for number in episode.turns_left]
+
+
+@group_key("anchor")
+def anchor(episode: Episode) -> list[str]:
+    """The agent and the new messages that it was shown: those after its last response (GiGPO's anchor states, 2505.10978)."""
+    return [f"{t.agent}\0{o}" for t, o in zip(episode.transitions, episode.observations, strict=True)]
+
+
+@group_key("anchor-normalised")
+def anchor_normalised(episode: Episode) -> list[str]:
+    """As `anchor`, without regard to case and white space."""
+    return [f"{t.agent}\0{_normal(o)}" for t, o in zip(episode.transitions, episode.observations, strict=True)]
 
 
 def group_values(
-    episodes: Sequence[Episode], values: Mapping[str, float], group_by: Sequence[str]
+    episodes: Sequence[Episode], values: Mapping[str, float], group_by: Sequence[str | Callable[..., Sequence[str]]]
 ) -> list[list[Value]]:
-    """The groups in order of first appearance. In each, a rollout's calls weigh 1 together."""
+    """The groups in order of first appearance; without keys there is one. In each, a rollout's calls weigh 1 together."""
     members: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for episode in episodes:
-        parts = [GROUP_KEYS[key](episode) for key in group_by]
-        for t, key in zip(episode.transitions, zip(*parts, strict=True), strict=True):
+        parts = [_key_of(episode, key) for key in group_by]
+        for index, t in enumerate(episode.transitions):
+            key = tuple(part[index] for part in parts)
             members.setdefault(key, {}).setdefault(episode.rollout, []).append(t.call)
     return [
         [
@@ -40,6 +73,26 @@ def group_values(
         ]
         for by_rollout in members.values()
     ]
+
+
+def equalised(groups: Sequence[Sequence[Value]], outcomes: Mapping[str, Hashable]) -> list[list[Value]]:
+    """``groups``, with equal values where all rollouts of a group have the same outcome, which is not None."""
+    found: list[list[Value]] = []
+    for group in groups:
+        outcomes_of_group = {outcomes.get(v.rollout) for v in group}
+        same = len(outcomes_of_group) == 1 and None not in outcomes_of_group
+        found.append([replace(v, value=group[0].value) for v in group] if same else list(group))
+    return found
+
+
+def _key_of(episode: Episode, key: str | Callable[..., Sequence[str]]) -> Sequence[str]:
+    rule = GROUP_KEYS.find(key)
+    found = rule.function(episode)
+    if len(found) != len(episode.transitions):
+        raise CreditError(
+            f"the group key {rule.name} returned {len(found)} keys for the {len(episode.transitions)} calls of an episode"
+        )
+    return found
 
 
 def _normal(observation: str) -> str:

@@ -3,42 +3,56 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Hashable
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
 
 from lightning_core.credit.branches import parallel_branches
-from lightning_core.credit.episode import Episode
+from lightning_core.credit.episode import Component, Episode
+from lightning_core.credit.registry import Example, reward_rule
 
-RewardRule = Callable[[Episode, float], list[float]]
-"""``rule(episode, gamma)``: one value for each of the episode's transitions."""
+Gamma = Annotated[float, Gt(0), Le(1), Example(0.95)]
 
 
-def broadcast(episode: Episode, gamma: float) -> list[float]:
-    """Identical assignment (arXiv 2508.03680, §3.3): every call gets the episode's whole return.
+def rewards_of(episode: Episode) -> Hashable:
+    """All rewards of the episode, by place."""
+    return episode.outcome
+
+
+def rewards_outside_branches(episode: Episode) -> Hashable:
+    """The same; None if there are parallel branches, which are compared within the episode."""
+    return None if parallel_branches(episode) else episode.outcome
+
+
+@reward_rule("broadcast", depends_on=rewards_of)
+def broadcast(episode: Episode) -> list[float]:
+    """`R +` all rewards of calls `+` its agent's: identical assignment (2508.03680 §3.3), every call gets the episode's return.
 
     Rewards bound to a call count towards the return; rewards bound to an agent count for that agent's calls only.
     """
-    del gamma
     total = episode.reward + math.fsum(r.value for r in episode.rewards if r.call is not None)
     own = _by_agent(episode)
     return [total + own.get(t.agent, 0.0) for t in episode.transitions]
 
 
-def last_call(episode: Episode, gamma: float) -> list[float]:
-    """The episode's return stands at its last trained call alone; every other call has what was given to itself."""
-    del gamma
+@reward_rule("last-call", group=("task", "agent", "turns-left"), depends_on=rewards_of)
+def last_call(episode: Episode) -> list[float]:
+    """`r_t`: the last trained call gets the episode's reward, every other call its own rewards only."""
     return immediate(episode)
 
 
-def explicit(episode: Episode, gamma: float) -> list[float]:
-    """What was given to the call itself, and to its agent; the episode's own reward is for the eye alone."""
-    del gamma
+@reward_rule("explicit", group=("task", "agent", "turn"), depends_on=rewards_of)
+def explicit(episode: Episode) -> list[float]:
+    """Its own rewards `+` its agent's. The episode's reward `R` is reported and not trained on."""
     own = _by_agent(episode)
     by_call = _by_call(episode)
     return [by_call.get(t.call, 0.0) + own.get(t.agent, 0.0) for t in episode.transitions]
 
 
-def discounted(episode: Episode, gamma: float) -> list[float]:
-    """Reward-to-go: value_t = Σ_{k≥t} γ^(k−t) · r_k over the episode's trained calls, with r as in `immediate`."""
+@reward_rule("discounted", group=("task", "agent", "turn"), depends_on=rewards_of)
+def discounted(episode: Episode, *, gamma: Gamma) -> list[float]:
+    """`Σ_{k≥t} γ^(k−t) r_k`: the discounted sum of the rewards from the call on (reward-to-go)."""
     values: list[float] = []
     following = 0.0
     for reward in reversed(immediate(episode)):
@@ -47,13 +61,13 @@ def discounted(episode: Episode, gamma: float) -> list[float]:
     return values[::-1]
 
 
-def leave_one_branch_out(episode: Episode, gamma: float) -> list[float]:
-    """`broadcast`, and a call in a parallel branch gets what its branch was given less the mean of the branches beside it.
+@reward_rule("leave-one-branch-out", depends_on=rewards_outside_branches)
+def leave_one_branch_out(episode: Episode) -> list[float]:
+    """`broadcast + own_b − mean(own of the branches beside b)`: RLOO (2402.14740) among parallel branches of the same agents.
 
-    Branches that ran at the same time in the same agents are each other's baseline, as attempts are in RLOO (arXiv 2402.14740). Over
-    the branches of a section the differences sum to 0, so the rollout's mean is that of `broadcast`.
+    Over the branches of a section the differences sum to 0, so the rollout's mean is that of `broadcast`.
     """
-    values = broadcast(episode, gamma)
+    values = broadcast(episode)
     by_call = _by_call(episode)
     for section in parallel_branches(episode):
         own = [math.fsum(by_call.get(call, 0.0) for call in branch.calls) for branch in section]
@@ -65,10 +79,24 @@ def leave_one_branch_out(episode: Episode, gamma: float) -> list[float]:
     return values
 
 
-def immediate(episode: Episode) -> list[float]:
-    """r_t: a call's own rewards stand at that call, an agent's at the agent's last call, the episode's at the last call of all.
+@reward_rule("gigpo", depends_on=rewards_of)
+def gigpo(
+    episode: Episode, *, gamma: Gamma, step_weight: Annotated[float, Ge(0)] = 1.0, anchor: str = "exact"
+) -> list[Component]:
+    """`broadcast`, plus `step_weight` times the advantage of `discounted` among calls in the same place (GiGPO, 2505.10978).
 
-    What was given to a call that is not trained stands at the last trained call before it, or else at the first.
+    ``anchor``: when calls are in the same place: ``exact``, ``normalised``, or a group key.
+    """
+    key = {"exact": "anchor", "normalised": "anchor-normalised"}.get(anchor, anchor)
+    steps = Component(values=discounted(episode, gamma=gamma), weight=step_weight, group_by=(key,), name="step")
+    return [Component(values=broadcast(episode)), steps]
+
+
+def immediate(episode: Episode) -> list[float]:
+    """r_t: a call's rewards at that call, an agent's at the agent's last call, the episode's at the last call of all.
+
+    Rewards of a call that is not trained count at the last trained call before it, or else at the first. Rewards of an agent without a
+    trained call count nowhere: they concern no other agent.
     """
     calls = episode.transitions
     index = {t.call: i for i, t in enumerate(calls)}
@@ -76,7 +104,10 @@ def immediate(episode: Episode) -> list[float]:
     rewards = [0.0] * len(calls)
     for r in episode.rewards if calls else ():
         if r.call is None:
-            at = max((i for i, t in enumerate(calls) if r.agent in (None, t.agent)), default=len(calls) - 1)
+            own = [i for i, t in enumerate(calls) if r.agent in (None, t.agent)]
+            if not own:
+                continue
+            at = own[-1]
         elif r.call in index:
             at = index[r.call]
         else:
@@ -99,12 +130,3 @@ def _by_call(episode: Episode) -> dict[str, float]:
         if r.call is not None:
             sums[r.call] = sums.get(r.call, 0.0) + r.value
     return sums
-
-
-REWARD_RULES: dict[str, RewardRule] = {
-    "broadcast": broadcast,
-    "last-call": last_call,
-    "explicit": explicit,
-    "discounted": discounted,
-    "leave-one-branch-out": leave_one_branch_out,
-}

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lightning_core.credit.air import with_air
-from lightning_core.credit.assign import Credit, CreditRules, assign_credit
+from lightning_core.credit.assign import Credit, assign_credit
 from lightning_core.credit.episode import Episode
+from lightning_core.credit.rules import CreditRules
 
 
 def assign_by_policy(

@@ -1,10 +1,8 @@
-"""A judge: a model that scores all attempts at a task in one prompt.
+"""A model that scores the rollouts of a group in one prompt, as RULER does (OpenPipe's ART).
 
-It serves tasks without a reward function.
-
-The prompt contains the common beginning of the attempts once, then the rest of each attempt (as RULER in OpenPipe's ART). Advantages
-depend only on differences within a group, and a model compares attempts more reliably when it sees them together. The judge calls the
-policy endpoint as an agent that is not trained. Its scores are recorded in the rollouts they are for.
+The prompt contains the common beginning of the rollouts once, then the rest of each. Only the differences within the group matter for
+training, and a model compares better than it scores. The judge's requests go through the policy endpoint as those of an agent that is not
+trained; its scores are recorded as rewards of the rollouts.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -162,13 +161,22 @@ def _request_scores(group: Sequence[Episode], judge: Judge, url: str, key: str) 
 
 
 def _transcript(trace: Trace) -> list[str]:
-    """What was said, each message of each call once."""
+    """The messages of all calls, without the history that later calls repeat. Repetitions by the agent itself are kept."""
     lines: list[str] = []
+    shown: Counter[str] = Counter()
     for call in trace.calls:
-        for message in (*call.messages, call.response or {}):
+        history = Counter(line for message in call.messages if (line := _line(call.agent, message)))
+        new = history - shown
+        for message in call.messages:
             line = _line(call.agent, message)
-            if line and line not in lines:
+            if new[line] > 0:
                 lines.append(line)
+                shown[line] += 1
+                new[line] -= 1
+        response = _line(call.agent, call.response or {})
+        if response:
+            lines.append(response)
+            shown[response] += 1
     return lines
 
 

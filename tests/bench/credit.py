@@ -31,11 +31,11 @@ TASKS = ["sql", "rag", "tool"]
 AIR = {"rules": [{"function": "tests.bench.credit_tasks:went_well", "weight": 0.2}]}
 RULES: dict[str, dict[str, Any]] = {
     "broadcast": {},
-    "last-call": {"rewards": "last-call"},
-    "discounted": {"rewards": "discounted", "gamma": 0.9},
+    "last-call": {"rewards": "last-call", "group_by": ["task"]},
+    "discounted": {"rewards": "discounted", "gamma": 0.9, "group_by": ["task"]},
     "broadcast + air": {"air": AIR},
-    "discounted + air": {"rewards": "discounted", "gamma": 0.9, "air": AIR},
-    "explicit + air": {"rewards": "explicit", "air": AIR},
+    "discounted + air": {"rewards": "discounted", "gamma": 0.9, "group_by": ["task"], "air": AIR},
+    "explicit + air": {"rewards": "explicit", "group_by": ["task"], "air": AIR},
     "gigpo": {"rewards": "gigpo", "gamma": 0.9},
     "gae": {"rewards": "gae", "gamma": 0.95, "lam": 0.9, "advantage": "reinforce++", "critic": {"learning_rate": 1e-2}},
     "dr-grpo": {"advantage": "dr-grpo"},

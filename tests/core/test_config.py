@@ -133,7 +133,7 @@ rollouts: {group_size: yes}
         "c.yaml:4: tasks.eval.limt: unknown key; did you mean 'limit'? expected one of source, args, limit",
         "c.yaml: policy: missing, but required",
         "c.yaml:11: credit.advantage: found 'grp', expected 'grpo', 'dr-grpo', 'rloo', 'reinforce++',"
-        " 'reinforce++-baseline' or 'none'",
+        " 'reinforce++-baseline', 'none', or 'module:callable'; did you mean 'grpo'?",
         "c.yaml:12: rollouts.group_size: found 'yes', expected a whole number",
         "c.yaml:9: trainer.steps: found '3', expected a whole number",
         "c.yaml:8: trainer.learning_rate: found 'fast', expected a number",
@@ -193,9 +193,9 @@ rollouts: {group_size: yes}
         ("eval: {temperature: 0, samples: 4}", "eval.samples: at eval.temperature 0 all 4 attempts are equal"),
         (
             "algorithm: {loss: gspo, clip_low: 3e-4, clip_high: 4e-4}",
-            "algorithm.sequence: 'gspo' needs to be told what a sequence is: row or rollout",
+            "algorithm.sequence: 'gspo' needs a definition of a sequence: row or rollout",
         ),
-        ("algorithm: {aggregation: sequence-mean}", "algorithm.sequence: 'sequence-mean' needs to be told"),
+        ("algorithm: {aggregation: sequence-mean}", "algorithm.sequence: 'sequence-mean' needs a definition"),
         (
             "algorithm: {sequence: row}",
             "algorithm.sequence: goes with loss: gspo or aggregation: sequence-mean only, but they are 'ppo' and 'rollout-mean'",

@@ -9,14 +9,20 @@ import torch
 from torch import Tensor
 
 from lightning_core.config.algorithm import Importance
+from lightning_core.credit import LOSSES
+from lightning_core.credit.losses import TokenLosses
 from lightning_core.trainers.torch.corrections import importance_weights
-from lightning_core.trainers.torch.losses import LOSSES, Clip
 from lightning_core.trainers.torch.penalties import kl_penalty, place_entropy
 
 pytestmark = pytest.mark.numeric
 
 LOW, HIGH, DUAL = 0.2, 0.3, 2.0
-CLIP = Clip(low=LOW, high=HIGH, dual=DUAL)
+CLIPS = {"clip_low": LOW, "clip_high": HIGH, "clip_dual": DUAL}
+
+
+def loss(name: str, new: Tensor, log_ratio: Tensor, advantages: Tensor) -> TokenLosses:
+    rule = LOSSES[name]
+    return rule.function(new, log_ratio, advantages, **rule.arguments(CLIPS, {}))
 
 
 def ppo(new: Tensor, old: Tensor, advantages: Tensor) -> Tensor:
@@ -52,7 +58,7 @@ def tokens(count: int = 200) -> tuple[Tensor, Tensor, Tensor]:
 def test_losses(name: str) -> None:
     new, old, advantages = tokens()
     a, b = new.clone().requires_grad_(), new.clone().requires_grad_()
-    found = LOSSES[name](a, a - old, advantages, CLIP).losses_E  # type: ignore[index]
+    found = loss(name, a, a - old, advantages).losses_E
     expected = REFERENCES[name](b, old, advantages)
     torch.testing.assert_close(found, expected)
     weights = torch.rand(len(new))
@@ -74,10 +80,10 @@ def test_gspo_has_the_gradient_of_the_clipped_sequence_ratio() -> None:
     expected.backward()
 
     a = new.clone().requires_grad_()
-    found = LOSSES["gspo"](a, ratio.detach().log()[sequence], advantages[sequence], CLIP)
-    loss = (found.losses_E / lengths[sequence] / 3).sum()  # the mean over sequences of the mean over tokens
-    loss.backward()
-    torch.testing.assert_close(loss, expected)
+    found = loss("gspo", a, ratio.detach().log()[sequence], advantages[sequence])
+    total = (found.losses_E / lengths[sequence] / 3).sum()  # the mean over sequences of the mean over tokens
+    total.backward()
+    torch.testing.assert_close(total, expected)
     torch.testing.assert_close(a.grad, b.grad)
     assert found.marks["clip_high_fraction"].tolist() == [False] * 3 + [True] * 5 + [False] * 4
 
@@ -94,11 +100,11 @@ def test_where_a_loss_lets_go() -> None:
     }
     for name, gradient in expected.items():
         new.grad = None
-        LOSSES[name](new, new - 0.0, advantages, CLIP).losses_E.sum().backward()  # type: ignore[index]
+        loss(name, new, new - 0.0, advantages).losses_E.sum().backward()
         assert new.grad is not None
         assert new.grad.tolist() == pytest.approx(gradient)
     far = torch.tensor([2.5]).log().requires_grad_()
-    found = LOSSES["dual-clip"](far, far - 0.0, torch.tensor([-1.0]), CLIP)
+    found = loss("dual-clip", far, far - 0.0, torch.tensor([-1.0]))
     found.losses_E.sum().backward()
     assert found.losses_E.item() == DUAL
     assert far.grad is not None
@@ -156,9 +162,9 @@ def test_the_k1_penalty_has_the_gradient_of_the_divergence_in_expectation() -> N
     logits = torch.randn(6, generator=generator).requires_grad_()
     reference = torch.log_softmax(torch.randn(6, generator=generator), 0)
 
-    def gradient(loss: Callable[[Tensor], Tensor]) -> Tensor:
+    def gradient(function: Callable[[Tensor], Tensor]) -> Tensor:
         logits.grad = None
-        loss(torch.log_softmax(logits, 0)).backward()
+        function(torch.log_softmax(logits, 0)).backward()
         assert logits.grad is not None
         return logits.grad
 

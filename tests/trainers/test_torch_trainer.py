@@ -13,7 +13,7 @@ import torch
 
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
-from lightning_core.errors import TrainingError
+from lightning_core.errors import ConfigError, CreditError, TrainingError
 from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
@@ -118,6 +118,23 @@ def test_gradient_equals_the_plain_model(tiny_model: Path, trainers: list[TorchT
     trainer = make(trainers, tiny_model, grad_clip=1e9)
     rows = sampled_rows(trainer)
     assert_same(gradients(trainer, rows), plain_loss(tiny_model, rows))
+
+
+def test_a_loss_of_ones_own_has_its_gradient(tiny_llama: Path, trainers: list[TorchTrainer]) -> None:
+    """SAPO's soft clip has PPO's gradient where the ratio is 1, as in the first update, at any temperature."""
+    trainer = make(trainers, tiny_llama, grad_clip=1e9)
+    rows = sampled_rows(trainer)
+    expected = gradients(trainer, rows)
+    found = gradients(
+        make(trainers, tiny_llama, grad_clip=1e9, loss="tests.own_rules:sapo", loss_args={"temperature": 3.0}), rows
+    )
+    assert_same(found, expected)
+    half = gradients(make(trainers, tiny_llama, grad_clip=1e9, loss="tests.own_rules:halved"), rows)
+    assert_same({name: 2 * value for name, value in half.items()}, expected)
+    with pytest.raises(CreditError, match="the loss mean_loss returned losses of shape"):
+        make(trainers, tiny_llama, grad_clip=1e9, loss="tests.own_rules:mean_loss").step(rows)
+    with pytest.raises(ConfigError, match=r"algorithm\.loss_args\.heat: 'sapo' has no argument 'heat'"):
+        make(trainers, tiny_llama, grad_clip=1e9, loss="tests.own_rules:sapo", loss_args={"heat": 1.0})
 
 
 @pytest.mark.parametrize("budget", [1, 40, 80])

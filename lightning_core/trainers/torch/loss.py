@@ -2,7 +2,7 @@
 
     loss = sum_t weight_t (importance weight_t loss_t + kl.weight KL_t - entropy_weight H_t)
 
-Weights: `aggregation`. Losses: `losses`. Importance weights: `corrections`. KL and H: `penalties`.
+Weights: `aggregation`. Losses: `credit.losses`. Importance weights: `corrections`. KL and H: `penalties`.
 
 Dimensions: E trained tokens.
 """
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from lightning_core.config.algorithm import Algorithm
-from lightning_core.trainers.torch.losses import LOSSES, Clip
+from lightning_core.config.credit_rules import loss_arguments, loss_rule
+from lightning_core.credit.losses import token_losses
 from lightning_core.trainers.torch.penalties import kl_penalty
 
 
@@ -33,7 +34,7 @@ class TrainedTokens:
     advantages_E: Tensor
     weights_E: Tensor
     sequence_log_ratio_E: Tensor | None = None
-    """With `gspo`: the mean of ``logprobs - old`` over the token's sequence."""
+    """With a loss per sequence: the mean of ``logprobs - old`` over the token's sequence."""
     importance_E: Tensor | None = None
     outside_E: Tensor | None = None
     """bool: where the importance weight was truncated or masked."""
@@ -55,11 +56,13 @@ class TokenLoss:
 def policy_loss(tokens: TrainedTokens, algorithm: Algorithm) -> TokenLoss:
     """The loss (see the module's docstring) of E tokens."""
     log_ratio_E = tokens.logprobs_E - tokens.old_E
-    found = LOSSES[algorithm.loss](
+    rule = loss_rule(algorithm)
+    found = token_losses(
+        rule,
         tokens.logprobs_E,
         log_ratio_E if tokens.sequence_log_ratio_E is None else tokens.sequence_log_ratio_E,
         tokens.advantages_E,
-        Clip(low=algorithm.clip_low, high=algorithm.clip_high, dual=algorithm.clip_dual),
+        loss_arguments(algorithm, rule),
     )
     losses_E = found.losses_E
     sums = {name: mark_E.sum() for name, mark_E in found.marks.items()}

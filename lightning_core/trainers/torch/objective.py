@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_core.config.algorithm import Algorithm, Importance
+from lightning_core.config.credit_rules import loss_rule
 from lightning_core.trace import Floats
 from lightning_core.trainers.torch.aggregation import token_weights
 from lightning_core.trainers.torch.corrections import importance_weights
@@ -68,7 +69,7 @@ class Objective:
         """Logprobs of the reference model, float32 [E] by micro-batch; set by the trainer if the loss has a KL term."""
         self._ratio_sequences = (
             Sequences(rows, batches, algorithm.sequence, device)
-            if algorithm.loss == "gspo" and algorithm.sequence is not None
+            if loss_rule(algorithm).ratio == "sequence" and algorithm.sequence is not None
             else None
         )
         self._importance_sequences = (

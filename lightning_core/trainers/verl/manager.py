@@ -27,7 +27,6 @@ import transfer_queue as tq
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from lightning_core.config import Config, load_config
-from lightning_core.config.checks_verl import WHOLE_BATCH
 from lightning_core.config.imports import import_callable
 from lightning_core.credit import Credit, Episode
 from lightning_core.endpoint.server import Routing
@@ -89,7 +88,7 @@ class LightningManager:
         self._folder = folder
         self._store = Store(folder / "store.db")
         self._collector = Collector(config, ClusterAgents(workers, retries=config.rollouts.retries), self._store)
-        self._whole_batch = any(rules.advantage in WHOLE_BATCH for rules in self._collector.rules.values())
+        self._whole_batch = any(rules.advantage_rule.needs_batch for rules in self._collector.rules.values())
         self._checked = False
         self._replaced: Counter[int] = Counter()
         self._counts: dict[int, dict[str, float]] = {}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
 
-from lightning_core.config.algorithm import LossName
+from lightning_core.credit import LOSSES
 from lightning_core.trainers.verl.estimator import ESTIMATOR, weighted_advantages
 from lightning_core.trainers.verl.policy_loss import loss_mode, make_policy_loss
 
 register_adv_est(ESTIMATOR)(weighted_advantages)
-for _loss in get_args(LossName):
+for _loss in LOSSES:
     register_policy_loss(loss_mode(_loss))(make_policy_loss(_loss))

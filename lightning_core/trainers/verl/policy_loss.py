@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_core.config.algorithm import LossName
-from lightning_core.trainers.torch.losses import LOSSES, Clip
+from lightning_core.credit import LOSSES
+from lightning_core.credit.losses import token_losses
 
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 
 
-def loss_mode(loss: LossName) -> str:
+def loss_mode(loss: str) -> str:
     """The name that ``loss`` is registered with verl under."""
     return f"lightning-{loss}"
 
 
-def make_policy_loss(loss: LossName) -> PolicyLoss:
+def make_policy_loss(loss: str) -> PolicyLoss:
     """``loss`` as verl calls it, on tensors [B, T] of a micro-batch."""
-    function = LOSSES[loss]
+    rule = LOSSES[loss]
 
     def policy_loss(
         old_log_prob: Tensor,
@@ -40,12 +40,17 @@ def make_policy_loss(loss: LossName) -> PolicyLoss:
         del loss_agg_mode
         mask_BT = response_mask.bool()
         log_ratio_BT = log_prob - old_log_prob
-        if loss == "gspo":
+        if rule.ratio == "sequence":
             tokens_B1 = mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)
             mean_B1 = (log_ratio_BT.detach() * mask_BT).sum(dim=-1, keepdim=True) / tokens_B1
             log_ratio_BT = mean_B1.expand_as(log_ratio_BT)
-        clip = Clip(low=config.clip_ratio_low, high=config.clip_ratio_high, dual=config.clip_ratio_c)
-        found = function(log_prob[mask_BT], log_ratio_BT[mask_BT], advantages[mask_BT], clip)
+        clips = {
+            "clip_low": config.clip_ratio_low,
+            "clip_high": config.clip_ratio_high,
+            "clip_dual": config.clip_ratio_c,
+        }
+        arguments = rule.arguments(clips, {})
+        found = token_losses(rule, log_prob[mask_BT], log_ratio_BT[mask_BT], advantages[mask_BT], arguments)
         losses_E = found.losses_E
         if rollout_is_weights is not None:
             losses_E = losses_E * rollout_is_weights[mask_BT]

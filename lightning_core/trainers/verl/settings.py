@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.config import Config
+from lightning_core.config.credit_rules import loss_rule
 from lightning_core.config.policies import Lora
 from lightning_core.trainers.verl.estimator import ESTIMATOR, SETTINGS
 from lightning_core.trainers.verl.policy_loss import loss_mode
@@ -162,7 +163,7 @@ def _algorithm(c: Config) -> dict[str, Any]:
         f"{_ACTOR}.policy_loss.loss_mode": loss_mode(a.loss),
         f"{_ACTOR}.clip_ratio_low": a.clip_low,
         f"{_ACTOR}.clip_ratio_high": a.clip_high,
-        f"{_ACTOR}.clip_ratio_c": a.clip_dual if a.loss == "dual-clip" else _NO_CLIP,
+        f"{_ACTOR}.clip_ratio_c": a.clip_dual if "clip_dual" in loss_rule(a).parameters else _NO_CLIP,
         f"{_ACTOR}.loss_agg_mode": "token-mean",  # of KL and entropy; the policy's loss is a weighted sum
         f"{_ACTOR}.entropy_coeff": a.entropy_weight,
         f"{_ACTOR}.use_kl_loss": a.kl is not None,

@@ -1,0 +1,99 @@
+"""Rules in the configuration: their names, their arguments, and the functions behind ``module:callable``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
+
+from lightning_core.config.imports import import_callable
+from lightning_core.config.problems import OWN, describe, expectation
+from lightning_core.config.source import KeyPath
+from lightning_core.config.types import is_callable_name
+from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES
+from lightning_core.credit.registry import DeclaredRule, Parameter, Registry, RewardRule
+
+R = TypeVar("R", bound=DeclaredRule)
+Problems = Iterator[tuple[KeyPath, str]]
+
+
+@dataclass(frozen=True, eq=False)
+class NameOf:
+    """Validator of a name in ``registry``, or ``module:callable``."""
+
+    registry: Registry[Any]
+
+    def __call__(self, text: str) -> str:
+        if text not in self.registry and not is_callable_name(text):
+            known, near = ", ".join(map(repr, self.registry)), get_close_matches(text, self.registry, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise PydanticCustomError(
+                OWN, "expected {known}, or 'module:callable'{hint}", {"known": known, "hint": hint}
+            )
+        return text
+
+
+RewardRuleName = Annotated[str, AfterValidator(NameOf(REWARD_RULES))]
+AdvantageRuleName = Annotated[str, AfterValidator(NameOf(ADVANTAGE_RULES))]
+GroupKeyName = Annotated[str, AfterValidator(NameOf(GROUP_KEYS))]
+LossName = Annotated[str, AfterValidator(NameOf(LOSSES))]
+
+
+def function_of(name: str, *, key: str) -> str | Callable[..., Any]:
+    """``name``, or the function that ``module:callable`` names. Raises `ConfigError` naming ``key`` if there is none."""
+    return import_callable(name, key=key) if is_callable_name(name) else name
+
+
+def reward_rule(name: str) -> RewardRule:
+    """The reward rule that ``credit.rewards`` names. Raises `ConfigError` if a function cannot be imported."""
+    return REWARD_RULES.find(function_of(name, key="credit.rewards"))
+
+
+def declared(registry: Registry[R], name: str) -> R | None:
+    """The rule called ``name``; None for ``module:callable``, which is not imported while a configuration is read."""
+    return registry.get(name)
+
+
+def with_parameter(registry: Registry[Any], name: str) -> list[str]:
+    """The names of the rules that have a parameter ``name``."""
+    return [rule.name for rule in registry.values() if name in rule.parameters]
+
+
+def such_as(parameter: Parameter) -> str:
+    """The end of an error about a missing value: an example, if the parameter has one."""
+    return "" if parameter.example is None else f", such as {parameter.name}: {parameter.example:g}"
+
+
+def argument_problems(
+    rule: DeclaredRule, args: Mapping[str, Any], key: KeyPath, *, flat: tuple[str, ...] = ()
+) -> Problems:
+    """Problems of the mapping ``args`` at ``key``, whose keys are parameters of ``rule`` other than those in ``flat``."""
+    for name, value in args.items():
+        if name in flat and name in rule.parameters:
+            yield (*key, name), f"this argument has a key of its own: {key[0]}.{name}"
+        elif name not in rule.parameters:
+            near = get_close_matches(name, rule.parameters, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            yield (*key, name), f"{rule.name!r} {rule.unknown(name)}{hint}"
+        else:
+            yield from _type_problems(rule.parameters[name], value, (*key, name))
+    for parameter in rule.parameters.values():
+        if parameter.required and parameter.name not in (*flat, *args):
+            section, mapping = key[0], key[-1]
+            yield (
+                (section, str(mapping).removesuffix("_args")),
+                f"{rule.name!r} needs {section}.{mapping}.{parameter.name}{such_as(parameter)}",
+            )
+
+
+def _type_problems(parameter: Parameter, value: object, key: KeyPath) -> Problems:
+    try:
+        TypeAdapter(parameter.annotation).validate_python(value, strict=True)
+    except ValidationError as error:
+        for details in error.errors(include_url=False):
+            path = (*key, *(part for part in details["loc"]))
+            yield path, f"found {describe(details['input'])}, expected {expectation(details)}"

@@ -1,0 +1,79 @@
+"""The rules of a run, and their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning_core.credit.air import Air
+from lightning_core.credit.registry import ADVANTAGE_RULES, GROUP_KEYS, REWARD_RULES, AdvantageRule, RewardRule
+from lightning_core.errors import CreditError
+
+_COMMON = ("gamma", "lam", "step_weight", "anchor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditRules:
+    """How credit is assigned. Raises `CreditError` for a name or an argument that is not known, with the known ones.
+
+    ``gamma``, ``lam``, ``step_weight`` and ``anchor`` go to the reward rule if it has a parameter of that name. None: the rule's default.
+    """
+
+    rewards: str | Callable[..., Any] = "broadcast"
+    """A name in `REWARD_RULES`, or a function like those."""
+    gamma: float | None = None
+    """The discount factor per call; None: 1 for a rule without a default."""
+    lam: float | None = None
+    """λ of ``gae``."""
+    step_weight: float | None = None
+    """ω of ``gigpo``: the weight of the steps' advantages beside the episode's."""
+    anchor: str | None = None
+    """With ``gigpo``: the group key that makes two calls the same step, ``anchor`` or ``anchor-normalised``."""
+    advantage: str | Callable[..., Any] = "grpo"
+    """A name in `ADVANTAGE_RULES`, or a function like those."""
+    group_by: Sequence[str | Callable[..., Any]] | None = None
+    """Names in `GROUP_KEYS`, or functions like those; None: those that the reward rule declares."""
+    air: Air | None = None
+    rewards_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further arguments of the reward rule."""
+    advantage_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Arguments of the advantage rule."""
+
+    def __post_init__(self) -> None:
+        _ = self.reward_arguments, self.advantage_arguments
+        for key in self.keys:
+            GROUP_KEYS.find(key)
+        if not self.keys:
+            raise CreditError(f"group_by is empty; expected one or more of {sorted(GROUP_KEYS)!r}")
+
+    @property
+    def reward_rule(self) -> RewardRule:
+        return REWARD_RULES.find(self.rewards)
+
+    @property
+    def advantage_rule(self) -> AdvantageRule:
+        return ADVANTAGE_RULES.find(self.advantage)
+
+    @property
+    def reward_arguments(self) -> dict[str, Any]:
+        """The keyword arguments of the reward rule."""
+        rule = self.reward_rule
+        common = {name: value for name in _COMMON if (value := getattr(self, name)) is not None}
+        gamma = rule.parameters.get("gamma")
+        return rule.arguments({"gamma": 1.0, **common} if gamma and gamma.required else common, self.rewards_args)
+
+    @property
+    def advantage_arguments(self) -> dict[str, Any]:
+        """The keyword arguments of the advantage rule."""
+        return self.advantage_rule.arguments({}, self.advantage_args)
+
+    @property
+    def keys(self) -> Sequence[str | Callable[..., Any]]:
+        """``group_by``, or the reward rule's own."""
+        return self.reward_rule.group if self.group_by is None else self.group_by
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether a critic must predict the return from each call's prompt."""
+        return self.reward_rule.needs_critic

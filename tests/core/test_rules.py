@@ -1,0 +1,239 @@
+"""Declaring rules: the registry, the configuration that asks it, and the pages that are written from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from annotated_types import Ge
+
+from docs._generate.rules import TABLES, advantage_table, update
+from lightning_core import CreditRules, assign_credit, load_config
+from lightning_core.config.credit_rules import loss_rule, policy_rules
+from lightning_core.credit import (
+    ADVANTAGE_RULES,
+    Component,
+    Episode,
+    Value,
+    advantage_rule,
+    group_key,
+    loss,
+    reward_rule,
+)
+from lightning_core.credit.registry import LOSSES, REWARD_RULES
+from lightning_core.errors import ConfigError, CreditError
+from tests.core.episodes import episode
+
+DOCS = Path(__file__).parents[2] / "docs"
+EPISODES = [episode("w", 1, "aa"), episode("x", 1), episode("y", 0), episode("z", 0)]
+
+
+def config(**sections: Any) -> Any:
+    return load_config({"policy": {"model": "m"}, **sections})
+
+
+def rules(**credit: Any) -> CreditRules:
+    (only,) = policy_rules(config(credit=credit)).values()
+    return only
+
+
+@pytest.mark.usefixtures("no_rule_leaks")
+def test_the_recipe_an_advantage_rule() -> None:
+    """One function, and it can be configured, has errors and is documented. MaxRL, arXiv 2602.02710."""
+
+    @advantage_rule("max-rl")
+    def max_rl(groups: list[list[Value]], *, floor: Annotated[float, Ge(0)] = 0.0) -> dict[str, float]:
+        """`(v − μ) / μ` of the group (MaxRL, 2602.02710)."""
+        found: dict[str, float] = {}
+        for group in groups:
+            mean = sum(v.weight * v.value for v in group) / len({v.rollout for v in group})
+            found |= {v.call: (v.value - mean) / max(mean, floor) if mean > 0 else 0.0 for v in group}
+        return found
+
+    expected = {"w0": 1, "w1": 1, "x0": 1, "y0": -1, "z0": -1}  # two of four: (1 − 0.5) / 0.5, and (0 − 0.5) / 0.5
+    assert assign_credit(EPISODES, CreditRules(advantage="max-rl")).advantages == expected
+    assert assign_credit(EPISODES, CreditRules(advantage=max_rl)).advantages == expected
+    assert assign_credit(EPISODES, rules(advantage="max-rl")).advantages == expected
+    halved = rules(advantage="max-rl", advantage_args={"floor": 1.0})
+    assert assign_credit(EPISODES, halved).advantages == {call: a / 2 for call, a in expected.items()}
+
+    row = "| `max-rl` | `(v − μ) / μ` of the group (MaxRL, 2602.02710). | `floor`: number ≥ 0, default `0.0` | within groups |"
+    assert row in advantage_table().splitlines()
+    with pytest.raises(
+        ConfigError, match=r"found 'maxrl', expected .*'max-rl', or 'module:callable'; did you mean 'max-rl'"
+    ):
+        rules(advantage="maxrl")
+    with pytest.raises(
+        ConfigError, match=r"advantage_args\.flor: 'max-rl' has no argument 'flor'; its arguments are 'floor'"
+    ):
+        rules(advantage="max-rl", advantage_args={"flor": 1.0})
+    with pytest.raises(ConfigError, match=r"advantage_args\.floor: found 'high', expected a number"):
+        rules(advantage="max-rl", advantage_args={"floor": "high"})
+    with pytest.raises(ConfigError, match=r"advantage_args\.floor: found -1, expected greater than or equal to 0"):
+        rules(advantage="max-rl", advantage_args={"floor": -1})
+
+
+@pytest.mark.usefixtures("no_rule_leaks")
+def test_declared_facts_reach_the_configuration() -> None:
+    @advantage_rule("over-all", compares="batch")
+    def over_all(groups: list[list[Value]]) -> dict[str, float]:
+        """One group of everything."""
+        (group,) = groups
+        return {v.call: float(len(group)) for v in group}
+
+    @reward_rule("by-turn", group=("task", "turn"))
+    def by_turn(episode: Episode, *, gamma: float, sharpness: float) -> list[float]:
+        """Values that need two arguments."""
+        return [gamma**turn * sharpness * episode.reward for turn in episode.turns]
+
+    @group_key("odd")
+    def odd(episode: Episode) -> list[str]:
+        """Whether the turn is odd."""
+        return [str(turn % 2) for turn in episode.turns]
+
+    found = assign_credit(EPISODES, CreditRules(advantage="over-all", group_by=("task", "agent"))).advantages
+    assert set(found.values()) == {5.0}
+    config(credit={"advantage": "over-all"}, rollouts={"group_size": 1})
+    with pytest.raises(
+        ConfigError, match=r"rollouts\.refill: goes with advantages that compare the attempts of a group"
+    ):
+        config(credit={"advantage": "over-all"}, rollouts={"refill": 1})
+    with pytest.raises(ConfigError, match=r"'over-all' compares with all rollouts of a step"):
+        config(credit={"advantage": "over-all"}, trainer={"name": "verl", "mode": "colocate_async"})
+    with pytest.raises(ConfigError, match=r"credit\.rewards: 'by-turn' needs credit\.gamma"):
+        config(credit={"rewards": "by-turn", "rewards_args": {"sharpness": 1.0}})
+    with pytest.raises(ConfigError, match=r"credit\.rewards: 'by-turn' needs credit\.rewards_args\.sharpness"):
+        config(credit={"rewards": "by-turn", "gamma": 0.5})
+    with pytest.raises(
+        ConfigError, match=r"credit\.rewards_args\.gamma: this argument has a key of its own: credit\.gamma"
+    ):
+        config(credit={"rewards": "by-turn", "gamma": 0.5, "rewards_args": {"gamma": 0.5, "sharpness": 1.0}})
+    with pytest.raises(
+        ConfigError, match=r"credit\.lam: goes with rewards: gae only, but credit\.rewards is 'by-turn'"
+    ):
+        config(credit={"rewards": "by-turn", "gamma": 0.5, "lam": 0.5, "rewards_args": {"sharpness": 1.0}})
+    declared = rules(rewards="by-turn", gamma=0.5, rewards_args={"sharpness": 2.0})
+    assert declared.keys == ("task", "turn")
+    assert assign_credit(EPISODES, declared).values == {"w0": 2, "w1": 1, "x0": 2, "y0": 0, "z0": 0}
+    assert assign_credit(EPISODES, rules(group_by=["task", "odd"])).metrics["groups"] == 2
+
+
+@pytest.mark.usefixtures("no_rule_leaks")
+def test_a_rule_may_have_parts_that_are_compared_apart() -> None:
+    """Outcome and turn rewards normalised separately (MT-GRPO, arXiv 2505.11821), the second with a weight."""
+
+    @reward_rule("two-parts")
+    def two_parts(episode: Episode, *, weight: float) -> list[Component]:
+        """The return, and the number of the turn among calls of that turn."""
+        turns = [float(turn) for turn in episode.turns]
+        whole = [episode.reward] * len(turns)
+        return [Component(values=whole), Component(values=turns, weight=weight, group_by=("turn",), name="turn")]
+
+    episodes = [episode("x", 1, "aa"), episode("y", 0, "aa")]
+    credit = assign_credit(episodes, CreditRules(rewards="two-parts", rewards_args={"weight": 3.0}, advantage="none"))
+    assert credit.advantages == {"x0": 1, "x1": 4, "y0": 0, "y1": 3}
+    assert credit.values == {"x0": 1, "x1": 1, "y0": 0, "y1": 0}
+    assert (credit.metrics["groups"], credit.metrics["turn_groups"]) == (1, 2)
+
+
+def test_rules_are_module_and_callable() -> None:
+    own = rules(
+        rewards="tests.own_rules:per_call",
+        rewards_args={"penalty": 0.25},
+        advantage="tests.own_rules:shifted",
+        advantage_args={"by": 1.0},
+        group_by=["task", "tests.own_rules:first_turn"],
+    )
+    credit = assign_credit(EPISODES, own)
+    assert credit.values == {"w0": 0.5, "w1": 0.5, "x0": 0.75, "y0": -0.25, "z0": -0.25}
+    assert credit.advantages == {call: value + 1 for call, value in credit.values.items()}
+    assert credit.metrics["groups"] == 2
+    assert assign_credit(EPISODES, rules(rewards="tests.own_rules:with_gamma", gamma=0.5)).values["w0"] == 0.5
+    assert assign_credit(EPISODES, rules(rewards="tests.own_rules:with_gamma")).values["w0"] == 1
+    assert loss_rule(config(algorithm={"loss": "tests.own_rules:sapo"}).algorithm).name == "sapo"
+
+
+@pytest.mark.parametrize(
+    ("credit", "text"),
+    [
+        ({"rewards": "tests.own_rules:nothing"}, "credit.rewards: the module 'tests.own_rules' has no 'nothing'"),
+        ({"advantage": "tests.own_rules:nothing"}, "credit.advantage: the module 'tests.own_rules' has no 'nothing'"),
+        ({"group_by": ["tests.own_rules:nothing"]}, "credit.group_by: the module 'tests.own_rules' has no 'nothing'"),
+        ({"group_by": ["tusk"]}, "credit.group_by[0]: found 'tusk', expected 'task', 'agent',"),
+        (
+            {"rewards": "tests.own_rules:per_call", "rewards_args": {"penalti": 1.0}},
+            "credit.rewards_args.penalti: 'per_call' has no argument 'penalti'; its arguments are 'penalty'; did you mean",
+        ),
+        (
+            {"rewards": "tests.own_rules:per_call", "rewards_args": {"penalty": -1.0}},
+            "credit.rewards_args.penalty: found -1.0, expected greater than or equal to 0",
+        ),
+        (
+            {"rewards": "tests.own_rules:per_call", "gamma": 0.5},
+            "credit.gamma: goes with rewards: discounted | gigpo | gae, but credit.rewards is 'tests.own_rules:per_call'",
+        ),
+        ({"advantage": "tests.own_rules:shifted"}, "credit.advantage: 'shifted' needs credit.advantage_args.by"),
+        ({"advantage_args": {"by": 1.0}}, "credit.advantage_args.by: 'grpo' has no argument 'by'; it has none"),
+    ],
+)
+def test_errors_name_the_key_and_what_was_expected(credit: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        rules(**credit)
+    assert text in str(error.value)
+
+
+def test_the_common_keys_of_another_policy_do_not_reach_a_rule_of_its_own() -> None:
+    credit = {"rewards": "tests.own_rules:per_call", "rewards_args": {"penalty": 0.5}}
+    policies = {"p": {"agents": ["a"], "credit": {"rewards": "broadcast"}}, "q": {"agents": ["b"]}}
+    found = policy_rules(config(credit=credit, policies=policies))
+    assert found["p"].reward_arguments == {}
+    assert found["q"].reward_arguments == {"penalty": 0.5}
+
+
+def test_plain_arguments_without_a_configuration() -> None:
+    assert CreditRules(rewards="discounted").reward_arguments == {"gamma": 1.0}
+    assert CreditRules(rewards="gae", gamma=0.5, lam=0.25).reward_arguments == {"gamma": 0.5, "lam": 0.25}
+    assert CreditRules(rewards="discounted").keys == ("task", "agent", "turn")
+    assert CreditRules(rewards="discounted", group_by=("task",)).keys == ("task",)
+    with pytest.raises(CreditError, match=r"'grpo' has no argument 'x'; it has none"):
+        CreditRules(advantage_args={"x": 1})
+    with pytest.raises(CreditError, match=r"unknown advantage rule 'gpro'; known are .*did you mean 'grpo'"):
+        CreditRules(advantage="gpro")
+    with pytest.raises(CreditError, match="group_by is empty"):
+        CreditRules(group_by=())
+
+
+def test_results_of_own_rules_are_checked() -> None:
+    def short(episode: Episode) -> list[str]:
+        return ["x"]
+
+    with pytest.raises(CreditError, match="the group key short returned 1 keys for the 2 calls"):
+        assign_credit(EPISODES, CreditRules(group_by=(short,)))
+    with pytest.raises(CreditError, match="gave no advantage for the call 'w0'"):
+        assign_credit(EPISODES, CreditRules(advantage=lambda groups: {}))
+    with pytest.raises(CreditError, match="gave nan for the call"):
+        assign_credit(EPISODES, CreditRules(advantage=lambda groups: {v.call: float("nan") for g in groups for v in g}))
+
+
+@pytest.mark.usefixtures("no_rule_leaks")
+def test_a_name_is_declared_once() -> None:
+    with pytest.raises(CreditError, match=r"there is a loss 'ppo' already: lightning_core\.credit\.losses\.ppo"):
+        loss("ppo")(lambda *tensors: tensors[0])
+    again: Callable[..., Any] = ADVANTAGE_RULES["grpo"].function
+    assert advantage_rule("grpo")(again) is again
+
+
+def test_every_rule_is_documented() -> None:
+    for registry in (REWARD_RULES, ADVANTAGE_RULES, LOSSES):
+        for rule in registry.values():
+            assert rule.description.endswith("."), rule.name
+
+
+@pytest.mark.parametrize(("page", "tables"), [("credit-assignment.md", 3), ("algorithms.md", 1)])
+def test_the_pages_are_up_to_date(page: str, tables: int) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert text.count("<!-- generated: ") == text.count("<!-- end -->") == tables
+    assert update(text) == text, f"run: python -m docs._generate.rules docs/{page}"
+    assert len(TABLES) == 4

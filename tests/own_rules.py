@@ -1,0 +1,48 @@
+"""Rules as users write them: plain functions, named as module:callable."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from annotated_types import Ge, Gt
+from torch import Tensor
+
+from lightning_core.credit import Episode, Value
+
+
+def per_call(episode: Episode, *, penalty: Annotated[float, Ge(0)] = 0.0) -> list[float]:
+    """The return, less a penalty for each call."""
+    calls = len(episode.transitions)
+    return [episode.reward - penalty * calls] * calls
+
+
+def with_gamma(episode: Episode, gamma: float) -> list[float]:
+    """The return times γ."""
+    return [episode.reward * gamma] * len(episode.transitions)
+
+
+def shifted(groups: list[list[Value]], *, by: float) -> dict[str, float]:
+    """v + by."""
+    return {v.call: v.value + by for group in groups for v in group}
+
+
+def first_turn(episode: Episode) -> list[str]:
+    """Whether it is the first call of its agent."""
+    return [str(turn == 0) for turn in episode.turns]
+
+
+def sapo(
+    logprobs_E: Tensor, log_ratio_E: Tensor, advantages_E: Tensor, *, temperature: Annotated[float, Gt(0)] = 1.0
+) -> Tensor:
+    """−4/τ sigmoid(τ (r − 1)) A."""
+    return -4 / temperature * (temperature * (log_ratio_E.exp() - 1)).sigmoid() * advantages_E
+
+
+def halved(logprobs_E: Tensor, log_ratio_E: Tensor, advantages_E: Tensor) -> Tensor:
+    """Half of REINFORCE's."""
+    return -0.5 * advantages_E * logprobs_E
+
+
+def mean_loss(logprobs_E: Tensor, log_ratio_E: Tensor, advantages_E: Tensor) -> Tensor:
+    """A scalar, which is not a loss for each token."""
+    return -(logprobs_E * advantages_E).mean()
