@@ -1,7 +1,8 @@
-"""What a response was sampled from and as, in sixteen bytes: taken where it is sampled, compared where it is trained on.
+"""A 16-byte digest of a response: computed at sampling, compared before training.
 
-Between the two lie a span, perhaps a file or a network, a store, a transition, a row and a packed batch. If any of them loses a token,
-shifts a logprob or mistakes the weights' version, the digests differ and the update does not happen (``trainers/proof.py``).
+In between, the data passes through a span, possibly a file or the network, the store, a
+transition, a row and a packed batch. If a token is lost, a logprob shifted or the policy version
+mixed up, the digests differ and the update is refused (``trainers/torch/proof.py``).
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ def sampling_digest(
     version: int,
     constraint: str | None,
 ) -> str:
-    """32 hexadecimal digits of BLAKE2b over the tokens seen [P] and sampled [T] as uint32, the logprobs [T] and the temperature as
-    float32, the policy version and the constraint; each with its length, so that no token can move from one to the next.
+    """BLAKE2b of a response and its prompt, as 32 hexadecimal digits.
+
+    Arguments: prompt ids [P] and output ids [T] (hashed as uint32), logprobs [T] and temperature
+    (as float32), policy version, constraint. Each is hashed with its length, so that no token can
+    move from one to the next.
     """
     digest = hashlib.blake2b(digest_size=16)
     for values, dtype in (

@@ -1,18 +1,18 @@
-"""Every error of Lightning, and what becomes of it.
+"""All exceptions of Lightning, and how each is handled.
 
-There are two regimes, and one border between them.
+*Inside an agent's process* (``capture``, the integrations), Lightning must not break the host: it
+never raises, never swallows the host's exception, never changes its result. Failures there go
+through ``capture.record()``, which counts them on the rollout and logs the first. A strict
+rollout (the default in ``fit``) then raises `CaptureError` at its end, so that lost training data
+does not go unnoticed.
 
-*Inside somebody's agent run* (``capture``, ``patching``, ``policy.client``, the integrations) nothing of ours may break the
-host: we never raise, never swallow the host's exception, never change its result. What goes wrong there passes through
-``capture.record()``, which counts it on the rollout and logs it once. A strict rollout (the default in ``fit``) raises
-`CaptureError` when it ends, so that lost training data is never silent.
+*On the training side* (``transitions``, ``credit``, ``trainers``, ``loop``) exceptions propagate.
 
-*On the training side* (``transitions``, ``credit``, ``trainers``, ``loop``) errors propagate.
+An agent's own exception is data: the runner stores it on the rollout, which counts as failed,
+with its reward. An infrastructure failure (`InfrastructureError`) is retried, then left out of
+baseline and loss, and counted.
 
-An agent's own exception is neither: it is data. The runner stores it on the rollout, which counts as failed with its reward;
-an infrastructure failure (`InfrastructureError`) is retried, and then left out of baseline and loss, and counted.
-
-Each class also inherits the built-in exception that a caller would look for.
+Each class also inherits from the matching built-in exception.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from collections.abc import Mapping
 
 
 class LightningError(Exception):
-    """Base of every error that Lightning raises on purpose."""
+    """Base class of all exceptions that Lightning raises deliberately."""
 
 
 class ConfigError(LightningError, ValueError):
-    """The configuration says something that cannot be honoured. Raised before anything runs."""
+    """Invalid configuration or arguments. Raised before anything runs."""
 
 
 class MissingExtra(LightningError, ImportError):
-    """A package that belongs to an optional extra is not installed."""
+    """A package of an optional extra is not installed."""
 
     def __init__(self, package: str, extra: str, why: str) -> None:
         super().__init__(f"{why} needs the package {package!r}: pip install 'lightning-rl[{extra}]'")
@@ -41,11 +41,11 @@ class MissingExtra(LightningError, ImportError):
 
 
 class IntegrationUnavailable(LightningError, ImportError):
-    """An integration that was asked for by name cannot be used: its framework is missing or out of range."""
+    """A requested integration is unavailable: its framework is missing or out of range."""
 
 
 class CaptureError(LightningError, RuntimeError):
-    """A strict rollout ended after something in it could not be recorded."""
+    """A strict rollout ended with recording failures."""
 
 
 class RewardError(LightningError, ValueError):
@@ -53,19 +53,19 @@ class RewardError(LightningError, ValueError):
 
 
 class CreditError(LightningError, ValueError):
-    """A credit rule was asked for something that it cannot do."""
+    """A credit rule does not support the request or its input."""
 
 
 class InfrastructureError(LightningError, RuntimeError):
-    """The machinery failed, not the agent: the endpoint, an upstream server, a time limit of ours."""
+    """A failure outside the agent: the endpoint, an upstream server, a time limit of a run."""
 
 
 class UpstreamError(InfrastructureError):
-    """A model server that a call was forwarded to could not be reached, or did not answer as it should."""
+    """An upstream model server is unreachable, or its response is invalid."""
 
 
 class UpstreamRefusal(UpstreamError):
-    """It answered with an HTTP error, which the agent gets as it is. ``of_the_agent``: the request was at fault, and not the machinery."""
+    """The upstream returned an HTTP error, which is passed through to the agent."""
 
     def __init__(
         self, message: str, *, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None
@@ -76,7 +76,8 @@ class UpstreamRefusal(UpstreamError):
         self.headers = dict(headers or {})
 
     @property
-    def of_the_agent(self) -> bool:
+    def is_request_error(self) -> bool:
+        """Whether the agent's request caused it, so that it is no infrastructure failure."""
         return self.status in (400, 413, 422)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -84,11 +85,11 @@ class UpstreamRefusal(UpstreamError):
 
 
 class OverloadError(InfrastructureError):
-    """All rollouts together ask more of the policy endpoint than it takes on at a time."""
+    """The policy endpoint's limit on concurrent requests is exceeded."""
 
 
 class PolicyRequestError(LightningError, ValueError):
-    """A request to the policy endpoint that cannot be served as it stands; becomes an HTTP error with this text."""
+    """An invalid request to the policy endpoint; returned as an HTTP error with this message."""
 
     def __init__(self, message: str, *, status: int = 400, param: str | None = None) -> None:
         super().__init__(message)
@@ -100,8 +101,8 @@ class PolicyRequestError(LightningError, ValueError):
 
 
 class TrainingError(LightningError, RuntimeError):
-    """The trainer cannot take a step: non-finite loss, no rows, a checkpoint that does not fit."""
+    """The trainer cannot take a step: non-finite loss, no rows, an incompatible checkpoint."""
 
 
 class ProofError(TrainingError):
-    """What is about to be trained on is not what was sampled. The weights are as before."""
+    """Training data differs from what was sampled. The weights are unchanged."""

@@ -1,7 +1,7 @@
-"""A trained policy at work: the endpoint that it was trained behind, open to whoever has its one key, keeping no records.
+"""Serves a trained policy through the endpoint of training, without recording calls.
 
-Chat format, wire formats and sampling are those of training, so that what was trained is what is used. What differs: a request
-decides how it is sampled; no call goes on to another server; and memory is bounded, however long it serves.
+Chat format, wire formats and sampling are those of training. The differences: sampling parameters
+come from the request, no call is forwarded to another server, and memory use is bounded.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from lightning_core.trace import Address, SpanRecord
 from lightning_core.trainers import make_trainer
 
 MEMORY_TOKENS = 1_000_000
-"""Tokens of conversations that are remembered, so that a later turn continues them; some 100 MB."""
+"""Tokens of past conversations kept, so that a later turn extends them; about 100 MB."""
 
-ANSWERS = 1024
-"""Newest answers that ``previous_response_id`` may name."""
+MAX_RESPONSES = 1024
+"""Number of recent responses that ``previous_response_id`` can refer to."""
 
 
 class RecentMemory(Memory):
-    """Remembers ``tokens`` in all, and forgets first what has not been asked for the longest. Thread-safe."""
+    """A memory of at most ``tokens`` tokens; evicts the least recently used. Thread-safe."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__()
@@ -48,8 +48,8 @@ class RecentMemory(Memory):
             self._recent[key] = turn
             self._size += len(turn.ids) - (0 if known is None else len(known.ids))
             while self._size > self._limit:
-                _, forgotten = self._recent.popitem(last=False)
-                self._size -= len(forgotten.ids)
+                _, evicted = self._recent.popitem(last=False)
+                self._size -= len(evicted.ids)
 
     def get(self, key: str) -> Any:
         with self._lock:
@@ -58,35 +58,38 @@ class RecentMemory(Memory):
             return self._recent.get(key)
 
 
-class RecentAnswers(OrderedDict[str, Sequence[Message]]):
-    """The newest ``ANSWERS`` answers, each with the conversation before it."""
+class RecentResponses(OrderedDict[str, Sequence[Message]]):
+    """The newest ``MAX_RESPONSES`` responses, each with the conversation before it."""
 
     def __setitem__(self, call: str, conversation: Sequence[Message]) -> None:
         super().__setitem__(call, conversation)
-        if len(self) > ANSWERS:
+        if len(self) > MAX_RESPONSES:
             self.popitem(last=False)
 
 
-class OneKey(Sessions):
-    """One session for all who have ``api_key`` (None: for all)."""
+class SingleSession(Sessions):
+    """One session for all requests with ``api_key`` (None: for all requests)."""
 
-    def __init__(self, everybody: Session, api_key: str | None, limits: Limits) -> None:
+    def __init__(self, session: Session, api_key: str | None, limits: Limits) -> None:
         super().__init__(limits)
-        self._everybody = everybody
+        self._session = session
         self._api_key = api_key
 
     def find(self, headers: Mapping[str, str]) -> Session | None:
-        """The session, if the request carries the key."""
+        """The session if the request has the key, else None."""
         if self._api_key is None:
-            return self._everybody
+            return self._session
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        # Compared in constant time: how long a refusal takes must not tell how much of a guess was right.
-        return self._everybody if secrets.compare_digest(given.encode(), self._api_key.encode()) else None
+        # Compared in constant time, so that response times do not reveal how much of a guess is right.
+        return self._session if secrets.compare_digest(given.encode(), self._api_key.encode()) else None
 
 
 class ServingEndpoint(PolicyEndpoint):
-    """Serves ``backend``'s models to requests with ``api_key`` (None: to all), sampled as each request says or else as ``routing``."""
+    """Serves ``backend``'s models; ``routing`` has the defaults for sampling parameters.
+
+    Requests must contain ``api_key``; None accepts all requests.
+    """
 
     def __init__(
         self,
@@ -99,20 +102,20 @@ class ServingEndpoint(PolicyEndpoint):
         port: int = 0,
     ) -> None:
         self.models: Sequence[str] = backend.models
-        """Names that a request may give as its model; trained policies first."""
+        """Model names that requests can use; trained policies first."""
         root = Address(rollout=secrets.token_hex(16), span=secrets.token_hex(8))
-        everybody = Session(
-            root=root, routing=routing, seed=None, memory=RecentMemory(MEMORY_TOKENS), said=RecentAnswers()
+        session = Session(
+            root=root, routing=routing, seed=None, memory=RecentMemory(MEMORY_TOKENS), said=RecentResponses()
         )
-        # One client may be all there is: only the number of requests in all is limited.
+        # There may be a single client, so only the total number of requests is limited.
         limits = Limits(requests_per_rollout=Limits().requests)
-        sessions = OneKey(everybody, api_key, limits)
-        # Never on to the server that a header names: this one must not fetch what strangers ask it to.
+        sessions = SingleSession(session, api_key, limits)
+        # standalone: never forwards to a server named in a header, which would let clients make this host fetch URLs.
         super().__init__(backend, chat, host=host, port=port, limits=limits, sessions=sessions, standalone=True)
         self._root = root
 
     def __enter__(self) -> Self:
-        listen(self._root.rollout, _keep_no_record)
+        listen(self._root.rollout, _discard)
         return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
@@ -129,14 +132,15 @@ def open_serving(
     port: int = 0,
     api_key: str | None = None,
 ) -> Generator[ServingEndpoint]:
-    """Serve the policy of ``config``, with the weights of ``checkpoint`` if there is one, while the body runs.
+    """Serve the policy of ``config`` while the body runs.
 
-    A request that names no temperature or number of tokens has those that the run was evaluated with. Raises `ConfigError` if the place
-    cannot be listened at, or if others than this machine could ask and no ``api_key`` is set.
+    The weights are those of ``checkpoint`` if given. The defaults for temperature and number of
+    tokens are those of the run's evaluation. Raises `ConfigError` if the address cannot be used,
+    or if it accepts requests from other machines and ``api_key`` is not set.
     """
     if api_key is None and not is_loopback(host):
         raise ConfigError(
-            f"host {host!r} is open to other machines, and there is no API key: give one, or serve on 127.0.0.1 only"
+            f"host {host!r} accepts requests from other machines: set an API key, or serve on 127.0.0.1 only"
         )
     rollouts, evaluation = config.rollouts, config.eval
     with ExitStack() as stack:
@@ -154,17 +158,17 @@ def open_serving(
                 trainer.backend, trainer.chats, routing=routing, api_key=api_key, host=host, port=port
             )
         except (OSError, OverflowError) as error:
-            raise ConfigError(f"cannot listen at {host}:{port}: {error}; choose another host or port") from error
+            raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another host or port") from error
         yield stack.enter_context(endpoint)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens at ``host``."""
+    """Whether a server that listens on ``host`` is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def _keep_no_record(span: SpanRecord) -> None:
-    """Spans of a served model's calls end here; without a listener each would be logged as one that came too late."""
+def _discard(span: SpanRecord) -> None:
+    """Discards spans; without a listener, each would be logged as ending after its rollout."""

@@ -1,12 +1,14 @@
-"""What one rollout did: plain frozen data, built from spans. No I/O, no framework, no torch.
+"""One rollout as plain frozen data, built from its spans. No I/O, no framework, no torch.
 
-A rollout is one OpenTelemetry trace. Its spans are read here into
+A rollout is one OpenTelemetry trace. `spans_to_trace` reads its spans into
 
-- `Call`: one response of a model: who asked, what it saw, what it answered, with token ids and logprobs where we sampled it;
-- `Event`: everything else that has a start, an end and a parent: agents, graph nodes, tools;
-- `Reward`: a number that somebody gave, to the episode, to an agent or to a call.
+- `Call`: one response of a model, with token ids and logprobs if it was sampled here;
+- `Event`: any other span: an agent, a graph node, a tool;
+- `Reward`: a scalar reward, attached to the episode, an agent or a call.
 
-Names of attributes follow OpenTelemetry's GenAI semantic conventions; what they lack is under ``lightning.``.
+Attribute names follow OpenTelemetry's GenAI semantic conventions, with ``lightning.`` for the
+rest. The GenAI names are defined here, not imported from ``opentelemetry.semconv``: that module
+is private (``_incubating``) and its GenAI names are deprecated there (see decision 0012).
 """
 
 from __future__ import annotations
@@ -35,7 +37,27 @@ BASE = "base"
 
 OPERATION = "gen_ai.operation.name"
 AGENT = "gen_ai.agent.name"
+PROVIDER = "gen_ai.provider.name"
+REQUEST_MODEL = "gen_ai.request.model"
+RESPONSE_MODEL = "gen_ai.response.model"
+RESPONSE_ID = "gen_ai.response.id"
+SYSTEM_INSTRUCTIONS = "gen_ai.system_instructions"
+INPUT_MESSAGES = "gen_ai.input.messages"
+OUTPUT_MESSAGES = "gen_ai.output.messages"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+TEMPERATURE = "gen_ai.request.temperature"
+TOP_P = "gen_ai.request.top_p"
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+EMBEDDING_DIMENSIONS = "gen_ai.embeddings.dimension.count"
+EMBEDDING_FORMATS = "gen_ai.request.encoding_formats"
 TOOL = "gen_ai.tool.name"
+TOOL_DEFINITIONS = "gen_ai.tool.definitions"
+TOOL_CALL_ID = "gen_ai.tool.call.id"
+TOOL_ARGUMENTS = "gen_ai.tool.call.arguments"
+TOOL_RESULT = "gen_ai.tool.call.result"
+
+NODE = "lightning.node"
 TASK = "lightning.task"
 TASK_ID = "lightning.task.id"
 SEQUENCE = "lightning.sequence"
@@ -46,8 +68,12 @@ VERSION = "lightning.policy_version"
 FIRST_VERSION = "lightning.policy_version.first"
 DIGEST = "lightning.digest"
 CONSTRAINT = "lightning.constraint"
+CONTEXT = "lightning.context"
+CONTEXT_REASON = "lightning.context.reason"
 REWARD_VALUE = "lightning.reward.value"
 REWARD_NAME = "lightning.reward.name"
+REWARD_CALL = "lightning.reward.call"
+REWARD_AGENT = "lightning.reward.agent"
 
 _TRACEPARENT = re.compile(r"^00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$")
 _AGENT_HEADER = "lightning-agent"
@@ -56,7 +82,7 @@ _CALL_ID = re.compile(r"(?:^|[-_])([0-9a-f]{16})$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Who is speaking: the rollout, the agent, and the span that what happens next belongs under."""
+    """The current rollout and agent, and the span that new spans become children of."""
 
     rollout: str
     """Trace id: 32 hexadecimal digits."""
@@ -65,7 +91,7 @@ class Address:
     agent: str | None = None
 
     def to_headers(self) -> dict[str, str]:
-        """The W3C ``traceparent`` of this address, and the agent's name percent-encoded (names need not be ASCII)."""
+        """This address as headers: W3C ``traceparent``, and the agent's name, percent-encoded."""
         headers = {"traceparent": f"00-{self.rollout}-{self.span}-01"}
         if self.agent is not None:
             headers[_AGENT_HEADER] = quote(self.agent, safe="")
@@ -73,7 +99,7 @@ class Address:
 
     @classmethod
     def from_headers(cls, headers: Mapping[str, str]) -> Address | None:
-        """Read an address from request headers (lower-case names); None where there is no valid ``traceparent``."""
+        """The address in request headers (lower-case names); None without a valid ``traceparent``."""
         match = _TRACEPARENT.match(headers.get("traceparent", ""))
         if match is None:
             return None
@@ -104,29 +130,29 @@ class Call:
     parent: str | None
     agent: str | None
     sequence: int
-    """Order of arrival in the process that answered: a logical clock, immune to skewed clocks."""
+    """Order of arrival at the process that answered; a logical clock, independent of wall time."""
     model: str
     """The model that answered."""
     policy_version: int | None
-    """Version of the trained weights that sampled this, its last token if they changed meanwhile; None for every other model."""
+    """Version of the policy's weights that sampled the last token; None for other models."""
     first_version: int | None = None
-    """Version that sampled its first token, where they did."""
+    """Version that sampled the first token, if the weights changed during sampling."""
     messages: tuple[Mapping[str, Any], ...]
     response: Mapping[str, Any] | None
     prompt_ids: TokenIds | None
-    """uint32 [P]; None where somebody else's server sampled and told no ids."""
+    """uint32 [P]; None if an upstream server answered without token ids."""
     output_ids: TokenIds | None
-    """uint32 [T], the stop token included if the model chose it."""
+    """uint32 [T], including the stop token if the model sampled it."""
     logprobs: Floats | None
-    """float32 [T], of the distribution that was sampled from."""
+    """float32 [T], under the distribution that was sampled from."""
     temperature: float
     constraint: str | None
-    """What the response was constrained to (``SamplingParams.constraint``); ``logprobs`` are those among the allowed tokens."""
+    """``SamplingParams.constraint``; ``logprobs`` are then normalised over the allowed tokens."""
     digest: str | None
-    """`sampling_digest` of the above, taken where it was sampled; None for every model but the trained one."""
+    """`sampling_digest` of the above, computed at sampling; None for models not trained."""
     finish_reason: str | None
     context: str | None
-    """How the prompt joins what this rollout said before: new, clean, realigned or forked (see ``policy/chat.py``)."""
+    """How the prompt relates to earlier calls: new, clean, realigned or forked (``chat/chat.py``)."""
     context_reason: str | None
     error: str | None
     start_ns: int
@@ -135,7 +161,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened around the calls: an agent or node that ran, a tool that was used."""
+    """A span that is not a model call: an agent, a graph node, a tool call."""
 
     id: str
     parent: str | None
@@ -150,7 +176,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """A finite number. Without ``call`` and ``agent`` it is the episode's."""
+    """A finite scalar reward; the episode's if neither ``call`` nor ``agent`` is set."""
 
     value: float
     call: str | None = None
@@ -164,7 +190,7 @@ class Reward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One rollout: calls in order of arrival, events in order of start, rewards in order of giving."""
+    """One rollout: calls in order of arrival, events and rewards in order of start."""
 
     rollout: str
     task_id: str
@@ -175,29 +201,29 @@ class Trace:
     error: str | None = None
     """The exception that ended the rollout, or None."""
     counters: Mapping[str, int] = field(default_factory=dict[str, int])
-    """What could not be recorded, by kind (see ``capture.record``)."""
+    """Number of recording failures, by kind (see ``capture.record``)."""
 
     @property
     def reward(self) -> float | None:
-        """The episode's return: the sum of its episode rewards, or None if nobody gave one."""
+        """The episode's return: the sum of its episode rewards, or None without any."""
         values = [r.value for r in self.rewards if r.is_episode]
         return math.fsum(values) if values else None
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """Names of all agents that made a call, in order of first appearance."""
+        """Names of the agents that made a call, in order of first appearance."""
         return tuple(dict.fromkeys(c.agent for c in self.calls if c.agent is not None))
 
 
 def call_id(response_id: str) -> str | None:
-    """The id of the call that a response id ends with, in every wire format; None if it has none."""
+    """The call id at the end of a response id of any wire format; None without one."""
     found = _CALL_ID.search(response_id)
     return None if found is None else found[1]
 
 
 def check_reward(value: object) -> float:
-    """A reward as a float: True is 1.0. Raises `RewardError` for anything that is not a finite number."""
-    if isinstance(value, (Real, np.bool_)):  # NumPy's numbers register as Real, its bool does not
+    """``value`` as a float; True is 1.0. Raises `RewardError` unless it is a finite number."""
+    if isinstance(value, (Real, np.bool_)):  # NumPy's numbers are registered as Real, its bool is not
         number = float(value)
         if math.isfinite(number):
             return number
@@ -205,9 +231,10 @@ def check_reward(value: object) -> float:
 
 
 def spans_to_trace(spans: Iterable[SpanRecord], *, counters: Mapping[str, int] | None = None) -> Trace:
-    """Build the trace of one rollout from its finished spans, in any order; duplicates of a span id count once.
+    """The trace of one rollout from its finished spans, in any order.
 
-    Raises ValueError if there is no root span, or if spans belong to several rollouts.
+    The last span of an id replaces earlier ones. Raises ValueError without a root span, or if
+    the spans belong to several rollouts.
     """
     unique = {span.span_id: span for span in spans}
     ordered = sorted(unique.values(), key=lambda s: (s.start_ns, s.span_id))
@@ -241,20 +268,20 @@ def _call(span: SpanRecord) -> Call:
         parent=span.parent_id,
         agent=a.get(AGENT),
         sequence=int(a.get(SEQUENCE, 0)),
-        model=str(a.get("gen_ai.response.model") or a.get("gen_ai.request.model") or ""),
+        model=str(a.get(RESPONSE_MODEL) or a.get(REQUEST_MODEL) or ""),
         policy_version=a.get(VERSION),
         first_version=a.get(FIRST_VERSION),
-        messages=tuple(json.loads(a.get("gen_ai.input.messages", "[]"))),
-        response=json.loads(a["gen_ai.output.messages"])[0] if "gen_ai.output.messages" in a else None,
+        messages=tuple(json.loads(a.get(INPUT_MESSAGES, "[]"))),
+        response=json.loads(a[OUTPUT_MESSAGES])[0] if OUTPUT_MESSAGES in a else None,
         prompt_ids=_unpack(a.get(PROMPT_IDS), "<u4"),
         output_ids=_unpack(a.get(OUTPUT_IDS), "<u4"),
         logprobs=_unpack(a.get(LOGPROBS), "<f4"),
-        temperature=float(a.get("gen_ai.request.temperature", 1.0)),
+        temperature=float(a.get(TEMPERATURE, 1.0)),
         constraint=a.get(CONSTRAINT),
         digest=a.get(DIGEST),
-        finish_reason=next(iter(a.get("gen_ai.response.finish_reasons", ())), None),
-        context=a.get("lightning.context"),
-        context_reason=a.get("lightning.context.reason"),
+        finish_reason=next(iter(a.get(FINISH_REASONS, ())), None),
+        context=a.get(CONTEXT),
+        context_reason=a.get(CONTEXT_REASON),
         error=span.error,
         start_ns=span.start_ns,
         end_ns=span.end_ns,
@@ -270,8 +297,8 @@ def _event(span: SpanRecord) -> Event:
         kind, name = "agent", a.get(AGENT, span.name)
     elif operation == "execute_tool":
         kind, name = "tool", a.get(TOOL, span.name)
-    elif "lightning.node" in a:
-        kind, name = "node", a["lightning.node"]
+    elif NODE in a:
+        kind, name = "node", a[NODE]
     else:
         kind, name = "other", span.name
     return Event(
@@ -291,14 +318,14 @@ def _reward(span: SpanRecord) -> Reward:
     a = span.attributes
     return Reward(
         value=float(a[REWARD_VALUE]),
-        call=a.get("lightning.reward.call"),
-        agent=a.get("lightning.reward.agent"),
+        call=a.get(REWARD_CALL),
+        agent=a.get(REWARD_AGENT),
         name=a.get(REWARD_NAME),
     )
 
 
 def pack(values: Iterable[int] | Iterable[float], dtype: Literal["<u4", "<f4"]) -> bytes:
-    """Tokens or logprobs as little-endian packed bytes, four to a value."""
+    """Token ids or logprobs packed as little-endian bytes, four per value."""
     return np.asarray(list(values), dtype=dtype).tobytes()
 
 

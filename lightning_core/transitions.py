@@ -1,13 +1,14 @@
-"""Trace → transitions → rows: what is trained on, and where each number in it comes from.
+"""Trace → transitions → rows: the training data, and where each number in it comes from.
 
-A `Transition` is the paper's (input_t, output_t, r_t): one call of a trained agent (arXiv 2508.03680, eq. 6). Rows join the calls of
-one agent whose contexts grow out of each other, in a forest: if (prompt ‖ response) of an earlier call is an exact prefix of
-a later prompt, the later call continues that row, wherever it stands in time::
+A `Transition` is one call of a trained agent: (input_t, output_t, r_t) of arXiv 2508.03680,
+eq. 6. A `Row` joins calls of one agent whose contexts extend each other: if (prompt ‖ response)
+of an earlier call is an exact prefix of a later prompt, the later call continues that row, even
+if other calls come in between::
 
     calls in order:  A1  B1  A2  B2          A2's prompt starts with A1's prompt ‖ response, B2's with B1's
     rows:            A1 + A2,  B1 + B2
 
-Where a context does not hold, a new row begins. Every sampled token is trained in exactly one row.
+Any other call starts a new row. Every sampled token is trained in exactly one row.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NO_LOGPROBS: Floats = np.empty(0, dtype=np.float32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """One call of a trained agent: what it saw and what it sampled."""
+    """One call of a trained agent: its prompt and its sampled tokens."""
 
     call: str
     rollout: str
@@ -45,12 +46,12 @@ class Transition:
     temperature: float
     constraint: str | None
     digest: str | None
-    """`sampling_digest` as it was when the call was sampled; None only where there is a ``refusal``."""
+    """`sampling_digest`, computed at sampling; None only with a ``refusal``."""
     finish_reason: str | None
     first_version: int | None = None
-    """Version of its first token, where the weights changed while it was sampled."""
+    """Version that sampled its first token, if the weights changed during sampling."""
     refusal: str | None = None
-    """Why it cannot be trained on; None for what can. Without token ids its arrays are empty, and what was said is in `Trace.calls`."""
+    """Why it cannot be trained on, or None. Without token ids its arrays are empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +61,13 @@ class Refusal:
     call: str
     agent: str
     kind: Literal["failed", "untrainable"]
-    """``failed``: the call itself raised an error; ``untrainable``: it returned, but its tokens are not usable."""
+    """``failed``: the call raised an error; ``untrainable``: its tokens are missing or unusable."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Where one call's sampled tokens stand in a row: ``row.token_ids[start:stop]``."""
+    """The sampled tokens of one call in a row: ``row.token_ids[start:stop]``."""
 
     call: str
     start: int
@@ -74,42 +75,43 @@ class Segment:
     version: int
     constraint: str | None
     digest: str | None
-    """`sampling_digest` of ``token_ids[:start]`` and the tokens from there to ``stop``, as they were when they were sampled."""
+    """`sampling_digest`, computed at sampling, of prompt ``[:start]`` and output ``[start:stop]``."""
     first_version: int | None = None
     """See `Transition`."""
 
     @property
     def oldest(self) -> int:
-        """The oldest version of weights that sampled any of it."""
+        """The oldest policy version that sampled any of its tokens."""
         return self.version if self.first_version is None else self.first_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One training sequence of L tokens: a path from the root to a leaf in an agent's forest of contexts."""
+    """One training sequence of L tokens: calls of one agent, each extending the one before."""
 
     rollout: str
     agent: str
     policy: str
     token_ids: TokenIds
-    """uint32 [L]: exactly what the model saw and sampled."""
+    """uint32 [L]: exactly the tokens of prompts and responses."""
     mask: NDArray[np.bool_]
-    """bool [L]: True where the token was sampled in this row. Every sampled token is True in exactly one row."""
+    """bool [L]: True for tokens sampled in this row."""
     logprobs: Floats
-    """float32 [L]: logprob at sampling, at the sampling temperature; 0 where the mask is False."""
+    """float32 [L]: logprob at sampling, at ``temperatures``; 0 where the mask is False."""
     temperatures: Floats
-    """float32 [L]: temperature that the token was sampled at; 1 where the mask is False."""
+    """float32 [L]: sampling temperature; 1 where the mask is False."""
     advantages: Floats | None
-    """float32 [L], 0 where the mask is False; None until credit has been assigned."""
+    """float32 [L]: 0 where the mask is False; None before credit is assigned."""
     segments: tuple[Segment, ...]
-    """The calls whose tokens this row trains, in order."""
+    """The calls trained in this row, in order."""
 
 
 def trace_to_transitions(trace: Trace, *, agents: Collection[str], refused: bool = False) -> list[Transition]:
-    """The calls of ``agents`` (exact names) that can be trained on, in order of arrival. `refused_calls` tells of the others.
+    """The trainable calls of ``agents`` (exact names), in order of arrival.
 
-    With ``refused`` those are there too, each with its ``refusal``, to be looked at and credited: a trace that somebody else's
-    instrumentation recorded has no others.
+    See `refused_calls` for the rest. With ``refused`` they are included, each with its
+    ``refusal``, so that they can be inspected and credited: traces recorded by another
+    instrumentation contain no other calls.
     """
     found: list[Transition] = []
     for call in trace.calls:
@@ -139,7 +141,7 @@ def trace_to_transitions(trace: Trace, *, agents: Collection[str], refused: bool
 
 
 def refused_calls(trace: Trace, *, agents: Collection[str]) -> list[Refusal]:
-    """The calls of ``agents`` that cannot be trained on. Nothing is re-encoded from text to make up for missing ids."""
+    """The calls of ``agents`` that cannot be trained on; ids are never re-encoded from text."""
     found: list[Refusal] = []
     for call in trace.calls:
         reason = _refusal_reason(call) if call.agent in agents else None
@@ -153,24 +155,24 @@ def _refusal_reason(call: Call) -> str | None:
     if call.error is not None:
         return f"the call failed: {call.error}"
     if call.prompt_ids is None or call.output_ids is None:
-        return f"no token ids: model {call.model!r} answered without telling which tokens it saw and sampled"
+        return f"no token ids: model {call.model!r} did not return the ids of its prompt and output"
     if call.policy_version is None:
-        return f"sampled by {call.model!r}, whose weights are not trained"
+        return f"sampled by {call.model!r}, which is not a trained policy"
     if call.logprobs is None or len(call.logprobs) != len(call.output_ids):
         found = "none" if call.logprobs is None else str(len(call.logprobs))
         return f"expected {len(call.output_ids)} logprobs, found {found}"
     if call.digest is None:
-        return "no digest: it was not recorded by a policy endpoint, or by one of an older version"
+        return "no digest: not recorded by a policy endpoint, or recorded by an older version"
     if len(call.output_ids) == 0 or len(call.prompt_ids) == 0:
-        return "an empty prompt or response"
+        return "the prompt or the response is empty"
     return None
 
 
 def transitions_to_rows(transitions: Iterable[Transition], advantages: Mapping[str, float] | None = None) -> list[Row]:
     """Merge transitions into rows, in the order of their first calls.
 
-    ``advantages`` maps call ids to the advantage of every token of that call. Raises KeyError if it lacks a call, and ValueError for
-    a transition that is refused.
+    ``advantages`` maps call ids to the advantage of all tokens of the call. Raises KeyError for a
+    missing call, and ValueError for a transition with a refusal.
     """
     open_rows: dict[tuple[str, str, str], list[_OpenRow]] = {}
     order: list[_OpenRow] = []
@@ -179,7 +181,7 @@ def transitions_to_rows(transitions: Iterable[Transition], advantages: Mapping[s
             raise ValueError(f"call {t.call} of agent {t.agent!r} cannot be trained on: {t.refusal}")
         family = open_rows.setdefault((t.rollout, t.agent, t.policy), [])
         prompt = t.prompt_ids.tobytes()
-        # The longest context that the prompt starts with; ids are four bytes each, so a byte prefix is a token prefix.
+        # The longest context that is a prefix of the prompt. Ids are four bytes: byte prefixes are token prefixes.
         parent = max((row for row in family if prompt.startswith(row.key)), key=lambda r: len(r.key), default=None)
         if parent is None:
             parent = _OpenRow()
@@ -190,7 +192,7 @@ def transitions_to_rows(transitions: Iterable[Transition], advantages: Mapping[s
 
 
 class _OpenRow:
-    """A row that may still grow."""
+    """A row under construction."""
 
     def __init__(self) -> None:
         self.key = b""
@@ -242,5 +244,5 @@ class _OpenRow:
 
 
 def count_sampled(transitions: Sequence[Transition]) -> int:
-    """Number of sampled tokens in ``transitions``; equals the sum of the masks of their rows."""
+    """Number of sampled tokens in ``transitions``; equals the sum of their rows' masks."""
     return sum(len(t.output_ids) for t in transitions)

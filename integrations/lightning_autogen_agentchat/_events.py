@@ -11,6 +11,7 @@ from autogen_core.models import FunctionExecutionResult
 
 from lightning_core.capture import current_address, record, scope
 from lightning_core.capture.spans import SpanHandle
+from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT
 
 _recorded: set[tuple[str, str]] = set()
 """Tool calls whose span is opened elsewhere: (the enclosing span, the call's id)."""
@@ -54,7 +55,7 @@ def is_recorded(call_id: str | None) -> bool:
 def note_execution(handle: SpanHandle, result: FunctionExecutionResult) -> None:
     """Set a tool call's result on its span, and fail it if the result is an error."""
     with record("autogen_agentchat.tool"):
-        handle.set(gen_ai__tool__call__result=result.content)
+        handle.set(**{TOOL_RESULT: result.content})
         if result.is_error:
             handle.fail(result.content)
 
@@ -62,7 +63,7 @@ def note_execution(handle: SpanHandle, result: FunctionExecutionResult) -> None:
 def note_result(handle: SpanHandle, tool: Any, result: Any) -> None:
     """Set the result of a tool on its span."""
     with record("autogen_agentchat.tool"):
-        handle.set(gen_ai__tool__call__result=tool.return_value_as_string(result))
+        handle.set(**{TOOL_RESULT: tool.return_value_as_string(result)})
 
 
 def note_handoffs(executed: Sequence[Any], handoffs: Mapping[str, Any], agent: str) -> None:
@@ -80,5 +81,5 @@ def _attributes(arguments: Any, call_id: str | None) -> dict[str, Any]:
     attributes: dict[str, Any] = {}
     with record("autogen_agentchat.tool"):
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, default=repr, ensure_ascii=False)
-        attributes["gen_ai.tool.call.arguments"] = text
-    return attributes if call_id is None else attributes | {"gen_ai.tool.call.id": call_id}
+        attributes[TOOL_ARGUMENTS] = text
+    return attributes if call_id is None else attributes | {TOOL_CALL_ID: call_id}

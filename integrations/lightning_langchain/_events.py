@@ -16,7 +16,7 @@ from opentelemetry.trace import Span
 from lightning_core.capture import current_address, record, scope
 from lightning_core.capture.integration import active_integrations
 from lightning_core.capture.spans import SpanHandle, start_span
-from lightning_core.trace import Address
+from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT, Address
 
 
 @contextmanager
@@ -34,9 +34,9 @@ def tool_scope(tool: BaseTool, tool_input: Any, call_id: str | None) -> Generato
 
 def tool_attributes(arguments: Any, call_id: str | None) -> dict[str, Any]:
     """Attributes of a tool span, following OpenTelemetry's GenAI conventions."""
-    attributes: dict[str, Any] = {"gen_ai.tool.call.arguments": _to_text(arguments)}
+    attributes: dict[str, Any] = {TOOL_ARGUMENTS: _to_text(arguments)}
     if call_id is not None:
-        attributes["gen_ai.tool.call.id"] = call_id
+        attributes[TOOL_CALL_ID] = call_id
     return attributes
 
 
@@ -44,7 +44,7 @@ def note_result(handle: SpanHandle, result: Any) -> None:
     """Set a tool's result on its span; a ToolMessage with the status "error" fails the span."""
     with record("langchain.tool_result"):
         content = result.content if isinstance(result, ToolMessage) else result
-        handle.set(gen_ai__tool__call__result=_to_text(content))
+        handle.set(**{TOOL_RESULT: _to_text(content)})
         if isinstance(result, ToolMessage) and result.status == "error":
             handle.fail(_to_text(content))
 

@@ -14,6 +14,7 @@ from agents.tool import default_tool_timeout_error_message
 from lightning_core.capture import StepScope, current_run, record, scope
 from lightning_core.capture.mark import get_mark
 from lightning_core.capture.spans import SpanHandle
+from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT
 from lightning_openai_agents._trainable import MEMBERS, Members
 
 
@@ -139,7 +140,7 @@ def note_result(handle: SpanHandle, arguments: Any, result: Any) -> None:
     """Set a tool's result on its span; fail it if the result is the SDK's timeout message."""
     with record("openai_agents.tool_result"):
         tool = arguments["func_tool"]
-        handle.set(gen_ai__tool__call__result=_to_text(result))
+        handle.set(**{TOOL_RESULT: _to_text(result)})
         limit = tool.timeout_seconds
         if limit and result == default_tool_timeout_error_message(tool_name=tool.name, timeout_seconds=limit):
             handle.fail(result)
@@ -182,7 +183,7 @@ def _record_failed_call(call: Any, error: BaseException | str) -> None:
 
 
 def _call_attributes(call: Any) -> dict[str, Any]:
-    return {"gen_ai.tool.call.arguments": call.arguments, "gen_ai.tool.call.id": call.call_id}
+    return {TOOL_ARGUMENTS: call.arguments, TOOL_CALL_ID: call.call_id}
 
 
 def _to_text(value: Any) -> str:

@@ -264,9 +264,9 @@ def reward(value: float, *, call: str | None = None, agent: str | None = None, n
         return
     attributes: dict[str, Any] = {tr.REWARD_VALUE: number}
     call = None if call is None else tr.call_id(call) or call
-    for key, item in (("call", call), ("agent", agent), ("name", name)):
+    for key, item in ((tr.REWARD_CALL, call), (tr.REWARD_AGENT, agent), (tr.REWARD_NAME, name)):
         if item is not None:
-            attributes[f"lightning.reward.{key}"] = item
+            attributes[key] = item
     start_span(current.address, name or "", "reward", agent=None, attributes=attributes).end()
 
 

@@ -146,7 +146,7 @@ def start_span(
         values |= {tr.OPERATION: "execute_tool", tr.TOOL: name}
         title = f"execute_tool {name}"
     elif kind == "node":
-        values["lightning.node"] = name
+        values[tr.NODE] = name
     else:
         values[tr.OPERATION] = kind
         title = f"{kind} {name}".rstrip()

@@ -1,7 +1,8 @@
-"""The command ``lightning-rl``: train, eval, serve, trace, credit. What it does is done elsewhere; here it is asked for and shown.
+"""The command ``lightning-rl``: train, eval, serve, trace, credit.
 
-Exit codes: 0 success (``train``: the improvement's 95 % interval lies above 0, or there was nothing to measure with), 1 no
-improvement shown, or an error while running, 2 the configuration or the command cannot be honoured, 130 interrupted.
+Exit codes: 0 success (``train``: the improvement is significant, or there are no held-out tasks),
+1 no significant improvement or a runtime error, 2 invalid configuration or arguments, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from statistics import fmean
 
 from lightning_core.cli import credit as cli_credit
 from lightning_core.cli import serve as cli_serve
-from lightning_core.cli.trace import as_run_folder, trace
+from lightning_core.cli import trace as cli_trace
+from lightning_core.cli.trace import as_run_folder
 from lightning_core.config import Config, dump_config, load_config
 from lightning_core.errors import ConfigError, IntegrationUnavailable, LightningError, MissingExtra
 
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "train": _train,
             "eval": _eval,
             "serve": cli_serve.serve,
-            "trace": trace,
+            "trace": cli_trace.trace,
             "credit": cli_credit.credit,
         }
         return commands[options.command](options)
@@ -47,59 +49,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("lightning-rl: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has seen enough, as in "… | head"
+    except BrokenPipeError:  # the reader closed the pipe, as in "… | head"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    """Every command and option there is."""
+    """The parser of all commands and options."""
     parser = argparse.ArgumentParser(
         prog="lightning-rl", description="Train the model inside an LLM agent by reinforcement learning."
     )
     parser.add_argument("--version", action="version", version=metadata.version("lightning-rl"))
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    train = commands.add_parser("train", help="train the policy, measured on held-out tasks before and after")
+    train = commands.add_parser("train", help="train the policy, and evaluate it on held-out tasks before and after")
     train.add_argument("config", metavar="CONFIG", help="YAML file; see docs/configuration.md")
     train.add_argument(
-        "--resume", action="store_true", help="go on from the last checkpoint of run.name, or of the newest run"
+        "--resume", action="store_true", help="continue from the last checkpoint of run.name, or of the newest run"
     )
-
     train.add_argument(
-        "--print-verl-config", action="store_true", help="with trainer.name: verl: print what verl is told, and stop"
+        "--print-verl-config", action="store_true", help="with trainer.name: verl: print verl's configuration and exit"
     )
 
-    evaluate = commands.add_parser("eval", help="measure a policy on held-out tasks")
+    evaluate = commands.add_parser("eval", help="evaluate a policy on held-out tasks")
     evaluate.add_argument("config", metavar="CONFIG|RUN", help="a YAML file, or a run's folder: its newest checkpoint")
 
     serve = commands.add_parser("serve", help="serve a trained policy, or any model, to OpenAI and Anthropic clients")
     cli_serve.add_options(serve)
 
     show = commands.add_parser(
-        "trace", help="show who said what: rollouts of a run, stored traces, or one task tried now"
+        "trace", help="show rollouts as trees: those of a run, stored traces, or one task run now"
     )
-    show.add_argument(
-        "config",
-        metavar="RUN|TRACES|CONFIG",
-        help="a run's folder such as runs/latest, a file of traces (.json, .jsonl, .pb), or a YAML file",
-    )
-    show.add_argument("--rollout", metavar="N", help="number or id of the rollout to show; without: a list of them all")
-    show.add_argument("--task", metavar="ID", help="with CONFIG: the task to try; without: the first")
-    show.add_argument("--full", action="store_true", help="whole prompts and responses")
+    cli_trace.add_options(show)
 
-    credit = commands.add_parser("credit", help="compute credit anew on a run's stored rollouts, and show what changes")
+    credit = commands.add_parser("credit", help="recompute credit on a run's stored rollouts, and show what changes")
     cli_credit.add_options(credit)
 
     for command in (train, evaluate, serve, show, credit):
-        command.add_argument("overrides", metavar="key=value", nargs="*", help="settings that win over the file's")
+        command.add_argument("overrides", metavar="key=value", nargs="*", help="settings that override the file's")
     return parser
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """What a command line asks for. Raises SystemExit if that is nothing that there is."""
+    """The parsed arguments. Exits with a usage error for unknown arguments."""
     parser = _build_parser()
-    # Overrides may stand on either side of an option; argparse gives the later ones back.
+    # Overrides may come before or after options; argparse returns the later ones separately.
     options, rest = parser.parse_known_args(arguments)
     options.overrides += rest
     for text in options.overrides:
@@ -112,12 +106,13 @@ def _train(options: argparse.Namespace) -> int:
     overrides = [*options.overrides, *(["run.resume=true"] if options.resume else [])]
     config = load_config(options.config, overrides, needs=("agent", "tasks.train"))
     if config.eval.every and config.tasks.eval is None:
-        raise ConfigError(f"eval.every is {config.eval.every}, but there are no tasks.eval to evaluate on")
+        raise ConfigError(f"eval.every is {config.eval.every}, but tasks.eval is not set; set it, or remove eval.every")
     if options.print_verl_config:
         return _print_verl_config(config)
+    from lightning_core.cli.console import show
+    from lightning_core.cli.summary import make_summary
     from lightning_core.loop import fit
     from lightning_core.records.progress import show_progress
-    from lightning_core.records.report import format_summary
 
     progress = show_progress()
     try:
@@ -128,13 +123,14 @@ def _train(options: argparse.Namespace) -> int:
         return EXIT_INTERRUPTED
     finally:
         progress.close()
-    print(f"\n{format_summary(result.summary)}\n\nrun: {result.folder}\ncheckpoint: {result.checkpoint}")
+    show("", make_summary(result.summary))
+    print(f"\nrun: {result.folder}\ncheckpoint: {result.checkpoint}")
     return EXIT_NOT_SHOWN if result.summary.improved is False else EXIT_OK
 
 
 def _print_verl_config(config: Config) -> int:
     if config.trainer.name != "verl":
-        raise ConfigError(f"--print-verl-config goes with trainer.name: verl, but it is {config.trainer.name!r}")
+        raise ConfigError(f"--print-verl-config requires trainer.name: verl, found {config.trainer.name!r}")
     from lightning_core.trainers.verl.train import show_verl_config
 
     print(show_verl_config(config, Path(config.run.dir) / (config.run.name or "RUN")), end="")
@@ -147,17 +143,17 @@ def _how_to_resume(config: Config, file: str) -> str:
     folder = Path(config.run.dir) / (config.run.name or "latest")
     found = checkpoints(folder)
     if not found:
-        return "There was no checkpoint yet."
+        return "No checkpoint was written yet."
     name = f" run.name={config.run.name}" if config.run.name else ""
-    return f"The last checkpoint is {found[-1]}; to go on: lightning-rl train {file}{name} --resume"
+    return f"The last checkpoint is {found[-1]}; to continue: lightning-rl train {file}{name} --resume"
 
 
 def _eval(options: argparse.Namespace) -> int:
+    from lightning_core.cli.summary import format_estimate
     from lightning_core.loop import evaluate
     from lightning_core.records.checkpoints import checkpoints
     from lightning_core.records.intervals import confidence_interval
     from lightning_core.records.progress import show_progress
-    from lightning_core.records.report import format_estimate
 
     run = as_run_folder(options.config)
     source = options.config if run is None else run / "config.yaml"
@@ -179,9 +175,9 @@ def _eval(options: argparse.Namespace) -> int:
         progress.close()
     estimate = confidence_interval([fmean(rewards) for rewards in result.rewards.values()])
     print(f"policy: {checkpoint or config.policy.model}")
-    print(f"held-out reward {format_estimate(estimate)} (95 % interval) on {len(result.rewards)} tasks")
+    print(f"held-out reward {format_estimate(estimate)} (95% interval) on {len(result.rewards)} tasks")
     if result.left_out:
-        print(f"{result.left_out} rollouts were left out: the machinery failed, not the agent")
+        print(f"{result.left_out} rollouts were left out: infrastructure failures")
     print(f"recorded in {folder}")
     return EXIT_OK
 

@@ -1,4 +1,4 @@
-"""``lightning-rl serve``: what a run has trained, or any model, behind the wire formats that agents speak."""
+"""``lightning-rl serve``: a trained policy, or any model, for OpenAI and Anthropic clients."""
 
 from __future__ import annotations
 
@@ -16,36 +16,40 @@ API_KEY_ENV = "LIGHTNING_API_KEY"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What the command can be told."""
+    """Add the command's options to ``parser``."""
     parser.add_argument("model", metavar="RUN|MODEL", help="a run's folder, a model's folder, or a model's name")
-    parser.add_argument("--checkpoint", metavar="NAME", help="with RUN: such as step-000010; without: the newest")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (%(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen at (%(default)s); 0: any that is free")
+    parser.add_argument("--checkpoint", metavar="NAME", help="with RUN: such as step-000010 (default: the newest)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=int, default=8000, help="port to listen on (default: %(default)s); 0: any free port"
+    )
     parser.add_argument(
         "--api-key",
         metavar="KEY",
-        help=f"the key that requests must carry; without: ${API_KEY_ENV}, else any will do, on this machine only",
+        help=f"API key that requests must contain (default: ${API_KEY_ENV}; if unset, any key, from this machine only)",
     )
 
 
 def serve(options: argparse.Namespace) -> int:
-    """The command; its exit code. Serves until it is interrupted or terminated."""
-    config, checkpoint = _find(options.model, options.checkpoint, options.overrides)
+    """Serve until interrupted or terminated; returns the exit code."""
+    config, checkpoint = _resolve_model(options.model, options.checkpoint, options.overrides)
     api_key: str | None = options.api_key or os.environ.get(API_KEY_ENV) or None
     from lightning_core.serving import is_loopback, open_serving
 
     if api_key is None and not is_loopback(options.host):
-        raise ConfigError(f"--host {options.host} lets other machines ask: set a key with --api-key or ${API_KEY_ENV}")
+        raise ConfigError(
+            f"--host {options.host} accepts requests from other machines: set a key with --api-key or ${API_KEY_ENV}"
+        )
     with open_serving(config, checkpoint=checkpoint, host=options.host, port=options.port, api_key=api_key) as endpoint:
         print(f"serving    {config.policy.model if checkpoint is None else checkpoint}")
-        print(_how_to_call(endpoint.url, endpoint.models, keyed=api_key is not None), flush=True)
-        _wait_for_the_end()
+        print(_usage_text(endpoint.url, endpoint.models, keyed=api_key is not None), flush=True)
+        _wait_for_signal()
     print("stopped")
     return 0
 
 
-def _find(model: str, checkpoint: str | None, overrides: Sequence[str]) -> tuple[Config, Path | None]:
-    """The configuration to serve, and the checkpoint whose weights it gets."""
+def _resolve_model(model: str, checkpoint: str | None, overrides: Sequence[str]) -> tuple[Config, Path | None]:
+    """The configuration to serve, and the checkpoint to load its weights from, if any."""
     folder = Path(model)
     if (folder / "config.yaml").is_file():
         from lightning_core.records.checkpoints import checkpoints, to_sample
@@ -60,32 +64,32 @@ def _find(model: str, checkpoint: str | None, overrides: Sequence[str]) -> tuple
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ConfigError(
             f"{model!r} is neither a run's folder (config.yaml) nor a model's (config.json); "
-            "a checkpoint is named with --checkpoint, after its run's folder"
+            "to serve a checkpoint, pass its run's folder and --checkpoint"
         )
     if checkpoint is not None:
-        raise ConfigError(f"--checkpoint is for a run's folder; {model!r} is none")
+        raise ConfigError(f"--checkpoint requires a run's folder; {model!r} is not one")
     return load_config({"policy": {"model": model}}, overrides), None
 
 
-def _how_to_call(url: str, models: Sequence[str], *, keyed: bool) -> str:
+def _usage_text(url: str, models: Sequence[str], *, keyed: bool) -> str:
     header = f' -H "Authorization: Bearer ${API_KEY_ENV}"' if keyed else ""
     body = f'{{"model": "{models[0]}", "messages": [{{"role": "user", "content": "hello"}}]}}'
     return (
         f"OpenAI     base URL {url}\n"
         f"Anthropic  base URL {url.removesuffix('/v1')}\n"
         f"models     {', '.join(models)}\n"
-        f"API key    {'the one that was set' if keyed else 'any'}\n"
+        f"API key    {'required' if keyed else 'any'}\n"
         f"try        curl {url}/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'\n"
         "stop       Ctrl-C"
     )
 
 
-def _wait_for_the_end() -> None:
-    """Until Ctrl-C, or until whoever started this asks it to end."""
-    over = threading.Event()
-    before = {number: signal.signal(number, lambda *_: over.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+def _wait_for_signal() -> None:
+    """Block until SIGINT or SIGTERM."""
+    stop = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        over.wait()
+        stop.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,9 +1,8 @@
-"""``lightning-rl trace``: who said what, in a run's rollouts, in traces stored by anybody, or in one task tried now."""
+"""``lightning-rl trace``: shows a run's rollouts, stored traces, or one task run now."""
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -12,11 +11,26 @@ from lightning_core.config import load_config
 from lightning_core.errors import ConfigError, LightningError
 
 TRACE_FILES = (".json", ".jsonl", ".pb")
-"""Ends of names of files that hold traces; any other file is a configuration."""
+"""File name endings of stored traces; any other file is a configuration."""
+_HINT = "show one: --rollout N"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to ``parser``."""
+    parser.add_argument(
+        "config",
+        metavar="RUN|TRACES|CONFIG",
+        help="a run's folder such as runs/latest, a file of traces (.json, .jsonl, .pb), or a YAML file",
+    )
+    parser.add_argument(
+        "--rollout", metavar="N", help="number or id of the rollout to show; without it, all are listed"
+    )
+    parser.add_argument("--task", metavar="ID", help="with CONFIG: the task to run (default: the first)")
+    parser.add_argument("--full", action="store_true", help="show whole prompts and responses")
 
 
 def trace(options: argparse.Namespace) -> int:
-    """The command; its exit code."""
+    """Run the command; returns its exit code."""
     run = as_run_folder(options.config)
     stored = options.config.endswith(TRACE_FILES)
     if run is None and not stored:
@@ -24,9 +38,12 @@ def trace(options: argparse.Namespace) -> int:
             raise ConfigError(
                 f"--rollout is for a run's folder or a file of traces; {options.config!r} is a configuration: use --task"
             )
-        return _try_task(options)
+        return _run_task(options)
     if options.overrides or options.task is not None:
-        raise ConfigError("--task and key=value are for a configuration; rollouts are what they are: use --rollout")
+        raise ConfigError(
+            "--task and key=value are for a configuration; "
+            "recorded rollouts cannot be reconfigured; select one with --rollout"
+        )
     if run is None:
         _show_stored(Path(options.config), options.rollout, options.full)
     else:
@@ -35,7 +52,7 @@ def trace(options: argparse.Namespace) -> int:
 
 
 def as_run_folder(path: str) -> Path | None:
-    """The folder of a run, or None for a file; a folder that is no run is refused."""
+    """``path`` as a run's folder; None for a file. Raises `ConfigError` for any other folder."""
     folder = Path(path)
     if not folder.is_dir():
         return None
@@ -44,7 +61,7 @@ def as_run_folder(path: str) -> Path | None:
     return folder
 
 
-def _try_task(options: argparse.Namespace) -> int:
+def _run_task(options: argparse.Namespace) -> int:
     config = load_config(options.config, options.overrides, needs=("agent",))
     from lightning_core.loop import evaluate
     from lightning_core.rollouts.tasks import load_tasks
@@ -53,7 +70,7 @@ def _try_task(options: argparse.Namespace) -> int:
         ("tasks.eval", config.tasks.eval) if config.tasks.train is None else ("tasks.train", config.tasks.train)
     )
     if source is None:
-        raise ConfigError("tasks.train and tasks.eval are missing; a task is needed to run the agent on")
+        raise ConfigError("tasks.train and tasks.eval are missing; set one, to have a task to run the agent on")
     tasks = load_tasks(source, key=key)
     chosen = tasks[0] if options.task is None else next((t for t in tasks if t["id"] == options.task), None)
     if chosen is None:
@@ -63,7 +80,7 @@ def _try_task(options: argparse.Namespace) -> int:
         try:
             evaluate(config=config, folder=Path(scratch), tasks=[chosen])
         except LightningError as error:
-            # A name that no agent has, a server that is not there: what was recorded shows what to do about it.
+            # For example an unknown agent name: the recorded spans show the names to choose from.
             failure = error
         last = _last_rollout(store)
         if last is not None:
@@ -84,14 +101,14 @@ def _last_rollout(path: Path) -> int | None:
 
 
 def _show_run(store_path: Path, rollout: str | None, full: bool) -> None:
-    from lightning_core.cli.tree import format_agents, format_rollouts, format_trace
+    from lightning_core.cli.console import show
+    from lightning_core.cli.tree import format_agents, make_rollout_table, make_tree
     from lightning_core.records.store import Store
 
     with Store(store_path, read_only=True) as store:
         if rollout is None:
-            print(format_rollouts(store.rollouts(), width=_width()))
-            print(format_agents(store.agents(), {row.agent for row in store.credit()}))
-            print("one of them: --rollout N")
+            agents = format_agents(store.agents(), {row.agent for row in store.credit()})
+            show(make_rollout_table(store.rollouts()), agents, _HINT)
             return
         try:
             record = store.rollout(rollout if (number := _number(rollout)) is None else number)
@@ -99,34 +116,27 @@ def _show_run(store_path: Path, rollout: str | None, full: bool) -> None:
         except (LookupError, ValueError) as error:
             raise ConfigError(f"--rollout {rollout}: {error}") from None
         credit = store.credit(rollout=record.id)
-    print(format_trace(found, record, credit, width=_width(), full=full))
-    print(format_agents(Counter(call.agent for call in found.calls), {row.agent for row in credit}))
+    agents = format_agents(Counter(call.agent for call in found.calls), {row.agent for row in credit})
+    show(make_tree(found, record, credit, full=full), agents)
 
 
 def _show_stored(path: Path, rollout: str | None, full: bool) -> None:
-    from lightning_core.cli.tree import format_agents, format_trace, format_traces
+    from lightning_core.cli.console import show
+    from lightning_core.cli.tree import format_agents, make_trace_table, make_tree
     from lightning_core.otel import read_traces
 
     try:
         traces = read_traces(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"no traces could be read from {str(path)!r}: {error}") from None
-    if rollout is not None:
-        chosen = [t for n, t in enumerate(traces, 1) if n == _number(rollout) or t.rollout == rollout]
-        if not chosen:
-            raise ConfigError(f"--rollout {rollout}: expected a number from 1 to {len(traces)}, or a trace id")
-        traces = chosen
-        print(format_trace(chosen[0], width=_width(), full=full))
-    else:
-        print(format_traces(traces, width=_width()))
-    print(format_agents(Counter(call.agent for t in traces for call in t.calls)))
     if rollout is None:
-        print("one of them: --rollout N")
+        show(make_trace_table(traces), format_agents(Counter(call.agent for t in traces for call in t.calls)), _HINT)
+        return
+    found = next((t for n, t in enumerate(traces, 1) if n == _number(rollout) or t.rollout == rollout), None)
+    if found is None:
+        raise ConfigError(f"--rollout {rollout}: expected a number from 1 to {len(traces)}, or a trace id")
+    show(make_tree(found, full=full), format_agents(Counter(call.agent for call in found.calls)))
 
 
 def _number(rollout: str) -> int | None:
     return int(rollout) if rollout.isdecimal() and len(rollout) < 32 else None
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((120, 24)).columns

@@ -1,4 +1,4 @@
-"""A rollout as text: an indented tree of who ran inside whom, what each was asked, what it said and what that was worth."""
+"""Rollouts as console output: a table of rollouts, and the tree of one rollout's spans."""
 
 from __future__ import annotations
 
@@ -6,119 +6,153 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from lightning_core.cli.console import Column, make_table, one_line
 from lightning_core.records.store import CallCredit, RolloutRecord
 from lightning_core.trace import Call, Event, Trace
 
 _INDENT = "  "
 
 
-def format_trace(
-    trace: Trace,
-    record: RolloutRecord | None = None,
-    credit: Iterable[CallCredit] = (),
-    *,
-    width: int,
-    full: bool = False,
-) -> str:
-    """The tree of one rollout; ``record`` says what its run knew of it. Lines are cut at ``width`` columns and texts to one line,
-    unless ``full``.
+def make_tree(
+    trace: Trace, record: RolloutRecord | None = None, credit: Iterable[CallCredit] = (), *, full: bool = False
+) -> Group:
+    """The header and the tree of one rollout; ``record`` adds what its run stored about it.
+
+    Each message is one line, and lines are cut at the terminal's width. With ``full``, all
+    messages of each prompt are shown, and texts are wrapped instead.
     """
-    lines = list(_header(trace, record))
-    lines += _children(trace, {row.call: row for row in credit}, full)
-    return "\n".join(lines if full else (_cut(line, width) for line in lines))
+    header = [_text(line, full) for line in _header(trace, record)]
+    return Group(*header, _tree(trace, {row.call: row for row in credit}, full))
 
 
-def format_rollouts(records: Sequence[RolloutRecord], *, width: int) -> str:
-    """A table of rollouts, one a line; errors are cut at ``width`` columns."""
-    rows = [
-        (r.ordinal, r.phase, r.step, r.task_id, _number(r.reward), r.calls, _status(r.status, r.error)) for r in records
-    ]
-    return _table(("N", "phase", "step", "task", "reward", "calls", "status"), rows, width)
-
-
-def format_traces(traces: Sequence[Trace], *, width: int) -> str:
-    """A table of traces that no run of ours recorded, one a line, numbered from 1; errors are cut at ``width`` columns."""
-    rows = [
-        (n, t.task_id, _number(t.reward), len(t.calls), _status("ok" if t.error is None else "failed", t.error))
-        for n, t in enumerate(traces, 1)
-    ]
-    return _table(("N", "task", "reward", "calls", "status"), rows, width)
-
-
-def format_agents(agents: Mapping[str | None, int], trained: Iterable[str] = ()) -> str:
-    """Names of agents with their calls, as they can be written under ``agents.train``."""
-    marks = set(trained)
-    names = [
-        f"{'(no agent)' if name is None else name} {count} {'call' if count == 1 else 'calls'}"
-        f"{', trained' if name in marks else ''}"
-        for name, count in agents.items()
-    ]
-    return f"agents: {'; '.join(names) or 'none'}"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]], width: int) -> str:
-    """Columns as wide as their content, up to 40, but for the last."""
-    cells = [list(head), *([_one_line(str(cell)) for cell in row] for row in rows)]
-    widths = [min(40, max(map(len, column))) for column in zip(*cells, strict=True)]
-    widths[-1] = 0
-    return "\n".join(
-        _cut("  ".join(_cut(cell, w or len(cell)).ljust(w) for cell, w in zip(row, widths, strict=True)), width)
-        for row in cells
+def make_rollout_table(records: Sequence[RolloutRecord]) -> Table:
+    """A table of rollouts, one per line."""
+    columns = (
+        Column("N"),
+        Column("phase"),
+        Column("step"),
+        Column("task", cut=True),
+        Column("reward"),
+        Column("calls"),
+        Column("status", cut=True),
+    )
+    return make_table(
+        columns,
+        (
+            (
+                str(r.ordinal),
+                r.phase,
+                str(r.step),
+                r.task_id,
+                _number(r.reward),
+                str(r.calls),
+                _status(r.status, r.error),
+            )
+            for r in records
+        ),
     )
 
 
+def make_trace_table(traces: Sequence[Trace]) -> Table:
+    """A table of traces that were not recorded by a run, one per line, numbered from 1."""
+    columns = (Column("N"), Column("task", cut=True), Column("reward"), Column("calls"), Column("status", cut=True))
+    return make_table(
+        columns,
+        (
+            (
+                str(number),
+                trace.task_id,
+                _number(trace.reward),
+                str(len(trace.calls)),
+                _status(_outcome(trace), trace.error),
+            )
+            for number, trace in enumerate(traces, 1)
+        ),
+    )
+
+
+def format_agents(agents: Mapping[str | None, int], trained: Iterable[str] = ()) -> Text:
+    """The agents' names, as ``agents.train`` takes them, with their number of calls."""
+    trained_names = set(trained)
+    names = [
+        f"{'(no agent)' if name is None else name} {count} {'call' if count == 1 else 'calls'}"
+        f"{', trained' if name in trained_names else ''}"
+        for name, count in agents.items()
+    ]
+    return Text(f"agents: {'; '.join(names) or 'none'}", overflow="fold")
+
+
+def _outcome(trace: Trace) -> str:
+    return "ok" if trace.error is None else "failed"
+
+
 def _status(status: str, error: str | None) -> str:
-    return status if error is None else f"{status}: {_one_line(error)}"
+    return status if error is None else f"{status}: {one_line(error)}"
 
 
 def _header(trace: Trace, record: RolloutRecord | None) -> Iterator[str]:
     if record is None:
-        yield f"trace {trace.rollout}  reward {_number(trace.reward)}  {_status('ok' if trace.error is None else 'failed', trace.error)}"
+        outcome = _status(_outcome(trace), trace.error)
+        yield f"trace {trace.rollout}  reward {_number(trace.reward)}  {outcome}"
     else:
         seconds = max(0, record.ended_ns - record.started_ns) / 1e9
         yield (
             f"rollout {record.ordinal}  {record.phase} at step {record.step}  reward {_number(record.reward)}  "
             f"{_status(record.status, record.error)}  {seconds:.1f} s"
         )
-    yield f"task {trace.task_id}: {_one_line(json.dumps(trace.task, ensure_ascii=False))}"
-    named = [r for r in trace.rewards if r.call is None and (r.agent is not None or r.name is not None)]
-    for reward in named:
-        whose = "" if reward.agent is None else f" to agent {reward.agent}"
-        yield f"reward {_number(reward.value)}{whose}{'' if reward.name is None else f' ({reward.name})'}"
+    yield f"task {trace.task_id}: {one_line(json.dumps(trace.task, ensure_ascii=False))}"
+    for reward in trace.rewards:
+        if reward.call is None and (reward.agent is not None or reward.name is not None):
+            target = "" if reward.agent is None else f" to agent {reward.agent}"
+            name = "" if reward.name is None else f" ({reward.name})"
+            yield f"reward {_number(reward.value)}{target}{name}"
     for kind, count in trace.counters.items():
         yield f"not recorded: {kind}, {count} times"
 
 
-def _children(trace: Trace, credit: Mapping[str, CallCredit], full: bool) -> Iterator[str]:
-    """Depth first from the root; what has no parent among the spans hangs on the root."""
-    roots = [event for event in trace.events if event.kind == "rollout"]
-    root = roots[0].id
-    known = {item.id for item in (*trace.events, *trace.calls)}
-    below: dict[str, list[Call | Event]] = {}
-    for item in sorted((*trace.events, *trace.calls), key=lambda i: (i.start_ns, i.id)):
+def _tree(trace: Trace, credit: Mapping[str, CallCredit], full: bool) -> Tree:
+    """Events and calls below their parents; items with an unknown parent are top-level."""
+    root = next(event.id for event in trace.events if event.kind == "rollout")
+    items: dict[str, Call | Event] = {item.id: item for item in (*trace.events, *trace.calls)}
+    children: dict[str, list[Call | Event]] = {}
+    for item in sorted(items.values(), key=lambda i: (i.start_ns, i.id)):
         if item.id != root:
-            parent = item.parent if item.parent in known else root
-            below.setdefault(parent or root, []).append(item)
-    # A stack instead of recursion: an agent may nest as deep as it likes, and a foreign span may name itself as parent.
-    todo = [(item, 0) for item in reversed(below.pop(root, []))]
-    while todo:
-        item, depth = todo.pop()
-        indent = _INDENT * depth
-        if isinstance(item, Call):
-            for line in _call(item, trace, credit.get(item.id), full):
-                yield indent + line
-        else:
-            yield indent + _event(item)
-        todo += [(child, depth + 1) for child in reversed(below.pop(item.id, []))]
+            parent = item.parent if item.parent in items else root
+            children.setdefault(parent or root, []).append(item)
+    tree = Tree("", hide_root=True, guide_style="dim")
+    # A stack, not recursion, since agents can be nested deeply; pop, since foreign spans can form a cycle.
+    pending: list[tuple[Tree, str]] = [(tree, root)]
+    while pending:
+        node, parent = pending.pop()
+        for item in children.pop(parent, []):
+            if isinstance(item, Call):
+                label = "\n".join(_call_lines(item, trace, credit.get(item.id), full))
+            else:
+                label = _event_line(item)
+            pending.append((node.add(_text(label, full)), item.id))
+    return tree
 
 
-def _event(event: Event) -> str:
-    error = "" if event.error is None else f"  failed: {_one_line(event.error)}"
+def _text(line: str, full: bool) -> Text:
+    """``line`` cut at the terminal's width, or wrapped with ``full``; failures in red."""
+    text = Text(line, overflow="fold") if full else Text(line, no_wrap=True, overflow="ellipsis")
+    text.highlight_regex(r"^(call of|agent|node|tool|rollout|trace) \S+", "bold")
+    text.highlight_regex(r"  failed: .*", "red")
+    return text
+
+
+def _event_line(event: Event) -> str:
+    error = "" if event.error is None else f"  failed: {one_line(event.error)}"
     agent = "" if event.agent in (None, event.name) or event.kind == "agent" else f"  (agent {event.agent})"
     return f"{event.kind} {event.name}{agent}{error}"
 
 
-def _call(call: Call, trace: Trace, credit: CallCredit | None, full: bool) -> Iterator[str]:
+def _call_lines(call: Call, trace: Trace, credit: CallCredit | None, full: bool) -> Iterator[str]:
     parts = [f"call of {call.agent or 'no agent'}"]
     version = "" if call.policy_version is None else f" version {call.policy_version}"
     parts.append(f"{call.model}{version}")
@@ -127,36 +161,38 @@ def _call(call: Call, trace: Trace, credit: CallCredit | None, full: bool) -> It
     if call.context is not None:
         parts.append(f"context {call.context}{f' ({call.context_reason})' if call.context_reason else ''}")
     if call.finish_reason not in (None, "stop"):
-        parts.append(f"ended by {call.finish_reason}")
+        parts.append(f"finish reason {call.finish_reason}")
     if credit is not None:
         parts.append(f"reward {_number(credit.reward)}, advantage {credit.advantage:+.3f}, {credit.tokens} trained")
-    parts += [f"given {_number(r.value)}{f' ({r.name})' if r.name else ''}" for r in trace.rewards if r.call == call.id]
+    parts += [
+        f"call reward {_number(r.value)}{f' ({r.name})' if r.name else ''}" for r in trace.rewards if r.call == call.id
+    ]
     if call.error is not None:
-        parts.append(f"failed: {_one_line(call.error)}")
+        parts.append(f"failed: {one_line(call.error)}")
     yield "  ".join(parts)
     messages = call.messages if full else call.messages[-1:]
     for message in messages:
-        yield from _said(str(message.get("role", "?")), message, full)
+        yield from _message_lines(str(message.get("role", "?")), message, full)
     if call.response is not None:
-        yield from _said(call.agent or "response", call.response, full)
+        yield from _message_lines(call.agent or "response", call.response, full)
 
 
-def _said(who: str, message: Mapping[str, Any], full: bool) -> Iterator[str]:
-    text = _text(message.get("content"))
+def _message_lines(speaker: str, message: Mapping[str, Any], full: bool) -> Iterator[str]:
+    text = _content_text(message.get("content"))
     if text or not message.get("tool_calls"):
         if not full:
-            yield f"{_INDENT}{who}: {_one_line(text)}"
+            yield f"{_INDENT}{speaker}: {one_line(text)}"
         else:
             first, *rest = text.split("\n")
-            yield f"{_INDENT}{who}: {first}"
+            yield f"{_INDENT}{speaker}: {first}"
             yield from (f"{_INDENT * 2}{line}" for line in rest)
-    for wanted in message.get("tool_calls") or ():
-        function = wanted.get("function") or {}
-        yield f"{_INDENT}{who} uses {function.get('name', '?')} {_one_line(str(function.get('arguments', '')))}"
+    for tool_call in message.get("tool_calls") or ():
+        function = tool_call.get("function") or {}
+        yield f"{_INDENT}{speaker} calls {function.get('name', '?')} {one_line(str(function.get('arguments', '')))}"
 
 
-def _text(content: Any) -> str:
-    """A message's content: a string, or a list of parts of which the texts are shown."""
+def _content_text(content: Any) -> str:
+    """A message's content as text: a string, or the texts of a list of parts."""
     if isinstance(content, list):
         return "\n".join(str(part.get("text", f"<{part.get('type', '?')}>")) for part in content)
     return "" if content is None else str(content)
@@ -164,11 +200,3 @@ def _text(content: Any) -> str:
 
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.3f}"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _cut(text: str, width: int) -> str:
-    return text.rstrip() if len(text) <= width else text[: max(0, width - 1)] + "…"

@@ -1,4 +1,4 @@
-"""``module:callable`` → the object."""
+"""Imports the objects that a configuration names as ``module:callable``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lightning_core.errors import ConfigError
 
 
 def import_callable(name: str, *, key: str) -> Callable[..., Any]:
-    """Import ``module:callable``; modules of the working directory can be imported, as with ``python -m``.
+    """Import ``module:callable``; the working directory is searched as by ``python -m``.
 
-    Raises `ConfigError` naming the configuration's ``key`` when there is no such module or callable. What the module itself
-    raises while it is imported passes through.
+    Raises `ConfigError` with the configuration's ``key`` if the module or the callable does not
+    exist. Exceptions raised by the module during its import propagate.
     """
     module_name, _, path = name.partition(":")
     here = str(Path.cwd())
@@ -25,14 +25,14 @@ def import_callable(name: str, *, key: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, but something that it imports is not
+            raise  # the module exists, but one of its own imports does not
         raise ConfigError(
-            f"{key}: no module {error.name!r} for {name!r}; it is looked for in the working directory and among the installed packages"
+            f"{key}: no module {error.name!r} for {name!r} in the working directory or the installed packages"
         ) from None
     for part in path.split("."):
         if not hasattr(found, part):
             raise ConfigError(f"{key}: the module {module_name!r} has no {path!r}; expected 'module:callable'")
         found = getattr(found, part)
     if not callable(found):
-        raise ConfigError(f"{key}: {name!r} is of type {type(found).__name__}, expected something that can be called")
+        raise ConfigError(f"{key}: {name!r} is of type {type(found).__name__}, expected a callable")
     return found

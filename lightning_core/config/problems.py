@@ -1,4 +1,4 @@
-"""From pydantic's errors to ours: every problem of a configuration at once, each with its place, in plain words."""
+"""Converts pydantic's errors to messages with positions, all of a configuration at once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lightning_core.config.source import KeyPath, Problem, Source, apply_overrid
 from lightning_core.errors import ConfigError
 
 OWN: Final = "lightning_value"
-"""Type of the pydantic errors whose message says by itself what was expected."""
+"""Type of pydantic errors whose message already says what was expected."""
 IMPOSSIBLE: Final = "lightning_impossible"
-"""Type of the pydantic error that carries, as ``found``, a list of (key path, text) about combinations of keys."""
+"""Type of the pydantic error with invalid combinations: ``found`` lists (key path, text)."""
 
-_MENDING_ROUNDS: Final = 8
+_REPAIR_ROUNDS: Final = 8
 _EXPECTED: Final = {
     "bool_type": "true or false",
     "int_type": "a whole number",
@@ -33,7 +33,10 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def validate(model: type[M], source: Source, *, needs: Collection[str] = ()) -> M:
-    """``source`` as a ``model``. Raises `ConfigError` that lists all problems; ``needs`` are dotted keys that must not be null."""
+    """``source`` as a ``model``; ``needs`` are dotted keys that must not be null.
+
+    Raises `ConfigError` with all problems.
+    """
     problems = list(source.problems)
     result: M | None = None
     try:
@@ -43,7 +46,7 @@ def validate(model: type[M], source: Source, *, needs: Collection[str] = ()) -> 
     for key in needs:
         path = tuple(key.split("."))
         if _get(source.data, path) is None and not any(p.path[: len(path)] == path for p in problems):
-            problems.append(Problem(source.place(path), path, "missing, and needed here"))
+            problems.append(Problem(source.place(path), path, "missing, but required by this command"))
     if problems or result is None:
         count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
         lines = dict.fromkeys(f"  {problem}" for problem in problems)
@@ -54,7 +57,8 @@ def validate(model: type[M], source: Source, *, needs: Collection[str] = ()) -> 
 def _all_problems(model: type[BaseModel], source: Source, error: ValidationError) -> Iterator[Problem]:
     """The problems of ``error``, and those that it hides.
 
-    Pydantic looks at combinations of keys only once every value alone is right, so wrong values are taken out and it looks again.
+    Pydantic checks combinations of keys only if every single value is valid. So invalid values
+    are removed and the data is validated again.
     """
     first = error.errors(include_url=False)
     seen: set[KeyPath] = set()
@@ -65,11 +69,11 @@ def _all_problems(model: type[BaseModel], source: Source, error: ValidationError
     data: dict[Any, Any] = apply_overrides(source, ()).data
     current = first
     filled: set[KeyPath] = set()
-    for _ in range(_MENDING_ROUNDS):
+    for _ in range(_REPAIR_ROUNDS):
         if any(details["type"] == IMPOSSIBLE for details in current):
             break
         for details in current:
-            _mend(data, details, filled)
+            _repair(data, details, filled)
         try:
             model.model_validate(data)
         except ValidationError as again:
@@ -83,16 +87,16 @@ def _all_problems(model: type[BaseModel], source: Source, error: ValidationError
             yield from (p for p in _problems(model, details, source) if p.path not in seen)
 
 
-def _mend(data: dict[str | int, Any], details: ErrorDetails, filled: set[KeyPath]) -> None:
-    """Take the wrong value out of ``data``, or put something in for a missing one, noting it in ``filled``."""
+def _repair(data: dict[str | int, Any], details: ErrorDetails, filled: set[KeyPath]) -> None:
+    """Remove an invalid value from ``data``, or fill in a missing one, noted in ``filled``."""
     path = _path(details)
-    while path and isinstance(path[-1], int):  # a wrong item takes its whole list with it
+    while path and isinstance(path[-1], int):  # an invalid item: remove its whole list
         path = path[:-1]
     missing = details["type"] == "missing"
-    if missing and path in filled:  # nothing that we know of will do there: out with the section
+    if missing and path in filled:  # the placeholder is invalid too: remove the section
         path, missing = path[:-1], False
     for depth, part in enumerate(path[:-1]):
-        if not isinstance(data.get(part), dict):  # a short form, or what an override put there
+        if not isinstance(data.get(part), dict):  # a short form, or set by an override
             path, missing = path[: depth + 1], False
             break
         data = data[part]
@@ -118,9 +122,9 @@ def _problems(model: type[BaseModel], details: ErrorDetails, source: Source) -> 
         section = _section_at(model, path[:-1])
         known = list(section.model_fields) if section else []
         near = get_close_matches(str(path[-1]), known, n=1)
-        text = f"unknown key; {f'did you mean {near[0]!r}? ' if near else ''}known here: {', '.join(known)}"
+        text = f"unknown key; {f'did you mean {near[0]!r}? ' if near else ''}expected one of {', '.join(known)}"
     elif details["type"] == "missing":
-        text = "missing, and required"
+        text = "missing, but required"
     elif details["type"] == OWN:
         text = f"found {_describe(details['input'])}, {details['msg']}"
     else:
@@ -151,9 +155,9 @@ def _describe(value: object) -> str:
 
 
 def _section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
-    """The model of the section that ``path`` leads to."""
+    """The model of the section at ``path``, if there is one."""
     current: type[BaseModel] | None = model
-    named = False  # the part that comes is a name that somebody gave, not a field's
+    named = False  # whether the next part is a key of a dict, not a field
     for part in path:
         if named:
             named = False

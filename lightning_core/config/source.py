@@ -1,7 +1,8 @@
-"""YAML in, plain data out, with the place that each value came from, so that an error can say ``file:line``.
+"""Reads YAML as plain data with the position of each value, for errors with ``file:line``.
 
-Scalars follow YAML 1.2's core rules instead of PyYAML's 1.1: ``1e-5`` is a number, ``no``, ``12:30`` and ``2026-01-31`` are
-strings, only ``true`` and ``false`` are booleans. Duplicate keys, which YAML libraries drop in silence, are problems.
+Scalars follow the core schema of YAML 1.2, not PyYAML's 1.1: ``1e-5`` is a number; ``no``,
+``12:30`` and ``2026-01-31`` are strings; only ``true`` and ``false`` are booleans. Duplicate
+keys, which YAML libraries silently drop, are reported.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: where it stands, the path of its key, and what to do about it."""
+    """One error in a configuration: its position, the path of its key, and a message."""
 
     place: str
     path: KeyPath
@@ -35,16 +36,16 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The data of a configuration and where each key of it was written."""
+    """The data of a configuration and the position of each of its keys."""
 
     name: str
-    """The file as the user named it, or ``config`` for a dict."""
+    """The file's path as given, or ``config`` for a dict."""
     data: dict[str, Any]
     places: Mapping[KeyPath, str] = field(default_factory=dict[KeyPath, str])
     problems: tuple[Problem, ...] = ()
 
     def place(self, path: KeyPath) -> str:
-        """``file:line`` (or the override) of ``path``, else of the nearest key above it, else the file."""
+        """``file:line`` or the override of ``path``, or of its nearest parent, or the file."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.places:
                 return self.places[path[:end]]
@@ -60,7 +61,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def read_yaml(path: Path) -> Source:
-    """Read one YAML file whose top level is a mapping. Raises `ConfigError` if it cannot be read or parsed at all."""
+    """Read a YAML file that contains a mapping. Raises `ConfigError` if it cannot be parsed."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -91,9 +92,10 @@ def read_yaml(path: Path) -> Source:
 def apply_overrides(
     source: Source, overrides: Sequence[str], *, short_forms: Mapping[KeyPath, str] = MappingProxyType({})
 ) -> Source:
-    """``key.sub=value`` each, later ones win; the value is read as YAML. What is wrong with one becomes a `Problem`.
+    """``source`` with the overrides ``key.sub=value`` applied in order; values are YAML.
 
-    ``short_forms`` are sections that may be written as a string, each with the key that the string stands for.
+    An invalid override becomes a `Problem`. ``short_forms`` maps the path of a section that can be
+    written as a string to the key that the string stands for.
     """
     data: dict[str, Any] = _copy(source.data)
     places = dict(source.places)
@@ -122,12 +124,12 @@ def apply_overrides(
 
 
 def parse_scalar(text: str) -> Any:
-    """One YAML value from a string; the empty string is null."""
+    """Parse one YAML value; the empty string is null."""
     return yaml.load(text, Loader=_Loader)
 
 
 def to_yaml(data: Mapping[str, Any]) -> str:
-    """YAML that `read_yaml` reads back to equal data, keys in the order given."""
+    """``data`` as YAML that `read_yaml` reads back unchanged; keys keep their order."""
     return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -141,7 +143,7 @@ def _section(
         elif isinstance(inner, str) and path[:depth] in short_forms:
             inner = data[part] = {short_forms[path[:depth]]: inner}
         if not isinstance(inner, dict):
-            return Problem("", path, f"{dotted(path[:depth])} is {inner!r}, which has no keys below it")
+            return Problem("", path, f"{dotted(path[:depth])} is {inner!r}, expected a section")
         data = inner
     return data
 
@@ -166,7 +168,7 @@ def _walk(
         inner = (*path, part)
         place = f"{file}:{where.start_mark.line + 1}"
         if inner in places and isinstance(part, str):
-            problems.append(Problem(place, inner, f"the same key twice, first at {places[inner]}; remove one"))
+            problems.append(Problem(place, inner, f"duplicate key, first at {places[inner]}; remove one"))
             continue
         places[inner] = place
         _walk(child, inner, file, places, problems, (*above, node))
@@ -203,7 +205,7 @@ for _kind in (_Loader, _Dumper):
 
 
 def _construct_int(loader: Any, node: Any) -> int:
-    return int(loader.construct_scalar(node))  # PyYAML's own would read 010 as octal
+    return int(loader.construct_scalar(node))  # PyYAML reads 010 as octal
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)

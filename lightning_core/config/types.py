@@ -1,4 +1,4 @@
-"""What the configuration's sections are made of."""
+"""Types and the base class of the configuration's sections."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Beta = Annotated[float, Ge(0), Lt(1)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
-"""A list in YAML, a tuple here."""
+"""A list in YAML, a tuple in Python."""
 
 
 class Section(BaseModel):
-    """Frozen, strict about types, without unknown keys; written with nothing below it, it has its defaults."""
+    """Frozen and strict, without unknown keys; an empty section means its defaults."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lightning_core.trace import Call, Trace
+from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT, Call, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ def tool_signals(trace: Trace) -> tuple[ToolSignal, ...]:
     for event in trace.events:
         if event.kind != "tool":
             continue
-        call, _ = asked.get(str(event.attributes.get("gen_ai.tool.call.id")), (None, None))
+        call, _ = asked.get(str(event.attributes.get(TOOL_CALL_ID)), (None, None))
         signals.append(
             ToolSignal(
                 tool=event.name,
@@ -48,11 +48,11 @@ def tool_signals(trace: Trace) -> tuple[ToolSignal, ...]:
                 agent=event.agent if call is None else call.agent,
                 status="ok" if event.error is None else "error",
                 error=event.error,
-                arguments=event.attributes.get("gen_ai.tool.call.arguments"),
-                result=event.attributes.get("gen_ai.tool.call.result"),
+                arguments=event.attributes.get(TOOL_ARGUMENTS),
+                result=event.attributes.get(TOOL_RESULT),
             )
         )
-    used = {str(e.attributes.get("gen_ai.tool.call.id")) for e in trace.events if e.kind == "tool"}
+    used = {str(e.attributes.get(TOOL_CALL_ID)) for e in trace.events if e.kind == "tool"}
     for identity, (call, wish) in asked.items():
         if identity not in used:
             function = wish["function"]

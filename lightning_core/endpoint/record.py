@@ -27,12 +27,12 @@ class ModelSpan:
     def counted(self, model: Any, input_tokens: Any, output_tokens: Any = None) -> None:
         """Note the model and the token counts that somebody else's server tells of."""
         for name, value, kind in (
-            ("response.model", model, str),
-            ("usage.input_tokens", input_tokens, int),
-            ("usage.output_tokens", output_tokens, int),
+            (tr.RESPONSE_MODEL, model, str),
+            (tr.INPUT_TOKENS, input_tokens, int),
+            (tr.OUTPUT_TOKENS, output_tokens, int),
         ):
             if isinstance(value, kind):
-                self._span.set_attribute(f"gen_ai.{name}", value)
+                self._span.set_attribute(name, value)
 
     def abandon(self, error: BaseException) -> None:
         """Close the span as failed, unless it is closed already."""
@@ -50,11 +50,11 @@ class EmbeddingsSpan(ModelSpan):
     """The span of a request for embeddings. What was embedded is not kept: it is no part of what is trained, and can be large."""
 
     def __init__(self, address: Address, body: Mapping[str, Any], model: str) -> None:
-        attributes: dict[str, Any] = {"gen_ai.provider.name": "lightning", "gen_ai.request.model": model}
+        attributes: dict[str, Any] = {tr.PROVIDER: "lightning", tr.REQUEST_MODEL: model}
         if isinstance(size := body.get("dimensions"), int) and size < 1 << 63:
-            attributes["gen_ai.embeddings.dimension.count"] = size
+            attributes[tr.EMBEDDING_DIMENSIONS] = size
         if isinstance(form := body.get("encoding_format"), str):
-            attributes["gen_ai.request.encoding_formats"] = [form]
+            attributes[tr.EMBEDDING_FORMATS] = [form]
         super().__init__(address, "embeddings", model, attributes)
 
 
@@ -64,13 +64,13 @@ class CallSpan(ModelSpan):
     def __init__(self, address: Address, request: ChatRequest, model: str, choice: int = 0) -> None:
         attributes: dict[str, Any] = {
             tr.SEQUENCE: next_sequence(),
-            "gen_ai.provider.name": "lightning",
-            "gen_ai.request.model": request.model,
-            "gen_ai.response.model": model,
-            "gen_ai.input.messages": json.dumps(list(request.asked(choice)), ensure_ascii=False),
+            tr.PROVIDER: "lightning",
+            tr.REQUEST_MODEL: request.model,
+            tr.RESPONSE_MODEL: model,
+            tr.INPUT_MESSAGES: json.dumps(list(request.asked(choice)), ensure_ascii=False),
         }
         if request.tools:
-            attributes["gen_ai.tool.definitions"] = json.dumps(list(request.tools), ensure_ascii=False)
+            attributes[tr.TOOL_DEFINITIONS] = json.dumps(list(request.tools), ensure_ascii=False)
         self._request = request
         super().__init__(address, "chat", model, attributes)
 
@@ -80,11 +80,11 @@ class CallSpan(ModelSpan):
             tr.PROMPT_IDS: pack(prompt.ids, "<u4"),
             tr.OUTPUT_IDS: pack(choice.token_ids, "<u4"),
             tr.LOGPROBS: pack(choice.logprobs, "<f4"),
-            "gen_ai.request.temperature": params.temperature,
-            "gen_ai.request.top_p": params.top_p,
-            "gen_ai.usage.input_tokens": len(prompt.ids),
-            "gen_ai.usage.output_tokens": len(choice.token_ids),
-            "lightning.context": prompt.context,
+            tr.TEMPERATURE: params.temperature,
+            tr.TOP_P: params.top_p,
+            tr.INPUT_TOKENS: len(prompt.ids),
+            tr.OUTPUT_TOKENS: len(choice.token_ids),
+            tr.CONTEXT: prompt.context,
         })  # fmt: skip
         for name in ("temperature", "top_p"):
             asked, used = getattr(self._request, name), getattr(params, name)
@@ -93,7 +93,7 @@ class CallSpan(ModelSpan):
         if params.constraint is not None:
             self._span.set_attribute(tr.CONSTRAINT, params.constraint)
         if prompt.reason is not None:
-            self._span.set_attribute("lightning.context.reason", prompt.reason)
+            self._span.set_attribute(tr.CONTEXT_REASON, prompt.reason)
         self.answered(choice.message, choice.finish_reason)
 
     def trainable(self, *, version: int, first_version: int | None, digest: str) -> None:
@@ -104,9 +104,9 @@ class CallSpan(ModelSpan):
 
     def answered(self, message: Mapping[str, Any], finish_reason: str | None) -> None:
         """Note the answer as the agent gets it."""
-        self._span.set_attribute("gen_ai.output.messages", json.dumps([message], ensure_ascii=False))
+        self._span.set_attribute(tr.OUTPUT_MESSAGES, json.dumps([message], ensure_ascii=False))
         if finish_reason:
-            self._span.set_attribute("gen_ai.response.finish_reasons", [finish_reason])
+            self._span.set_attribute(tr.FINISH_REASONS, [finish_reason])
 
     def forwarded(self, answer: Answer) -> None:
         """Note what somebody else's server answered."""

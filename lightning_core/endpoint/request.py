@@ -134,7 +134,7 @@ class Service:
     def _failed(self, asked: Asked, error: Exception) -> Response:
         asked.abandon(error)
         if isinstance(error, UpstreamRefusal):
-            if not error.of_the_agent:
+            if not error.is_request_error:
                 count_failure(asked.address, error)
             return Response(error.body, error.status, error.headers)
         count_failure(asked.address, error)

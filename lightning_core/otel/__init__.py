@@ -1,13 +1,13 @@
-"""OpenTelemetry, out and in: spans to any collector, and traces that other instrumentations recorded.
+"""OpenTelemetry export to collectors, and import of traces of other instrumentations.
 
-| file | what is in it |
+| file | contents |
 |---|---|
-| ``otlp.py`` | spans as OTLP, in JSON and in protobuf, and back |
-| ``exporting.py`` | every rollout's spans to a collector while it happens |
-| ``openinference.py``, ``traceloop.py``, ``genai.py`` | one convention each: foreign attributes to ours, pure functions |
-| ``conventions.py`` | the table of them, and what only a whole trace tells: who spoke, which spans are the same call |
+| ``otlp.py`` | spans to and from OTLP, as JSON and as protobuf |
+| ``exporting.py`` | sends every rollout's spans to a collector during the run |
+| ``openinference.py``, ``traceloop.py``, ``genai.py`` | one convention each: its attributes to ours, pure functions |
+| ``conventions.py`` | normalises whole traces: the agent of each call, duplicate spans of one call |
 | ``reading.py`` | stored traces, from files or memory, as `Trace` |
-| ``joining.py`` | spans of an agent's other processes as part of its rollout |
+| ``joining.py`` | merges spans from an agent's other processes into its rollout |
 """
 
 from lightning_core.otel.exporting import exporting, otlp_processor

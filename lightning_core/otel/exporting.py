@@ -1,4 +1,7 @@
-"""Every rollout's spans to an OpenTelemetry collector, in the background, while training goes on whatever becomes of them."""
+"""Sends every rollout's spans to an OpenTelemetry collector, in the background.
+
+Training continues if the collector fails.
+"""
 
 from __future__ import annotations
 
@@ -19,38 +22,39 @@ from lightning_core.errors import ConfigError, MissingExtra
 logger = logging.getLogger(__name__)
 
 _BATCH = 64
-"""Spans hold whole prompts; collectors refuse requests beyond some MiB."""
+"""Spans per request: they contain whole prompts, and collectors reject requests of some MiB."""
 _QUEUE = 16384
-"""Spans that may wait; a rollout ends no sooner for them."""
+"""Spans that can wait; a full queue does not block a rollout."""
 _TIMEOUT_SECONDS = 5.0
-"""For one batch, its retries included."""
+"""For one batch, including retries."""
 
 
 def otlp_processor(endpoint: str, *, headers: Mapping[str, str] | None = None) -> SpanProcessor:
-    """A processor that sends spans in batches to ``endpoint``, the whole URL of an OTLP/HTTP traces receiver.
+    """A processor that sends spans in batches to the OTLP/HTTP URL ``endpoint``.
 
-    Raises `MissingExtra` without the OTLP exporter. Spans wait in memory; ``force_flush`` and ``shutdown`` send them. What cannot be
-    delivered is dropped: a warning says so when it first happens, and another, at the end, how many were.
+    Raises `MissingExtra` without the OTLP exporter. Spans wait in memory; ``force_flush`` and
+    ``shutdown`` send them. Undeliverable spans are dropped, with a warning at the first failure
+    and one with their number at the end.
     """
     try:
         exporter = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     except ModuleNotFoundError:
         raise MissingExtra("opentelemetry-exporter-otlp-proto-http", "otlp", "sending spans to a collector") from None
     sender = exporter.OTLPSpanExporter(endpoint=endpoint, headers=dict(headers or {}), timeout=_TIMEOUT_SECONDS)
-    return _Processor(_SaysOnce(sender, endpoint, logging.getLogger(exporter.__name__)))
+    return _Processor(_WarnOnceExporter(sender, endpoint, logging.getLogger(exporter.__name__)))
 
 
 @contextmanager
 def exporting(endpoint: str | None, *, headers_env: str | None = None) -> Generator[None]:
-    """Send the spans of all rollouts in the body to ``endpoint``, and the last of them at its end; None sends nothing.
+    """Send the spans of all rollouts in the body to ``endpoint``; None sends nothing.
 
-    ``headers_env`` names an environment variable with ``name=value`` pairs, separated by commas. Raises `ConfigError` if it is not
-    set or has another form, and `MissingExtra` without the OTLP exporter.
+    ``headers_env`` names an environment variable with comma-separated ``name=value`` pairs.
+    Raises `ConfigError` if it is unset or malformed, `MissingExtra` without the OTLP exporter.
     """
     if endpoint is None:
         yield
         return
-    processor = otlp_processor(endpoint, headers={} if headers_env is None else _headers(headers_env))
+    processor = otlp_processor(endpoint, headers={} if headers_env is None else _read_headers(headers_env))
     add_span_processor(processor)
     try:
         yield
@@ -59,7 +63,7 @@ def exporting(endpoint: str | None, *, headers_env: str | None = None) -> Genera
         processor.shutdown()
 
 
-def _headers(variable: str) -> dict[str, str]:
+def _read_headers(variable: str) -> dict[str, str]:
     text = os.environ.get(variable)
     if not text:
         raise ConfigError(f"otlp.headers_env names {variable!r}, but that environment variable is not set")
@@ -71,52 +75,53 @@ def _headers(variable: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-class _SaysOnce(SpanExporter):
-    """Passes spans on; the first failure is logged as a warning, with what it means, and all are counted."""
+class _WarnOnceExporter(SpanExporter):
+    """Forwards spans to an exporter; warns at the first failure and counts all lost spans."""
 
-    def __init__(self, exporter: Any, endpoint: str, theirs: logging.Logger) -> None:
+    def __init__(self, exporter: Any, endpoint: str, exporter_logger: logging.Logger) -> None:
         self.closing = False
-        """From here on nobody waits for a collector that is not there: a second failure is not tried for."""
+        """If true, the first failed batch is the last one that is tried."""
         self._exporter = exporter
         self._endpoint = endpoint
-        self._theirs = theirs
-        self._overheard = _Overheard()
+        self._exporter_logger = exporter_logger
+        self._captured = _CapturedLog()
         self._lost = 0
         self._given_up = False
-        theirs.addFilter(self._overheard)
+        exporter_logger.addFilter(self._captured)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send ``spans``."""
         result = SpanExportResult.FAILURE
         if not self._given_up:
-            with self._overheard:
+            with self._captured:
                 result = self._exporter.export(spans)
         if result is not SpanExportResult.SUCCESS:
             if self._lost == 0:
                 logger.warning(
-                    "the OTLP collector at %s takes no spans (%s). Is it running, and is this its whole URL, such as "
-                    "http://localhost:4318/v1/traces? Training goes on without it; the run's own record is complete",
+                    "the OTLP collector at %s rejected spans or is unreachable (%s). Check that it runs and that this "
+                    "is its full URL, such as http://localhost:4318/v1/traces. Training continues; the run's own "
+                    "record is complete",
                     self._endpoint,
-                    self._overheard.last,
+                    self._captured.last,
                 )
             self._lost += len(spans)
             self._given_up = self.closing
         return result
 
     def shutdown(self) -> None:
-        """Say how many spans did not arrive."""
+        """Warn about lost spans and close the exporter."""
         if self._lost:
-            logger.warning("%d spans did not reach the OTLP collector at %s", self._lost, self._endpoint)
+            logger.warning("%d spans were not delivered to the OTLP collector at %s", self._lost, self._endpoint)
         self._exporter.shutdown()
-        self._theirs.removeFilter(self._overheard)
+        self._exporter_logger.removeFilter(self._captured)
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Nothing waits here."""
+        """Flush the exporter; this class buffers nothing."""
         return bool(self._exporter.force_flush(timeout_millis))
 
 
-class _Overheard(logging.Filter):
-    """Keeps what OpenTelemetry's exporter logs on this thread meanwhile, which is every attempt at every batch, to itself."""
+class _CapturedLog(logging.Filter):
+    """Suppresses what the exporter logs on this thread, and keeps the last message."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,10 +142,10 @@ class _Overheard(logging.Filter):
 
 
 class _Processor(BatchSpanProcessor):
-    def __init__(self, exporter: _SaysOnce) -> None:
+    def __init__(self, exporter: _WarnOnceExporter) -> None:
         super().__init__(exporter, max_queue_size=_QUEUE, max_export_batch_size=_BATCH)
-        self._says_once = exporter
+        self._warn_once = exporter
 
     def shutdown(self) -> None:
-        self._says_once.closing = True
+        self._warn_once.closing = True
         super().shutdown()

@@ -1,4 +1,4 @@
-"""Lists and objects that a convention has flattened into the keys of attributes, put together again."""
+"""Lists and objects that are flattened into attribute keys, and their reconstruction."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 
-def collect(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """What stands under ``prefix``, nested: ``{"p.0.role": "user"}`` with the prefix ``p.`` gives ``{"0": {"role": "user"}}``."""
+def unflatten(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The attributes under ``prefix`` as nested dicts.
+
+    ``{"p.0.role": "user"}`` with the prefix ``p.`` gives ``{"0": {"role": "user"}}``.
+    """
     found: dict[str, Any] = {}
     for key, value in attributes.items():
         if key.startswith(prefix):
@@ -24,7 +27,7 @@ def collect(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def flatten(attributes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The reverse, for exports that nest; a list of plain values stays one value."""
+    """Nested attributes as dotted keys; a list of plain values stays one value."""
     for key, value in attributes.items():
         if isinstance(value, Mapping):
             yield from flatten(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
@@ -35,26 +38,26 @@ def flatten(attributes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
             yield prefix + key, tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
-def listed(entries: Any) -> list[Any]:
-    """The values of ``{"0": …, "1": …}`` in the order of their numbers."""
+def numbered_values(entries: Any) -> list[Any]:
+    """The values of ``{"0": …, "1": …}`` in numeric order; empty for anything else."""
     if not isinstance(entries, Mapping):
         return []
     numbered = cast("Mapping[str, Any]", entries)
     return [numbered[key] for key in sorted((key for key in numbered if key.isdecimal()), key=int)]
 
 
-def nested(entry: Any, key: str) -> Mapping[str, Any]:
-    """The object under ``key``, or an empty one: what other programs write there is theirs to say."""
+def nested_object(entry: Any, key: str) -> Mapping[str, Any]:
+    """The object under ``key``; empty if there is none, or if it is not an object."""
     value = cast("Mapping[str, Any]", entry).get(key) if isinstance(entry, Mapping) else None
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 def tool_call(identity: Any, name: Any, arguments: Any) -> dict[str, Any]:
-    """A tool call as chat completions write it."""
+    """A tool call in the form of chat completions."""
     function = {"name": str(name or ""), "arguments": as_text({} if arguments is None else arguments)}
     return {"id": "" if identity is None else str(identity), "type": "function", "function": function}
 
 
 def as_text(value: Any) -> str:
-    """A string as it is, anything else as JSON."""
+    """A string unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,5 +1,8 @@
-"""OpenTelemetry's own GenAI conventions → ours, which are these but for the form of messages: theirs have parts, ours are chat
-completions'. Before there were message attributes, messages were span events; that form is read too."""
+"""OpenTelemetry's GenAI conventions to ours.
+
+The attributes are the same; their messages consist of parts, ours have the form of chat
+completions. The older form, messages as span events, is supported too.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from typing import Any, cast
 
 from lightning_core import trace as tr
 from lightning_core.otel.flattened import as_text, tool_call
-from lightning_core.otel.otlp import MESSAGE_EVENTS
+from lightning_core.otel.otlp import GENAI_PREFIX, MESSAGE_EVENTS
 
 _CALLS = ("chat", "text_completion", "generate_content")
 
 
 def from_genai(name: str, attributes: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The attributes that a span of this convention has in ours, beside its own; None if it is none."""
+    """Our attributes for a span of this convention; None for any other span."""
     a = attributes
     match a.get(tr.OPERATION):
         case operation if operation in _CALLS:
@@ -30,41 +33,39 @@ def from_genai(name: str, attributes: Mapping[str, Any]) -> dict[str, Any] | Non
 
 def _call(a: Mapping[str, Any]) -> dict[str, Any]:
     given, answers = _from_events(a)
-    system = [
-        {"role": "system", "content": _text(part)} for part in _objects(a.get("gen_ai.system_instructions")) if part
-    ]
-    given = [*system, *_all_of(a.get("gen_ai.input.messages"))] or given
-    answers = _all_of(a.get("gen_ai.output.messages")) or answers
-    found: dict[str, Any] = {"gen_ai.input.messages": json.dumps(given, ensure_ascii=False)}
+    system = [{"role": "system", "content": _text(part)} for part in _objects(a.get(tr.SYSTEM_INSTRUCTIONS)) if part]
+    given = [*system, *_read_messages(a.get(tr.INPUT_MESSAGES))] or given
+    answers = _read_messages(a.get(tr.OUTPUT_MESSAGES)) or answers
+    found: dict[str, Any] = {tr.INPUT_MESSAGES: json.dumps(given, ensure_ascii=False)}
     if answers:
-        found["gen_ai.output.messages"] = json.dumps(answers, ensure_ascii=False)
+        found[tr.OUTPUT_MESSAGES] = json.dumps(answers, ensure_ascii=False)
     return found
 
 
-def _all_of(text: Any) -> list[dict[str, Any]]:
-    return [found for message in _objects(text) for found in _messages(message)]
+def _read_messages(text: Any) -> list[dict[str, Any]]:
+    return [found for message in _objects(text) for found in _convert(message)]
 
 
-def _messages(message: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """One message of theirs as ours; one that holds the results of several tools becomes several."""
+def _convert(message: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """One message in our form; a message with several tool results becomes several."""
     if "parts" not in message:
-        yield _said(message, "user")
+        yield _flat_message(message, "user")
         return
     role = str(message.get("role") or "user")
     parts = _objects(message["parts"])
     results = [part for part in parts if part.get("type") == "tool_call_response"]
     for part in results:
-        content = part.get("response", part.get("result"))
-        yield {"role": "tool", "tool_call_id": str(part.get("id") or ""), "content": as_text(content)}
+        result = as_text(part.get("response", part.get("result")))
+        yield {"role": "tool", "tool_call_id": str(part.get("id") or ""), "content": result}
     calls = [
         tool_call(part.get("id"), part.get("name"), part.get("arguments"))
         for part in parts
         if part.get("type") == "tool_call"
     ]
-    said = [part for part in parts if part.get("type") not in ("tool_call", "tool_call_response")]
-    if results and not calls and not said:
+    content = [part for part in parts if part.get("type") not in ("tool_call", "tool_call_response")]
+    if results and not calls and not content:
         return
-    found: dict[str, Any] = {"role": role, "content": _content(said)}
+    found: dict[str, Any] = {"role": role, "content": _content(content)}
     yield {**found, "tool_calls": calls} if calls else found
 
 
@@ -81,42 +82,44 @@ def _text(part: Mapping[str, Any]) -> str:
 
 
 def _from_events(a: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Messages in ``gen_ai.user.message``, ``gen_ai.choice`` and the like."""
+    """Input and output messages from the events ``gen_ai.user.message``, ``gen_ai.choice``, …"""
     given: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
     for event in _objects(a.get(MESSAGE_EVENTS)):
-        kind = str(event["name"]).removeprefix("gen_ai.").removesuffix(".message")
+        kind = str(event["name"]).removeprefix(GENAI_PREFIX).removesuffix(".message")
         if kind == "choice":
-            message = _decoded(event.get("message", event))
-            answers.append(_said(message if isinstance(message, Mapping) else {"content": message}, "assistant"))
+            message = _decode_json(event.get("message", event))
+            answers.append(
+                _flat_message(message if isinstance(message, Mapping) else {"content": message}, "assistant")
+            )
         elif str(event["name"]).endswith(".message"):
-            given.append(_said(event, "user" if kind not in ("system", "assistant", "tool") else kind))
+            given.append(_flat_message(event, "user" if kind not in ("system", "assistant", "tool") else kind))
     return given, answers
 
 
-def _said(told: Mapping[str, Any], role: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": str(told.get("role") or role), "content": told.get("content")}
-    if calls := [_asked(call) for call in _objects(told.get("tool_calls"))]:
+def _flat_message(message: Mapping[str, Any], role: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"role": str(message.get("role") or role), "content": message.get("content")}
+    if calls := [_flat_tool_call(call) for call in _objects(message.get("tool_calls"))]:
         found["tool_calls"] = calls
-    if identity := told.get("tool_call_id") or (found["role"] == "tool" and told.get("id")):
+    if identity := message.get("tool_call_id") or (found["role"] == "tool" and message.get("id")):
         found["tool_call_id"] = str(identity)
     return found
 
 
-def _asked(call: Mapping[str, Any]) -> dict[str, Any]:
+def _flat_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function")
-    told = cast("Mapping[str, Any]", function) if isinstance(function, Mapping) else call
-    return tool_call(call.get("id"), told.get("name"), told.get("arguments"))
+    source = cast("Mapping[str, Any]", function) if isinstance(function, Mapping) else call
+    return tool_call(call.get("id"), source.get("name"), source.get("arguments"))
 
 
 def _objects(value: Any) -> list[Mapping[str, Any]]:
-    """The objects of a list, which may be JSON; what is no such thing has none."""
-    decoded = _decoded(value)
+    """The objects in a list, which may be encoded as JSON; empty for anything else."""
+    decoded = _decode_json(value)
     items = cast("list[Any]", decoded) if isinstance(decoded, (list, tuple)) else []
     return [item for item in items if isinstance(item, Mapping)]
 
 
-def _decoded(value: Any) -> Any:
+def _decode_json(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:

@@ -1,14 +1,14 @@
-"""Spans of an agent's other processes as part of its rollout.
+"""Merges spans from an agent's other processes into its rollout.
 
-They come with the rollout's key, so which rollout is certain; where in it, they say themselves or cannot know:
+They arrive with the rollout's key, so the rollout is known. Their position in it is decided so:
 
-- Spans of the rollout's own trace (their process was given our ``traceparent``) stand where they say.
-- Spans of any other trace are taken over: those without a parent go under the rollout's root, the structure below is their own, and
-  ``lightning.origin.trace_id`` keeps the trace that they came from.
-- A model call that the policy endpoint recorded is *ours*: it holds the tokens. Where their instrumentation recorded it too, their span
-  is left out, and ours takes its place among their spans. The two are matched by the id of the response, or else by what was asked and
-  answered, each of ours once; never by time.
-- Who made a call of ours was settled when it was asked, and is not changed by what is told later.
+- Spans of the rollout's own trace (their process received our ``traceparent``) keep their parent.
+- Spans of any other trace are adopted: roots become children of the rollout's root, the structure
+  below is kept, and ``lightning.origin.trace_id`` holds the original trace id.
+- A model call that the policy endpoint recorded has the tokens. If another instrumentation
+  recorded it too, that span is dropped and ours takes its position. The two are matched by
+  response id, or else by last request message and response, each of ours once; never by time.
+- The agent of a recorded call was decided when it was made, and does not change.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_core import trace as tr
-from lightning_core.otel.conventions import understand
+from lightning_core.otel.conventions import normalize_spans
 from lightning_core.trace import Address, SpanRecord
 
 ORIGIN = "lightning.origin.trace_id"
 
 
 def join_spans(root: Address, ours: Iterable[SpanRecord], theirs: Iterable[SpanRecord]) -> list[SpanRecord]:
-    """What ``theirs`` add to the rollout ``root`` whose own spans are ``ours``.
+    """The spans to add or replace so that ``theirs`` join the rollout ``root``.
 
-    Among the result are calls of ours that found another place; they stand for the span of the same id.
+    ``ours`` are the rollout's own spans. The result includes calls among them that get a new
+    parent; they replace the span of the same id.
     """
     own = {span.span_id: span for span in ours}
     calls = {i: s for i, s in own.items() if s.attributes.get(tr.OPERATION) == "chat"}
-    foreign = {span.span_id: _taken_over(span, root) for span in theirs if span.span_id not in own}
-    understood = understand(foreign.values())
-    same = _same_calls(understood, calls)
+    foreign = {span.span_id: _adopt(span, root) for span in theirs if span.span_id not in own}
+    foreign_spans = normalize_spans(foreign.values())
+    same = _match_calls(foreign_spans, calls)
     sequence = itertools.count(1 + max((int(c.attributes.get(tr.SEQUENCE, 0)) for c in calls.values()), default=0))
     joined: list[SpanRecord] = []
-    for span in understood:
+    for span in foreign_spans:
         attributes = dict(span.attributes)
         if (origin := foreign[span.span_id].attributes.get(ORIGIN)) is not None:
             attributes[ORIGIN] = origin
         if span.attributes.get(tr.OPERATION) == "chat":
-            attributes[tr.SEQUENCE] = next(sequence)  # nobody counted it when it was made
+            attributes[tr.SEQUENCE] = next(sequence)  # it had no number when it was made
         parent = same.get(span.parent_id or "", span.parent_id)
         if span.span_id in same:
             call = calls[same[span.span_id]]
@@ -53,7 +54,7 @@ def join_spans(root: Address, ours: Iterable[SpanRecord], theirs: Iterable[SpanR
     return joined
 
 
-def _taken_over(span: SpanRecord, root: Address) -> SpanRecord:
+def _adopt(span: SpanRecord, root: Address) -> SpanRecord:
     if span.trace_id == root.rollout:
         return span if span.parent_id else replace(span, parent_id=root.span)
     return replace(
@@ -64,34 +65,34 @@ def _taken_over(span: SpanRecord, root: Address) -> SpanRecord:
     )
 
 
-def _same_calls(understood: Sequence[SpanRecord], calls: Mapping[str, SpanRecord]) -> dict[str, str]:
-    """Their spans of calls that are ours, with the ids of ours."""
-    left = dict(sorted(calls.items(), key=lambda item: int(item[1].attributes.get(tr.SEQUENCE, 0))))
+def _match_calls(foreign_spans: Sequence[SpanRecord], calls: Mapping[str, SpanRecord]) -> dict[str, str]:
+    """Ids of foreign spans that record one of our ``calls``, with the id of that call."""
+    unmatched = dict(sorted(calls.items(), key=lambda item: int(item[1].attributes.get(tr.SEQUENCE, 0))))
     same: dict[str, str] = {}
-    theirs = [span for span in understood if span.attributes.get(tr.OPERATION) == "chat"]
+    theirs = [span for span in foreign_spans if span.attributes.get(tr.OPERATION) == "chat"]
     for span in theirs:
-        call = tr.call_id(str(span.attributes.get("gen_ai.response.id", "")))
-        if call is not None and call in left:
+        call = tr.call_id(str(span.attributes.get(tr.RESPONSE_ID, "")))
+        if call is not None and call in unmatched:
             same[span.span_id] = call
-            del left[call]
-    said = {call: _exchange(span) for call, span in left.items()}
+            del unmatched[call]
+    exchanges = {call: _exchange(span) for call, span in unmatched.items()}
     for span in theirs:
         if span.span_id not in same:
             exchange = _exchange(span)
-            call = next((c for c, ours in said.items() if ours == exchange and ours is not None), None)
+            call = next((c for c, ours in exchanges.items() if ours == exchange and ours is not None), None)
             if call is not None:
                 same[span.span_id] = call
-                del said[call]
+                del exchanges[call]
     return same
 
 
 def _exchange(span: SpanRecord) -> Any:
-    """What was asked last, and answered; None for a call without an answer."""
-    given = json.loads(span.attributes.get("gen_ai.input.messages", "[]"))
-    answers = json.loads(span.attributes.get("gen_ai.output.messages", "[]"))
-    return (len(given), _gist(given[-1]), _gist(answers[0])) if given and answers else None
+    """A key of the last request message and the response; None without a response."""
+    messages = json.loads(span.attributes.get(tr.INPUT_MESSAGES, "[]"))
+    responses = json.loads(span.attributes.get(tr.OUTPUT_MESSAGES, "[]"))
+    return (len(messages), _key(messages[-1]), _key(responses[0])) if messages and responses else None
 
 
-def _gist(message: Mapping[str, Any]) -> Any:
+def _key(message: Mapping[str, Any]) -> Any:
     calls = [(c.get("id"), (c.get("function") or {}).get("name")) for c in message.get("tool_calls") or ()]
     return (message.get("content") or "", calls)

@@ -1,6 +1,7 @@
-"""Spans as OTLP (``ExportTraceServiceRequest``), in JSON and in protobuf, and back. Names of attributes stay as they are.
+"""Spans to and from OTLP (``ExportTraceServiceRequest``), as JSON and as protobuf.
 
-Of a span's events only the messages of GenAI's older conventions are kept, as JSON under `MESSAGE_EVENTS`; links are not.
+Attribute names do not change. Of a span's events only the messages of older GenAI conventions
+are kept, as JSON under `MESSAGE_EVENTS`; links are dropped.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from lightning_core.errors import MissingExtra
 from lightning_core.trace import SpanRecord
 
 _ERROR = 2
-"""OTLP's status code for an error; it is 0 where nobody said."""
+"""OTLP's status code for an error; 0 means unset."""
 
-MESSAGE_EVENTS = "gen_ai.message_events"
+GENAI_PREFIX = "gen_ai."
+"""Prefix of the names of events that hold messages."""
+MESSAGE_EVENTS = f"{GENAI_PREFIX}message_events"
 """JSON: a list of the span's events ``gen_ai.*``, each with its ``name`` and its attributes."""
 
 
@@ -29,10 +32,10 @@ def spans_to_otlp(spans: Iterable[SpanRecord], *, service: str = "lightning") ->
 
 
 def spans_from_otlp(document: Mapping[str, Any], refused: list[str] | None = None) -> list[SpanRecord]:
-    """The spans of an OTLP/JSON document, of all its resources and scopes.
+    """The spans of an OTLP/JSON document, from all its resources and scopes.
 
-    Raises ValueError for a document that does not have OTLP's form, with what was found; for a span too, unless there is a list
-    ``refused`` to note that in.
+    Raises ValueError for a malformed document. A malformed span raises too, unless the list
+    ``refused`` is given: then its message is appended there and the span skipped.
     """
     return _read_all(_spans_of(document), _span_in, refused)
 
@@ -50,13 +53,24 @@ def spans_to_protobuf(spans: Iterable[SpanRecord], *, service: str = "lightning"
 
 
 def spans_from_protobuf(data: bytes, refused: list[str] | None = None) -> list[SpanRecord]:
-    """The spans of an OTLP message; see `spans_from_otlp`. Raises `MissingExtra` without opentelemetry-proto."""
+    """The spans of an OTLP message; see `spans_from_otlp`.
+
+    Raises `MissingExtra` without opentelemetry-proto.
+    """
     try:
         request = _messages().ExportTraceServiceRequest.FromString(data)
     except import_module("google.protobuf.message").DecodeError as error:
         raise ValueError(f"expected OTLP in protobuf, found {len(data)} bytes that are not: {error}") from None
     spans = (span for r in request.resource_spans for scope in r.scope_spans for span in scope.spans)
     return _read_all(spans, _span_from_message, refused)
+
+
+def with_message_events(
+    attributes: dict[str, Any], events: Iterable[tuple[str, Mapping[str, Any] | None]]
+) -> dict[str, Any]:
+    """``attributes``, with the ``gen_ai.*`` ones among the (name, attributes) ``events``."""
+    messages = [{"name": name, **(values or {})} for name, values in events if name.startswith(GENAI_PREFIX)]
+    return {**attributes, MESSAGE_EVENTS: json.dumps(messages, default=str)} if messages else attributes
 
 
 def _messages() -> Any:
@@ -118,7 +132,7 @@ def _span_in(span: Mapping[str, Any]) -> SpanRecord:
             parent_id=_identity(span["parentSpanId"], 16) if span.get("parentSpanId") else None,
             start_ns=int(span["startTimeUnixNano"]),
             end_ns=int(span["endTimeUnixNano"]),
-            attributes=_with_events(
+            attributes=with_message_events(
                 _attributes_in(span), [(e.get("name", ""), _attributes_in(e)) for e in span.get("events", [])]
             ),
             error=status.get("message") or "error" if failed else None,
@@ -129,11 +143,6 @@ def _span_in(span: Mapping[str, Any]) -> SpanRecord:
 
 def _attributes_in(item: Mapping[str, Any]) -> dict[str, Any]:
     return {entry["key"]: _value_in(entry.get("value", {})) for entry in item.get("attributes", [])}
-
-
-def _with_events(attributes: dict[str, Any], events: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    told = [{"name": name, **values} for name, values in events if name.startswith("gen_ai.")]
-    return {**attributes, MESSAGE_EVENTS: json.dumps(told, default=str)} if told else attributes
 
 
 def _identity(text: str, digits: int) -> str:
@@ -228,7 +237,7 @@ def _span_from_message(span: Any) -> SpanRecord:
         parent_id=_identity(span.parent_span_id.hex(), 16) if span.parent_span_id else None,
         start_ns=span.start_time_unix_nano,
         end_ns=span.end_time_unix_nano,
-        attributes=_with_events(_attributes_from_message(span.attributes), events),
+        attributes=with_message_events(_attributes_from_message(span.attributes), events),
         error=span.status.message or "error" if span.status.code == _ERROR else None,
     )
 

@@ -1,4 +1,8 @@
-"""Traces that were recorded elsewhere, as `Trace`: from files of OTLP or of OpenTelemetry's and Phoenix's JSON, or from spans at hand."""
+"""Reads traces recorded elsewhere as `Trace`.
+
+Sources: OTLP files, the JSON of OpenTelemetry's console exporter or of Phoenix, or spans in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +18,26 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from lightning_core import trace as tr
 from lightning_core.capture.spans import to_record
-from lightning_core.otel.conventions import understand
+from lightning_core.otel.conventions import normalize_spans
 from lightning_core.otel.flattened import flatten
-from lightning_core.otel.otlp import MESSAGE_EVENTS, spans_from_otlp, spans_from_protobuf
+from lightning_core.otel.otlp import spans_from_otlp, spans_from_protobuf, with_message_events
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 
 
 def read_traces(source: str | Path | Iterable[SpanRecord | ReadableSpan]) -> list[Trace]:
     """One `Trace` for each trace id in ``source``, in order of start.
 
-    A file is OTLP, in protobuf or JSON (one document, or one after the other, as a collector's file exporter writes them), or the JSON of
-    OpenTelemetry's console exporter or of Phoenix. A trace that holds the root of a rollout of ours is read as it was written; in any
-    other foreign conventions are understood, and a root is put above the spans that have none. Its calls have no token ids, and
-    nothing makes them up: they can be looked at and rewarded, not trained on.
+    A file is OTLP as protobuf or JSON (one document, or several in a row as a collector's file
+    exporter writes them), or the JSON of OpenTelemetry's console exporter or of Phoenix. A trace
+    with the root of one of our rollouts is read unchanged. In other traces foreign conventions
+    are normalised and a root is added. Their calls have no token ids: they can be inspected and
+    rewarded, not trained on.
 
-    Raises ValueError for what is none of this, with what was found.
+    Raises ValueError for any other content.
     """
     spans = _read_file(Path(source)) if isinstance(source, (str, Path)) else [_to_record(span) for span in source]
     ours = {span.trace_id for span in spans if tr.TASK_ID in span.attributes}
-    foreign = understand(span for span in spans if span.trace_id not in ours)
+    foreign = normalize_spans(span for span in spans if span.trace_id not in ours)
     by_trace: dict[str, list[SpanRecord]] = {}
     for span in sorted([*(s for s in spans if s.trace_id in ours), *foreign], key=lambda s: s.start_ns):
         by_trace.setdefault(span.trace_id, []).append(span)
@@ -49,7 +54,7 @@ def _with_root(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
         trace_id=trace_id,
         span_id=hashlib.blake2b(trace_id.encode(), digest_size=8).hexdigest(),
         parent_id=None,
-        start_ns=min(span.start_ns for span in spans) - 1,  # before what it is the root of
+        start_ns=min(span.start_ns for span in spans) - 1,  # before its children
         end_ns=max(span.end_ns for span in spans),
         attributes={tr.TASK_ID: trace_id},
     )
@@ -58,7 +63,7 @@ def _with_root(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
 
 
 def _numbered(spans: Iterable[SpanRecord]) -> list[SpanRecord]:
-    """Calls in order of start: nobody counted them when they arrived."""
+    """Spans with a sequence number by order of start; foreign traces have no such number."""
     return [replace(s, attributes={**s.attributes, tr.SEQUENCE: number}) for number, s in enumerate(spans, 1)]
 
 
@@ -66,10 +71,8 @@ def _to_record(span: SpanRecord | ReadableSpan) -> SpanRecord:
     if isinstance(span, SpanRecord):
         return span
     record = to_record(span)
-    told = [{"name": e.name, **(e.attributes or {})} for e in span.events if e.name.startswith("gen_ai.")]
-    if not told:
-        return record
-    return replace(record, attributes={**record.attributes, MESSAGE_EVENTS: json.dumps(told, default=str)})
+    events = [(event.name, event.attributes) for event in span.events]
+    return replace(record, attributes=with_message_events(dict(record.attributes), events))
 
 
 def _read_file(path: Path) -> list[SpanRecord]:
@@ -83,7 +86,7 @@ def _read_file(path: Path) -> list[SpanRecord]:
 
 
 def _documents(text: str) -> Iterator[Any]:
-    """JSON documents that follow each other, with nothing but space between."""
+    """JSON documents in a row, separated by white space."""
     decoder = json.JSONDecoder()
     position = 0
     while position < len(text):
@@ -107,16 +110,12 @@ def _read_document(document: Any) -> Iterator[SpanRecord]:
 
 
 def _from_sdk_json(span: Mapping[str, Any]) -> SpanRecord:
-    """A span as ``ReadableSpan.to_json`` writes it, or Phoenix, whose status is flat and whose attributes may be nested."""
+    """A span of ``ReadableSpan.to_json`` or Phoenix (flat status, nested attributes)."""
     try:
         status = span.get("status") or {}
         code = str(span.get("status_code") or status.get("status_code") or "")
         message = span.get("status_message") or status.get("description")
-        told = [
-            {"name": e["name"], **(e.get("attributes") or {})}
-            for e in span.get("events") or ()
-            if e["name"].startswith("gen_ai.")
-        ]
+        events = [(event["name"], event.get("attributes")) for event in span.get("events") or ()]
         attributes = dict(flatten(span.get("attributes") or {}))
         return SpanRecord(
             name=str(span.get("name", "")),
@@ -125,7 +124,7 @@ def _from_sdk_json(span: Mapping[str, Any]) -> SpanRecord:
             parent_id=_hex(span["parent_id"], 16) if span.get("parent_id") else None,
             start_ns=_nanoseconds(span["start_time"]),
             end_ns=_nanoseconds(span["end_time"]),
-            attributes={**attributes, MESSAGE_EVENTS: json.dumps(told)} if told else attributes,
+            attributes=with_message_events(attributes, events),
             error=str(message or "error") if code == "ERROR" else None,
         )
     except (KeyError, TypeError, AttributeError) as error:
@@ -133,7 +132,7 @@ def _from_sdk_json(span: Mapping[str, Any]) -> SpanRecord:
 
 
 def _hex(text: str, digits: int) -> str:
-    number = int(str(text), 16)  # "0x…" from the SDK, bare digits from Phoenix
+    number = int(str(text), 16)  # "0x…" from the SDK, plain digits from Phoenix
     return f"{number:0{digits}x}"
 
 

@@ -1,4 +1,7 @@
-"""OpenLLMetry (Traceloop) → ours. Its newer versions write GenAI's messages; before, they were flattened: ``gen_ai.prompt.0.role``."""
+"""OpenLLMetry (Traceloop) to ours.
+
+Newer versions write GenAI messages; older ones flatten them into ``gen_ai.prompt.0.role``.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_core import trace as tr
-from lightning_core.otel.flattened import as_text, collect, listed, tool_call
+from lightning_core.otel.flattened import as_text, numbered_values, tool_call, unflatten
 
 _KIND = "traceloop.span.kind"
+_PROMPT = "gen_ai.prompt."
+_COMPLETION = "gen_ai.completion."
 
 
 def from_traceloop(name: str, attributes: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The attributes that a span of this convention has in ours, beside its own; None if it is none."""
+    """Our attributes for a span of this convention; None for any other span."""
     a = attributes
     entity = str(a.get("traceloop.entity.name") or name)
     match a.get(_KIND):
@@ -22,26 +27,26 @@ def from_traceloop(name: str, attributes: Mapping[str, Any]) -> dict[str, Any] |
         case "tool":
             return {tr.OPERATION: "execute_tool", tr.TOOL: entity, **_tool(a)}
         case "task":
-            return {"lightning.node": entity}
+            return {tr.NODE: entity}
         case None:
-            flattened = any(key.startswith(("gen_ai.prompt.", "gen_ai.completion.")) for key in a)
+            flattened = any(key.startswith((_PROMPT, _COMPLETION)) for key in a)
             return {tr.OPERATION: "chat", **_call(a)} if flattened or "llm.request.type" in a else None
         case _:
             return {}
 
 
 def _call(a: Mapping[str, Any]) -> dict[str, Any]:
-    answers = listed(collect(a, "gen_ai.completion."))
+    answers = numbered_values(unflatten(a, _COMPLETION))
     found: dict[str, Any] = {
-        "gen_ai.input.messages": json.dumps(
-            [_message(entry) for entry in listed(collect(a, "gen_ai.prompt."))], ensure_ascii=False
+        tr.INPUT_MESSAGES: json.dumps(
+            [_message(entry) for entry in numbered_values(unflatten(a, _PROMPT))], ensure_ascii=False
         )
     }
     if answers:
-        found["gen_ai.output.messages"] = json.dumps([_message(entry) for entry in answers], ensure_ascii=False)
+        found[tr.OUTPUT_MESSAGES] = json.dumps([_message(entry) for entry in answers], ensure_ascii=False)
         reasons = tuple(str(e["finish_reason"]) for e in answers if isinstance(e, Mapping) and e.get("finish_reason"))
         if reasons:
-            found["gen_ai.response.finish_reasons"] = reasons
+            found[tr.FINISH_REASONS] = reasons
     return found
 
 
@@ -49,8 +54,11 @@ def _message(entry: Any) -> dict[str, Any]:
     if not isinstance(entry, Mapping):
         return {"role": "assistant", "content": as_text(entry)}
     found: dict[str, Any] = {"role": str(entry.get("role") or "assistant"), "content": entry.get("content")}
-    wishes = [wish for wish in listed(entry.get("tool_calls")) if isinstance(wish, Mapping)]
-    calls = [tool_call(wish.get("id"), wish.get("name"), wish.get("arguments")) for wish in wishes]
+    calls = [
+        tool_call(call.get("id"), call.get("name"), call.get("arguments"))
+        for call in numbered_values(entry.get("tool_calls"))
+        if isinstance(call, Mapping)
+    ]
     if calls:
         found["tool_calls"] = calls
     if entry.get("tool_call_id"):
@@ -59,5 +67,5 @@ def _message(entry: Any) -> dict[str, Any]:
 
 
 def _tool(a: Mapping[str, Any]) -> dict[str, Any]:
-    pairs = (("traceloop.entity.input", "arguments"), ("traceloop.entity.output", "result"))
-    return {f"gen_ai.tool.call.{ours}": as_text(a[theirs]) for theirs, ours in pairs if theirs in a}
+    pairs = (("traceloop.entity.input", tr.TOOL_ARGUMENTS), ("traceloop.entity.output", tr.TOOL_RESULT))
+    return {ours: as_text(a[theirs]) for theirs, ours in pairs if theirs in a}

@@ -1,4 +1,4 @@
-"""A run's checkpoints: where they are, and how the policy that is in one is sampled from."""
+"""A run's checkpoints: their paths, and the configuration to sample from one."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ _EXPORT = Path("actor", "huggingface")
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of the run in ``folder``, oldest first: ``step-000010``, or ``global_step_10`` of verl's."""
+    """The checkpoints of the run in ``folder``, oldest first; verl's are ``global_step_10``."""
     found = [*(folder / "checkpoints").glob("step-*"), *(folder / "checkpoints").glob("global_step_*")]
     return sorted(found, key=checkpoint_step)
 
 
 def checkpoint_step(checkpoint: Path) -> int:
-    """How many updates came before it."""
+    """The number of updates before ``checkpoint``."""
     return int(checkpoint.name.replace("-", "_").rpartition("_")[2])
 
 
 def to_sample(config: Config, checkpoint: Path) -> tuple[Config, Path | None]:
-    """The configuration of an embedded trainer that samples from ``checkpoint``, and what it then loads besides.
+    """The configuration to sample from ``checkpoint``, and a checkpoint to load, if any.
 
-    Of a run with verl that is the model that its checkpoint exports, and nothing besides. Raises `ConfigError` where there is none.
+    The trainer is always ``torch``. For a run with verl, the model is the one that its checkpoint
+    exports, and there is no checkpoint to load. Raises `ConfigError` if verl exported no model.
     """
     if config.trainer.name != "verl":
         return config, checkpoint
     model = checkpoint / _EXPORT
     if not (model / "config.json").is_file():
-        raise ConfigError(f"the checkpoint {str(checkpoint)!r} holds no exported model; expected one under {_EXPORT!s}")
+        raise ConfigError(
+            f"the checkpoint {str(checkpoint)!r} contains no exported model; expected one under {_EXPORT!s}"
+        )
     policy = config.policy.model_copy(update={"model": str(model), "tuning": "full", "lora": None})
     return config.model_copy(update={"policy": policy, "trainer": Trainer(), "ray": Ray()}), None

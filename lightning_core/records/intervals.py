@@ -1,12 +1,14 @@
-"""How sure a mean reward is: 95 % intervals, and the comparison of two evaluations.
+"""95% confidence intervals of mean rewards, and the comparison of two evaluations.
 
-Intervals are at 95 % and treat tasks as the sample: all attempts at a task are averaged first, since they are not independent.
+The sample is the tasks: attempts at a task are not independent, so they are averaged first.
 
-- Rewards that are all 0 or 1: the Wilson score interval, which stays sensible near 0, near 1 and for few tasks.
-- Other rewards, and every improvement: the bootstrap over tasks with expanded percentiles (Hesterberg, "What Teachers Should
-  Know About the Bootstrap", The American Statistician 69, 2015), 10,000 resamples from a fixed seed. An improvement is paired:
-  the same tasks before and after.
-- Fewer than 6 tasks give no bootstrap interval: with 5 pairs even a unanimous result has a two-sided sign-test p of 0.0625.
+- If all rewards are 0 or 1: the Wilson score interval, which is accurate near 0, near 1 and for
+  few tasks.
+- Other rewards, and all improvements: the bootstrap over tasks with expanded percentiles
+  (Hesterberg, "What Teachers Should Know About the Bootstrap", The American Statistician 69,
+  2015), 10,000 resamples, fixed seed. Improvements are paired: the same tasks before and after.
+- Fewer than 6 tasks give no bootstrap interval: with 5 pairs even a unanimous result has a
+  two-sided sign-test p of 0.0625.
 """
 
 from __future__ import annotations
@@ -21,16 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_TASKS = 6
-"""Fewest tasks for a bootstrap interval."""
+"""Minimum number of tasks for a bootstrap interval."""
 _RESAMPLES = 10_000
 _SEED = 20_150
 _CHUNK = 1_000_000
-"""Most numbers drawn at a time."""
+"""Maximum number of values drawn at a time."""
 _Z = NormalDist().inv_cdf(0.975)
 
 
 class Estimate(NamedTuple):
-    """A mean with its 95 % interval; the ends are NaN where there are too few tasks to tell."""
+    """A mean with its 95% interval; the ends are NaN if there are too few tasks."""
 
     mean: float
     low: float
@@ -42,7 +44,7 @@ class Estimate(NamedTuple):
 
 
 def confidence_interval(values: Sequence[float]) -> Estimate:
-    """The mean of ``values``, one for each task, with its 95 % interval. Raises ValueError for no values."""
+    """The mean of ``values``, one per task, with its interval. Raises ValueError if empty."""
     array = _checked(values)
     if set(array.tolist()) <= {0.0, 1.0}:
         return _wilson(array)
@@ -50,7 +52,7 @@ def confidence_interval(values: Sequence[float]) -> Estimate:
 
 
 def paired_improvement(before: Sequence[float], after: Sequence[float]) -> Estimate:
-    """The mean of ``after - before`` over the same tasks in the same order, with its 95 % interval."""
+    """The mean of ``after - before``, both in the same order of tasks, with its interval."""
     if len(before) != len(after):
         raise ValueError(f"expected the same tasks twice, found {len(before)} before and {len(after)} after")
     return _bootstrap(_checked(after) - _checked(before))
@@ -68,7 +70,7 @@ def _wilson(values: NDArray[np.float64]) -> Estimate:
     scale = 1 + _Z**2 / count
     centre = (share + _Z**2 / (2 * count)) / scale
     half = _Z / scale * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
-    # At 0 of n and n of n the formula's end is exactly the share; rounding must not put it a hair past.
+    # At 0 of n and n of n one end is exactly the share; rounding must not move it beyond.
     return Estimate(share, max(0.0, min(centre - half, share)), min(1.0, max(centre + half, share)))
 
 
@@ -80,14 +82,17 @@ def _bootstrap(values: NDArray[np.float64]) -> Estimate:
     at_once = max(1, _CHUNK // count)
     sizes = [min(at_once, _RESAMPLES - start) for start in range(0, _RESAMPLES, at_once)]
     means = np.concatenate([values[generator.integers(count, size=(size, count))].mean(axis=1) for size in sizes])
-    # Plain percentiles are too narrow for few tasks, as a z interval without n - 1 would be: take them further out.
+    # Plain percentiles are too narrow for few tasks, like a z interval without n - 1; widen them.
     tail = NormalDist().cdf(-math.sqrt(count / (count - 1)) * _t975(count - 1))
     low, high = np.quantile(means, [tail, 1 - tail])
     return Estimate(mean, float(low), float(high))
 
 
 def _t975(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t (Abramowitz and Stegun 26.7.5; within 0.1 % from 5 degrees of freedom)."""
+    """The 97.5% quantile of Student's t; error below 0.1% from 5 degrees of freedom.
+
+    Source: Abramowitz and Stegun 26.7.5.
+    """
     z, v = _Z, freedom
     return (
         z
@@ -100,10 +105,10 @@ def _t975(freedom: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Mean reward on the same tasks before and after training. Rewards are in the agent's own unit."""
+    """Mean reward on the same tasks before and after training, in the unit of the reward."""
 
     tasks: int
-    """Tasks that have a reward both before and after."""
+    """Number of tasks with a reward both before and after."""
     eval_reward_before: float
     eval_reward_after: float
     eval_ci95_before: tuple[float, float] | None
@@ -113,15 +118,15 @@ class Comparison:
 
     @property
     def improved(self) -> bool:
-        """Whether the interval of the improvement lies above 0."""
+        """Whether the improvement's interval lies above 0."""
         return self.improvement_ci95 is not None and self.improvement_ci95[0] > 0
 
 
 def compare(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]]) -> Comparison:
-    """Compare two evaluations, each the rewards of the attempts by task id.
+    """Compare two evaluations, each a mapping from task id to the rewards of its attempts.
 
-    A task without a reward on one side (infrastructure failed every attempt) is left out on both. Raises ValueError if no
-    task is left.
+    A task without rewards on one side (every attempt was an infrastructure failure) is left out
+    of both. Raises ValueError if no task remains.
     """
     both = [task for task in before if before[task] and after.get(task)]
     if not both:
@@ -143,7 +148,10 @@ def compare(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[
 def compare_splits(
     before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]], splits: Mapping[str, str]
 ) -> dict[str, Comparison]:
-    """`compare` for the tasks of each split, ``splits`` being the split by task id; a split without common tasks is left out."""
+    """`compare` for each split; ``splits`` maps task ids to splits.
+
+    Splits without common tasks are left out.
+    """
     found: dict[str, Comparison] = {}
     for name in dict.fromkeys(splits.values()):
         first = {task: rewards for task, rewards in before.items() if splits.get(task) == name}

@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on: a live display on a terminal, one plain line a step elsewhere."""
+"""Progress displays of a run: live on a terminal, one plain line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, 
 from rich.progress import Progress as RichBars
 from rich.text import Text
 
-from lightning_core.records.report import format_seconds
-
 
 class Progress(Protocol):
-    """Told by the loop how far it is. Methods may be called from any thread and never raise over what a terminal does."""
+    """Receives the loop's progress. Methods are thread-safe; terminal errors are not raised."""
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """A phase begins, such as ``rollouts``, of ``total`` pieces (None: unknown); the one before has ended."""
+        """A phase of ``total`` units starts (None: unknown), such as ``rollouts``."""
         ...
 
     def advance(self, n: int = 1, tokens: int = 0) -> None:
-        """``n`` pieces of the phase are done, and ``tokens`` were sampled for them."""
+        """``n`` units of the phase are done, with ``tokens`` sampled tokens."""
         ...
 
     def step(self, step: int, total_steps: int, metrics: Mapping[str, float]) -> None:
@@ -31,11 +29,11 @@ class Progress(Protocol):
         ...
 
     def message(self, text: str) -> None:
-        """Something to read that stays on the screen."""
+        """Print a line that stays on the screen."""
         ...
 
     def close(self) -> None:
-        """Give the terminal back. Closing twice does nothing."""
+        """Restore the terminal. Closing twice does nothing."""
         ...
 
 
@@ -54,7 +52,7 @@ class SilentProgress:
 
 
 class _Pace:
-    """Time left, from the steps seen so far, and tokens a second, from the phases in which tokens were sampled."""
+    """Estimates the time left from past steps, and tokens per second from the sampling phases."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -77,7 +75,7 @@ class _Pace:
         return self._phase_tokens / max(self._clock() - self._phase_began, 1e-9)
 
     def step(self, steps_left: int) -> tuple[float, float]:
-        """Tokens a second while sampling since the last step, and the seconds that ``steps_left`` steps will take."""
+        """Tokens per second sampled since the last step, and the seconds that the steps left take."""
         self.phase()
         now = self._clock()
         rate = self._tokens / self._sampling_seconds if self._sampling_seconds else 0.0
@@ -96,8 +94,18 @@ def _step_line(step: int, total_steps: int, metrics: Mapping[str, float], rate: 
     return "  ".join(parts)
 
 
+def format_seconds(seconds: float) -> str:
+    """``95`` as ``1m35s``, ``8000`` as ``2h13m``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+
+
 class PlainProgress:
-    """One line a step, for logs and CI."""
+    """One line per step, for logs and CI."""
 
     def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream or sys.stderr
@@ -120,7 +128,7 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """A display that stays in place: the step with its reward and the time left, and below it the phase."""
+    """A live display of the step, its reward and the time left, and of the current phase."""
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._pace = _Pace(clock)
@@ -160,7 +168,7 @@ class LiveProgress:
         self.message(_step_line(step, total_steps, metrics, rate, left))
 
     def message(self, text: str) -> None:
-        # A Text, because square brackets in a string would be read as markup.
+        # A Text, because square brackets in a string would be parsed as markup.
         self._bars.console.print(Text(text), soft_wrap=True)
 
     def close(self) -> None:
@@ -168,7 +176,7 @@ class LiveProgress:
 
 
 def show_progress(stream: TextIO | None = None) -> Progress:
-    """The display that suits ``stream`` (standard error): live on a terminal, else plain lines."""
+    """The display for ``stream`` (standard error): live on a terminal, else plain lines."""
     stream = stream or sys.stderr
     console = Console(file=stream)
     return LiveProgress(console) if console.is_terminal and not console.is_dumb_terminal else PlainProgress(stream)

@@ -1,4 +1,4 @@
-"""What a run amounts to: the summary, the table for the terminal, the metrics of each step, the curve."""
+"""A run's result files: ``summary.json``, ``metrics.jsonl`` and ``curve.png``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.errors import MissingExtra
-from lightning_core.records.intervals import MIN_TASKS, Comparison, Estimate
+from lightning_core.records.intervals import Comparison, Estimate
 
 _PACKAGES = (
     "lightning-rl",
@@ -29,14 +29,14 @@ _PACKAGES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A run in numbers; ``summary.json``. The comparison's fields are null where there were no held-out tasks."""
+    """A run's results; ``summary.json``. Without held-out tasks, the comparison is null."""
 
     eval: Comparison | None
     splits: Mapping[str, Comparison] = field(default_factory=dict[str, Comparison])
-    """The comparison for each ``split`` that tasks carry."""
+    """The comparison for each value of the tasks' ``split``."""
     steps: int
     rollouts: int
-    """Rollouts that were trained on or left out of it; evaluations are not among them."""
+    """Training rollouts, including those left out of updates; without evaluations."""
     tokens_sampled: int
     tokens_trained: int
     wall_seconds: float
@@ -45,19 +45,19 @@ class Summary:
 
     @property
     def improved(self) -> bool | None:
-        """Whether the improvement's interval lies above 0; None without an evaluation."""
+        """Whether the improvement is significant; None without an evaluation."""
         return None if self.eval is None else self.eval.improved
 
     def write(self, path: Path) -> None:
-        """Write ``summary.json``: the comparison's fields on the top level, then the rest."""
+        """Write ``summary.json``: the comparison's fields at the top level, then the rest."""
         data = asdict(self)
         comparison = data.pop("eval") or dict.fromkeys(f.name for f in fields(Comparison))
         comparison["eval_tasks"] = comparison.pop("tasks")
-        _replace(path, json.dumps({**comparison, **data}, indent=2, ensure_ascii=False) + "\n")
+        _write_atomically(path, json.dumps({**comparison, **data}, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_summary(path: Path) -> Summary:
-    """What `Summary.write` wrote."""
+    """Read a file that `Summary.write` wrote."""
     data = json.loads(path.read_text(encoding="utf-8"))
     data["tasks"] = data.pop("eval_tasks")
     comparison = {key: data.pop(key) for key in (f.name for f in fields(Comparison))}
@@ -70,15 +70,15 @@ def _comparison(data: Mapping[str, Any]) -> Comparison:
     return Comparison(**values)
 
 
-def _replace(path: Path, text: str) -> None:
-    # Renamed into place, so that a reader never sees half a file.
+def _write_atomically(path: Path, text: str) -> None:
+    # Renamed into place, so that a reader never sees a partial file.
     scratch = path.with_name(f".{path.name}.new")
     scratch.write_text(text, encoding="utf-8")
     scratch.replace(path)
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python and of those of our packages and frameworks that are installed."""
+    """Versions of Python, of this package and of the installed frameworks."""
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -88,73 +88,26 @@ def installed_versions() -> dict[str, str]:
     return versions
 
 
-def format_summary(summary: Summary) -> str:
-    """A plain table for the terminal."""
-    lines: list[str] = []
-    if summary.eval is not None:
-        groups = {"all": summary.eval, **summary.splits} if summary.splits else {"all": summary.eval}
-        rows = [("held-out reward", "tasks", "before", "after", "improvement")]
-        for name, c in groups.items():
-            before = _mean(c.eval_reward_before, c.eval_ci95_before)
-            after = _mean(c.eval_reward_after, c.eval_ci95_after)
-            rows.append((name, str(c.tasks), before, after, _mean(c.improvement, c.improvement_ci95, sign="+")))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        lines += ["", f"In brackets: 95 % intervals. {_verdict(summary.eval)}", ""]
-    lines.append(
-        f"{summary.steps:,} steps, {summary.rollouts:,} rollouts, {summary.tokens_sampled:,} tokens sampled, "
-        f"{summary.tokens_trained:,} trained, {format_seconds(summary.wall_seconds)}, seed {summary.seed}"
-    )
-    return "\n".join(lines)
-
-
-def format_estimate(estimate: Estimate) -> str:
-    """``0.500 [0.300, 0.700]``."""
-    return _mean(estimate.mean, estimate.interval)
-
-
-def _mean(mean: float, interval: tuple[float, float] | None, *, sign: str = "") -> str:
-    ends = "too few tasks" if interval is None else f"{interval[0]:{sign}.3f}, {interval[1]:{sign}.3f}"
-    return f"{mean:{sign}.3f} [{ends}]"
-
-
-def _verdict(comparison: Comparison) -> str:
-    if comparison.improvement_ci95 is None:
-        return f"No claim can be made from {comparison.tasks} tasks; use {MIN_TASKS} or more."
-    if comparison.improved:
-        return "The improvement is beyond chance."
-    return "This is no proof of an improvement: its interval reaches 0."
-
-
-def format_seconds(seconds: float) -> str:
-    """``95`` as ``1m35s``, ``8000`` as ``2h13m``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02}m"
-
-
 class MetricsLog:
-    """``metrics.jsonl``: one JSON object a step, flushed when `append` returns.
+    """``metrics.jsonl``: one JSON object per step, flushed when `append` returns.
 
-    ``keep_steps`` is for a resumed run: lines of later steps, and a line cut short by a crash, are dropped on opening.
+    For a resumed run, pass ``keep_steps``: opening drops the lines of later steps, and an
+    incomplete last line.
     """
 
     def __init__(self, path: Path, *, keep_steps: int = 0) -> None:
         self.path = path
         kept = [line for line in read_metrics(path) if line["step"] <= keep_steps] if path.is_file() else []
-        _replace(path, "".join(_json_line(line) for line in kept))
+        _write_atomically(path, "".join(_json_line(line) for line in kept))
 
     def append(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Write one step. A number that is not finite is written as null, since JSON has none."""
+        """Write one step; numbers that are not finite become null."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_json_line({"step": step, **metrics}))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl``; a last line that a crash cut short is left out."""
+    """The lines of ``metrics.jsonl``, without an incomplete last line."""
     lines = path.read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines[:-1] if line]
 
@@ -167,7 +120,7 @@ def _json_line(values: Mapping[str, Any]) -> str:
 def draw_curve(
     path: Path, *, steps: Iterable[tuple[int, float]], evals: Iterable[tuple[int, Estimate]], title: str = ""
 ) -> None:
-    """Draw ``curve.png``: training reward for each (step, mean), held-out reward for each (steps taken, estimate).
+    """Draw ``curve.png``: training reward by step, and held-out reward by steps taken.
 
     Raises `MissingExtra` without matplotlib.
     """
@@ -175,7 +128,9 @@ def draw_curve(
         figures = import_module("matplotlib.figure")
     except ModuleNotFoundError:
         raise MissingExtra("matplotlib", "torch", "drawing curve.png") from None
-    figure: Any = figures.Figure(figsize=(8, 4.5), dpi=120, layout="constrained")  # Agg, whatever the display
+    figure: Any = figures.Figure(
+        figsize=(8, 4.5), dpi=120, layout="constrained"
+    )  # a Figure of its own uses Agg, which needs no display
     axes = figure.subplots()
     trained = list(steps)
     axes.plot(
@@ -183,7 +138,7 @@ def draw_curve(
         [r for _, r in trained],
         color="tab:blue",
         alpha=0.8,
-        label="training tasks, mean of a step",
+        label="training tasks, mean per step",
     )
     measured = list(evals)
     if measured:
@@ -196,7 +151,7 @@ def draw_curve(
             fmt="o-",
             capsize=4,
             color="tab:orange",
-            label="held-out tasks, 95 % interval",
+            label="held-out tasks, 95% interval",
         )
     axes.set(xlabel="training step", ylabel="reward", title=title)
     axes.xaxis.get_major_locator().set_params(integer=True)

@@ -1,7 +1,8 @@
-"""The durable record of a run: rollouts, their spans, the credit of their calls, steps. One SQLite file.
+"""The durable record of a run in one SQLite file: rollouts, spans, credit, steps.
 
-What a method has written when it returns survives a crash of the process and of the machine. Only the trainer's process writes;
-other processes may read meanwhile (``read_only``), which is what SQLite's write-ahead log is for. All methods are thread-safe.
+Writes are on disk when a method returns: they survive a crash of the process or the machine. Only
+the trainer's process writes; others can read at the same time (``read_only``), through SQLite's
+write-ahead log. All methods are thread-safe.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -57,30 +59,30 @@ class RolloutRecord:
     id: str
     """The trace's id: 32 hexadecimal digits."""
     step: int
-    """Training steps that had been taken when it started: 0 for the rollouts that the first update is made from."""
+    """Number of updates before it started; 0 for the rollouts of the first update."""
     task_id: str
     phase: Phase
     attempt: int
-    """0, or how many earlier tries failed for reasons of infrastructure."""
+    """Number of earlier attempts that were infrastructure failures."""
     status: Status
-    """``failed``: the agent raised; ``infrastructure``: it is not the agent's fault and does not count."""
+    """``failed``: the agent raised an exception; ``infrastructure``: a failure outside the agent."""
     reward: float | None
     error: str | None
     version: int | None
-    """The policy version that it started with; None where no policy of ours took part, or several with versions of their own."""
+    """Policy version at its start; None without a trained policy, or with several."""
     started_ns: int
     ended_ns: int
     counters: Mapping[str, int] = field(default_factory=dict[str, int])
-    """What could not be recorded, by kind."""
+    """Number of recording failures, by kind."""
     ordinal: int = 0
-    """Its number in the store, from 1. Given by the store."""
+    """Its number in the store, from 1; assigned by the store."""
     calls: int = 0
-    """Model calls among its spans. Counted by the store."""
+    """Number of model calls among its spans; counted by the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallCredit:
-    """What one call was credited with in training."""
+    """The credit of one call in training."""
 
     rollout: str
     call: str
@@ -89,29 +91,30 @@ class CallCredit:
     reward: float
     advantage: float
     tokens: int
-    """Sampled tokens of this call that went into the loss."""
+    """Sampled tokens of this call in the loss."""
 
 
 class Store:
-    """``Store(path)`` opens or makes the file; ``read_only`` refuses to make or change it. A context manager.
+    """The store in the file ``path``, created unless ``read_only``; a context manager.
 
-    Raises `ConfigError` when there is no file to read, or when it is not a store of this version.
+    Raises `ConfigError` if there is no file to read, or if it is not a store of this version.
     """
 
     def __init__(self, path: Path | str, *, read_only: bool = False) -> None:
         self.path = Path(path)
         if read_only and not self.path.is_file():
-            raise ConfigError(f"no record of a run at {str(self.path)!r}; expected the store.db of a run's folder")
+            raise ConfigError(f"no store at {str(self.path)!r}; expected the store.db of a run's folder")
         if not read_only:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
         self._lock = threading.RLock()
         self._db = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=30)
+        self._db.row_factory = sqlite3.Row
         try:
             self._prepare(read_only)
         except sqlite3.DatabaseError as error:
             self._db.close()
-            raise ConfigError(f"{str(self.path)!r} cannot be used as a run's store: {error}") from error
+            raise ConfigError(f"{str(self.path)!r} cannot be opened as a run's store: {error}") from error
         except BaseException:
             self._db.close()
             raise
@@ -120,18 +123,19 @@ class Store:
         self._db.execute("PRAGMA foreign_keys = ON")
         if not read_only:
             self._db.execute("PRAGMA journal_mode = WAL")
-            # FULL: a commit waits for the disk; NORMAL would lose the last ones with the machine's power.
+            # FULL: a commit waits for the disk; NORMAL can lose the last commits on a power failure.
             self._db.execute("PRAGMA synchronous = FULL")
             with self._transaction():
-                (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+                tables = self._db.execute("SELECT count(*) AS count FROM sqlite_master").fetchone()["count"]
                 if tables == 0:
                     for statement in _SCHEMA.split(";\n"):
                         self._db.execute(statement)
                     self._db.execute(f"PRAGMA user_version = {_VERSION}")
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        version = self._db.execute("PRAGMA user_version").fetchone()["user_version"]
         if version != _VERSION:
             raise ConfigError(
-                f"{str(self.path)!r} has layout {version}, expected {_VERSION}: it is no store, or one of another lightning-rl"
+                f"{str(self.path)!r} has layout {version}, expected {_VERSION}: "
+                "not a Lightning store, or written by an incompatible version"
             )
 
     @contextmanager
@@ -146,14 +150,14 @@ class Store:
                 raise
 
     def add_rollout(self, record: RolloutRecord, spans: Iterable[SpanRecord]) -> int:
-        """Write one rollout with all its spans, or nothing of it; the ordinal that it got.
+        """Write one rollout with all its spans atomically; returns its ordinal.
 
-        Raises ValueError if a span belongs to another rollout or the rollout is there already.
+        Raises ValueError if a span belongs to another rollout, or if the rollout is already stored.
         """
         return self.add_rollouts([(record, spans)])[0]
 
     def add_rollouts(self, rollouts: Iterable[tuple[RolloutRecord, Iterable[SpanRecord]]]) -> list[int]:
-        """`add_rollout` of several, all or nothing, for the price of one wait for the disk."""
+        """`add_rollout` for several rollouts in one transaction: all are written, or none."""
         with self._transaction():
             return [self._add_rollout(record, spans) for record, spans in rollouts]
 
@@ -163,24 +167,23 @@ class Store:
         if foreign is not None:
             raise ValueError(f"span {foreign.span_id} belongs to rollout {foreign.trace_id}, expected {r.id}")
         calls = sum(span.attributes.get(OPERATION) == "chat" for span in spans)
-        row = (
-            r.id,
-            r.step,
-            r.task_id,
-            r.phase,
-            r.attempt,
-            r.status,
-            r.reward,
-            r.error,
-            r.version,
-            r.started_ns,
-            r.ended_ns,
-        )
+        values = {
+            "id": r.id,
+            "step": r.step,
+            "task_id": r.task_id,
+            "phase": r.phase,
+            "attempt": r.attempt,
+            "status": r.status,
+            "reward": r.reward,
+            "error": r.error,
+            "version": r.version,
+            "started_ns": r.started_ns,
+            "ended_ns": r.ended_ns,
+            "calls": calls,
+            "counters": json.dumps(dict(r.counters)),
+        }
         try:
-            cursor = self._db.execute(
-                "INSERT INTO rollouts VALUES (NULL, ?,?,?,?,?,?,?,?,?,?,?, ?,?)",
-                (*row, calls, json.dumps(dict(r.counters))),
-            )
+            cursor = self._db.execute(_insert("rollouts", tuple(values)), values)
         except sqlite3.IntegrityError as error:
             raise ValueError(f"rollout {r.id} cannot be stored: {error}") from error
         for span in spans:
@@ -189,49 +192,59 @@ class Store:
 
     def _add_span(self, span: SpanRecord) -> None:
         plain = {k: v for k, v in span.attributes.items() if not isinstance(v, bytes)}
+        values = {
+            "rollout": span.trace_id,
+            "span_id": span.span_id,
+            "parent_id": span.parent_id,
+            "name": span.name,
+            "start_ns": span.start_ns,
+            "end_ns": span.end_ns,
+            "error": span.error,
+            "operation": plain.get(OPERATION),
+            "agent": plain.get(AGENT),
+            "attributes": json.dumps(plain, ensure_ascii=False),
+        }
+        self._db.execute(_insert("spans", tuple(values)), values)
         arrays = [(span.trace_id, span.span_id, k, v) for k, v in span.attributes.items() if isinstance(v, bytes)]
-        identity = (span.trace_id, span.span_id, span.parent_id, span.name, span.start_ns, span.end_ns, span.error)
-        self._db.execute(
-            "INSERT INTO spans VALUES (?,?,?,?,?,?,?, ?,?,?)",
-            (*identity, plain.get(OPERATION), plain.get(AGENT), json.dumps(plain, ensure_ascii=False)),
-        )
-        self._db.executemany("INSERT INTO arrays VALUES (?,?,?,?)", arrays)
+        self._db.executemany("INSERT INTO arrays (rollout, span_id, key, data) VALUES (?,?,?,?)", arrays)
 
     def add_spans(self, spans: Iterable[SpanRecord]) -> None:
-        """Write further spans of rollouts that are stored: what was found out about them afterwards."""
+        """Add spans to rollouts that are already stored."""
         with self._transaction():
             for span in spans:
                 self._add_span(span)
 
     def add_credit(self, rows: Iterable[CallCredit]) -> None:
-        """Write the credit of calls whose rollouts are stored; of a call that has some, it takes the place."""
-        values = [(r.rollout, r.call, r.agent, r.step, r.reward, r.advantage, r.tokens) for r in rows]
+        """Write the credit of calls of stored rollouts; replaces earlier credit of the same calls."""
+        values = [{name: getattr(row, name) for name in _CREDIT} for row in rows]
         with self._transaction():
             try:
-                self._db.executemany("INSERT OR REPLACE INTO credit VALUES (?,?,?,?,?,?,?)", values)
+                self._db.executemany(_insert("credit", _CREDIT, "INSERT OR REPLACE"), values)
             except sqlite3.IntegrityError as error:
                 raise ValueError(
-                    f"credit for a rollout that is not stored, or a number that is none: {error}"
+                    f"credit for a rollout that is not stored, or a value that is not a number: {error}"
                 ) from error
 
     def add_step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Write one step's metrics; they take the place of those that the step had."""
+        """Write one step's metrics; replaces earlier metrics of the same step."""
         with self._transaction():
-            self._db.execute("INSERT OR REPLACE INTO steps VALUES (?, ?)", (step, json.dumps(dict(metrics))))
+            self._db.execute(
+                "INSERT OR REPLACE INTO steps (step, metrics) VALUES (?, ?)", (step, json.dumps(dict(metrics)))
+            )
 
     def rewind(self, step: int) -> None:
-        """Forget what a run that is resumed after ``step`` updates will do again."""
-        again = "(phase = 'train' AND step >= ?) OR (phase <> 'train' AND step > ?) OR phase = 'eval_after'"
+        """Delete what a run resumed after ``step`` updates repeats."""
+        repeated = "(phase = 'train' AND step >= ?) OR (phase <> 'train' AND step > ?) OR phase = 'eval_after'"
         with self._transaction():
-            self._db.execute(f"DELETE FROM rollouts WHERE {again}", (step, step))
+            self._db.execute(f"DELETE FROM rollouts WHERE {repeated}", (step, step))
             self._db.execute("DELETE FROM steps WHERE step > ?", (step,))
 
     def rollouts(
         self, *, phase: Phase | None = None, step: int | None = None, status: Status | None = None
     ) -> list[RolloutRecord]:
-        """Rollouts in the order in which they were stored, all or those that match."""
-        wanted = {"phase": phase, "step": step, "status": status}
-        given = {key: value for key, value in wanted.items() if value is not None}
+        """Rollouts that match all given filters, in the order they were stored."""
+        filters = {"phase": phase, "step": step, "status": status}
+        given = {key: value for key, value in filters.items() if value is not None}
         where = " AND ".join(f"{key} = ?" for key in given) or "1"
         return [
             _record(row)
@@ -239,11 +252,11 @@ class Store:
         ]
 
     def rollout(self, which: str | int) -> RolloutRecord:
-        """One rollout by its id or ordinal. Raises LookupError if there is none."""
+        """One rollout by id or ordinal. Raises LookupError if it is not stored."""
         key = "ordinal" if isinstance(which, int) else "id"
         rows = self._rows(f"SELECT * FROM rollouts WHERE {key} = ?", which)
         if not rows:
-            ((count,),) = self._rows("SELECT count(*) FROM rollouts")
+            count = self._rows("SELECT count(*) AS count FROM rollouts")[0]["count"]
             raise LookupError(f"no rollout with {key} {which!r}; the store has {count}, numbered from 1")
         return _record(rows[0])
 
@@ -251,30 +264,30 @@ class Store:
         """The spans of one rollout, in order of start."""
         rollout = self.rollout(which).id
         arrays: dict[str, dict[str, bytes]] = {}
-        for span_id, key, data in self._rows("SELECT span_id, key, data FROM arrays WHERE rollout = ?", rollout):
-            arrays.setdefault(span_id, {})[key] = data
+        for row in self._rows("SELECT span_id, key, data FROM arrays WHERE rollout = ?", rollout):
+            arrays.setdefault(row["span_id"], {})[row["key"]] = row["data"]
         columns = "span_id, parent_id, name, start_ns, end_ns, error, attributes"
         rows = self._rows(f"SELECT {columns} FROM spans WHERE rollout = ? ORDER BY start_ns, span_id", rollout)
         return tuple(
             SpanRecord(
                 trace_id=rollout,
-                span_id=span_id,
-                parent_id=parent,
-                name=name,
-                start_ns=start,
-                end_ns=end,
-                error=error,
-                attributes=_attributes(text) | arrays.get(span_id, {}),
+                span_id=row["span_id"],
+                parent_id=row["parent_id"],
+                name=row["name"],
+                start_ns=row["start_ns"],
+                end_ns=row["end_ns"],
+                error=row["error"],
+                attributes=_attributes(row["attributes"]) | arrays.get(row["span_id"], {}),
             )
-            for span_id, parent, name, start, end, error, text in rows
+            for row in rows
         )
 
     def trace(self, which: str | int) -> Trace:
-        """The trace of one rollout. Raises LookupError if there is none, ValueError if it has no spans."""
+        """The trace of one rollout. Raises LookupError if not stored, ValueError without spans."""
         return spans_to_trace(self.spans(which), counters=self.rollout(which).counters)
 
     def credit(self, *, rollout: str | int | None = None, step: int | None = None) -> list[CallCredit]:
-        """Credit of one rollout's calls, of one step's, or all."""
+        """Credit of all calls, or of those of one rollout or one step."""
         where, values = ["1"], list[Any]()
         if rollout is not None:
             where.append("rollout = ?")
@@ -282,27 +295,28 @@ class Store:
         if step is not None:
             where.append("step = ?")
             values.append(step)
-        columns = "rollout, call, agent, step, reward, advantage, tokens"
-        rows = self._rows(
-            f"SELECT {columns} FROM credit WHERE {' AND '.join(where)} ORDER BY step, rollout, call", *values
-        )
-        return [CallCredit(**dict(zip(columns.split(", "), row, strict=True))) for row in rows]
+        query = f"SELECT * FROM credit WHERE {' AND '.join(where)} ORDER BY step, rollout, call"
+        return [CallCredit(**{name: row[name] for name in _CREDIT}) for row in self._rows(query, *values)]
 
     def steps(self) -> dict[int, dict[str, Any]]:
-        """Metrics of each step, in order."""
-        return {step: json.loads(text) for step, text in self._rows("SELECT step, metrics FROM steps ORDER BY step")}
+        """Metrics by step, in order of steps."""
+        rows = self._rows("SELECT step, metrics FROM steps ORDER BY step")
+        return {row["step"]: json.loads(row["metrics"]) for row in rows}
 
     def tokens_sampled(self) -> int:
-        """Tokens sampled by models whose tokens are known, in every rollout."""
-        ((octets,),) = self._rows("SELECT coalesce(sum(length(data)), 0) FROM arrays WHERE key = ?", OUTPUT_IDS)
-        return int(octets) // 4
+        """Number of sampled tokens with recorded ids, in all rollouts."""
+        query = "SELECT coalesce(sum(length(data)), 0) AS octets FROM arrays WHERE key = ?"
+        return int(self._rows(query, OUTPUT_IDS)[0]["octets"]) // 4
 
     def agents(self) -> dict[str | None, int]:
-        """How many calls each agent made, by name; None stands for calls outside every agent. Most calls first."""
-        query = "SELECT agent, count(*) FROM spans WHERE operation = 'chat' GROUP BY agent ORDER BY 2 DESC, 1"
-        return dict(self._rows(query))
+        """Number of calls by agent, most first; None stands for calls outside any agent."""
+        query = (
+            "SELECT agent, count(*) AS calls FROM spans WHERE operation = 'chat' "
+            "GROUP BY agent ORDER BY calls DESC, agent"
+        )
+        return {row["agent"]: row["calls"] for row in self._rows(query)}
 
-    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+    def _rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
         with self._lock:
             return self._db.execute(query, values).fetchall()
 
@@ -320,41 +334,34 @@ class Store:
         self.close()
 
 
-def _record(row: Sequence[Any]) -> RolloutRecord:
-    (
-        ordinal,
-        identity,
-        step,
-        task_id,
-        phase,
-        attempt,
-        status,
-        reward,
-        error,
-        version,
-        started,
-        ended,
-        calls,
-        counters,
-    ) = row
+_CREDIT = tuple(column.name for column in fields(CallCredit))
+
+
+@cache
+def _insert(table: str, columns: tuple[str, ...], verb: str = "INSERT") -> str:
+    """The statement that inserts one row of named values into ``table``."""
+    return f"{verb} INTO {table} ({', '.join(columns)}) VALUES ({', '.join(f':{name}' for name in columns)})"
+
+
+def _record(row: sqlite3.Row) -> RolloutRecord:
     return RolloutRecord(
-        id=identity,
-        step=step,
-        task_id=task_id,
-        phase=phase,
-        attempt=attempt,
-        status=status,
-        reward=reward,
-        error=error,
-        version=version,
-        started_ns=started,
-        ended_ns=ended,
-        counters=json.loads(counters),
-        ordinal=ordinal,
-        calls=calls,
+        id=row["id"],
+        step=row["step"],
+        task_id=row["task_id"],
+        phase=row["phase"],
+        attempt=row["attempt"],
+        status=row["status"],
+        reward=row["reward"],
+        error=row["error"],
+        version=row["version"],
+        started_ns=row["started_ns"],
+        ended_ns=row["ended_ns"],
+        counters=json.loads(row["counters"]),
+        ordinal=row["ordinal"],
+        calls=row["calls"],
     )
 
 
 def _attributes(text: str) -> dict[str, Any]:
-    """OpenTelemetry's sequences are tuples; JSON made lists of them."""
+    """Attributes from JSON; lists become tuples, as OpenTelemetry has them."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(text).items()}

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -174,14 +175,17 @@ def test_a_wrong_configuration_is_one_message(home: Path, capsys: pytest.Capture
     assert shown.out == ""
     assert shown.err.startswith("lightning-rl: 3 problems in the configuration c.yaml:\n  c.yaml:1: agent: found 'x'")
     assert "override 'trainer.stepz=3': trainer.stepz: unknown key; did you mean 'steps'?" in shown.err
-    assert "c.yaml: tasks.train: missing, and needed here" in shown.err
+    assert "c.yaml: tasks.train: missing, but required by this command" in shown.err
     assert main(["train", "none.yaml"]) == 2
     assert capsys.readouterr().err == "lightning-rl: no configuration file at 'none.yaml'\n"
 
 
 def test_evaluating_on_the_way_needs_tasks(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "c.yaml", "tasks.eval=", "eval.every=5"]) == 2
-    assert capsys.readouterr().err == "lightning-rl: eval.every is 5, but there are no tasks.eval to evaluate on\n"
+    assert (
+        capsys.readouterr().err
+        == "lightning-rl: eval.every is 5, but tasks.eval is not set; set it, or remove eval.every\n"
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["train"], ["train", "c.yaml", "--fast"], ["train", "c.yaml", "x"]])
@@ -213,10 +217,10 @@ def raises(error: BaseException) -> Callable[[dict[str, Any]], Any]:
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        ([], "There was no checkpoint yet."),
+        ([], "No checkpoint was written yet."),
         (
             [Path("runs/a/checkpoints/step-000010")],
-            "The last checkpoint is runs/a/checkpoints/step-000010; to go on: lightning-rl train c.yaml run.name=a --resume",
+            "The last checkpoint is runs/a/checkpoints/step-000010; to continue: lightning-rl train c.yaml run.name=a --resume",
         ),
     ],
 )
@@ -237,8 +241,8 @@ def test_eval_of_a_run(run_folder: Path, loop: Install, capsys: pytest.CaptureFi
     assert calls[0]["folder"] == Path("runs/latest")
     assert calls[0]["config"].eval.samples == 2
     out = capsys.readouterr().out
-    assert "held-out reward 0.750 [too few tasks] (95 % interval) on 2 tasks" in out
-    assert "1 rollouts were left out" in out
+    assert "held-out reward 0.750 [too few tasks] (95% interval) on 2 tasks" in out
+    assert "1 rollouts were left out: infrastructure failures" in out
 
 
 def test_eval_of_a_configuration(home: Path, loop: Install, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,7 +269,7 @@ def test_the_list_of_rollouts(run_folder: Path, capsys: pytest.CaptureFixture[st
     assert lines[2].startswith("2  eval_after  2     q17   none    2      infrastructure: TimeoutError: 120 s xxx")
     assert lines[2].endswith("…")
     assert len(lines[2]) == 110
-    assert lines[3:] == ["agents: judge 2 calls; writer 2 calls, trained", "one of them: --rollout N"]
+    assert lines[3:] == ["agents: judge 2 calls; writer 2 calls, trained", "show one: --rollout N"]
 
 
 def test_one_rollout_as_a_tree(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,14 +279,14 @@ def test_one_rollout_as_a_tree(run_folder: Path, capsys: pytest.CaptureFixture[s
         'task q17: {"id": "q17", "q": "How many?"}\n'
         "reward -0.500 to agent judge\n"
         "node write_query\n"
-        "  agent writer\n"
-        "    call of writer  policy version 3  12 → 5 tokens  context new  reward 1.250, advantage +0.500, 5 trained  …\n"
-        "      user: How many rows are in the table? Answer in SQL.\n"
-        "      writer: SELECT count(*)\n"
-        "    tool run_sql  (agent writer)\n"
+        "└── agent writer\n"
+        "    ├── call of writer  policy version 3  12 → 5 tokens  context new  reward 1.250, advantage +0.500, 5 train…\n"
+        "    │     user: How many rows are in the table? Answer in SQL.\n"
+        "    │     writer: SELECT count(*)\n"
+        "    └── tool run_sql  (agent writer)\n"
         "call of judge  gpt-x\n"
         "  user: Right?\n"
-        '  judge uses grade {"points": 1}\n'
+        '  judge calls grade {"points": 1}\n'
         "agents: writer 1 call, trained; judge 1 call\n"
     )
 
@@ -292,11 +296,68 @@ def test_the_full_tree_has_every_message_and_line(run_folder: Path, capsys: pyte
         identity = store.rollout(1).id
     assert main(["trace", "runs/latest", "--rollout", identity, "--full"]) == 0
     out = capsys.readouterr().out
-    assert "given 0.250 (syntax)\n" in out
+    assert "call reward 0.250 (syntax)\n" in out
     assert (
-        "      system: Be brief.\n      user: How many rows are in the table?\n        Answer in SQL.\n"
-        "      writer: SELECT\n          count(*)\n"
+        "    │     system: Be brief.\n    │     user: How many rows are in the table?\n    │       Answer in SQL.\n"
+        "    │     writer: SELECT\n    │         count(*)\n"
     ) in out
+
+
+def test_a_pipe_gets_plain_lines_that_are_not_cut(
+    run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS")
+    assert main(["trace", "runs/latest"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == f"2  eval_after  2     q17   none    2      infrastructure: TimeoutError: 120 s {'x' * 200}"
+    assert main(["trace", "runs/latest", "--rollout", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "5 trained  call reward 0.250 (syntax)\n" in out
+    assert "\x1b" not in out
+    assert [line for line in out.splitlines() if line != line.rstrip()] == []
+
+
+def test_a_narrow_terminal_keeps_every_column(
+    run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "48")
+    assert main(["trace", "runs/latest"]) == 0
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        "N  phase       step  task  reward  calls  status",
+        "1  train       2     q17   1.000   2      ok",
+        "2  eval_after  2     q17   none    2      infra…",
+    ]
+    monkeypatch.setenv("COLUMNS", "30")
+    assert main(["trace", "runs/latest", "--rollout", "1", "--full"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 30
+    words = " ".join(out.replace("│", " ").split())
+    assert "advantage +0.500, 5 trained" in words
+    assert "How many rows are in the table? Answer in SQL." in words
+
+
+def test_a_terminal_gets_styles(run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(["trace", "runs/latest", "--rollout", "1"]) == 0
+    assert "\x1b[1mcall of writer\x1b[0m  policy version 3" in capsys.readouterr().out
+
+
+def test_text_in_square_brackets_and_deep_nesting_are_shown(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS")
+    with rollout(task={"id": "[red]q[/red] :smile:"}) as run, ExitStack() as stack:
+        for depth in range(500):
+            stack.enter_context(scope(f"node {depth}", kind="node"))
+        call("writer", "[bold]x[/bold]", {"role": "assistant", "content": "[/]"})
+    Path("deep.json").write_text(json.dumps(spans_to_otlp(run.spans)))
+    assert main(["trace", "deep.json", "--rollout", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == 'task [red]q[/red] :smile:: {"id": "[red]q[/red] :smile:"}'
+    assert "".join(lines[-3].split()) == "user:[bold]x[/bold]"
+    assert lines[-2].endswith("writer: [/]")
 
 
 @pytest.mark.parametrize(
@@ -338,13 +399,15 @@ def test_stored_traces(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "1  q17   1.000   2      ok",
         "2  q17   1.000   2      ok",
         "agents: writer 2 calls; judge 2 calls",
-        "one of them: --rollout N",
+        "show one: --rollout N",
     ]
     for chosen, run in (("1", first), ("2", second), (second.trace.rollout, second)):
         assert main(["trace", "two.jsonl", "--rollout", chosen]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0] == f"trace {run.trace.rollout}  reward 1.000  ok"
-        assert "    call of writer  policy version 3  12 → 5 tokens  context new  given 0.250 (syntax)" in lines
+        assert (
+            "    ├── call of writer  policy version 3  12 → 5 tokens  context new  call reward 0.250 (syntax)" in lines
+        )
         assert lines[-1] == "agents: writer 1 call; judge 1 call"
 
 

@@ -130,21 +130,21 @@ rollouts: {group_size: yes}
         "c.yaml:1: agent: found 'foo.bar', expected 'module:callable', such as 'examples.text_to_sql.agent:solve'",
         "c.yaml:3: tasks.train.source: found 'a.txt', expected a path that ends in .jsonl, .json, .parquet, or"
         " 'module:callable'",
-        "c.yaml:4: tasks.eval.limt: unknown key; did you mean 'limit'? known here: source, args, limit",
-        "c.yaml: policy: missing, and required",
+        "c.yaml:4: tasks.eval.limt: unknown key; did you mean 'limit'? expected one of source, args, limit",
+        "c.yaml: policy: missing, but required",
         "c.yaml:11: credit.advantage: found 'grp', expected 'grpo', 'dr-grpo', 'rloo', 'reinforce++',"
         " 'reinforce++-baseline' or 'none'",
         "c.yaml:12: rollouts.group_size: found 'yes', expected a whole number",
         "c.yaml:9: trainer.steps: found '3', expected a whole number",
         "c.yaml:8: trainer.learning_rate: found 'fast', expected a number",
         "c.yaml:10: trainer.betas[1]: found 2, expected less than 1",
-        "c.yaml:6: polcy: unknown key; did you mean 'policy'? known here: agent, reward, tasks, agents, policy, policies, credit,"
+        "c.yaml:6: polcy: unknown key; did you mean 'policy'? expected one of agent, reward, tasks, agents, policy, policies, credit,"
         " algorithm, rollouts, trainer, ray, eval, otlp, run",
         "c.yaml:5: agents.frozen.a: the agent is in agents.train too; it can be one or the other",
         "c.yaml:11: credit.rewards: 'discounted' needs credit.gamma, such as gamma: 0.95",
         "override 'rollouts.temperature=0': rollouts.temperature: at 0 all attempts are equal and nothing is learnt;"
         " eval.temperature may be 0",
-        "c.yaml: reward: missing, and needed here",
+        "c.yaml: reward: missing, but required by this command",
     ]
 
 
@@ -222,7 +222,10 @@ def test_impossible_combinations(tmp_path: Path, text: str, expected: str) -> No
     [
         ("trainer.steps", "override 'trainer.steps': expected key.sub=value, such as trainer.steps=10"),
         ("trainer..steps=1", "override 'trainer..steps=1': expected key.sub=value, such as trainer.steps=10"),
-        ("policy.model.x=1", "override 'policy.model.x=1': policy.model.x: policy.model is 'some/model', which has no"),
+        (
+            "policy.model.x=1",
+            "override 'policy.model.x=1': policy.model.x: policy.model is 'some/model', expected a section",
+        ),
         ("agents.train=[a", "override 'agents.train=[a': agents.train: the value is not valid YAML: while parsing"),
         ("trainer.stepz=1", "override 'trainer.stepz=1': trainer.stepz: unknown key; did you mean 'steps'?"),
         ("trainer=5", "override 'trainer=5': trainer: found 5, expected a section with keys below it"),
@@ -239,7 +242,7 @@ def test_a_bad_override_is_named(tmp_path: Path, override: str, expected: str) -
 
 def test_duplicate_keys(tmp_path: Path) -> None:
     text = MINIMAL + "trainer:\n  steps: 1\n  steps: 2\n"
-    assert refusal(tmp_path, text) == ["c.yaml:4: trainer.steps: the same key twice, first at c.yaml:3; remove one"]
+    assert refusal(tmp_path, text) == ["c.yaml:4: trainer.steps: duplicate key, first at c.yaml:3; remove one"]
 
 
 @pytest.mark.parametrize(
@@ -266,7 +269,10 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_needed_keys(tmp_path: Path) -> None:
     text = MINIMAL + "tasks:\n  eval: e.jsonl\n"
     problems = refusal(tmp_path, text, needs=("agent", "tasks.train", "tasks.eval"))
-    assert problems == ["c.yaml: agent: missing, and needed here", "c.yaml:2: tasks.train: missing, and needed here"]
+    assert problems == [
+        "c.yaml: agent: missing, but required by this command",
+        "c.yaml:2: tasks.train: missing, but required by this command",
+    ]
 
 
 def test_made_directly_it_is_checked_too() -> None:
@@ -324,7 +330,7 @@ def test_policies_have_what_they_do_not_say_from_the_common_sections() -> None:
     [
         ("policies: {policy: {agents: [x]}}", "policies.policy: found 'policy', which is reserved"),
         ("policies: {a/b: {agents: [x]}}", "policies.a/b: found 'a/b', expected a policy's name: a letter, then"),
-        ("policies: {a: {}}", "policies.a.agents: missing, and required"),
+        ("policies: {a: {}}", "policies.a.agents: missing, but required"),
         ("policies: {a: {agents: []}}", "policies.a.agents: an empty list"),
         ("policies: {a: {agents: [x], modle: m}}", "policies.a.modle: unknown key; did you mean 'model'?"),
         (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import sys
 import threading
 from collections.abc import Generator
@@ -14,6 +16,7 @@ from typing import Any
 
 import openai
 import pytest
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
 from lightning_core import trace as tr
 from lightning_core.capture import current_address, reward, rollout, scope
@@ -36,6 +39,8 @@ from lightning_core.transitions import trace_to_transitions
 from tests import bandit
 from tests.conftest import Endpoint
 from tests.tiny_model import make_tiny_model
+
+ROOT = Path(__file__).parents[2]
 
 
 def captured() -> tuple[SpanRecord, ...]:
@@ -177,8 +182,8 @@ def test_a_collector_that_is_down_is_named_once_and_breaks_nothing(caplog: pytes
         spans = [span for _ in range(100) for span in captured()]
     assert [record.name for record in caplog.records] == ["lightning_core.otel.exporting"] * 2
     first, last = (record.getMessage() for record in caplog.records)
-    assert first.startswith(f"the OTLP collector at {url} takes no spans (")
-    assert last == f"{len(spans)} spans did not reach the OTLP collector at {url}"
+    assert first.startswith(f"the OTLP collector at {url} rejected spans or is unreachable (")
+    assert last == f"{len(spans)} spans were not delivered to the OTLP collector at {url}"
 
 
 def test_headers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,3 +238,23 @@ def test_without_the_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(MissingExtra, match=r"opentelemetry-exporter-otlp-proto-http"):
         otlp_processor("http://127.0.0.1:1/v1/traces")
+
+
+def test_the_names_of_attributes_are_opentelemetrys() -> None:
+    ours = {value for name, value in vars(tr).items() if name.isupper() and str(value).startswith("gen_ai.")}
+    theirs = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
+    assert len(ours) == 21
+    assert ours <= theirs
+
+
+def test_each_name_of_an_attribute_is_written_once() -> None:
+    """The other literals are prefixes, and names that only older instrumentations use."""
+    written: dict[str, set[str]] = {}
+    for folder in (ROOT / "lightning_core", ROOT / "integrations"):
+        for path in folder.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Constant) and re.fullmatch(r"gen_ai[._][a-z_.]+", str(node.value)):
+                    written.setdefault(str(path.relative_to(ROOT)), set()).add(node.value)
+    names = written.pop("lightning_core/trace.py")
+    assert len(names) == 21
+    assert written == {"lightning_core/otel/traceloop.py": {"gen_ai.prompt.", "gen_ai.completion."}}

@@ -12,15 +12,22 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from lightning_core.cli.console import show
+from lightning_core.cli.summary import make_summary
 from lightning_core.errors import MissingExtra
 from lightning_core.records.intervals import Estimate, compare, compare_splits, confidence_interval, paired_improvement
-from lightning_core.records.progress import LiveProgress, PlainProgress, Progress, SilentProgress, show_progress
+from lightning_core.records.progress import (
+    LiveProgress,
+    PlainProgress,
+    Progress,
+    SilentProgress,
+    format_seconds,
+    show_progress,
+)
 from lightning_core.records.report import (
     MetricsLog,
     Summary,
     draw_curve,
-    format_seconds,
-    format_summary,
     read_metrics,
     read_summary,
 )
@@ -128,29 +135,57 @@ def test_summary_file(tmp_path: Path) -> None:
     assert written.improved
 
 
-def test_summary_without_held_out_tasks(tmp_path: Path) -> None:
+def printed(shown: Summary, capsys: pytest.CaptureFixture[str]) -> str:
+    """``shown`` in a pipe."""
+    show(make_summary(shown))
+    return capsys.readouterr().out
+
+
+@pytest.fixture(autouse=True)
+def _no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+def test_summary_without_held_out_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = summary(eval=None, splits={})
     written.write(tmp_path / "summary.json")
     assert json.loads((tmp_path / "summary.json").read_text())["improvement_ci95"] is None
     assert read_summary(tmp_path / "summary.json") == written
     assert written.improved is None
-    expected = "30 steps, 1,920 rollouts, 123,456 tokens sampled, 100,000 trained, 12m34s, seed 0"
-    assert format_summary(written) == expected
+    expected = "30 steps, 1,920 rollouts, 123,456 tokens sampled, 100,000 trained, 12m34s, seed 0\n"
+    assert printed(written, capsys) == expected
 
 
-def test_the_table_is_aligned() -> None:
-    lines = format_summary(summary()).splitlines()
+def test_the_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(summary(), capsys).splitlines()
     assert lines[0] == "held-out reward  tasks  before                after                 improvement"
     assert lines[1] == "all              20     0.250 [0.112, 0.469]  0.750 [0.531, 0.888]  +0.500 [+0.250, +0.750]"
     assert lines[2].startswith("easy             2      0.500 [0.095, 0.905]  1.000 [0.342, 1.000]  +0.500 [too few")
-    assert lines[5] == "In brackets: 95 % intervals. The improvement is beyond chance."
+    assert lines[5] == "In brackets: 95% intervals. Significant improvement: the 95% interval lies above 0."
 
 
-def test_the_verdict_is_honest() -> None:
-    same = {f"t{i}": [float(i % 2)] for i in range(10)}
-    assert "no proof of an improvement" in format_summary(summary(eval=compare(same, same)))
-    few = {"a": [0.0], "b": [0.5]}
-    assert "No claim can be made from 2 tasks; use 6 or more." in format_summary(summary(eval=compare(few, few)))
+def test_a_narrow_terminal_loses_no_number(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    out = printed(summary(splits={}), capsys)
+    assert max(map(len, out.splitlines())) <= 50
+    for number in ("20", "0.250", "[0.112,", "0.469]", "0.750", "[0.531,", "0.888]", "+0.500", "[+0.250,", "+0.750]"):
+        assert number in out.split(), number
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ([0.0, 1.0] * 5, [0.0, 1.0] * 5, "Not significant: the 95% interval includes 0."),
+        ([1.0] * 6, [0.0] * 6, "Significant decrease: the 95% interval lies below 0."),
+        ([0.0] * 6, [1.0] * 6, "Significant improvement: the 95% interval lies above 0."),
+        ([0.0, 0.5], [1.0, 1.0], "Too few tasks for an interval: 2, expected 6 or more."),
+    ],
+)
+def test_the_verdict_is_honest(
+    before: list[float], after: list[float], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, last = ({str(i): [reward] for i, reward in enumerate(rewards)} for rewards in (before, after))
+    assert f"In brackets: 95% intervals. {expected}\n" in printed(summary(eval=compare(first, last)), capsys)
 
 
 def test_metrics_log(tmp_path: Path) -> None:

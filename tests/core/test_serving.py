@@ -162,7 +162,7 @@ def test_nothing_is_fetched_from_elsewhere_and_no_span_is_taken():
 def test_memory_does_not_grow_with_requests(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     """80 conversations of 2,500 tokens leave no more behind than 20 did."""
     monkeypatch.setattr(serving, "MEMORY_TOKENS", 20_000)
-    monkeypatch.setattr(serving, "ANSWERS", 10)
+    monkeypatch.setattr(serving, "MAX_RESPONSES", 10)
     with scripted() as endpoint, httpx.Client(base_url=f"{endpoint.url}/") as client:
 
         def ask_often(start: int, count: int) -> int:
@@ -196,7 +196,7 @@ def test_what_is_forgotten_first():
 
 
 def test_a_conversation_goes_on_with_its_tokens_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(serving, "ANSWERS", 2)
+    monkeypatch.setattr(serving, "MAX_RESPONSES", 2)
     with scripted() as endpoint:
         client = openai.OpenAI(base_url=endpoint.url, api_key="any", max_retries=0)
         first = client.responses.create(model="policy", input="one")
@@ -210,7 +210,7 @@ def test_a_conversation_goes_on_with_its_tokens_until_it_is_forgotten(monkeypatc
 def test_serving_to_others_needs_a_key(run: Path):
     config = load_config(run / "config.yaml")
     with (
-        pytest.raises(ConfigError, match=r"host '0.0.0.0' is open to other machines"),
+        pytest.raises(ConfigError, match=r"host '0.0.0.0' accepts requests from other machines: set an API key"),
         open_serving(config, host="0.0.0.0"),
     ):
         pass
@@ -222,7 +222,7 @@ def test_serving_to_others_needs_a_key(run: Path):
 def test_a_port_that_is_taken(run: Path, served: ServingEndpoint):
     port = int(re.findall(r":(\d+)/", served.url)[0])
     with (
-        pytest.raises(ConfigError, match=rf"cannot listen at 127.0.0.1:{port}: .* choose another"),
+        pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1:{port}: .* choose another"),
         serve(run, port=port),
     ):
         pass
@@ -277,8 +277,8 @@ def test_the_command_serves_a_model_without_a_run(run: Path, monkeypatch: pytest
     [
         (["RUN", "--checkpoint", "step-7"], "--checkpoint 'step-7': the run 'RUN' has ['step-000001', 'step-000002']"),
         (["RUN/checkpoints/step-000002"], "neither a run's folder (config.yaml) nor a model's (config.json)"),
-        (["some/model", "--checkpoint", "step-7"], "--checkpoint is for a run's folder; 'some/model' is none"),
-        (["RUN", "--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines ask: set a key"),
+        (["some/model", "--checkpoint", "step-7"], "--checkpoint requires a run's folder; 'some/model' is not one"),
+        (["RUN", "--host", "0.0.0.0"], "--host 0.0.0.0 accepts requests from other machines: set a key"),
         (["RUN", "rollouts.max_tokenz=3"], "unknown key; did you mean 'max_tokens'?"),
     ],
 )

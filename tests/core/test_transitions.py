@@ -100,10 +100,10 @@ def test_identical_requests_are_all_kept():
         ({"logprobs": np.zeros(3, dtype="<f4")}, "expected 1 logprobs, found 3"),
         (
             {"output_ids": np.array([], dtype="<u4"), "logprobs": np.array([], dtype="<f4")},
-            "an empty prompt or response",
+            "the prompt or the response is empty",
         ),
-        ({"digest": None}, "no digest: it was not recorded by a policy endpoint"),
-        ({"policy_version": None, "model": "gpt"}, "sampled by 'gpt', whose weights are not trained"),
+        ({"digest": None}, "no digest: not recorded by a policy endpoint, or recorded by an older version"),
+        ({"policy_version": None, "model": "gpt"}, "sampled by 'gpt', which is not a trained policy"),
         ({"error": "Boom"}, "the call failed: Boom"),
     ],
 )

@@ -1,6 +1,7 @@
 """The endpoint over real HTTP, with the openai client and a scripted backend."""
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run, current_address, reward, rollout, scope
@@ -391,6 +392,34 @@ def test_an_upstream_answer_that_cannot_be_recorded_fails_the_call(server: Recor
             list(client.chat.completions.create(model="gpt", messages=HI, n=2, stream=stream))
     assert len(run.infrastructure) == 2
     assert all(call.error is not None for call in run.trace.calls)
+
+
+def test_an_upstream_s_events_reach_the_agent_byte_for_byte():
+    """Comments, other line ends, data of several lines, and a last event that nothing closes."""
+    head = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "far"}
+    chunks = [
+        json.dumps({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}, ensure_ascii=False)
+        for delta, finish in (
+            ({"role": "assistant", "content": "s\u2028o"}, None),
+            ({"content": "!"}, None),
+            ({}, "stop"),
+        )
+    ]
+    lines = chunks[1].replace("{", "{\r\ndata: ", 1)
+    stream = (
+        f": ping\r\n\r\nevent: message\r\nid: 7\r\ndata: {chunks[0]}\r\n\r\n"
+        f"data: {lines}\r\n\r\ndata:{chunks[2]}\r\rdata: [DONE]"
+    ).encode()
+    with (
+        recording_server(refusal=Response(stream, media_type="text/event-stream")) as server,
+        serve(upstream=UpstreamServer(base_url=f"{server.url}/v1")) as endpoint,
+        speak(endpoint, agent="critic") as (run, client),
+    ):
+        request = client.chat.completions.with_streaming_response.create(model="gpt", messages=HI, stream=True)
+        with request as response:
+            assert b"".join(response.iter_bytes()) == stream
+    (call,) = run.trace.calls
+    assert (call.response, call.finish_reason) == ({"role": "assistant", "content": "s\u2028o!"}, "stop")
 
 
 def test_a_call_passed_on_to_its_origin_keeps_its_credentials(server: RecordingServer):

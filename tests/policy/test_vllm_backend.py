@@ -52,6 +52,8 @@ def answering(**changes: Any) -> Generator[str]:
             self.rfile.read(int(self.headers.get("content-length", 0)))
             answer = answers.get(self.path.partition("?")[0], 404)
             self.send_response(answer if isinstance(answer, int) else 200)
+            if isinstance(answer, str) and answer.startswith(("data:", ":")):
+                self.send_header("content-type", "text/event-stream; charset=utf-8")
             self.end_headers()
             self.wfile.write((answer if isinstance(answer, str) else json.dumps(answer)).encode())
 
@@ -97,6 +99,14 @@ def test_what_is_as_it_should_be_is_taken():
 def test_line_ends_of_unicode_inside_an_event_do_not_end_it():
     choice = json.dumps({**CHOICE, "text": "\x85 \u2028"}, ensure_ascii=False)
     with answering(v1__completions=f'data: {{"choices": [{choice}]}}\n\ndata: [DONE]\n\n') as url:
+        (delta,) = sample(url, stream=True)
+    assert delta.token_ids == [5, 9]
+
+
+def test_events_may_have_comments_and_other_line_ends_and_several_lines():
+    first, second = json.dumps({"choices": [CHOICE]}, indent=1).split("\n", 1)
+    lines = [": ping", "", "event: message", f"data: {first}", *(f"data: {line}" for line in second.split("\n")), ""]
+    with answering(v1__completions="\r\n".join([*lines, "data: [DONE]", "", ""])) as url:
         (delta,) = sample(url, stream=True)
     assert delta.token_ids == [5, 9]
 
@@ -168,6 +178,7 @@ def test_an_answer_that_cannot_be_trained_on(answer: Any, expected: str):
         (events({**CHOICE, "finish_reason": None}), "breaks off"),
         (events(), "shutting down, or somebody else paused it"),
         ('data: {"error": {"message": "engine died"}}\n\n', "failed while sampling.*engine died"),
+        ("not a stream", "expected what vLLM 0.27 or later does"),
     ],
 )
 def test_a_stream_that_cannot_be_trained_on(answer: str, expected: str):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx
+from httpx_sse import EventSource, SSEError
 
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.errors import ConfigError, InfrastructureError
@@ -90,6 +91,8 @@ class VllmApi:
                     await response.aread()
                     raise self._refused(path, response)
                 yield response
+        except SSEError as error:  # the content type is not that of a stream; an HTTPError too
+            raise self._unexpected(str(error)) from error
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
@@ -225,14 +228,10 @@ def _request(prompt_ids: Sequence[int], params: SamplingParams, model: str, stre
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[str]:
-    """The data of server-sent events, without the closing mark. (``aiter_lines`` also splits at what Unicode takes for line ends, which
-    stand unescaped in the events' text.)"""
-    rest = b""
-    async for piece in response.aiter_bytes():
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                yield data.decode()
+    """The data of the server-sent events in ``response``, without ``[DONE]``."""
+    async for event in EventSource(response).aiter_sse():
+        if event.data and event.data.strip() != "[DONE]":
+            yield event.data
 
 
 async def _only(text: str) -> AsyncIterator[str]:
