@@ -1,46 +1,67 @@
-"""What each policy of a run gets from the configuration: its own section, then the common ones."""
+"""The settings of each policy: its own section, then the common sections."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_core.config.credit import Credit
+from lightning_core.config.credit import Credit, Critic
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyCredit
 from lightning_core.config.sections import Sections
-from lightning_core.trace import POLICY
+from lightning_core.trace import BASE, POLICY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySettings:
-    """All that a policy has of its own, resolved."""
+    """The resolved settings of one policy; see the sections for each field."""
 
     model: str
     tuning: Literal["full", "lora"]
     train_layers: int | None
     lora: Lora | None
+    """The adapters; None with ``tuning: full``."""
+    dtype: Literal["auto", "float32", "bfloat16"]
+    device: Literal["auto", "cpu", "cuda"]
+    gradient_checkpointing: bool
+    max_context: int | None
+    keep_base: bool
+    """Whether the initial weights are also served, as the model ``base``."""
     learning_rate: float
     credit: Credit
 
+    @property
+    def critic(self) -> Critic | None:
+        """The value head's settings; None if the credit rule needs no critic."""
+        return (self.credit.critic or Critic()) if self.credit.rewards == "gae" else None
+
 
 def policy_settings(c: Sections) -> dict[str, PolicySettings]:
-    """The policies of a run by name, as backends serve them: those of the section ``policies``, or the only one."""
+    """The policies of a run, by the names that backends serve them under.
+
+    A run without ``policies`` has one, named ``policy``.
+    """
     named = {name: _settings(c, p) for name, p in c.policies.items()}
     return named or {POLICY: _settings(c, NamedPolicy(agents=()))}
 
 
 def agents_policies(c: Sections) -> dict[str, str]:
-    """Which policy an agent belongs to, where there are several; empty where there is one."""
+    """The policy of each agent; empty for a run with one policy."""
     return {agent: name for name, policy in c.policies.items() for agent in policy.agents}
 
 
 def _settings(c: Sections, own: NamedPolicy) -> PolicySettings:
     tuning = own.tuning or c.policy.tuning
+    judge = c.credit.judge
     return PolicySettings(
         model=own.model or c.policy.model,
         tuning=tuning,
         train_layers=own.train_layers or (c.policy.train_layers if tuning == "full" else None),
-        lora=own.lora or ((c.policy.lora or Lora()) if tuning == "lora" else None),
+        lora=(own.lora or c.policy.lora or Lora()) if tuning == "lora" else None,
+        dtype=c.policy.dtype,
+        device=c.policy.device,
+        gradient_checkpointing=c.policy.gradient_checkpointing,
+        max_context=c.policy.max_context,
+        keep_base=BASE in c.agents.frozen.values() or (judge is not None and judge.model == BASE),
         learning_rate=own.learning_rate or c.trainer.learning_rate,
         credit=_credit(c.credit, own.credit),
     )

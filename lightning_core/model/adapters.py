@@ -1,15 +1,16 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) on one frozen model, of which each token of a pass may have another.
+"""Low-rank adapters on one frozen model; each token of a pass may use another.
 
-An adapter adds ``scale · B A x`` to what a linear layer makes of ``x``. Hooks on the layers do it: the model stays the Hugging Face
-model that it was, under its own names, and where no adapter is chosen it computes what it always did.
+LoRA: arXiv 2106.09685.
+An adapter adds ``scale · B A x`` to a linear layer's output for ``x``. Forward hooks add it, so the model remains an
+unmodified Hugging Face model with its own weight names, and without an active adapter its output is unchanged.
 
-Where many tokens in a row have the same adapter, as in prompts, it is applied to each such run. In a decoding step adapters change from
-token to token: there their matrices stand side by side, as if they were one of rank K, every token goes through all of them, and a
-mask between the two products leaves it what is its own. That costs K instead of R in numbers, but three operations a layer for
-any number of adapters in any order, and with so few tokens it is operations that count. (Punica, arXiv 2310.18547, and S-LoRA, arXiv
-2311.03285, have kernels of their own for this.)
+Consecutive tokens with the same adapter, as in prompts, are computed run by run. In a decoding step the adapter changes
+from token to token. There the matrices of all adapters are concatenated to one pair of rank K, every token is multiplied
+with all of them, and a mask between the two products zeroes the columns of the other adapters. This costs K instead of R
+columns, but only three operations per layer for any number of adapters, and with few tokens the number of operations
+dominates. (Punica, arXiv 2310.18547, and S-LoRA, arXiv 2311.03285, use custom kernels instead.)
 
-Dimensions: S tokens, I inputs and O outputs of a layer, R rank of an adapter, K ranks of all N adapters together.
+Dimensions: S tokens, I inputs and O outputs of a layer, R rank of an adapter, K sum of the ranks of all N adapters.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from lightning_core.errors import ConfigError, TrainingError
 
 _UNDECIDED: Final = object()
 _LONG = 32
-"""Tokens in a row, on average, from which on adapters are applied run by run."""
+"""Average run length, in tokens, from which on adapters are computed run by run."""
 
 
 _Runs = list[tuple[str | None, slice]]
@@ -47,10 +48,10 @@ class _Adapter:
 
 
 class Adapters:
-    """The adapters of ``model``, by name. Their weights are no part of the model's own parameters.
+    """The adapters of ``model``, by name. Their weights are not among the model's parameters.
 
-    Which of them a pass goes through is decided around it, with `use` or `mix`; for training around the backward pass too, since layers
-    may be computed again in it. Not thread-safe: whoever trains holds sampling meanwhile.
+    `use` or `mix` selects the adapters of a pass. Training must keep the selection during the backward pass too, because
+    gradient checkpointing recomputes layers there. Not thread-safe: sampling must be paused while training.
     """
 
     def __init__(self, model: Any) -> None:
@@ -60,7 +61,7 @@ class Adapters:
         }
         self._hooked: set[str] = set()
         self._adapters: dict[str, _Adapter] = {}
-        # The name of the one adapter that all tokens have, None for the base, runs of tokens, or the mask [S, K] of a mixture.
+        # One adapter's name for all tokens, None for the base, runs of tokens, or the mask [S, K] of a mixture.
         self._chosen: Any = _UNDECIDED
         self._masks_NK: Tensor | None = None
         self._joined: dict[str, tuple[Tensor, Tensor]] = {}
@@ -68,13 +69,16 @@ class Adapters:
     def add(
         self, name: str, *, rank: int, alpha: float, targets: Sequence[str] | None, seed: int
     ) -> dict[str, Parameter]:
-        """A new adapter of ``rank``, scaled by alpha / rank. Returns its weights by name, in the type of the model's.
+        """Add an adapter scaled by alpha / rank; returns its weights by name.
 
-        ``targets``: the layers' names, or ends of them; None: every linear layer but the output layer. It computes what the base does
-        until it is trained, since B begins as zero. Raises `ConfigError` for a target that no layer has.
+        The weights have the dtype of the model's.
+
+        ``targets``: names of layers, or their last parts; None for every linear layer except the output layer. B is
+        initialised to 0, so the output is that of the base until the first update. Raises `ConfigError` for a name that
+        matches no layer.
         """
         if name in self._adapters:
-            raise ConfigError(f"the model has an adapter {name!r} already")
+            raise ConfigError(f"the model already has an adapter {name!r}")
         generator = torch.Generator().manual_seed(seed)
         weights: dict[str, tuple[Parameter, Parameter]] = {}
         for layer in self._find(targets):
@@ -96,7 +100,7 @@ class Adapters:
         }
 
     def _find(self, targets: Sequence[str] | None) -> list[str]:
-        """The names of the layers that ``targets`` stand for."""
+        """The names of the layers that ``targets`` match."""
 
         def is_meant(layer: str, target: str) -> bool:
             return f".{layer}".endswith(f".{target}")
@@ -105,14 +109,14 @@ class Adapters:
             if not any(is_meant(layer, target) for layer in self._layers):
                 known = sorted({layer.rpartition(".")[2] for layer in self._layers})
                 raise ConfigError(
-                    f"lora.target_modules names {target!r}, but the linear layers of this model are {known!r} (the output layer "
-                    "cannot have an adapter)"
+                    f"lora.target_modules: {target!r} matches no layer; the linear layers of this model are {known!r} "
+                    "(adapters on the output layer are not supported)"
                 )
         return [layer for layer in self._layers if targets is None or any(is_meant(layer, t) for t in targets)]
 
     @contextmanager
     def use(self, name: str | None) -> Generator[None]:
-        """Every token has the adapter ``name``; None: none of them."""
+        """Use the adapter ``name`` for all tokens; None for no adapter."""
         before, self._chosen = self._chosen, name
         try:
             yield
@@ -121,9 +125,9 @@ class Adapters:
 
     @contextmanager
     def mix(self, names: Sequence[str | None], lengths: Sequence[int]) -> Generator[None]:
-        """The first ``lengths[0]`` tokens have the adapter ``names[0]`` (None: none), those after them ``names[1]``, and so on.
+        """Use the adapter ``names[i]`` (None for none) for the i-th run of ``lengths[i]`` tokens.
 
-        For sampling: there is no gradient.
+        For sampling only: gradients are not supported.
         """
         with self.use(names[0]):
             if len(set(names)) > 1:
@@ -133,7 +137,7 @@ class Adapters:
 
     @torch.no_grad()
     def merged(self, name: str) -> dict[str, Tensor]:
-        """The weights of the adapted layers with the adapter in them, by their names in the model's state."""
+        """The adapted layers' weights with adapter ``name`` added, by state dict name."""
         adapter = self._adapters[name]
         found: dict[str, Tensor] = {}
         for layer, (down_RI, up_OR) in adapter.weights.items():
@@ -143,11 +147,11 @@ class Adapters:
         return found
 
     def changed(self) -> None:
-        """To be told when weights have changed: mixtures compute with copies of them."""
+        """Drop the copies that mixtures compute with; call it after every weight update."""
         self._joined.clear()
 
     def _adapt(self, layer: str, module: Linear, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        """The layer's output with what the chosen adapters add to it; None leaves it as it is."""
+        """Forward hook: the output with the selected adapters; None leaves it unchanged."""
         chosen = self._chosen
         if chosen is None:
             return None
@@ -166,7 +170,7 @@ class Adapters:
         if chosen is _UNDECIDED:
             if len(self._adapters) > 1:
                 raise TrainingError(
-                    f"a model with the adapters {list(self._adapters)!r} was called outside of Adapters.use and Adapters.mix"
+                    f"the model has the adapters {list(self._adapters)!r} and was called outside of Adapters.use and Adapters.mix"
                 )
             (chosen,) = self._adapters
         adapter = self._adapters[chosen]
@@ -177,7 +181,7 @@ class Adapters:
         return torch.addmm(output.flatten(0, -2), hidden_SR, up_OR.t(), alpha=adapter.scale).view_as(output)
 
     def _join(self, layer: str) -> tuple[Tensor, Tensor]:
-        """A [K, I] and B [O, K] of all adapters; 0 for those that do not adapt this layer."""
+        """A [K, I] and B [O, K] of all adapters; 0 for adapters without this layer."""
         weight = self._layers[layer].weight
         outputs, inputs = weight.shape
         none = {
@@ -190,8 +194,8 @@ class Adapters:
         return joined
 
     def _mask(self, names: Sequence[str | None], lengths: Sequence[int]) -> Tensor:
-        """[S, K]: in each token's row its adapter's scale in the adapter's columns, and 0 in the others."""
-        if self._masks_NK is None:  # the row of the base first, then each adapter's
+        """Mask [S, K]: each token has its adapter's scale in that adapter's columns, else 0."""
+        if self._masks_NK is None:  # row 0 is the base, row i the i-th adapter
             adapters = self._adapters.values()
             scales = torch.block_diag(*(torch.full((1, a.rank), a.scale) for a in adapters))
             weight = next(iter(self._layers.values())).weight
@@ -202,7 +206,7 @@ class Adapters:
 
 
 def _runs(names: Sequence[str | None], lengths: Sequence[int]) -> _Runs:
-    """Each adapter with the tokens that have it, neighbours together."""
+    """The runs of consecutive tokens with the same adapter."""
     runs: _Runs = []
     stop = 0
     for name, group in groupby(zip(names, lengths, strict=True), key=itemgetter(0)):

@@ -1,15 +1,15 @@
 """Attention over a packed forest of token runs, behind transformers' own modules.
 
-Everything runs through the unmodified Hugging Face model as one packed sequence ``[1, S]``; what each token may see is decided
-here, not by a mask that the model builds. The model is switched to the attention function registered below, and the caller
-hands its attention state down as a keyword: ``model(input_ids=…, position_ids=…, lightning=state)``.
+All tokens pass through the unmodified Hugging Face model as one packed sequence ``[1, S]``. The attention function
+registered below decides which tokens attend to which; the model builds no mask. The caller passes the attention state as a
+keyword: ``model(input_ids=…, position_ids=…, lightning=state)``.
 
-A forest is stored in depth-first order, so every subtree is one contiguous range of the packed sequence, and what a
-subtree sees before its own start is a short list of ranges. `plan_blocks` cuts a forest into blocks of queries that share those
-ranges: attention then costs about what separate causal sequences would, while a shared prefix is computed once. (Tree
-training, arXiv 2511.00413, and cascade inference work on the same structure.)
+A forest is stored in depth-first order. Every subtree is then one contiguous range of the packed sequence, and the tokens
+before it that it attends to are a short list of ranges. `plan_blocks` cuts a forest into blocks of queries that share those
+ranges, so attention costs about as much as for separate causal sequences, but a shared prefix is computed once. (Tree
+training, arXiv 2511.00413, and cascade inference use the same structure.)
 
-Dimensions: S packed tokens, H query heads, K key/value heads, G = H / K, D head width, U keys that a block sees.
+Dimensions: S packed tokens, H query heads, K key/value heads, G = H / K, D head width, U keys that a block attends to.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from torch import Tensor
 from lightning_core.errors import TrainingError
 
 NAME = "lightning"
-"""The name of our attention function in transformers, and of the keyword that carries its state."""
+"""The name of the attention function in transformers, and of the keyword for its state."""
 
 BLOCK_TOKENS = 256
-"""Siblings are computed together up to this many tokens: their dense product costs less than more, smaller kernels."""
+"""Siblings with at most this many tokens form one block: one dense product is cheaper than several small kernels."""
 
 
 class AttentionState(Protocol):
-    """What each new token attends to."""
+    """The keys and values that each new token attends to."""
 
     def attend(self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float) -> Tensor:
-        """Attention output [S, H, D] of the new tokens in one layer."""
+        """The attention output [S, H, D] of the new tokens in one layer."""
         ...
 
 
@@ -51,15 +51,15 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls in every layer; see `AttentionState`."""
+    """The attention function that transformers calls in every layer; see `AttentionState`."""
     state: AttentionState | None = kwargs.get(NAME)
-    if state is None:  # no mask was built for us, so going on would silently attend to the future
+    if state is None:  # there is no mask, so continuing would silently attend to future tokens
         raise TrainingError(f"a model switched to {NAME!r} attention was called without the keyword {NAME!r}")
     for variation in ("sliding_window", "softcap", "s_aux", "position_bias"):
         if kwargs.get(variation) is not None:
             raise TrainingError(
-                f"{type(module).__name__} in layer {module.layer_idx} asks for {variation!r}: the embedded engine "
-                "knows plain full attention only"
+                f"{type(module).__name__} in layer {module.layer_idx} uses {variation!r}: the embedded engine "
+                "supports only plain full attention"
             )
     scale = query_1HSD.shape[-1] ** -0.5 if scaling is None else scaling
     output_SHD = state.attend(module.layer_idx, query_1HSD[0], key_1KSD[0], value_1KSD[0], scale)
@@ -78,9 +78,9 @@ class Geometry:
 
 
 def use_lightning_attention(model: Any) -> Geometry:
-    """Switch ``model`` to our attention function, and prove on a few tokens that it computes the same.
+    """Switch ``model`` to tree attention, and check the result on a few tokens.
 
-    Raises `TrainingError` if a layer is not plain full attention, or if its result differs from the model's own.
+    Raises `TrainingError` if a layer is not plain full attention, or if the result differs from the model's own.
     """
     from transformers import AttentionInterface
 
@@ -88,8 +88,8 @@ def use_lightning_attention(model: Any) -> Geometry:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
         raise TrainingError(
-            f"{type(model).__name__} has layers of the types {sorted(kinds)}: the embedded engine works only with "
-            "models whose layers are all 'full_attention'; train this one with another engine"
+            f"{type(model).__name__} has layers of the types {sorted(kinds)}: the embedded engine supports only "
+            "models whose layers are all 'full_attention'; use another trainer for this model"
         )
     AttentionInterface.register(NAME, attention)
     device = model.get_input_embeddings().weight.device
@@ -98,21 +98,21 @@ def use_lightning_attention(model: Any) -> Geometry:
         expected = model(input_ids=tokens, use_cache=False).logits.float()
         model.set_attn_implementation(NAME)
         if config._attn_implementation != NAME:
-            raise TrainingError(f"{type(model).__name__} does not go through transformers' AttentionInterface")
+            raise TrainingError(f"{type(model).__name__} does not use transformers' AttentionInterface")
         probe = _Probe(plan_blocks(Forest(lengths=[16, 8], parents=[-1, 0]), limit=8))
         positions = torch.arange(24, device=device)[None]
         found = model(input_ids=tokens, position_ids=positions, use_cache=False, **{NAME: probe}).logits.float()
     error = ((found - expected).abs().mean() / expected.std()).item()
     if probe.geometry is None or not error < 0.05:
         raise TrainingError(
-            f"{type(model).__name__} computes something else with tree attention (relative error {error:.3g}): "
-            "its attention is not the plain scaled dot product that the embedded engine replaces"
+            f"{type(model).__name__} gives other logits with tree attention (relative error {error:.3g}): "
+            "its attention is not the plain scaled dot product that the embedded engine supports"
         )
     return probe.geometry
 
 
 class _Probe:
-    """Notes the geometry in passing."""
+    """Tree attention that records the model's geometry."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self._blocks = blocks
@@ -127,32 +127,38 @@ class _Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forest:
-    """Runs of tokens in depth-first order: run i has ``lengths[i]`` tokens and continues run ``parents[i]``."""
+    """Runs of tokens in depth-first order.
+
+    Run i has ``lengths[i]`` tokens and continues run ``parents[i]``.
+    """
 
     lengths: Sequence[int]
     parents: Sequence[int]
     """Index of the run that this one continues, smaller than its own; -1 for a root."""
     prefixes: Sequence[int] = ()
-    """For each root, which cached prefix it continues; roots of one prefix stand together. Empty: none has one."""
+    """For each root, the cached prefix that it continues; roots of one prefix are adjacent. Empty: no prefixes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Queries ``start:stop`` see their cached prefix, then ``ancestors``, then themselves through ``mask``."""
+    """The queries ``start:stop`` and the keys they attend to.
+
+    These are the cached prefix, the ranges ``ancestors`` and, through the mask, the block's own.
+    """
 
     start: int
     stop: int
     prefix: int
-    """Which cached prefix stands before the block's root."""
+    """Index of the cached prefix before the block's root."""
     ancestors: tuple[tuple[int, int], ...]
     mask_SS: NDArray[np.bool_]
 
 
 def plan_blocks(forest: Forest, *, limit: int = BLOCK_TOKENS) -> list[Block]:
-    """Cut a forest into blocks that cover each token once."""
+    """Cut a forest into blocks, so that each token is in exactly one."""
     lengths, parents = _split_long_runs(forest, limit)
     starts = np.concatenate([[0], np.cumsum(lengths)]).tolist()
-    sizes = list(lengths)  # tokens of the whole subtree
+    sizes = list(lengths)  # tokens of each run's subtree
     children: list[list[int]] = [[] for _ in lengths]
     roots: list[int] = []
     for run in reversed(range(len(lengths))):
@@ -164,13 +170,13 @@ def plan_blocks(forest: Forest, *, limit: int = BLOCK_TOKENS) -> list[Block]:
     blocks: list[Block] = []
 
     def emit(first: int, stop: int, prefix: int, ancestors: tuple[tuple[int, int], ...]) -> None:
-        """A block of the runs from ``first`` on whose tokens end at ``stop``."""
+        """Append the block of the runs from ``first`` on whose tokens end at ``stop``."""
         start = starts[first]
         mask = np.zeros((stop - start, stop - start), dtype=bool)
         run = first
         while run < len(lengths) and starts[run] < stop:
             a, b = starts[run] - start, starts[run + 1] - start
-            if parents[run] >= first:  # sees all that its parent's last token sees
+            if parents[run] >= first:  # attends to all that its parent's last token attends to
                 mask[a:b] = mask[starts[parents[run] + 1] - start - 1]
             mask[a:b, a:b] = np.tri(b - a, dtype=bool)
             run += 1
@@ -207,7 +213,7 @@ def _append(ranges: tuple[tuple[int, int], ...], new: tuple[int, int]) -> tuple[
 
 
 def _split_long_runs(forest: Forest, limit: int) -> tuple[list[int], list[int]]:
-    """The same forest with runs of at most ``limit`` tokens, so that no mask is larger than ``limit`` squared."""
+    """The same forest with runs of at most ``limit`` tokens, which bounds the masks."""
     lengths: list[int] = []
     parents: list[int] = []
     last_piece: list[int] = []
@@ -222,7 +228,7 @@ def _split_long_runs(forest: Forest, limit: int) -> tuple[list[int], list[int]]:
 
 
 class TreeAttention:
-    """Attention of a packed forest; differentiable. ``prefixes`` are cached keys and values before the roots."""
+    """Attention of a packed forest; differentiable."""
 
     def __init__(
         self,
@@ -232,14 +238,17 @@ class TreeAttention:
         device: torch.device,
         prefixes: Sequence[Sequence[tuple[Tensor, Tensor]]] | None = None,
     ) -> None:
-        """``groups``: query heads per key/value head. A prefix is a sequence of (keys, values), each [layers, K, n, D]."""
+        """``groups``: query heads per key/value head.
+
+        ``prefixes``: cached keys and values before the roots, each a sequence of (keys, values) [layers, K, n, D].
+        """
         self._prefixes = prefixes
         self._blocks: list[tuple[Block, Tensor]] = []
         for block in blocks:
             before = sum(stop - start for start, stop in block.ancestors)
             if prefixes is not None:
                 before += sum(keys.shape[2] for keys, _ in prefixes[block.prefix])
-            # All heads of a group are stacked along the queries: grouped-query attention without repeating K and V.
+            # The heads of a group are stacked along the queries: grouped-query attention without repeating K and V.
             mask = np.pad(block.mask_SS, ((0, 0), (before, 0)), constant_values=True)
             self._blocks.append((block, torch.from_numpy(np.tile(mask, (groups, 1))).to(device)))
 
@@ -249,7 +258,7 @@ class TreeAttention:
     def blocks(
         self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor
     ) -> Iterator[tuple[Block, Tensor, Tensor, Tensor, Tensor]]:
-        """Each block with its mask, its queries [H, s, D] and the keys and values [K, U, D] that they see."""
+        """Each block with its mask, queries [H, s, D], keys and values [K, U, D]."""
         for block, mask in self._blocks:
             ranges = _seen(block)
             keys = [key_KSD[:, a:b] for a, b in ranges]
@@ -262,11 +271,11 @@ class TreeAttention:
 
 
 class _Attend(torch.autograd.Function):
-    """Attention block by block, of which only what it was given is kept for the backward pass.
+    """Attention block by block; only the inputs are saved for the backward pass.
 
-    Left to autograd, every block would keep a copy of all the keys and values that it sees, and each slice that a block takes would
-    have a gradient as long as the whole sequence: memory and time quadratic in it. So a block is computed once more when its gradient
-    is wanted.
+    With plain autograd every block would save a copy of all keys and values that it attends to, and each slice of them
+    would have a gradient as long as the whole sequence: memory and time would be quadratic in its length. Instead, the
+    backward pass recomputes each block.
     """
 
     @staticmethod
@@ -302,12 +311,12 @@ class _Attend(torch.autograd.Function):
 
 
 def _seen(block: Block) -> tuple[tuple[int, int], ...]:
-    """The ranges of the packed sequence whose keys a block sees, its own at the end."""
+    """The ranges of the packed sequence that a block attends to; its own is last."""
     return _append(block.ancestors, (block.start, block.stop))
 
 
 def _attend_block(query_HsD: Tensor, keys_KUD: Tensor, values_KUD: Tensor, mask: Tensor, scaling: float) -> Tensor:
-    """Output [s, H, D] of one block's queries."""
+    """The attention output [s, H, D] of one block's queries."""
     heads, tokens, width = query_HsD.shape
     output = F.scaled_dot_product_attention(
         query_HsD.reshape(1, len(keys_KUD), -1, width),

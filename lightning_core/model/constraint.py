@@ -1,7 +1,7 @@
-"""Which tokens a JSON schema lets come next: when a response is sampled, and again when it is trained on.
+"""The tokens that a JSON schema allows next, for sampling and for training.
 
-A constrained response is sampled from the policy's distribution over the allowed tokens. That, and not the whole
-softmax, is the distribution whose logprobs are recorded; the trainer walks the same schema along the sampled tokens and takes the
+A constrained response is sampled from the policy's distribution over the allowed tokens, and its recorded logprobs are
+those of this distribution, not of the full softmax. The trainer follows the schema along the sampled tokens and takes the
 gradient of the same distribution. The automaton is llguidance's (https://github.com/guidance-ai/llguidance).
 """
 
@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 from lightning_core.errors import MissingExtra, PolicyRequestError
 
 _COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""One way to write a document: a small model that may put any white space anywhere writes white space for ever."""
+"""A single way to format a document: with free whitespace, small models generate whitespace without end."""
 
 
 class Constraints:
-    """Compiles the constraints of `SamplingParams` for one fast tokenizer and a vocabulary of V logits. Thread-safe."""
+    """Compiles constraints of `SamplingParams` for one tokenizer and V logits.
+
+    Thread-safe.
+    """
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:
         self._tokenizer = tokenizer
@@ -32,7 +35,10 @@ class Constraints:
         self._compiled: dict[str, Any] = {}
 
     def start(self, constraint: str) -> Walk:
-        """A walk at the beginning of a response. Raises `PolicyRequestError` for a schema that cannot be honoured, saying why."""
+        """A walk at the start of a response.
+
+        Raises `PolicyRequestError` for an unsupported schema.
+        """
         with self._lock:
             matcher = self._compiled.get(constraint)
             if matcher is None:
@@ -42,7 +48,7 @@ class Constraints:
             return Walk(matcher.deep_copy())
 
     def allowed(self, constraint: str, output_ids: Sequence[int]) -> Iterator[NDArray[np.bool_]]:
-        """For each of ``output_ids``, bool [V]: the tokens that it was chosen among."""
+        """For each of ``output_ids``, bool [V]: the tokens that were allowed in its place."""
         walk = self.start(constraint)
         for token in output_ids:
             yield walk.allowed()
@@ -64,12 +70,12 @@ class Constraints:
         matcher = LLMatcher(self._tokenizers[stops], grammar, log_level=0)
         if matcher.is_error():
             problem = matcher.get_error()
-            raise PolicyRequestError(f"this JSON schema cannot be honoured: {problem}", param="response_format")
+            raise PolicyRequestError(f"this JSON schema is not supported: {problem}", param="response_format")
         return matcher
 
 
 class Walk:
-    """One response on its way through a constraint."""
+    """The state of one response in its constraint."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
@@ -79,6 +85,6 @@ class Walk:
         return np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8) != 0
 
     def accept(self, token: int) -> None:
-        """Go on with ``token``. Raises ValueError if it is not allowed."""
+        """Advance by ``token``. Raises ValueError if it is not allowed."""
         if not self._matcher.consume_token(token):
             raise ValueError(f"token {token} is not allowed here: {self._matcher.get_error()}")

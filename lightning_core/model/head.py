@@ -1,14 +1,15 @@
-"""From hidden states to the logprobs of the trained tokens, without ever holding the logits of all places.
+"""Logprobs of trained tokens from hidden states, without storing all logits.
 
-Logits are by far the largest tensor of a training step: places x vocabulary in float32. A plain output layer is gone through a
-part of the vocabulary at a time, with one buffer for the logits of a part and a running maximum and sum (Milakov & Gimelshein 2018,
-arXiv 1805.02867). With softmax probabilities p, and logits W h + b divided by the temperature T,
+Logits would be by far the largest tensor of a training step: places x vocabulary in float32. A plain output layer is
+computed for a part of the vocabulary at a time, with one buffer for the part's logits and a running maximum and sum
+(Milakov & Gimelshein 2018, arXiv 1805.02867). With softmax probabilities p, and logits W h + b divided by the temperature T,
 
     d logprob(v) / d h = (W[v] - sum_u p_u W[u]) / T
 
-A frozen layer's expected row, the sum over u, is accumulated in the forward pass, so its backward pass needs no logits; a layer
-that is trained makes the logits of each part once more there, for the gradient of its rows. Models that do more to their logits
-(soft caps, scales, adapters on the output layer) make them by their own code, for a part of the places at a time.
+For a frozen layer the forward pass accumulates the expected row (the sum over u), so its backward pass needs no logits. For
+a trained layer the backward pass recomputes the logits of each part, for the gradient of its rows. Models that transform
+their logits (soft caps, scales, adapters on the output layer) compute them with their own code, for a part of the places at
+a time.
 
 Dimensions: E trained tokens, P places, H hidden width, V vocabulary, C columns of a part of it, N constrained places.
 """
@@ -28,21 +29,24 @@ from lightning_core.errors import TrainingError
 from lightning_core.model.attention import NAME, Forest, Geometry, TreeAttention, plan_blocks
 
 PART = {"cpu": 2**21, "cuda": 2**26}
-"""Logits made at a time. On a CPU 8 MiB in float32, which caches hold: with more the same products were slower. A GPU wants larger ones."""
+"""Logits computed at a time. On a CPU 8 MiB in float32, which fits caches: larger parts measured slower. GPUs want more."""
 
 Forbidden = Iterable[tuple[int, Tensor]]
-"""Places with bool [V], the tokens that have no part in the softmax there."""
+"""Places with bool [V]: the tokens that are excluded from the softmax there."""
 
 
 class OutputHead:
-    """The way from a model's last hidden states to logprobs."""
+    """Computes logprobs from a model's last hidden states."""
 
     def __init__(self, model: Any, geometry: Geometry) -> None:
-        """``model`` as it is trained, adapters included. Raises `TrainingError` if its logits are made of anything else."""
+        """``model``: as it is trained, with adapters.
+
+        Raises `TrainingError` if its logits depend on more than the last hidden states.
+        """
         self._model = model
         layer: Any = model.get_output_embeddings()
         hidden_1SH = self._check(geometry)
-        # Much larger than real ones, so that a cap shows that small logits would hardly notice.
+        # Much larger than real hidden states, so that a soft cap, which hardly changes small logits, is detected.
         large_1SH = 100 * hidden_1SH
         with torch.no_grad():
             plain = _is_plain(layer) and torch.equal(_own_logits(model, large_1SH), layer(large_1SH))
@@ -50,7 +54,7 @@ class OutputHead:
 
     @property
     def plain(self) -> bool:
-        """Whether the logits are those of the output layer, unchanged."""
+        """Whether the logits are the output layer's, unchanged."""
         return self._layer is not None
 
     def logprobs(
@@ -61,8 +65,9 @@ class OutputHead:
         targets_E: Tensor,
         forbidden: Forbidden = (),
     ) -> Tensor:
-        """Logprobs [E] (float32) of ``targets_E`` under softmax(logits / temperature) at the places ``source_E``.
+        """Logprobs [E] (float32) of ``targets_E`` at the places ``source_E``.
 
+        They are those under softmax(logits / temperature).
         ``temperatures_P`` is float32, ``source_E`` and ``targets_E`` are int64; differentiable in ``hidden_PH`` and the weights.
         """
         if self._layer is not None:
@@ -101,7 +106,10 @@ class OutputHead:
 
     @torch.no_grad()
     def _check(self, geometry: Geometry) -> Tensor:
-        """Prove on a few tokens that the hidden states are all that the logits are made of; returns them, [1, S, H]."""
+        """Check on a few tokens that logits depend on hidden states alone.
+
+        Returns the hidden states [1, S, H].
+        """
         model = self._model
         device = model.get_input_embeddings().weight.device
         tokens = torch.arange(8, device=device)[None] * 7 % model.config.get_text_config().vocab_size
@@ -110,12 +118,12 @@ class OutputHead:
         expected = model(**inputs, use_cache=False).logits
         hidden_1SH = model.base_model(**inputs, use_cache=False).last_hidden_state
         problem = (
-            f"{type(model).__name__} makes its logits of something else than the last hidden states of its "
+            f"{type(model).__name__} computes its logits from more than the last hidden states of its "
             f"{model.base_model_prefix!r}: the embedded engine cannot train it"
         )
         try:
             found = _own_logits(model, hidden_1SH)
-        except (AttributeError, TypeError) as error:  # its code wants more of the decoder than these
+        except (AttributeError, TypeError) as error:  # its code needs other outputs of the decoder
             raise TrainingError(problem) from error
         if not torch.allclose(found.float(), expected.float(), rtol=1e-3, atol=1e-3 * expected.float().std().item()):
             raise TrainingError(problem)
@@ -123,19 +131,19 @@ class OutputHead:
 
 
 def _is_plain(layer: Any) -> bool:
-    """Not an adapter around the layer, and nothing hooked to it that changes what it computes."""
+    """Whether the layer is a bare `Linear`, without hooks that change its output."""
     return not (layer._forward_hooks or layer._forward_pre_hooks) and type(layer) is torch.nn.Linear
 
 
 def _own_logits(model: Any, hidden_1SH: Tensor) -> Tensor:
-    """Logits [1, S, V] as the model's own code makes them of given hidden states."""
-    other = copy.copy(model)  # the same weights; only its decoder is exchanged
+    """Logits [1, S, V] that the model's own code computes from given hidden states."""
+    other = copy.copy(model)  # the same weights; only its decoder is replaced
     other._modules = {**model._modules, model.base_model_prefix: _Ready(hidden_1SH)}
     return type(model).forward(other, use_cache=False).logits
 
 
 class _Ready(torch.nn.Module):
-    """Stands where the decoder was, and has the hidden states ready."""
+    """Replaces the decoder and returns given hidden states."""
 
     def __init__(self, hidden_1SH: Tensor) -> None:
         super().__init__()
@@ -143,7 +151,7 @@ class _Ready(torch.nn.Module):
 
     @property
     def decoder(self) -> _Ready:
-        """OPT and its kin call a part of their base model."""
+        """OPT and similar models call this part of their base model."""
         return self
 
     def forward(self, *_: Any, **__: Any) -> Any:
@@ -163,8 +171,9 @@ def linear_logprobs(
     *,
     part: int | None = None,
 ) -> Tensor:
-    """`OutputHead.logprobs` for logits ``hidden_PH @ weight_VH.T + bias_V``, ``part`` of them at a time.
+    """`OutputHead.logprobs` for the logits ``hidden_PH @ weight_VH.T + bias_V``.
 
+    ``part``: how many logits are computed at a time.
     Products are made in the type of the weights, all else is float32.
     """
     part = PART[hidden_PH.device.type] if part is None else part
@@ -176,7 +185,7 @@ def linear_logprobs(
 
 
 class _Masks:
-    """The forbidden tokens of all constrained places, a bit each."""
+    """The forbidden tokens of all constrained places, one bit each."""
 
     def __init__(self, forbidden: Forbidden, device: torch.device) -> None:
         places: list[int] = []
@@ -189,7 +198,10 @@ class _Masks:
         self._bits = torch.arange(8, dtype=torch.uint8, device=device)
 
     def apply(self, logits_PC: Tensor, *, place: int = 0, token: int = 0) -> None:
-        """Set what is forbidden to -inf in logits that begin with this place and this token, a multiple of 8."""
+        """Set forbidden logits to -inf.
+
+        ``place`` and ``token`` (a multiple of 8): those of the first logit.
+        """
         if self._packed_NB is None:
             return
         places, columns = logits_PC.shape
@@ -217,7 +229,7 @@ class _LinearLogprobs(torch.autograd.Function):
         expected_PH = (
             torch.zeros_like(hidden_PH, dtype=torch.float32) if ctx.needs_input_grad[0] and not trained else None
         )
-        # Not -inf: a part in which all is forbidden would then subtract infinity from itself.
+        # Not -inf: a part in which all tokens are forbidden would then subtract infinity from itself.
         top_P = torch.full_like(temperatures_P, torch.finfo(torch.float32).min)
         total_P = torch.zeros_like(temperatures_P)
         selected_E = torch.zeros_like(targets_E, dtype=torch.float32)
@@ -282,7 +294,10 @@ def _parts(
     masks: _Masks,
     columns: int,
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """First token, rows [C, H] of the output layer and scaled logits [P, C] (float32, overwritten by the next) of each part."""
+    """First token, output-layer rows [C, H] and scaled logits [P, C] of each part.
+
+    The logits are float32; the next part overwrites them.
+    """
     places = len(hidden_PH)
     buffer = torch.empty(places * columns, dtype=torch.float32, device=hidden_PH.device)
     # In less than float32 the logits are rounded before they are scaled, as the model's own are when it samples.
@@ -303,7 +318,7 @@ def _parts(
 
 
 def _columns_of(targets_E: Tensor, first: int, scaled_PC: Tensor) -> tuple[Tensor, Tensor]:
-    """Which targets lie in the part, and their columns there; some column for the others."""
+    """Whether each target is in the part, and its column there; an arbitrary column if not."""
     columns = scaled_PC.shape[1]
     column_E = targets_E - first
     return (column_E >= 0) & (column_E < columns), column_E.clamp(0, columns - 1)

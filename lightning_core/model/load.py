@@ -1,4 +1,4 @@
-"""A model in memory, ready to be trained and sampled from, and all that belongs to it whoever trains it."""
+"""A model in memory, ready to be trained and sampled from."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from lightning_core.model.adapters import Adapters
 from lightning_core.model.attention import Geometry, use_lightning_attention
 from lightning_core.model.constraint import Constraints
 from lightning_core.model.recompute import recompute_layers
-from lightning_core.model.settings import TorchTrainerConfig
 from lightning_core.model.source import eos_token_ids, load_model, load_tokenizer, resolve_model
 from lightning_core.model.tuning import choose_device, choose_dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """Weights, tokenizer and what is known of both. Policies with adapters may have one together."""
+    """Weights, tokenizer and their properties.
+
+    Policies that are adapters of one model share one.
+    """
 
     model: Any
     tokenizer: Any
@@ -29,28 +31,32 @@ class LoadedModel:
     stop_token_ids: frozenset[int]
     constraints: Constraints
     max_context: int
-    """Most tokens of prompt and response, as configured or else as the model allows."""
+    """Maximum tokens of prompt and response: as configured, else the model's limit."""
 
 
-def load(config: TorchTrainerConfig) -> LoadedModel:
-    """The model that ``config`` names. Raises `ConfigError` if there is none, or if it allows fewer tokens than are asked for."""
-    device = choose_device(config.device)
-    folder = resolve_model(config.model)
+def load(name: str, *, device: str, dtype: str, max_context: int | None, gradient_checkpointing: bool) -> LoadedModel:
+    """Load the model ``name`` (see `resolve_model`) and switch it to tree attention.
+
+    ``device`` and ``dtype``: see `choose_device` and `choose_dtype`. ``max_context``: None for the model's limit.
+    Raises `ConfigError` if the model does not exist or its limit is below ``max_context``.
+    """
+    chosen = choose_device(device)
+    folder = resolve_model(name)
     tokenizer = load_tokenizer(folder)
-    model: Any = load_model(folder, choose_dtype(config.dtype, device), device)
-    limit = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_context or 0)
-    if config.max_context is not None and config.max_context > limit:
-        raise ConfigError(f"max_context={config.max_context}, but {config.model!r} allows {limit} tokens")
+    model: Any = load_model(folder, choose_dtype(dtype, chosen), chosen)
+    limit = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or max_context or 0)
+    if max_context is not None and max_context > limit:
+        raise ConfigError(f"max_context={max_context}, but {name!r} allows {limit} tokens")
     geometry = use_lightning_attention(model)
-    if config.gradient_checkpointing:
+    if gradient_checkpointing:
         recompute_layers(model)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        device=device,
+        device=chosen,
         geometry=geometry,
         adapters=Adapters(model),
         stop_token_ids=eos_token_ids(model),
         constraints=Constraints(tokenizer, model.get_output_embeddings().weight.shape[0]),
-        max_context=config.max_context or limit,
+        max_context=max_context or limit,
     )

@@ -1,7 +1,9 @@
-"""Gradient checkpointing (arXiv 1604.06174): memory for the inputs of the layers only, and each layer computed once more.
+"""Gradient checkpointing (arXiv 1604.06174): saves only the inputs of layers.
 
-transformers has a switch for it, which works in training mode only, and training mode would also switch dropout on. Here the
-model stays in evaluation mode, where trainer and sampler compute the same.
+The backward pass recomputes each layer.
+
+The switch in transformers works only in training mode, which also enables dropout. Here the model stays in evaluation mode,
+so that trainer and sampler compute the same.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from lightning_core.errors import TrainingError
 
 
 def recompute_layers(model: Any) -> None:
-    """From now on ``model``, a transformers model, forgets what is inside its decoder layers until the backward pass needs it.
+    """Make the decoder layers of a transformers model recompute in the backward pass.
 
-    Nothing changes where no gradient is wanted, so not when sampling. Raises `TrainingError` for a model without such layers.
+    Passes without gradients, such as sampling, are unchanged. Raises `TrainingError` if transformers cannot checkpoint any
+    layer of the model.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -34,5 +37,5 @@ def recompute_layers(model: Any) -> None:
 def _recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    # No random state to restore: in evaluation mode nothing is random.
+    # Evaluation mode is deterministic, so there is no random state to restore.
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

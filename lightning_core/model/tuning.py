@@ -1,10 +1,10 @@
-"""Which weights are trained, in which precision, and what the frozen original is."""
+"""The trained weights of a model, their precision, and the frozen initial weights."""
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,15 +15,14 @@ from torch import Tensor
 
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.model.adapters import Adapters
-from lightning_core.model.settings import TorchTrainerConfig
 
 logger = logging.getLogger(__name__)
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto`` is the GPU if there is one."""
+    """The device ``cpu`` or ``cuda``; ``auto`` is the GPU if torch sees one, else the CPU."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device 'cuda' was asked for, but torch sees no GPU")
+        raise ConfigError("device 'cuda' is configured, but torch sees no GPU; use 'auto' or 'cpu'")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
 
 
@@ -52,26 +51,27 @@ class Tuning:
     """The trained weights of a model, by name."""
 
     parameters: Mapping[str, torch.nn.Parameter]
-    """What the model computes with."""
+    """The weights that the model computes with."""
     masters: Mapping[str, Tensor]
-    """What the optimiser changes: the same tensors, or float32 copies where the model computes in less. (A learning rate of
-    1e-5 moves most bfloat16 weights by less than their rounding.)"""
+    """The weights that the optimiser updates: the same tensors, or float32 copies if the model's dtype is smaller.
+    (At a learning rate of 1e-5 most updates of bfloat16 weights are smaller than their rounding.)"""
     base: tuple[Any, Callable[[], AbstractContextManager[Any]]] | None
-    """The initial model and what to enter while it runs, if it is kept."""
+    """The initial model and the context manager to enter while it runs; None if it is not kept."""
     adapters: Adapters | None = None
-    """With LoRA: the model's adapters, one of which, `adapter`, is what is trained."""
+    """With LoRA: the model's adapters, of which `adapter` is trained."""
     adapter: str | None = None
 
     def active(self) -> AbstractContextManager[None]:
-        """Around passes through the model, forward and backward: it computes with these weights, whatever adapters it has."""
+        """Context manager around forward and backward passes: selects the adapter."""
         return nullcontext() if self.adapters is None else self.adapters.use(self.adapter)
 
     def zero_grad(self) -> None:
+        """Clear all gradients."""
         for tensor in (*self.parameters.values(), *self.masters.values()):
             tensor.grad = None
 
     def collect_grad(self) -> None:
-        """Add the gradient of a micro-batch to the masters', in float32."""
+        """Add a micro-batch's gradient to the gradients of the masters, in float32."""
         for name, parameter in self.parameters.items():
             master = self.masters[name]
             if master is not parameter and parameter.grad is not None:
@@ -89,30 +89,37 @@ class Tuning:
             self.adapters.changed()
 
 
-def tune(model: Any, config: TorchTrainerConfig, *, name: str, adapters: Adapters) -> Tuning:
-    """Freeze what ``config`` does not train, add an adapter ``name`` if it wants one, and keep the original if it must stay."""
+def tune_adapter(
+    model: Any, adapters: Adapters, *, name: str, rank: int, alpha: float, targets: Sequence[str] | None, seed: int
+) -> Tuning:
+    """Freeze ``model`` and add the adapter ``name`` to train; see `Adapters.add`.
+
+    The initial weights are kept: they are the model without an adapter.
+    """
     model.requires_grad_(False)
-    if config.tuning == "lora":
-        parameters = adapters.add(
-            name,
-            rank=config.lora_rank,
-            alpha=config.lora_alpha,
-            targets=config.lora_target_modules,
-            seed=config.seed,
-        )
-        return Tuning(
-            parameters=parameters,
-            masters=_masters(parameters),
-            base=(model, partial(adapters.use, None)),
-            adapters=adapters,
-            adapter=name,
-        )
-    for parameter in _full_parameters(model, config.train_layers):
+    parameters = adapters.add(name, rank=rank, alpha=alpha, targets=targets, seed=seed)
+    return Tuning(
+        parameters=parameters,
+        masters=_masters(parameters),
+        base=(model, partial(adapters.use, None)),
+        adapters=adapters,
+        adapter=name,
+    )
+
+
+def tune_weights(model: Any, *, layers: int | None, keep_base: bool) -> Tuning:
+    """Train the model's own weights.
+
+    ``layers``: train the top so many decoder layers and the final norm; None for all weights.
+    ``keep_base``: keep a copy of the initial weights. Raises `TrainingError` if the model has fewer layers.
+    """
+    model.requires_grad_(False)
+    for parameter in _full_parameters(model, layers):
         parameter.requires_grad_(True)
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     base = None
-    if config.keep_base or config.algorithm.kl is not None:
-        # Frozen weights are shared; what is trained is copied now, while it is still the original.
+    if keep_base:
+        # Frozen weights are shared; trained ones are copied now, before the first update.
         frozen = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers()) if not tensor.requires_grad}
         base = (copy.deepcopy(model, frozen).requires_grad_(False), nullcontext)
     return Tuning(parameters=parameters, masters=_masters(parameters), base=base)
@@ -132,10 +139,10 @@ def _full_parameters(model: Any, train_layers: int | None) -> list[torch.nn.Para
     layers: Any = getattr(decoder, "layers", None)
     if not isinstance(layers, torch.nn.ModuleList):
         raise TrainingError(
-            f"train_layers: {type(model).__name__} keeps its decoder layers elsewhere than in '.layers'"
+            f"train_layers: {type(model).__name__} has no decoder layers in '.layers'; leave train_layers out"
         )
     if not 1 <= train_layers <= len(layers):
         raise TrainingError(f"train_layers={train_layers}, but {type(model).__name__} has {len(layers)} layers")
     top = [parameter for layer in list(layers)[-train_layers:] for parameter in layer.parameters()]
-    # The final norm has few weights and sees the trained layers; embeddings and head, often one matrix, stay.
+    # The final norm is small and follows the trained layers; embeddings and head, often one matrix, stay frozen.
     return top + list(getattr(decoder, "norm", torch.nn.Module()).parameters())

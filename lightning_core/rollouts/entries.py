@@ -16,7 +16,8 @@ from lightning_core.credit import Credit, Episode
 from lightning_core.endpoint.server import Routing
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.records.store import CallCredit, Phase, RolloutRecord
-from lightning_core.rollouts.runner import Job, Rollout, Task
+from lightning_core.rollouts.runner import Job, Rollout
+from lightning_core.rollouts.tasks import Task
 from lightning_core.trace import Trace
 from lightning_core.transitions import refused_calls, trace_to_transitions
 

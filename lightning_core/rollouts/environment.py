@@ -22,7 +22,7 @@ from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import upstream_target
 from lightning_core.otel import exporting
 from lightning_core.rollouts.judge import Judged, judge_group
-from lightning_core.rollouts.runner import Attempt, Job, RewardFunction, Rollout, Runner, RunnerSettings, Solve
+from lightning_core.rollouts.runner import Attempt, Job, RewardFunction, Rollout, Runner, Solve
 
 _JUDGED_AT_ONCE = 8
 
@@ -79,19 +79,14 @@ def open_agents(
     """
     upstream = config.policy.upstream
     target = None if upstream is None else upstream_target(upstream.base_url, upstream.api_key_env)
-    settings = RunnerSettings(
-        concurrency=concurrency or config.rollouts.concurrency,
-        timeout_seconds=config.rollouts.timeout_seconds,
-        retries=config.rollouts.retries,
-        redirect_hosts=config.rollouts.redirect_hosts,
-        agents=frozenset(config.agents.train or ()) | frozenset(config.agents.frozen),
-    )
+    settings = config.rollouts.model_copy(update={"concurrency": concurrency or config.rollouts.concurrency})
+    agents = frozenset(config.agents.train or ()) | frozenset(config.agents.frozen)
     limits = Limits()
-    # Every rollout may have a request, and some have several at the same time.
+    # Every rollout must be able to send requests, and some agents send several at a time.
     limits = replace(limits, requests=max(limits.requests, 4 * settings.concurrency))
     with (
         PolicyEndpoint(backend, chats, upstream=target, limits=limits) as endpoint,
-        Runner(solve, endpoint=endpoint, settings=settings, reward_function=reward_function) as runner,
+        Runner(solve, endpoint=endpoint, settings=settings, agents=agents, reward_function=reward_function) as runner,
         ThreadPoolExecutor(_JUDGED_AT_ONCE, thread_name_prefix="lightning-judge") as judges,
     ):
         yield LocalAgents(config, runner, endpoint, judges)

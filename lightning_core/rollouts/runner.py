@@ -1,13 +1,16 @@
-"""Tasks → rollouts: many at once, each in its own scope, with a time limit and a second chance.
+"""Runs many rollouts at once, each in its own scope, with a time limit and retries.
 
-An agent entry is ``solve(task)``, sync (run on a thread of its own) or async (run on the runner's event loop). What becomes of it:
+An agent entry is ``solve(task)``, sync (run on its own thread) or async (run on the runner's event loop). A rollout's
+status is
 
-- it returns: ``ok``, with the reward that it returned, gave by `capture.reward`, or that the reward function computes;
-- it raises: ``failed``, a genuine outcome with the rewards given so far, else 0;
-- the machinery fails (time limit, endpoint, upstream, capture): ``infrastructure``; the attempt is repeated up to ``retries``
-  times, then left out of baseline and loss, and counted. It is never a reward of 0.
+- ``ok`` if it returns. Its reward is the returned number, the sum of calls of `capture.reward`, or the result of the
+  reward function.
+- ``failed`` if it raises. This is a genuine outcome: its reward is the sum of the rewards so far, else 0.
+- ``infrastructure`` if the time limit, the endpoint, an upstream server or capture fails. The attempt is retried up to
+  ``retries`` times. After that the rollout is counted, and left out of the baseline and the loss; it is never a reward
+  of 0.
 
-A reward that is no finite number, or that is given twice, is an error of the program, and stops the run.
+A reward that is not a finite number, or that is given twice, is a bug in the program and stops the run.
 """
 
 from __future__ import annotations
@@ -18,41 +21,28 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from lightning_core.capture import Run, reward, rollout
+from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.errors import CaptureError, InfrastructureError, RewardError
+from lightning_core.records.store import Status
+from lightning_core.rollouts.tasks import Task
 from lightning_core.trace import SpanRecord, Trace, check_reward, describe
 
 logger = logging.getLogger(__name__)
 
-Task = Mapping[str, Any]
 Solve = Callable[[Any], Any]
 RewardFunction = Callable[[Any, Any], float]
-Status = Literal["ok", "failed", "infrastructure"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerSettings:
-    """How rollouts are run."""
-
-    concurrency: int = 64
-    timeout_seconds: float = 120.0
-    retries: int = 1
-    """How often an attempt that failed for reasons of infrastructure is repeated."""
-    redirect_hosts: tuple[str, ...] | None = None
-    strict: bool = True
-    agents: frozenset[str] = frozenset()
-    """Agents selected by name, on top of those that the code marks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One rollout to be made."""
+    """One rollout to run."""
 
     task: Task
     task_id: str
@@ -61,7 +51,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One attempt that has ended."""
+    """One finished attempt."""
 
     job: Job
     attempt: int
@@ -73,7 +63,7 @@ class Rollout:
 
     @property
     def reward(self) -> float:
-        """The episode's return; 0 for an agent that failed before it earned anything."""
+        """The episode's reward; 0 for an agent that failed before it got one."""
         return self.trace.reward or 0.0
 
 
@@ -89,9 +79,10 @@ OnAttempt = Callable[[Attempt], None]
 
 
 class Runner:
-    """Makes rollouts of ``solve``. A context manager: one event loop serves all of a run's async agents, so that their clients live on.
+    """Runs rollouts of ``solve``; a context manager.
 
-    The loop has a thread of its own: the caller may have one running, and Ctrl-C must reach the caller.
+    One event loop serves all async agents of a run, so that their HTTP clients stay usable between batches. It has its
+    own thread, because the caller may already run a loop, and because Ctrl-C must reach the caller.
     """
 
     def __init__(
@@ -99,13 +90,21 @@ class Runner:
         solve: Solve,
         *,
         endpoint: PolicyEndpoint,
-        settings: RunnerSettings,
+        settings: Rollouts,
+        agents: frozenset[str] = frozenset(),
         reward_function: RewardFunction | None = None,
+        strict: bool = True,
     ) -> None:
+        """``agents``: agents selected by name, in addition to those marked in code.
+
+        ``strict``: a rollout with capture errors is an infrastructure failure.
+        """
         self._solve = solve
         self._endpoint = endpoint
         self._settings = settings
+        self._agents = agents
         self._reward_function = reward_function
+        self._strict = strict
         self._loop = asyncio.new_event_loop()
         self._gate = asyncio.Semaphore(settings.concurrency)
         self._thread = threading.Thread(target=self._loop.run_forever, name="lightning-runner", daemon=True)
@@ -121,16 +120,16 @@ class Runner:
         self._loop.close()
 
     def run(self, jobs: Sequence[Job], *, routing: Routing, on_attempt: OnAttempt | None = None) -> list[Rollout]:
-        """Make one rollout for each job, and return the last attempt of each, in the order of ``jobs``.
+        """Run one rollout per job and return the last attempt of each, in the order of ``jobs``.
 
-        ``on_attempt`` is called with every attempt as it ends, one at a time. Raises `RewardError` for a reward that
-        cannot be used.
+        ``on_attempt`` is called with each attempt as it ends, one call at a time. Raises `RewardError` for an invalid
+        reward.
         """
         work = self.submit(jobs, routing=routing, on_attempt=on_attempt)
         try:
             while True:
                 try:
-                    return work.result(0.2)  # a wait without end could not be interrupted
+                    return work.result(0.2)  # Ctrl-C cannot interrupt a wait without a timeout
                 except TimeoutError:
                     if work.done():
                         raise
@@ -140,66 +139,42 @@ class Runner:
     def submit(
         self, jobs: Sequence[Job], *, routing: Routing, on_attempt: OnAttempt | None = None
     ) -> Future[list[Rollout]]:
-        """`run` without waiting. Several at once share the limit of rollouts that run at the same time."""
-        batch = _Batch(
-            self._solve, self._endpoint, routing, self._settings, self._reward_function, on_attempt, self._gate
-        )
-        return asyncio.run_coroutine_threadsafe(batch.run(jobs, contextvars.copy_context()), self._loop)
+        """`run` without waiting. Concurrent batches share the limit ``concurrency``."""
+        batch = self._run_batch(jobs, routing, on_attempt, contextvars.copy_context())
+        return asyncio.run_coroutine_threadsafe(batch, self._loop)
 
-
-async def _cancel_everything() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-
-
-class _Batch:
-    def __init__(
-        self,
-        solve: Solve,
-        endpoint: PolicyEndpoint,
-        routing: Routing,
-        settings: RunnerSettings,
-        reward_function: RewardFunction | None,
-        on_attempt: OnAttempt | None,
-        gate: asyncio.Semaphore,
-    ) -> None:
-        self._solve = solve
-        self._endpoint = endpoint
-        self._routing = routing
-        self._settings = settings
-        self._reward_function = reward_function
-        self._on_attempt = on_attempt
-        self._gate = gate
-
-    async def run(self, jobs: Sequence[Job], context: contextvars.Context) -> list[Rollout]:
-        """All jobs, each in a copy of ``context``."""
+    async def _run_batch(
+        self, jobs: Sequence[Job], routing: Routing, on_attempt: OnAttempt | None, context: contextvars.Context
+    ) -> list[Rollout]:
+        """Run each job in a copy of ``context``."""
 
         async def guarded(job: Job) -> Rollout:
             async with self._gate:
-                return await self._attempts(job)
+                return await self._attempts(job, routing, on_attempt)
 
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(guarded(job), context=context.copy()) for job in jobs]
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _attempts(self, job: Job) -> Rollout:
+    async def _attempts(self, job: Job, routing: Routing, on_attempt: OnAttempt | None) -> Rollout:
         for attempt in range(self._settings.retries + 1):
-            ended = await self._attempt(job, attempt)
+            ended = await self._attempt(job, attempt, routing)
             final = ended.status != "infrastructure" or attempt == self._settings.retries
-            if self._on_attempt is not None:
-                self._on_attempt(Attempt(rollout=ended, final=final))
+            if on_attempt is not None:
+                on_attempt(Attempt(rollout=ended, final=final))
             if final:
                 return ended
-            logger.warning("task %r: attempt %d failed (%s); trying again", job.task_id, attempt + 1, ended.error)
+            logger.warning("task %r: attempt %d failed (%s); retrying", job.task_id, attempt + 1, ended.error)
         raise AssertionError("unreachable: the last attempt is final")
 
-    async def _attempt(self, job: Job, attempt: int) -> Rollout:
-        """One attempt in its own scope. The scope closes after the endpoint has, so no call is left without its span."""
+    async def _attempt(self, job: Job, attempt: int, routing: Routing) -> Rollout:
+        """One attempt in its own scope.
+
+        The scope outlives the endpoint's session, so every call gets its span.
+        """
         key = self._endpoint.new_key()
         started = time.monotonic()
         status: Status = "ok"
@@ -209,13 +184,13 @@ class _Batch:
             with rollout(
                 job.task,
                 task_id=job.task_id,
-                agents=self._settings.agents,
+                agents=self._agents,
                 endpoint=self._endpoint.url,
                 api_key=key,
                 redirect_hosts=self._settings.redirect_hosts,
-                strict=self._settings.strict,
+                strict=self._strict,
             ) as run:
-                self._endpoint.open(key, run.address, self._routing, seed=job.seed + attempt)
+                self._endpoint.open(key, run.address, routing, seed=job.seed + attempt)
                 try:
                     result = await self._call(job.task)
                     self._settle_reward(job, run, result)
@@ -253,7 +228,7 @@ class _Batch:
         return await result if inspect.isawaitable(result) else result
 
     def _settle_reward(self, job: Job, run: Run, result: Any) -> None:
-        """Make sure that the episode has one reward, wherever it comes from."""
+        """Record the episode's reward; raises `RewardError` unless there is exactly one."""
         given = run.trace.reward is not None
         if self._reward_function is not None:
             value, source = self._reward_function(job.task, result), "the reward function computed"
@@ -276,8 +251,15 @@ class _Batch:
             raise RewardError(f"task {job.task_id!r}: {source} {value!r}: {error}") from None
 
 
+async def _cancel_everything() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
 async def _on_thread(function: Solve, task: Task) -> Any:
-    """Run a sync agent on a daemon thread, so that one that hangs can be left behind."""
+    """Run a sync agent on a daemon thread, so that a hanging agent can be abandoned."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
@@ -296,12 +278,12 @@ async def _on_thread(function: Solve, task: Task) -> Any:
         except StopIteration as stop:
             # A future cannot carry StopIteration.
             error = RuntimeError(f"the agent raised {stop!r}")
-        except BaseException as raised:  # noqa: BLE001 - handed to whoever waits
+        except BaseException as raised:  # noqa: BLE001 - re-raised through the future
             error = raised
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:
-            logger.warning("an agent that had been given up ended after its runner had gone")
+            logger.warning("an abandoned agent ended after its runner was closed")
 
     threading.Thread(target=work, name="lightning-agent", daemon=True).start()
     return await future

@@ -16,7 +16,7 @@ from lightning_core.config.sections import TaskSource
 from lightning_core.config.types import is_callable_name
 from lightning_core.errors import ConfigError
 
-Task = dict[str, Any]
+Task = Mapping[str, Any]
 
 
 def load_tasks(source: TaskSource | str, *, key: str = "tasks") -> list[Task]:

@@ -11,12 +11,7 @@ from typing import Protocol
 from lightning_core.backends.backend import Backend
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
-from lightning_core.config.credit import Critic
-from lightning_core.config.policies import Lora
-from lightning_core.config.resolve import PolicySettings, policy_settings
 from lightning_core.errors import MissingExtra
-from lightning_core.model.settings import TorchTrainerConfig
-from lightning_core.trace import BASE, POLICY
 from lightning_core.transitions import Row, Transition
 
 # OpenMP's threads otherwise spin while they wait for each other. On a machine that does anything else as well (an agent's
@@ -78,50 +73,14 @@ class Trainer(Protocol):
 
 
 def make_trainer(config: Config) -> Trainer:
-    """The trainer that ``config`` asks for. Raises `MissingExtra` if its packages are not installed."""
+    """The trainer that ``config`` selects.
+
+    Raises `MissingExtra` if its packages are not installed.
+    """
     try:
-        module = import_module("lightning_core.trainers.torch.trainer")
+        module = import_module("lightning_core.trainers.torch.make")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("lightning_core"):
             raise
         raise MissingExtra(error.name, "torch", "the embedded trainer") from error
-    p = config.policy
-    configs = {name: torch_config(config, settings) for name, settings in policy_settings(config).items()}
-    if config.policies:
-        return import_module("lightning_core.trainers.torch.multi_policy").SeveralTrainer(configs, base=p.model)
-    trainer = module.TorchTrainer(configs[POLICY])
-    if p.backend == "torch":
-        return trainer
-    served = import_module("lightning_core.trainers.torch.vllm_trainer")
-    return served.VllmTrainer(trainer, url=p.vllm.url, args=p.vllm.args)
-
-
-def torch_config(config: Config, settings: PolicySettings) -> TorchTrainerConfig:
-    """What determines the trainer of one policy of ``config``."""
-    p, t, judge, credit = config.policy, config.trainer, config.credit.judge, settings.credit
-    lora = settings.lora or Lora()
-    return TorchTrainerConfig(
-        model=settings.model,
-        tuning=settings.tuning,
-        train_layers=settings.train_layers,
-        lora_rank=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_target_modules=lora.target_modules,
-        keep_base=BASE in config.agents.frozen.values() or (judge is not None and judge.model == BASE),
-        dtype=p.dtype,
-        device=p.device,
-        gradient_checkpointing=p.gradient_checkpointing,
-        max_context=p.max_context,
-        learning_rate=settings.learning_rate,
-        warmup_steps=t.warmup_steps,
-        betas=t.betas,
-        weight_decay=t.weight_decay,
-        grad_clip=t.grad_clip,
-        algorithm=config.algorithm,
-        critic=(credit.critic or Critic()) if credit.rewards == "gae" else None,
-        micro_batch_tokens=t.micro_batch_tokens,
-        max_batch=t.max_batch,
-        gather_ms=t.gather_ms,
-        threads=t.threads,
-        seed=config.run.seed,
-    )
+    return module.make_torch_trainer(config)

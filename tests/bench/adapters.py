@@ -19,14 +19,14 @@ import torch
 
 import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
 from lightning_core.backends.backend import SamplingParams
-from lightning_core.model.settings import TorchTrainerConfig
 from lightning_core.model.source import resolve_model
-from lightning_core.trainers.torch.multi_policy import SeveralTrainer
+from lightning_core.trainers.torch.multi_policy import MultiPolicyTrainer
+from tests.trainers.sections import parts
 
 PREFIX, OWN, NEW = 200, 20, 32
 
 
-def sample(trainer: SeveralTrainer, models: Sequence[str], seed: int) -> float:
+def sample(trainer: MultiPolicyTrainer, models: Sequence[str], seed: int) -> float:
     """Seconds for a response of each of ``models``, asked for all at once."""
     shared = random.Random(seed).choices(range(1000, 20000), k=PREFIX)
     params = SamplingParams(max_tokens=NEW, temperature=0.7)
@@ -45,7 +45,7 @@ def sample(trainer: SeveralTrainer, models: Sequence[str], seed: int) -> float:
 
 
 @torch.no_grad()
-def differ(trainer: SeveralTrainer) -> None:
+def differ(trainer: MultiPolicyTrainer) -> None:
     """Adapters that do something: untrained ones add zero, which would show no mistake."""
     for seed, policy in enumerate(trainer.policies.values()):
         generator = torch.Generator().manual_seed(seed)
@@ -67,11 +67,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     names = [f"p{index}" for index in range(arguments.adapters)]
-    config = TorchTrainerConfig(
+    own = parts(
         model=str(resolve_model(arguments.model)), tuning="lora", lora_rank=arguments.rank, dtype=arguments.dtype,
         device=arguments.device, max_batch=arguments.rows,
     )  # fmt: skip
-    trainer = SeveralTrainer(dict.fromkeys(names, config))
+    trainer = MultiPolicyTrainer(
+        dict.fromkeys(names, own["policy"]), own["algorithm"], own["settings"], seed=own["seed"]
+    )
     differ(trainer)
     share = arguments.rows // len(names)
     mixed = [name for _ in range(share) for name in names]

@@ -27,10 +27,10 @@ from lightning_core.backends.backend import Backend, Delta, SamplingParams
 from lightning_core.backends.vllm.api import CPU_ARGS
 from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.backends.vllm.server import serve_vllm
-from lightning_core.model.settings import TorchTrainerConfig
 from lightning_core.model.source import load_model, resolve_model
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.trainers.rows import make_row
+from tests.trainers.sections import parts
 
 PREFIX, QUESTION, NEW, PROMPTS, SAMPLES = 200, 40, 24, 8, 8
 TEMPERATURE = 0.7
@@ -115,8 +115,7 @@ def main() -> None:
     fastest = float("inf")
     for dtype in arguments.dtype:
         torch.set_float32_matmul_precision("highest")
-        config = TorchTrainerConfig(model=str(folder), train_layers=arguments.layers or None, dtype=dtype, device="cpu")
-        trainer = TorchTrainer(config)
+        trainer = TorchTrainer(**parts(model=str(folder), train_layers=arguments.layers or None, dtype=dtype))
         print(f"{arguments.model}, dtype {dtype}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}")
         params = SamplingParams(max_tokens=NEW, temperature=TEMPERATURE)
         *sampling, deltas = timed(lambda t=trainer, p=params: asyncio.run(sample_all(t.backend, prompts, p)))

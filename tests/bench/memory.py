@@ -24,10 +24,10 @@ from typing import Any
 
 import torch
 
-from lightning_core.model.settings import TorchTrainerConfig
 from lightning_core.model.source import resolve_model
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.trainers.rows import make_row
+from tests.trainers.sections import parts
 
 CASES: dict[str, dict[str, Any]] = {
     "full": {},
@@ -49,7 +49,7 @@ def resident(what: str) -> float:
 
 def measure(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
     folder = resolve_model(arguments.model)
-    trainer = TorchTrainer(TorchTrainerConfig(**{"model": str(folder), "device": "cpu", **options}))
+    trainer = TorchTrainer(**parts(model=str(folder), **options))
     rng = random.Random(0)
 
     def row(prompt: int, response: int, number: int) -> Any:
@@ -77,7 +77,9 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--response", type=int, default=256)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--options", help="measure one case in this process: options of TorchTrainerConfig as JSON")
+    parser.add_argument(
+        "--options", help="measure one case in this process: settings (see tests/trainers/sections.py) as JSON"
+    )
     arguments = parser.parse_args()
     if arguments.options is not None:
         return measure(arguments, json.loads(arguments.options))

@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_core.model.settings import TorchTrainerConfig
 from lightning_core.model.source import load_model, resolve_model
 from lightning_core.trainers.torch import packing
 from lightning_core.trainers.torch import trainer as torch_trainer
@@ -37,6 +36,7 @@ from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.tiny_model import make_tiny_model
 from tests.trainers.rows import make_row
+from tests.trainers.sections import parts
 
 FEWER_TOKENS, LESS_TIME = 5, 3
 Gradients = dict[str, torch.Tensor]
@@ -139,8 +139,8 @@ def main() -> None:
         tiny = arguments.model == "tiny"
         folder = make_tiny_model(Path(scratch)) if tiny else resolve_model(arguments.model)
         trainer = TorchTrainer(
-            TorchTrainerConfig(
-                model=str(folder), dtype=arguments.dtype, device="cpu", grad_clip=1e30,
+            **parts(
+                model=str(folder), dtype=arguments.dtype, grad_clip=1e30,
                 micro_batch_tokens=arguments.micro_batch_tokens,
             )
         )  # fmt: skip

@@ -14,9 +14,10 @@ import pytest
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import current_address, current_run, reward, scope
 from lightning_core.chat.chat import Chat
+from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.errors import InfrastructureError, RewardError
-from lightning_core.rollouts.runner import Job, Rollout, Runner, RunnerSettings
+from lightning_core.rollouts.runner import Job, Rollout, Runner
 
 
 @pytest.fixture
@@ -35,8 +36,9 @@ def jobs(n: int = 1) -> list[Job]:
 
 def run(endpoint: PolicyEndpoint, solve: Callable[[Any], Any], n: int = 1, **options: Any) -> list[Rollout]:
     reward_function, on_attempt = options.pop("reward_function", None), options.pop("on_attempt", None)
-    settings = RunnerSettings(**options)
-    with Runner(solve, endpoint=endpoint, settings=settings, reward_function=reward_function) as runner:
+    strict = options.pop("strict", True)
+    settings = Rollouts(**options)
+    with Runner(solve, endpoint=endpoint, settings=settings, reward_function=reward_function, strict=strict) as runner:
         return runner.run(jobs(n), routing=ROUTING, on_attempt=on_attempt)
 
 
@@ -226,7 +228,7 @@ def test_an_async_client_lives_through_all_batches(endpoint: PolicyEndpoint):
         answer = await client.get(f"{run.endpoint}/models", headers={"authorization": f"Bearer {run.api_key}"})
         return float(answer.status_code == 200)
 
-    with Runner(solve, endpoint=endpoint, settings=RunnerSettings()) as runner:
+    with Runner(solve, endpoint=endpoint, settings=Rollouts()) as runner:
         for _ in range(3):
             assert [(r.status, r.reward) for r in runner.run(jobs(4), routing=ROUTING)] == [("ok", 1.0)] * 4
 

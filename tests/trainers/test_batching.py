@@ -82,9 +82,9 @@ def test_all_rows_of_all_rollouts_are_in_every_update(
     rows = episodes(merged=False)
     seen: list[int] = []
     per_update: list[Counter[int]] = []
-    original = trainer._logprobs
+    original = trainer._forward.logprobs
     monkeypatch.setattr(
-        trainer, "_logprobs", lambda batch, given, **_: (seen.extend(batch.rows), original(batch, given))[1]
+        trainer._forward, "logprobs", lambda batch, given, **_: (seen.extend(batch.rows), original(batch, given))[1]
     )
     step = trainer._optimizer.step
     monkeypatch.setattr(trainer._optimizer, "step", lambda: (per_update.append(Counter(seen)), seen.clear(), step())[2])

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_core.config.credit import Critic as CriticConfig
+from lightning_core.config.credit import Critic
 from lightning_core.errors import TrainingError
-from lightning_core.model.settings import TorchTrainerConfig
 from lightning_core.model.source import load_model
-from lightning_core.trainers.torch.critic import Critic
 from lightning_core.trainers.torch.trainer import TorchTrainer
+from lightning_core.trainers.torch.value_head import ValueHead
 from lightning_core.transitions import Transition
+from tests.trainers.sections import parts
 
 
 def transition(call: str, prompt: list[int], output: list[int], sequence: int, rollout: str = "r") -> Transition:
@@ -44,9 +44,8 @@ def test_its_features_are_the_hidden_states_at_the_ends_of_prompts(tiny_llama: P
         transition("fork", [5, 6, 70], [8], 2),
         transition("other", [5, 6, 7], [80, 90, 91], 0, rollout="s"),
     ]
-    config = CriticConfig(learning_rate=0.05, epochs=400)
-    options = {"model": str(tiny_llama), "dtype": "float32", "device": "cpu", "micro_batch_tokens": 6}
-    trainer = TorchTrainer(TorchTrainerConfig(critic=config, **options))  # pyright: ignore[reportArgumentType]
+    config = Critic(learning_rate=0.05, epochs=400)
+    trainer = TorchTrainer(**parts(critic=config, model=str(tiny_llama), dtype="float32", micro_batch_tokens=6))
     try:
         assert dict(trainer.expected(calls)) == {"one": 0, "two": 0, "fork": 0, "other": 0}
         targets = {"one": 1.0, "two": -1.0, "fork": 0.5, "other": 1.0}
@@ -56,7 +55,7 @@ def test_its_features_are_the_hidden_states_at_the_ends_of_prompts(tiny_llama: P
         trainer.close()
     assert found["one"] == pytest.approx(found["other"], abs=1e-5), "the same prompt"
     model = load_model(tiny_llama, torch.float32)
-    critic = Critic(model.config.hidden_size, config, torch.device("cpu"))
+    critic = ValueHead(model.config.hidden_size, config, torch.device("cpu"))
     with torch.no_grad():
         states = {
             c.call: model.base_model(torch.tensor([c.prompt_ids.tolist()])).last_hidden_state[0, -1] for c in calls
@@ -68,17 +67,17 @@ def test_its_features_are_the_hidden_states_at_the_ends_of_prompts(tiny_llama: P
 
 
 def test_what_it_has_not_been_asked_about_it_cannot_learn_from():
-    critic = Critic(4, CriticConfig(), torch.device("cpu"))
+    critic = ValueHead(4, Critic(), torch.device("cpu"))
     critic.expected({"a": torch.ones(4)})
     critic.learn({"a": 1.0})
-    with pytest.raises(TrainingError, match="never asked about the call 'a'"):
+    with pytest.raises(TrainingError, match=r"call 'a' has a target but was not scored"):
         critic.learn({"a": 1.0})
 
 
 def test_a_trainer_without_a_critic_says_so(tiny_llama: Path):
-    trainer = TorchTrainer(TorchTrainerConfig(model=str(tiny_llama), dtype="float32", device="cpu"))
+    trainer = TorchTrainer(**parts(model=str(tiny_llama), dtype="float32"))
     try:
-        with pytest.raises(TrainingError, match=r"credit\.rewards: gae makes one"):
+        with pytest.raises(TrainingError, match=r"no critic; set credit\.rewards: gae"):
             trainer.expected([transition("one", [5], [6], 0)])
     finally:
         trainer.close()

@@ -270,7 +270,7 @@ def test_logits_that_are_made_of_more_than_the_hidden_states_are_refused() -> No
             return output
 
     model = Twisted(LlamaConfig(**SMALL)).eval()
-    with pytest.raises(TrainingError, match="something else than the last hidden states of its 'model'"):
+    with pytest.raises(TrainingError, match="computes its logits from more than the last hidden states of its 'model'"):
         OutputHead(model, use_lightning_attention(model))
 
 

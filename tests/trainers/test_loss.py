@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_core.config.algorithm import Algorithm, Kl
-from lightning_core.trainers.torch.loss import Tokens, policy_loss
+from lightning_core.trainers.torch.loss import TrainedTokens, policy_loss
 
 
 def test_the_default_loss_by_hand() -> None:
@@ -17,7 +17,7 @@ def test_the_default_loss_by_hand() -> None:
     sampled = torch.full((6,), -1.0)
     logprobs = (torch.tensor(ratios).log() + sampled).requires_grad_()
     weights = torch.tensor([0.1, 0.2, 0.3, 0.1, 0.2, 0.1])
-    tokens = Tokens(
+    tokens = TrainedTokens(
         logprobs_E=logprobs,
         sampled_E=sampled,
         old_E=sampled,
@@ -42,7 +42,7 @@ def test_the_default_loss_by_hand() -> None:
 def test_all_terms_together_by_hand() -> None:
     """Importance weights belong to the policy's loss, not to the penalties; token weights to all."""
     zero = torch.zeros(2)
-    tokens = Tokens(
+    tokens = TrainedTokens(
         logprobs_E=torch.tensor([-1.0, -2.0]),
         sampled_E=zero,
         old_E=torch.tensor([-1.0, -2.0]),

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
 from lightning_core.errors import ConfigError, TrainingError
-from lightning_core.model.settings import TorchTrainerConfig
 from lightning_core.model.source import load_model
+from lightning_core.trainers.torch.forward import Forward
 from lightning_core.trainers.torch.objective import Objective, rows_to_train
 from lightning_core.trainers.torch.packing import pack_rows
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
+from tests.trainers.sections import parts
 
 ONE = 10**6
 CLIPS = {"clip_low": 0.1, "clip_high": 0.15}
@@ -42,10 +43,7 @@ LEVELS = [None, "token", "row", "rollout"]
 def trainer(tiny_llama: Path) -> Iterator[TorchTrainer]:
     """Some way from its initial weights."""
     threads = torch.get_num_threads()
-    config = TorchTrainerConfig(
-        model=str(tiny_llama), dtype="float32", device="cpu", keep_base=True, grad_clip=1e9, threads=1
-    )
-    trainer = TorchTrainer(config)
+    trainer = TorchTrainer(**parts(model=str(tiny_llama), dtype="float32", keep_base=True, grad_clip=1e9, threads=1))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for master in trainer._tuning.masters.values():
@@ -119,7 +117,7 @@ def make_rows(trainer: TorchTrainer, contexts: dict[str, list[list[Turn]]], *, m
 def own_logprobs(trainer: TorchTrainer, row: Row) -> Any:
     (batch,) = pack_rows([row], [0], budget=ONE)
     with torch.no_grad():
-        return trainer._logprobs(batch, [row])[0].numpy()
+        return trainer._forward.logprobs(batch, [row])[0].numpy()
 
 
 def gradients(trainer: TorchTrainer, rows: Sequence[Row], algorithm: Algorithm, budget: int = ONE) -> dict[str, Tensor]:
@@ -129,12 +127,11 @@ def gradients(trainer: TorchTrainer, rows: Sequence[Row], algorithm: Algorithm, 
     def keep(*_: object) -> None:
         found.update({n: t.grad.clone() for n, t in trainer._tuning.masters.items() if t.grad is not None})
 
-    before = trainer.config
-    trainer.config = replace(before, algorithm=algorithm, micro_batch_tokens=budget)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "algorithm", algorithm)
+        patch.setattr(trainer, "settings", trainer.settings.model_copy(update={"micro_batch_tokens": budget}))
         patch.setattr(trainer._optimizer, "step", keep)
         trainer.step(rows)
-    trainer.config = before
     return found
 
 
@@ -220,7 +217,7 @@ def test_everything_together_equals_plain_models(trainer: TorchTrainer, tiny_lla
 def forward_passes(trainer: TorchTrainer, rows: Sequence[Row], algorithm: Algorithm, budget: int) -> tuple[int, int]:
     """How many micro-batches there were, and how many forward passes."""
     count = 0
-    logprobs = trainer._logprobs
+    logprobs = Forward.logprobs
 
     def counted(*arguments: Any, **options: Any) -> Any:
         nonlocal count
@@ -228,7 +225,7 @@ def forward_passes(trainer: TorchTrainer, rows: Sequence[Row], algorithm: Algori
         return logprobs(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "_logprobs", counted)
+        patch.setattr(Forward, "logprobs", counted)
         gradients(trainer, rows, algorithm, budget)
     return len(pack_rows(rows, rows_to_train(rows, algorithm), budget=budget)), count
 
@@ -324,12 +321,10 @@ def test_all_rows_of_a_step_are_in_the_same_update(trainer: TorchTrainer) -> Non
         nonlocal updates
         updates += 1
 
-    before = trainer.config
-    trainer.config = replace(before, micro_batch_tokens=1)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "settings", trainer.settings.model_copy(update={"micro_batch_tokens": 1}))
         patch.setattr(trainer._optimizer, "step", count)
         metrics = trainer.step(rows)
-    trainer.config = before
     assert metrics["micro_batches"] == len(batches) > 1
     assert updates == 1
 
@@ -348,15 +343,9 @@ def test_missing_logprobs_stop_a_step_with_importance_correction(trainer: TorchT
 
 def test_kl_of_the_initial_weights_is_zero(tiny_llama: Path) -> None:
     for tuning, dtype in (("full", "float32"), ("lora", "float32"), ("full", "bfloat16")):
-        config = TorchTrainerConfig(
-            model=str(tiny_llama),
-            dtype=dtype,  # type: ignore[arg-type]
-            device="cpu",
-            tuning=tuning,  # type: ignore[arg-type]
-            learning_rate=1e-2,
-            algorithm=Algorithm(kl=Kl(weight=0.1), entropy_weight=0.01),
-        )
-        trainer = TorchTrainer(config)
+        algorithm = Algorithm(kl=Kl(weight=0.1), entropy_weight=0.01)
+        options = {"model": str(tiny_llama), "dtype": dtype, "tuning": tuning, "learning_rate": 1e-2}
+        trainer = TorchTrainer(**parts(algorithm=algorithm, **options))
         try:
             row = make_row(([1, 2], False), ([3, 4], True), rollout="a")
             own = make_row(([1, 2], False), ([3, 4], True), rollout="a", logprobs=own_logprobs(trainer, row))
@@ -374,4 +363,4 @@ def test_kl_of_the_initial_weights_is_zero(tiny_llama: Path) -> None:
 
 def test_a_trainer_refuses_what_a_configuration_would(tiny_llama: Path) -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.sequence: 'gspo' needs to be told what a sequence is"):
-        TorchTrainer(TorchTrainerConfig(model=str(tiny_llama), algorithm=Algorithm(loss="gspo", **CLIPS)))  # type: ignore[arg-type]
+        TorchTrainer(**parts(model=str(tiny_llama), algorithm=Algorithm(loss="gspo", **CLIPS)))  # type: ignore[arg-type]

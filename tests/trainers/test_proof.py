@@ -12,12 +12,12 @@ import pytest
 
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.errors import ProofError
-from lightning_core.model.settings import TorchTrainerConfig
 from lightning_core.trainers.torch.packing import PackedBatch, pack_rows
 from lightning_core.trainers.torch.proof import prove_batch, prove_once
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
+from tests.trainers.sections import parts
 
 
 def step_rows() -> list[Row]:
@@ -109,14 +109,12 @@ def test_logprobs_that_stand_at_other_tokens_are_noticed() -> None:
 
 def test_a_step_stops_before_the_weights_change(tiny_llama: Path) -> None:
     algorithm = Algorithm(updates_per_step=2)
-    trainer = TorchTrainer(
-        TorchTrainerConfig(model=str(tiny_llama), dtype="float32", device="cpu", algorithm=algorithm)
-    )
+    trainer = TorchTrainer(**parts(model=str(tiny_llama), dtype="float32", algorithm=algorithm))
     before = {name: weight.clone() for name, weight in trainer._tuning.masters.items()}
     good, other, _ = step_rows()
     try:
         # Micro-batches of their own: the first of them is in order.
-        trainer.config = replace(trainer.config, micro_batch_tokens=1)
+        trainer.settings = trainer.settings.model_copy(update={"micro_batch_tokens": 1})
         with pytest.raises(ProofError, match=r"Nothing was trained"):
             trainer.step([good, changed("token_ids", 2, 8)(other)])
         assert trainer.version == 0

@@ -18,31 +18,35 @@ from lightning_core.config.algorithm import Algorithm, Kl
 from lightning_core.config.credit import Critic
 from lightning_core.errors import ConfigError, ProofError, TrainingError
 from lightning_core.model.adapters import Adapters
-from lightning_core.model.settings import TorchTrainerConfig
 from lightning_core.model.source import load_model
-from lightning_core.trainers.torch.multi_policy import SeveralTrainer
+from lightning_core.trainers.torch.multi_policy import MultiPolicyTrainer
 from lightning_core.transitions import Row, Transition
 from tests.trainers.rows import make_row
+from tests.trainers.sections import parts
 
-Make = Callable[..., SeveralTrainer]
+Make = Callable[..., MultiPolicyTrainer]
 GREEDY = SamplingParams(max_tokens=8, temperature=0)
 LORA = {"tuning": "lora", "lora_rank": 4}
 
 
 @pytest.fixture
 def make(tiny_llama: Path) -> Iterator[Make]:
-    made: list[SeveralTrainer] = []
+    made: list[MultiPolicyTrainer] = []
 
-    def make(**policies: dict[str, object]) -> SeveralTrainer:
-        common = {
-            "model": str(tiny_llama),
-            "dtype": "float32",
-            "device": "cpu",
-            "learning_rate": 1e-2,
-            "gather_ms": 20.0,
-        }
-        configs = {name: TorchTrainerConfig(**{**common, **own}) for name, own in policies.items()}  # type: ignore[arg-type]
-        made.append(SeveralTrainer(configs, base=str(tiny_llama)))
+    def make(**policies: dict[str, object]) -> MultiPolicyTrainer:
+        """The policies by name, each with its overrides; the sections that they share come from the first."""
+        common = {"model": str(tiny_llama), "dtype": "float32", "learning_rate": 1e-2, "gather_ms": 20.0}
+        found = {name: parts(**{**common, **own}) for name, own in policies.items()}
+        shared = next(iter(found.values()))
+        made.append(
+            MultiPolicyTrainer(
+                {name: part["policy"] for name, part in found.items()},
+                shared["algorithm"],
+                shared["settings"],
+                seed=shared["seed"],
+                base=str(tiny_llama),
+            )
+        )
         return made[-1]
 
     yield make
@@ -51,7 +55,7 @@ def make(tiny_llama: Path) -> Iterator[Make]:
 
 
 @pytest.fixture
-def three(make: Make) -> SeveralTrainer:
+def three(make: Make) -> MultiPolicyTrainer:
     """Three adapters of one base, of several shapes, that differ."""
     trainer = make(
         a=LORA,
@@ -64,7 +68,7 @@ def three(make: Make) -> SeveralTrainer:
 
 
 @torch.no_grad()
-def scramble(trainer: SeveralTrainer, name: str, seed: int) -> None:
+def scramble(trainer: MultiPolicyTrainer, name: str, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     tuning = trainer.policies[name]._tuning
     for master in tuning.masters.values():
@@ -72,7 +76,9 @@ def scramble(trainer: SeveralTrainer, name: str, seed: int) -> None:
     tuning.publish()
 
 
-def sample(trainer: SeveralTrainer, jobs: Sequence[tuple[str, Sequence[int]]], params: SamplingParams) -> list[Delta]:
+def sample(
+    trainer: MultiPolicyTrainer, jobs: Sequence[tuple[str, Sequence[int]]], params: SamplingParams
+) -> list[Delta]:
     """A response for each (model, prompt), all asked for at once."""
 
     async def one(model: str, prompt: Sequence[int], seed: int) -> Delta:
@@ -89,7 +95,7 @@ def tokens(seed: int, count: int) -> list[int]:
     return random.Random(seed).choices(range(256), k=count)
 
 
-def sampled_rows(trainer: SeveralTrainer, policies: Sequence[str], *, seed: int = 0) -> list[Row]:
+def sampled_rows(trainer: MultiPolicyTrainer, policies: Sequence[str], *, seed: int = 0) -> list[Row]:
     rng = random.Random(seed)
     shared = tokens(seed, 20)
     jobs = [(policy, shared + tokens(100 + i, 5 + i)) for i in range(3) for policy in policies for _ in range(2)]
@@ -108,7 +114,7 @@ def sampled_rows(trainer: SeveralTrainer, policies: Sequence[str], *, seed: int 
     ]
 
 
-def weights(trainer: SeveralTrainer, name: str) -> dict[str, torch.Tensor]:
+def weights(trainer: MultiPolicyTrainer, name: str) -> dict[str, torch.Tensor]:
     """All that the policy computes with."""
     policy = trainer.policies[name]
     return {
@@ -124,7 +130,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("size", [20, 200], ids=["few", "many"])  # of tokens that an adapter has in a row
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_adapters_in_one_batch_compute_what_each_does_alone(
-    three: SeveralTrainer, temperature: float, size: int
+    three: MultiPolicyTrainer, temperature: float, size: int
 ) -> None:
     """Also with the same prompt, or its beginning, under all of them."""
     params = SamplingParams(max_tokens=8, temperature=temperature)
@@ -150,7 +156,9 @@ def test_adapters_in_one_batch_compute_what_each_does_alone(
     assert len({tuple(delta.logprobs) for delta in together[:4]}) == 4, "the adapters do differ"
 
 
-def sample_alone(trainer: SeveralTrainer, job: tuple[str, Sequence[int]], seed: int, params: SamplingParams) -> Delta:
+def sample_alone(
+    trainer: MultiPolicyTrainer, job: tuple[str, Sequence[int]], seed: int, params: SamplingParams
+) -> Delta:
     """A response of one policy, and of nothing that was computed for another."""
     with trainer.backend.pause(), torch.inference_mode():
         for model in trainer.backend.models:
@@ -163,7 +171,7 @@ def sample_alone(trainer: SeveralTrainer, job: tuple[str, Sequence[int]], seed: 
     return asyncio.run(run())
 
 
-def test_each_adapter_is_what_it_exports(three: SeveralTrainer, tiny_llama: Path, tmp_path: Path) -> None:
+def test_each_adapter_is_what_it_exports(three: MultiPolicyTrainer, tiny_llama: Path, tmp_path: Path) -> None:
     prompt = tokens(1, 30)
     three.save_pretrained(tmp_path)
     deltas = sample(three, [(model, prompt) for model in ("a", "b", "c", "base")], GREEDY)
@@ -176,7 +184,7 @@ def test_each_adapter_is_what_it_exports(three: SeveralTrainer, tiny_llama: Path
         torch.testing.assert_close(torch.tensor(delta.logprobs), expected, atol=1e-4, rtol=0)
 
 
-def test_no_keys_are_shared_between_adapters_and_an_update_forgets_its_own(three: SeveralTrainer) -> None:
+def test_no_keys_are_shared_between_adapters_and_an_update_forgets_its_own(three: MultiPolicyTrainer) -> None:
     prompt = tokens(1, 40)
 
     def computed(model: str) -> int:
@@ -190,7 +198,7 @@ def test_no_keys_are_shared_between_adapters_and_an_update_forgets_its_own(three
     assert [computed(model) for model in ("a", "b", "base")] == [40, 1, 1]
 
 
-def test_running_rows_of_other_policies_live_through_an_update(three: SeveralTrainer) -> None:
+def test_running_rows_of_other_policies_live_through_an_update(three: MultiPolicyTrainer) -> None:
     """Rows of ``a`` start over from new weights, those of ``b`` go on undisturbed."""
 
     async def one(model: str, started: asyncio.Event) -> list[Delta]:
@@ -242,7 +250,7 @@ def test_what_a_policy_learns_leaves_the_others_bit_for_bit(make: Make, shared: 
         assert all(torch.equal(frozen.state_dict()[key], before["a"][key]) for key in frozen.state_dict())
 
 
-def test_the_gradient_of_other_policies_is_exactly_zero(three: SeveralTrainer) -> None:
+def test_the_gradient_of_other_policies_is_exactly_zero(three: MultiPolicyTrainer) -> None:
     """Read off where the optimiser would take it, in the step in which both learn and with each other's words in the prompts."""
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, policy in three.policies.items():
@@ -319,7 +327,7 @@ def transition(policy: str, seed: int) -> Transition:
     )
 
 
-def test_sampler_and_trainer_agree_on_every_policy(three: SeveralTrainer) -> None:
+def test_sampler_and_trainer_agree_on_every_policy(three: MultiPolicyTrainer) -> None:
     for seed in range(2):  # the second time after an update
         metrics = three.step(sampled_rows(three, ["a", "b", "c"], seed=seed))
         for name in "abc":
@@ -354,7 +362,7 @@ def test_resuming_gives_the_same_next_step_to_the_bit(
 def test_a_checkpoint_of_other_policies_is_refused(make: Make, tmp_path: Path) -> None:
     trainer = make(a=LORA, b=LORA)
     trainer.save(tmp_path / "two")
-    with pytest.raises(TrainingError, match=r"its policies are \['a', 'b'\], and here they are \['a', 'c'\]"):
+    with pytest.raises(TrainingError, match=r"it has the policies \['a', 'b'\], but this run has \['a', 'c'\]"):
         make(a=LORA, c=LORA).load(tmp_path / "two")
     trainer.policies["a"].save(tmp_path / "one")
     with pytest.raises(TrainingError, match="not a checkpoint of several policies"):
@@ -367,7 +375,7 @@ def test_a_failing_policy_leaves_all_of_them(make: Make) -> None:
     before = {name: weights(trainer, name) for name in "ab"}
     good = make_row(([1, 2], False), ([3, 4], True), policy="a")
     far = make_row(([1, 2], False), ([3], True), policy="b", rollout="r1", advantage=-1.0, logprobs=[-200.0])
-    with pytest.raises(TrainingError, match="weights are as before"):
+    with pytest.raises(TrainingError, match="the weights are unchanged"):
         trainer.step([good, far])
     with pytest.raises(TrainingError, match=r"sampled by 'policy'; expected one of \['a', 'b'\]"):
         trainer.step([make_row(([1], False), ([2], True))])
@@ -409,10 +417,12 @@ def test_policies_of_one_model_share_it(make: Make, tiny_qwen2: Path) -> None:
 
 def test_a_target_that_no_layer_has_is_refused(tiny_llama: Path) -> None:
     adapters = Adapters(load_model(tiny_llama, torch.float32))
-    with pytest.raises(ConfigError, match=r"names 'lm_head', but the linear layers of this model are \['down_proj', "):
+    with pytest.raises(
+        ConfigError, match=r"'lm_head' matches no layer; the linear layers of this model are \['down_proj', "
+    ):
         adapters.add("a", rank=4, alpha=8, targets=["q_proj", "lm_head"], seed=0)
 
 
-def test_several_adapters_and_none_chosen_is_a_mistake(three: SeveralTrainer) -> None:
+def test_several_adapters_and_none_chosen_is_a_mistake(three: MultiPolicyTrainer) -> None:
     with pytest.raises(TrainingError, match=r"outside of Adapters\.use"):
         three.policies["a"]._model.base_model(torch.tensor([[1, 2]]))

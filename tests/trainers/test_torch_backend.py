@@ -22,7 +22,9 @@ GREEDY = SamplingParams(max_tokens=6, temperature=0)
 def make_backend(folder: Path, **options: object) -> TorchBackend:
     model = load_model(folder, torch.float32)
     sampled = SampledModel(model=model, geometry=use_lightning_attention(model))
-    return TorchBackend({"policy": sampled}, **{"max_context": 512, "gather_ms": 20.0, **options})  # type: ignore[arg-type]
+    return TorchBackend(
+        {"policy": sampled}, **{"max_context": 512, "max_batch": 64, "gather_ms": 20.0, "seed": 0, **options}
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture

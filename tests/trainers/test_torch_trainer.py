@@ -14,19 +14,19 @@ import torch
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
 from lightning_core.errors import TrainingError
-from lightning_core.model.settings import TorchTrainerConfig
 from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
+from tests.trainers.sections import parts
 
 
 def make(trainers: list[TorchTrainer], folder: Path, **options: object) -> TorchTrainer:
     """A trainer; ``options`` of the loss go to its `Algorithm`."""
     algorithm = {name: options.pop(name) for name in Algorithm.model_fields if name in options}
     options["algorithm"] = Algorithm(**algorithm)  # type: ignore[arg-type]
-    defaults: dict[str, object] = {"dtype": "float32", "device": "cpu", "learning_rate": 1e-3, "gather_ms": 2.0}
-    trainers.append(TorchTrainer(TorchTrainerConfig(model=str(folder), **{**defaults, **options})))  # type: ignore[arg-type]
+    defaults: dict[str, object] = {"dtype": "float32", "learning_rate": 1e-3, "gather_ms": 2.0}
+    trainers.append(TorchTrainer(**parts(model=str(folder), **{**defaults, **options})))
     return trainers[-1]
 
 
@@ -205,7 +205,7 @@ def test_a_checkpoint_of_something_else_is_refused(
     tiny_llama: Path, tiny_qwen2: Path, trainers: list[TorchTrainer], tmp_path: Path
 ) -> None:
     make(trainers, tiny_llama).save(tmp_path / "checkpoint")
-    with pytest.raises(TrainingError, match="model_type is 'llama' there and 'qwen2' here"):
+    with pytest.raises(TrainingError, match="its model_type is 'llama', but this trainer's is 'qwen2'"):
         make(trainers, tiny_qwen2).load(tmp_path / "checkpoint")
     with pytest.raises(TrainingError, match="not a checkpoint"):
         make(trainers, tiny_llama).load(tmp_path)
@@ -221,7 +221,7 @@ def test_a_loss_that_is_not_finite_leaves_the_weights(
     with pytest.raises(TrainingError, match="advantages that are not finite"):
         trainer.step([make_row(([1, 2], False), ([3], True), advantage=float("nan"))])
     far = make_row(([1, 2], False), ([3], True), advantage=-1.0, logprobs=[-200.0])  # the ratio overflows
-    with pytest.raises(TrainingError, match="weights are as before"):
+    with pytest.raises(TrainingError, match="the weights are unchanged"):
         trainer.step([row, far])
     calls = iter([trainer._update, lambda *_: (_ for _ in ()).throw(TrainingError("boom"))])
     if updates == 2:  # the second update of a step fails

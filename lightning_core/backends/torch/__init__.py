@@ -1,1 +1,1 @@
-"""Sampling in process, from the weights that are trained."""
+"""Sampling in this process, from the weights that are being trained."""

@@ -1,9 +1,9 @@
-"""One decoding step for many rows: attention in cascade over shared and own keys.
+"""One decoding step for many rows: cascade attention over shared and own keys.
 
-Rows that run together mostly share their prompts (a system prompt, the samples of one group). Their common keys lie once in a
-*shared* block that all rows meet in one dense product, masked per row; what a row does not share (its response, long private
-context) lies in the row's *own* block. Both scores go through one softmax. (Cascade inference: Ye et al. 2024,
-"Cascade Inference: Memory Bandwidth Efficient Shared Prefix Batch Decoding"; Hydragen, arXiv 2402.05099.)
+Rows that are decoded together mostly share their prompts (a system prompt, the samples of one group). The common keys are
+stored once in a *shared* block, which all rows multiply with in one dense product, masked per row. The rest of a row (its
+response, long private context) is in the row's *own* block. One softmax covers the scores of both. (Cascade inference: Ye
+et al. 2024, "Cascade Inference: Memory Bandwidth Efficient Shared Prefix Batch Decoding"; Hydragen, arXiv 2402.05099.)
 
 Dimensions: R rows, H query heads, K key/value heads, G = H / K, D head width, L layers, C shared columns, N own columns.
 """
@@ -20,15 +20,18 @@ from lightning_core.backends.torch.kv_pool import KVPool, Node, cached
 from lightning_core.model.attention import Geometry
 
 OWN_COST = 4
-"""What a column of the own blocks costs, in columns of the shared block.
+"""Cost of a column in the own blocks, relative to a column of the shared block.
 
-A shared column is a dense product that all rows pay; an own column is read from memory for each row anew. Per layer and row
-that is H * (4 D flops + a softmax) against K * 2 D numbers read: by arithmetic about 4 to 1 on a CPU, and much the same on a
-GPU. On a CPU this sampled faster than either extreme, in each of the two-turn loads that were tried."""
+A shared column is part of a dense product over all rows; an own column is read from memory once per row. Per layer and row
+this is H * (4 D flops + a softmax) against K * 2 D numbers read: by arithmetic about 4 to 1 on a CPU, and similar on a GPU.
+On a CPU this value sampled faster than either extreme in all two-turn workloads that were measured."""
 
 
 class Cascade:
-    """Keys and values of the running rows, kept compact: rows are 0 … R-1, the last one moves into a freed place."""
+    """Keys and values of the running rows 0 … R-1.
+
+    When a row is removed, the last row moves to its place.
+    """
 
     def __init__(
         self, geometry: Geometry, *, dtype: torch.dtype, device: torch.device, own_cost: float = OWN_COST
@@ -39,17 +42,20 @@ class Cascade:
         self.clear()
 
     def clear(self) -> None:
-        """Drop all rows and columns, and free their memory. Nodes placed here must not be used again."""
+        """Drop all rows and columns and free their memory.
+
+        The caller must reset the columns of its nodes.
+        """
         layers, kv_heads, width = self._geometry.layers, self._geometry.kv_heads, self._geometry.width
         options: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
         self.rows = 0
         self.columns = 0
         self._shared_LKCD = [torch.zeros(layers, kv_heads, 0, width, **options) for _ in "kv"]
         self._own_LRKND = [torch.zeros(layers, 0, kv_heads, 0, width, **options) for _ in "kv"]
-        # 0 where a row sees a shared column, -inf where not: added to the scores.
+        # Added to the scores: 0 where a row attends to a shared column, else -inf.
         self._visible_RC = torch.zeros(0, 0, device=self._device)
         self._lengths_R = torch.zeros(0, dtype=torch.int64, device=self._device)
-        # The same for use in Python; how long each row's own context may get; the shared columns that each row uses.
+        # The same as Python numbers; the maximum length of each row's own context; the shared columns of each row.
         self._lengths: list[int] = []
         self._limits: list[int] = []
         self._used: list[list[tuple[int, int]]] = []
@@ -58,15 +64,15 @@ class Cascade:
     # Rows come and go -----------------------------------------------------------------------------------------------
 
     def add(self, path: Sequence[Node], shared_by: Sequence[int], room: int) -> None:
-        """Append a row whose context is ``path``, and which gets at most ``room`` tokens more.
+        """Append a row with the context ``path`` and at most ``room`` further tokens.
 
-        ``shared_by[i]``: how many rows that are added now use ``path[i]``.
+        ``shared_by[i]``: how many of the rows that are being added use ``path[i]``.
         """
         row = self.rows
-        lonely = (
+        unshared = (
             i for i, (node, users) in enumerate(zip(path, shared_by, strict=True)) if node.column is None and users < 2
         )
-        first = next(lonely, len(path))
+        first = next(unshared, len(path))
         own = sum(len(node.tokens) for node in path[first:])
         if own and not self._keep_apart(own, room):
             first, own = len(path), 0
@@ -91,7 +97,7 @@ class Cascade:
         self.rows += 1
 
     def remove(self, row: int) -> None:
-        """Drop a row; the last row takes its number."""
+        """Remove a row; the last row gets its number."""
         for start, stop in self._used[row]:
             self._users[start:stop] -= 1
         last = self.rows - 1
@@ -112,7 +118,7 @@ class Cascade:
         return keys, values
 
     def compact(self, pool: KVPool) -> None:
-        """Drop shared columns that no row uses any more, once they are the majority."""
+        """Drop unused shared columns once they are the majority."""
         keep = torch.nonzero(self._users[: self.columns]).squeeze(1)
         if self.columns < 256 or 2 * len(keep) > self.columns:
             return
@@ -134,7 +140,7 @@ class Cascade:
     # A step -------------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Prepare a step in which each row gets one token."""
+        """Prepare a step that adds one token to each row."""
         self._reserve(rows=self.rows, own=max(self._lengths) + 1)
         rows, columns = self.rows, self.columns
         self._width = max(self._lengths) + 1
@@ -145,6 +151,7 @@ class Cascade:
         self._bias_R11U = torch.cat([self._visible_RC[:rows, :columns], own_RN], dim=1)[:, None, None]
 
     def attend(self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float) -> Tensor:
+        """See `AttentionState.attend`; S is the number of rows."""
         heads, rows, width = query_HSD.shape
         kv_heads = key_KSD.shape[0]
         groups, columns, own = heads // kv_heads, self.columns, self._width
@@ -153,7 +160,7 @@ class Cascade:
             block[layer, self._row_index, :, self._at] = new.transpose(0, 1)
         own_k, own_v = (block[layer, :rows, :, :own].flatten(0, 1) for block in self._own_LRKND)
 
-        # Scores and softmax in float32, as in the kernels that the trainer uses: bfloat16 scores would be off by percents.
+        # Scores and softmax in float32, as in the trainer's kernels: bfloat16 scores have errors of percents.
         query_KGRD = (query_HSD.float() * scaling).view(kv_heads, groups, rows, width)
         query_RKGD = query_KGRD.permute(2, 0, 1, 3)
         scores_own = torch.bmm(query_RKGD.reshape(rows * kv_heads, groups, width), own_k.float().transpose(1, 2))
@@ -167,25 +174,25 @@ class Cascade:
         return (output + output_own.view(rows, kv_heads, groups, width)).reshape(rows, heads, width)
 
     def end(self) -> None:
-        """Count the tokens of the step in."""
+        """Add the step's tokens to the rows' lengths."""
         self._lengths_R[: self.rows] += 1
         self._lengths = [length + 1 for length in self._lengths]
 
     # Memory ---------------------------------------------------------------------------------------------------------
 
     def _keep_apart(self, own: int, room: int) -> bool:
-        """Whether a context of ``own`` tokens that nobody shares is cheaper in its row's own block.
+        """Whether an unshared context of ``own`` tokens is cheaper in the row's own block.
 
-        All own blocks are as wide as the widest. Widening them for one row is dear, and free for the next rows with as much
-        context. So lonely context goes to the shared block until what stands there has cost as much as widening would:
-        whatever comes after, that is at most twice as dear as the better choice would have been.
+        All own blocks are as wide as the widest. Widening them is expensive for the first row and free for later rows of
+        the same length. Unshared context therefore goes to the shared block until the columns there have cost as much as
+        widening would. This costs at most twice as much as the better choice, whatever rows follow.
         """
         wider = max(0, own + room - max(self._limits, default=room))
-        lonely_columns = int((self._users[: self.columns] == 1).sum())
-        return lonely_columns >= self._own_cost * wider
+        unshared_columns = int((self._users[: self.columns] == 1).sum())
+        return unshared_columns >= self._own_cost * wider
 
     def _place(self, node: Node) -> int:
-        """The column where the node begins in the shared block; copies it there if need be."""
+        """The node's first column in the shared block; copies the node there if it is not in it."""
         if node.column is not None:
             return node.column
         start, stop = self.columns, self.columns + len(node.tokens)
@@ -211,7 +218,7 @@ class Cascade:
 
 
 def _grown(tensor: Tensor, dim: int, size: int) -> Tensor:
-    """A larger copy. What is new is 0, never garbage: a weight of 0 times a NaN would be NaN."""
+    """A larger copy, padded with 0: uninitialised memory may hold NaN, and 0 times NaN is NaN."""
     shape = list(tensor.shape)
     shape[dim] = size
     new = tensor.new_zeros(shape)

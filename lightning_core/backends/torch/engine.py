@@ -1,9 +1,10 @@
-"""Sampling in process from the weights that are trained: continuous batching on a thread of its own.
+"""Samples in this process from the weights in training, with continuous batching.
 
-Requests arrive one by one, from any thread and event loop. Before each step the thread takes in whoever waits: what of their
-prompts no earlier request has left behind is computed once, packed (`Lane.admit`); then every running row gets one token
-(`Lane.step`), and rows that are done leave. A prompt's last token is computed as the first step of its row, so that identical
-prompts, also those that come later, share all else. Adapters of one model share its batches.
+Sampling has its own thread.
+Requests arrive one by one, from any thread and event loop. Before each step the thread admits waiting requests: the parts
+of their prompts that are not cached are computed once, packed (`Lane.admit`). Then every running row gets one token
+(`Lane.step`), and finished rows are removed. A prompt's last token is computed in the first step of its row, so that
+identical prompts, including later ones, share everything before it. Adapters of one model share its batches.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 
 from lightning_core.backends.backend import Delta, FinishReason, SamplingParams, check_request
-from lightning_core.backends.torch.lane import Lane, Row
+from lightning_core.backends.torch.lane import ActiveRow, Lane
 from lightning_core.errors import InfrastructureError, PolicyRequestError
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.attention import Geometry
@@ -33,21 +34,27 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledModel:
-    """What the backend samples from under one name: a model switched by `use_lightning_attention`, or an adapter of one."""
+    """A model, or an adapter of one, that the backend serves under one name.
+
+    The model must have been switched by `use_lightning_attention`.
+    """
 
     model: Any
     geometry: Geometry
     adapters: Adapters | None = None
-    """Those of ``model``; names with the same model and adapters share their batches."""
+    """The adapters of ``model``; names with the same model share their batches."""
     adapter: str | None = None
-    """Which of them; None: the model without one."""
+    """The adapter to sample with; None for the model without an adapter."""
     constraints: Constraints | None = None
-    """Of the model's vocabulary; None: its responses cannot be constrained."""
+    """Structured output for the model's tokenizer; None if it is not supported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Counts since the start. How much prefix sharing saved: ``1 - prompt_tokens_computed / prompt_tokens``."""
+    """Counts since the start of the engine.
+
+    Prefix sharing saved the fraction ``1 - prompt_tokens_computed / prompt_tokens`` of the prefill.
+    """
 
     requests: int
     prompt_tokens: int
@@ -57,7 +64,7 @@ class EngineStats:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Request(Row):
+class _Request(ActiveRow):
     model: str
     stream: bool
     loop: asyncio.AbstractEventLoop
@@ -66,23 +73,25 @@ class _Request(Row):
 
 
 class TorchBackend:
-    """A `Backend` on local weights. The first of ``models`` is a live policy, the others are frozen; `add` adds more of either."""
+    """A `Backend` on local weights, some of them being trained."""
 
     def __init__(
         self,
         models: Mapping[str, SampledModel],
         *,
         max_context: int,
-        max_batch: int = 64,
-        gather_ms: float = 10.0,
+        max_batch: int,
+        gather_ms: float,
+        seed: int,
         cached_tokens: int = 16384,
         prefill_tokens: int = 2048,
-        seed: int = 0,
     ) -> None:
-        """``gather_ms``: how long an idle engine waits for company of a first request.
+        """``models``: by name; the first is a live policy, the others are frozen. See also `add`.
 
-        ``max_batch``: rows that one model decodes together, whatever their adapters. ``cached_tokens``: contexts that are remembered
-        for each model and each of its live adapters beyond the running rows, for reuse by later prompts.
+        ``max_batch``: maximum number of rows that one model decodes together, over all adapters. ``gather_ms``: how long an
+        idle engine waits for further requests after the first. ``seed``: for requests without a seed of their own.
+        ``cached_tokens``: tokens kept for later prompts, per model and live adapter, in addition to the running rows.
+        ``prefill_tokens``: prompt tokens after which a step admits no further requests.
         """
         self._max_context = max_context
         self._max_batch = max_batch
@@ -93,7 +102,7 @@ class TorchBackend:
         self._submitted = 0
         self._changed = threading.Condition()
         self.versions: dict[str, int] = {}
-        """Of the live policies: what their deltas are stamped with."""
+        """Version of each live policy, which its deltas carry."""
         self._models: dict[str, SampledModel] = {}
         self._lanes: dict[str, Lane] = {}
         for number, (name, sampled) in enumerate(models.items()):
@@ -105,7 +114,10 @@ class TorchBackend:
         self._thread.start()
 
     def add(self, name: str, sampled: SampledModel, *, live: bool) -> None:
-        """Serve one more model, before the first request. ``live``: its weights are trained, so they have versions."""
+        """Serve one more model; to be called before the first request.
+
+        ``live``: its weights are trained and have versions.
+        """
         with self._changed:
             beside = next((self._lanes[n] for n, s in self._models.items() if s.model is sampled.model), None)
             lane = self._lanes[name] = beside or Lane(sampled.model, sampled.geometry, adapters=sampled.adapters)
@@ -135,7 +147,10 @@ class TorchBackend:
     def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
-        """Sample one response; see `Backend`. A response that lives through a weight change has a delta per version."""
+        """Sample one response; see `Backend`.
+
+        A response that spans a weight update has one delta per version.
+        """
         if model not in self._models:
             raise PolicyRequestError(f"unknown model {model!r}: this backend has {list(self.models)}", status=404)
         check_request(prompt_ids, params, max_context=self._max_context)
@@ -166,10 +181,11 @@ class TorchBackend:
         finally:
             request.aborted = True
 
-    # What the trainer uses ----------------------------------------------------------------------------------------------
+    # For the trainer ----------------------------------------------------------------------------------------------------
 
     @property
     def stats(self) -> EngineStats:
+        """Counts of all models together."""
         lanes = self._each_lane()
         return EngineStats(
             requests=self._submitted,
@@ -181,7 +197,10 @@ class TorchBackend:
 
     @property
     def submitted(self) -> int:
-        """Requests so far; together with the seed it determines the random numbers of those without a seed."""
+        """The number of requests.
+
+        Together with the engine's seed it determines the random numbers of requests without a seed.
+        """
         return self._submitted
 
     @submitted.setter
@@ -191,7 +210,7 @@ class TorchBackend:
 
     @contextmanager
     def pause(self) -> Generator[None]:
-        """Hold sampling between two steps while the weights change. Requests wait."""
+        """Pause sampling between two steps, for a weight update. Requests wait."""
         with self._changed:
             self._pauses += 1
             self._changed.wait_for(lambda: not self._stepping)
@@ -204,10 +223,10 @@ class TorchBackend:
 
     @torch.inference_mode()
     def forget(self, model: str) -> None:
-        """Forget what the weights of ``model`` computed, and free that memory, before they change; inside `pause`.
+        """Drop the keys and values of ``model`` before its weights change; call it inside `pause`.
 
-        Its running rows start over from their prompt and what they have sampled so far, so that every token is sampled from
-        exactly the weights of the version that it carries.
+        Running rows are prefilled again with their prompt and the tokens sampled so far, so that every token is sampled
+        from exactly the version of the weights that it carries.
         """
         lane = self._lanes[model]
         for row in reversed(lane.rows):
@@ -218,7 +237,7 @@ class TorchBackend:
         lane.forget(self._models[model].adapter)
 
     def close(self) -> None:
-        """Stop the thread; whoever still waits gets an `InfrastructureError`."""
+        """Stop the thread; unfinished requests raise `InfrastructureError`."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -253,12 +272,12 @@ class TorchBackend:
             self._fail(None)
 
     def _next_turn(self) -> bool:
-        """Wait until there is something to do; False when closing."""
+        """Wait for requests; False when the engine is closing."""
         with self._changed:
             idle = not self._running()
             self._changed.wait_for(lambda: self._closing or (not self._pauses and self._busy()))
             if idle and not self._closing:
-                # Nobody is held up by this but the first, and the first step serves all who come in the meantime.
+                # This delays only the first request, and the first step then serves all that arrive meanwhile.
                 deadline = time.monotonic() + self._gather_s
                 while not self._closing and (left := deadline - time.monotonic()) > 0:
                     self._changed.wait(left)
@@ -267,7 +286,7 @@ class TorchBackend:
             return self._stepping
 
     def _each_lane(self) -> Sequence[Lane]:
-        """Each once, though several models may share it."""
+        """Each lane once; several models may share one."""
         return list(dict.fromkeys(self._lanes.values()))
 
     def _running(self) -> bool:
@@ -282,7 +301,7 @@ class TorchBackend:
         if not lane.rows:
             return
         lane.step()
-        finished: list[Row] = []
+        finished: list[ActiveRow] = []
         for row in lane.rows:
             assert isinstance(row, _Request)
             reason = row.finish_reason()
@@ -293,7 +312,7 @@ class TorchBackend:
         lane.drop(lambda row: row in finished, remember=True)
 
     def _send(self, request: _Request, reason: FinishReason | None) -> None:
-        """Hand over what has been sampled since the last delta."""
+        """Send the tokens sampled since the last delta."""
         if reason is None and request.sent == len(request.tokens):
             return
         delta = Delta(
@@ -308,12 +327,12 @@ class TorchBackend:
     def _deliver(self, request: _Request, item: Delta | Exception) -> None:
         try:
             request.loop.call_soon_threadsafe(request.queue.put_nowait, item)
-        except RuntimeError:  # its event loop is closed: nobody waits any more
+        except RuntimeError:  # its event loop is closed, so no consumer is left
             request.aborted = True
 
     def _fail(self, cause: Exception | None) -> None:
         with self._changed:
-            requests: list[Row] = []
+            requests: list[ActiveRow] = []
             for lane in self._each_lane():
                 requests += [*lane.rows, *lane.waiting]
                 lane.waiting.clear()
@@ -329,5 +348,5 @@ class TorchBackend:
 
 def _start(constraints: Constraints | None, constraint: str) -> Walk:
     if constraints is None:
-        raise PolicyRequestError("this backend cannot constrain its responses", param="response_format")
+        raise PolicyRequestError("this backend does not support structured output", param="response_format")
     return constraints.start(constraint)

@@ -1,9 +1,9 @@
-"""Keys and values of token runs seen before, found again by their tokens.
+"""A cache of keys and values, looked up by tokens.
 
-A radix tree for each adapter of a model, since under another adapter the same tokens have other keys and values. Each node is a run of
-tokens with theirs; the path from the root to a node is a context. A prompt reuses its longest cached prefix, and only the rest is
-computed. A node owns its tensors, so memory is used as needed, splitting a node is two views, and forgetting one is dropping it;
-there is no slot table to keep in step.
+It has one radix tree per adapter, because the same tokens have other keys and values under another adapter. Each node is a
+run of tokens with their keys and values; the path from the root to a node is a context. A prompt reuses its longest cached
+prefix, and only the rest is computed. A node owns its tensors: splitting a node makes two views, evicting it drops the
+tensors, and there is no slot table.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-Tokens = NDArray[np.int64]
+TokenArray = NDArray[np.int64]
 
 
 class Node:
-    """A run of tokens below ``parent``, as ``adapter`` computes it (None: the model without one).
+    """A run of tokens below ``parent``.
 
-    ``keys`` and ``values`` are [layers, K, tokens, D], None until computed.
-
-    ``column`` is where `Cascade` holds a copy of them for the running rows, if it does; splitting keeps it right.
+    ``adapter``: the adapter it is computed with; None for the model without an adapter.
+    ``keys`` and ``values`` are [layers, K, tokens, D], or None until they are computed. ``column`` is the first column of
+    their copy in `Cascade`, or None without a copy; splitting a node updates it.
     """
 
     __slots__ = ("adapter", "children", "column", "keys", "last_used", "parent", "tokens", "values")
 
-    def __init__(self, tokens: Tokens, parent: Node | None, adapter: str | None = None) -> None:
+    def __init__(self, tokens: TokenArray, parent: Node | None, adapter: str | None = None) -> None:
         self.tokens = tokens
         self.parent = parent
         self.adapter = adapter if parent is None else parent.adapter
@@ -48,7 +48,7 @@ class Node:
 
 
 class KVPool:
-    """The trees, and how much of them is kept: at most ``capacity`` tokens, least recently used leaves go first."""
+    """Radix trees of at most ``capacity`` tokens; evicts least recently used leaves."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -57,8 +57,8 @@ class KVPool:
         self._roots: dict[str | None, Node] = {}
         self._clock = 0
 
-    def extend(self, tokens: Tokens, adapter: str | None = None) -> Node:
-        """The node whose path spells ``tokens``; what was not cached hangs below as nodes without keys and values."""
+    def extend(self, tokens: TokenArray, adapter: str | None = None) -> Node:
+        """The node whose path is ``tokens``; missing runs are added without keys and values."""
         self._clock += 1
         if adapter not in self._roots:
             self._roots[adapter] = Node(np.empty(0, dtype=np.int64), None, adapter)
@@ -77,11 +77,10 @@ class KVPool:
             node.last_used = self._clock
         return node
 
-    def insert(self, tokens: Tokens, keys: Tensor, values: Tensor, adapter: str | None = None) -> None:
-        """Remember the run that ends ``tokens``. Where the cache already has part of it, that part stays as it is.
+    def insert(self, tokens: TokenArray, keys: Tensor, values: Tensor, adapter: str | None = None) -> None:
+        """Cache the last n of ``tokens``, with ``keys`` and ``values`` [layers, K, n, D].
 
-        ``keys`` and ``values``, [layers, K, n, D], belong to the last n tokens; the tokens before must be cached, otherwise
-        nothing is kept.
+        Parts that are already cached are unchanged. If a token before the last n is not cached, nothing is added.
         """
         node = self.extend(tokens, adapter)
         start = len(tokens) - keys.shape[2]
@@ -99,7 +98,7 @@ class KVPool:
             self.forget_uncomputed()
 
     def forget_uncomputed(self) -> None:
-        """Drop every node without keys and values, and what hangs below it."""
+        """Drop every node without keys and values, and its subtree."""
         for node in list(self.nodes()):
             if node.keys is None and node.parent is not None:
                 del node.parent.children[int(node.tokens[0])]
@@ -108,7 +107,7 @@ class KVPool:
                     gone.parent = None
 
     def evict(self) -> None:
-        """Forget least recently used leaves until at most ``capacity`` tokens are kept."""
+        """Drop the least recently used leaves until at most ``capacity`` tokens are left."""
         while self.tokens > self.capacity:
             leaves = [node for node in self.nodes() if not node.children and node.parent is not None]
             if not leaves:
@@ -122,17 +121,17 @@ class KVPool:
                 self.evicted += len(leaf.tokens)
 
     def forget(self, adapter: str | None) -> None:
-        """Forget all that ``adapter`` has computed; called when its weights change."""
+        """Drop the tree of ``adapter``; to be called when its weights change."""
         if adapter in self._roots:
             self.tokens -= sum(len(node.tokens) for node in _subtree(self._roots.pop(adapter)))
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all trees."""
         self._roots.clear()
         self.tokens = 0
 
     def _split(self, node: Node, at: int) -> Node:
-        """Put the first ``at`` tokens of ``node`` into a node of their own above it, and return that one."""
+        """Move the first ``at`` tokens of ``node`` to a new parent node; returns the parent."""
         assert node.parent is not None
         upper = Node(node.tokens[:at], node.parent)
         upper.last_used = node.last_used
@@ -149,12 +148,12 @@ class KVPool:
         return upper
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the roots."""
+        """All nodes except the roots."""
         return (node for root in self._roots.values() for node in _subtree(root) if node is not root)
 
 
 def cached(nodes: Sequence[Node]) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values of computed nodes, each [layers, K, tokens, D]."""
+    """Keys and values of the nodes that are computed, each [layers, K, tokens, D]."""
     return [(node.keys, node.values) for node in nodes if node.keys is not None and node.values is not None]
 
 
@@ -166,7 +165,7 @@ def _subtree(node: Node) -> Iterator[Node]:
         stack.extend(node.children.values())
 
 
-def _common_prefix(a: Tokens, b: Tokens) -> int:
+def _common_prefix(a: TokenArray, b: TokenArray) -> int:
     length = min(len(a), len(b))
     differs = np.flatnonzero(a[:length] != b[:length])
     return int(differs[0]) if len(differs) else length

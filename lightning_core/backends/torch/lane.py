@@ -1,6 +1,6 @@
-"""One model's running rows and cached contexts: prefill what is new, decode one token for every row.
+"""The running rows and cached contexts of one model: prefill and decoding.
 
-Rows may go through different adapters of the model; they run in the same passes, and share no keys and values.
+Rows of different adapters run in the same passes but share no keys and values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_core.backends.backend import FinishReason, SamplingParams
 from lightning_core.backends.torch.decoding import Cascade
-from lightning_core.backends.torch.kv_pool import KVPool, Node, Tokens, cached
+from lightning_core.backends.torch.kv_pool import KVPool, Node, TokenArray, cached
 from lightning_core.backends.torch.sampling import sample_tokens
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.attention import NAME, Forest, Geometry, TreeAttention, plan_blocks
@@ -26,32 +26,36 @@ from lightning_core.model.constraint import Walk
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Row:
+class ActiveRow:
     """One response that is being sampled."""
 
-    prompt: Tokens
+    prompt: TokenArray
     params: SamplingParams
     adapter: str | None = None
-    """Which of the model's adapters samples it; None: the model without one."""
+    """The adapter that samples it; None for the model without an adapter."""
     random: random.Random = field(default_factory=random.Random)
     walk: Walk | None = None
-    """Where the response stands in its constraint, if it has one."""
+    """The response's state in its constraint; None without a constraint."""
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     aborted: bool = False
 
-    def context(self) -> Tokens:
-        """Prompt and response so far."""
+    def context(self) -> TokenArray:
+        """Prompt and the response so far."""
         return np.concatenate([self.prompt, np.asarray(self.tokens, dtype=np.int64)]) if self.tokens else self.prompt
 
     def finish_reason(self) -> FinishReason | None:
+        """Why the response is complete; None if it is not."""
         if self.tokens and self.tokens[-1] in self.params.stop_token_ids:
             return "stop"
         return "length" if len(self.tokens) >= self.params.max_tokens else None
 
 
 class Lane:
-    """The rows that one model decodes together. Not thread-safe; runs under `torch.inference_mode`."""
+    """The rows that one model decodes together.
+
+    Not thread-safe. All methods must run under `torch.inference_mode`.
+    """
 
     def __init__(
         self,
@@ -59,35 +63,38 @@ class Lane:
         geometry: Geometry,
         *,
         adapters: Adapters | None = None,
-        cached_tokens: int = 0,
     ) -> None:
-        """``cached_tokens``: contexts that are remembered beyond the running rows."""
+        """``adapters``: those of ``model``, if it has any.
+
+        Nothing is cached for later prompts unless `remember` is called.
+        """
         weight: Tensor = model.get_input_embeddings().weight
         self._model = model
         self._geometry = geometry
         self._adapters = adapters
         self._device = weight.device
         self._dtype = weight.dtype
-        self._pool = KVPool(cached_tokens)
+        self._pool = KVPool(0)
         self._cascade = Cascade(geometry, dtype=weight.dtype, device=weight.device)
-        self.rows: list[Row] = []
-        self.waiting: deque[Row] = deque()
-        """Those to come; any thread may append."""
+        self.rows: list[ActiveRow] = []
+        self.waiting: deque[ActiveRow] = deque()
+        """Rows that are not admitted yet; any thread may append."""
         self.prompt_tokens = 0
         self.prompt_tokens_computed = 0
         self.sampled_tokens = 0
         self.decode_steps = 0
 
     def remember(self, cached_tokens: int) -> None:
-        """Keep so many tokens more than until now."""
+        """Raise the number of tokens cached for later prompts by ``cached_tokens``."""
         self._pool.capacity += cached_tokens
 
     def admit(self, *, rows: int, tokens: int) -> None:
-        """Start rows from the front of `waiting`: compute what their contexts lack, all in one pass.
+        """Start rows from the front of `waiting`.
 
-        At most ``rows`` run together, and once ``tokens`` have to be computed the rest waits for the next step.
+        The uncached parts of their contexts are computed in one pass.
+        At most ``rows`` run together. Once ``tokens`` have to be computed, the remaining rows wait for the next step.
         """
-        admitted: list[Row] = []
+        admitted: list[ActiveRow] = []
         ends: list[Node] = []
         known = self._pool.tokens
         while self.waiting and len(self.rows) + len(admitted) < rows and self._pool.tokens - known < tokens:
@@ -98,9 +105,9 @@ class Lane:
                 # All but the last token, which is the input of the row's first step.
                 ends.append(self._pool.extend(context[:-1], row.adapter))
                 self.prompt_tokens += len(context)
-        paths = [end.path() for end in ends]  # only now: a later prompt may have split an earlier one's nodes
+        paths = [end.path() for end in ends]  # only now, because later prompts can split the nodes of earlier ones
         new = list(dict.fromkeys(node for path in paths for node in path if node.keys is None))
-        self.rows.extend(admitted)  # before the work, so that a failure finds them
+        self.rows.extend(admitted)  # before the prefill, so that a failure reaches them
         if new:
             self._prefill(new)
         users = Counter(node for path in paths for node in path)
@@ -111,7 +118,7 @@ class Lane:
         self.prompt_tokens_computed += sum(len(node.tokens) for node in new) + len(admitted)
 
     def step(self) -> None:
-        """Sample one token for every row."""
+        """Sample one token per row."""
         inputs = [(row.tokens[-1] if row.tokens else int(row.prompt[-1])) for row in self.rows]
         positions = [len(row.prompt) + len(row.tokens) - 1 for row in self.rows]
         self._cascade.begin()
@@ -141,15 +148,18 @@ class Lane:
         self.sampled_tokens += len(self.rows)
         self.decode_steps += 1
 
-    def drop(self, leaves: Callable[[Row], bool], *, remember: bool = False) -> None:
-        """Remove the rows for which ``leaves`` holds; with ``remember`` a later prompt can continue them for free."""
+    def drop(self, leaves: Callable[[ActiveRow], bool], *, remember: bool = False) -> None:
+        """Remove the rows for which ``leaves`` is true.
+
+        ``remember``: cache their contexts for later prompts.
+        """
         changed = False
         for index in reversed(range(len(self.rows))):
             row = self.rows[index]
             if not leaves(row):
                 continue
             if remember:
-                # The last token was sampled but never an input, so it has no keys and values yet.
+                # The last token was sampled but never an input, so it has no keys and values.
                 self._pool.insert(row.context()[:-1], *self._cascade.own(index), row.adapter)
             self._cascade.remove(index)
             self.rows[index] = self.rows[-1]
@@ -160,7 +170,7 @@ class Lane:
             self._pool.evict()
 
     def forget(self, adapter: str | None) -> None:
-        """Forget the rows and contexts of one adapter, and free their memory."""
+        """Drop the rows and cached contexts of one adapter and free their memory."""
         self._pool.forget(adapter)
         if any(row.adapter != adapter for row in self.rows):
             self.drop(lambda row: row.adapter == adapter)
@@ -171,13 +181,13 @@ class Lane:
             node.column = None
 
     def clear(self) -> None:
-        """Forget all rows and contexts, and free their memory."""
+        """Drop all rows and cached contexts and free their memory."""
         self.rows = []
         self._pool.clear()
         self._cascade.clear()
 
     def _prefill(self, nodes: Sequence[Node]) -> None:
-        """Compute keys and values of nodes whose parents are computed or among them."""
+        """Compute the keys and values of ``nodes``; their parents must be computed or among them."""
         order: list[Node] = []
         parents: list[int] = []
         prefixes: dict[Node | None, int] = {}
@@ -193,7 +203,7 @@ class Lane:
                     visit(child, index)
 
         roots = [node for node in nodes if node.parent not in wanted]
-        # The tokens of an adapter stand together, and in them those that continue the same context.
+        # The tokens of one adapter are adjacent, and within them those that continue the same context.
         for root in sorted(roots, key=lambda n: (n.adapter or "", prefixes.setdefault(n.parent, len(prefixes)))):
             prefix_of_root.append(prefixes[root.parent])
             visit(root, -1)
@@ -216,13 +226,13 @@ class Lane:
         start = 0
         for node in order:
             stop = start + len(node.tokens)
-            # Copies, so that a node that is forgotten frees its memory while its neighbours live on.
+            # Copies, so that an evicted node frees its memory while its neighbours stay.
             node.keys = recording.keys_LKSD[:, :, start:stop].clone()
             node.values = recording.values_LKSD[:, :, start:stop].clone()
             start = stop
 
     def _adapted(self, adapters: Sequence[str | None], lengths: Sequence[int]) -> AbstractContextManager[None]:
-        """Around a pass of runs of tokens with these lengths, each through its adapter."""
+        """Select the adapters for a pass of token runs with these lengths."""
         return nullcontext() if self._adapters is None else self._adapters.mix(adapters, lengths)
 
     def _tensor(self, values: Any, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -230,7 +240,7 @@ class Lane:
 
 
 class _Recording:
-    """Tree attention that keeps the keys and values it is given."""
+    """Tree attention that also stores the keys and values."""
 
     def __init__(
         self, tree: TreeAttention, geometry: Geometry, tokens: int, dtype: torch.dtype, device: torch.device

@@ -1,4 +1,4 @@
-"""Choosing tokens from logits, each row with its own temperature, nucleus and random number."""
+"""Sampling tokens from logits; each row has its own temperature, top_p and random number."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ import torch
 from torch import Tensor
 
 _BLOCK = 256
-"""Vocabulary entries that are summed before the search for a token goes into one block."""
+"""Vocabulary entries per block; the search for a token first selects a block by the blocks' sums."""
 
 
 def sample_tokens(
     logits_RV: Tensor, temperatures_R: Tensor, top_p_R: Tensor, uniforms_R: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Tokens [R] (int64) and their logprobs [R] (float32) under the distribution that they were drawn from.
+    """Sample one token per row: tokens [R] (int64) and their logprobs [R] (float32).
 
-    ``uniforms_R`` are numbers in [0, 1): the token is the inverse of the cumulative distribution there, so one number
-    a token is all the randomness, and a row's choice depends on nothing but its own logits and number. Temperature 0
-    takes the likeliest token, with its logprob at temperature 1. A nucleus (top_p < 1, arXiv 1904.09751) renormalises.
+    The logprobs are those under the distribution that a token is drawn from.
 
-    Overwrites ``logits_RV``: with a vocabulary of 50,000 each further tensor of its size costs as much as a layer.
+    ``uniforms_R``: random numbers in [0, 1). The token is the inverse of the cumulative distribution at this number, so a
+    row's token depends only on its own logits and number. Temperature 0 takes the most likely token, with its logprob at
+    temperature 1. Nucleus sampling (top_p < 1, arXiv 1904.09751) renormalises the distribution.
+
+    Overwrites ``logits_RV``: with a vocabulary of 50,000, each further tensor of its size costs as much as a layer.
     """
     greedy_R = temperatures_R == 0
     inverse_R1 = 1 / torch.where(greedy_R, 1.0, temperatures_R)[:, None]
     logits_RV = logits_RV.float()
     likeliest_R = logits_RV.argmax(dim=-1) if bool(greedy_R.any()) else None
-    # Shifted so that the likeliest has 0: the exponentials below are probabilities but for a factor.
+    # Shifted so that the maximum is 0: the exponentials below are unnormalised probabilities.
     scores_RV = logits_RV.sub_(logits_RV.amax(dim=-1, keepdim=True)).mul_(inverse_R1)
     nucleus_R = (top_p_R < 1) & ~greedy_R
     if bool(nucleus_R.any()):
@@ -37,9 +39,10 @@ def sample_tokens(
 
 
 def _invert(masses_RV: Tensor, uniforms_R1: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the cumulated masses of each row pass the fraction ``uniforms_R1`` of their total; and the total.
+    """The entry at which each row's cumulative mass exceeds a fraction, and the total.
 
-    First among sums of blocks, then within one block: a cumulative sum over the whole vocabulary is slow.
+    ``uniforms_R1``: the fraction of the total.
+    It searches the sums of blocks first, then one block, because a cumulative sum over the vocabulary is slow.
     """
     rows, vocabulary = masses_RV.shape
     whole = vocabulary - vocabulary % _BLOCK
@@ -54,10 +57,10 @@ def _invert(masses_RV: Tensor, uniforms_R1: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _search(masses_RN: Tensor, fractions_R1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The entry in which the fraction of the total lies, how far into that entry it lies (0 … 1), and the total."""
+    """The entry with the fraction of the total, the position in it (0 … 1), the total."""
     cumulative_RN = masses_RN.cumsum(dim=-1)
     total_R1 = cumulative_RN[:, -1:]
-    # Below the total even after rounding, so that the search ends at an entry that has some mass.
+    # Below the total even after rounding, so that the search ends at an entry with positive mass.
     wanted_R1 = torch.minimum(fractions_R1 * total_R1, torch.nextafter(total_R1, torch.zeros_like(total_R1)))
     entry_R1 = torch.searchsorted(cumulative_RN, wanted_R1, right=True)
     mass_R1 = masses_RN.gather(1, entry_R1)
@@ -66,7 +69,7 @@ def _search(masses_RN: Tensor, fractions_R1: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def _nucleus(scores_RV: Tensor, top_p_R: Tensor) -> Tensor:
-    """Scores of the fewest likeliest tokens that together have ``top_p`` of the probability; -inf elsewhere."""
+    """Scores of the most likely tokens up to probability ``top_p``; -inf elsewhere."""
     sorted_RV, order_RV = scores_RV.sort(dim=-1, descending=True)
     probabilities_RV = sorted_RV.softmax(dim=-1)
     outside_RV = probabilities_RV.cumsum(dim=-1) - probabilities_RV >= top_p_R[:, None]

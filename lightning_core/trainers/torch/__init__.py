@@ -1,1 +1,1 @@
-"""The embedded trainer: torch on one machine."""
+"""The embedded trainer: PyTorch on one machine."""

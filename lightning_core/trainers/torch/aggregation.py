@@ -1,6 +1,6 @@
-"""What each token weighs in the loss: settled for a whole step, before anything is cut into micro-batches.
+"""The weight of each token in the loss, computed for a whole step at once.
 
-So the gradient is the same however rows are packed, merged or accumulated: loss = sum_t weight_t loss_t.
+Therefore packing, merging and accumulation do not change the gradient: loss = sum_t weight_t loss_t.
 """
 
 from __future__ import annotations
@@ -17,24 +17,32 @@ from lightning_core.transitions import Row
 
 
 def sequence_of(rows: Sequence[Row], kind: SequenceKind) -> list[Hashable]:
-    """For each row, the sequence that it is, or is a part of."""
+    """For each row, the sequence that it belongs to."""
     return [row.rollout if kind == "rollout" else index for index, row in enumerate(rows)]
 
 
 def token_weights(rows: Sequence[Row], algorithm: Algorithm) -> list[Floats]:
-    """The weight of each token of each row, float32 [L], 0 where the mask is False; see `row_weights`."""
+    """The weight of each token of each row, float32 [L]; see `row_weights`.
+
+    It is 0 where the mask is False.
+    """
     weights = row_weights([row.rollout for row in rows], [int(row.mask.sum()) for row in rows], algorithm)
     return [(row.mask * weight).astype(np.float32) for row, weight in zip(rows, weights, strict=True)]
 
 
 def row_weights(rollouts: Sequence[Hashable], tokens: Sequence[int], algorithm: Algorithm) -> list[float]:
-    """What each sampled token of each row weighs. ``rollouts``: whose row it is; ``tokens``: how many were sampled in it.
+    """The weight of each sampled token of each row.
 
-    ``rollout-mean``: the mean over rollouts of the mean over each rollout's tokens, in however many rows they stand (arXiv
-    2608.17528, eq. 16; the divisor is the number of rollouts, not of rows). ``sequence-mean``: the same over sequences (GRPO, arXiv
-    2402.03300). ``token-mean``: the mean over all tokens (DAPO, arXiv 2503.14476). ``constant``: the mean over rollouts of the sum over
-    each rollout's tokens, divided by a constant (Dr. GRPO, arXiv 2503.20783); all others add up to 1. What has no sampled token does
-    not count. Raises `TrainingError` if nothing has.
+    ``rollouts``: the rollout of each row. ``tokens``: the number of sampled tokens of each row.
+
+    - ``rollout-mean``: the mean over rollouts of the mean over each rollout's tokens, in all of its rows (arXiv 2608.17528,
+      eq. 16; the divisor is the number of rollouts, not of rows).
+    - ``sequence-mean``: the same over sequences (GRPO, arXiv 2402.03300).
+    - ``token-mean``: the mean over all tokens (DAPO, arXiv 2503.14476).
+    - ``constant``: the mean over rollouts of the sum over each rollout's tokens, divided by a constant (Dr. GRPO, arXiv
+      2503.20783). For all others the weights sum to 1.
+
+    Rollouts and sequences without sampled tokens do not count. Raises `TrainingError` if no row has sampled tokens.
     """
     by_row = algorithm.aggregation == "sequence-mean" and algorithm.sequence == "row"
     units: Sequence[Hashable] = range(len(rollouts)) if by_row else rollouts

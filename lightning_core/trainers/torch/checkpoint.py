@@ -1,9 +1,9 @@
-"""Checkpoints: tensors as safetensors, the rest as JSON, a folder that is either whole or not there.
+"""Checkpoints: tensors as safetensors, the rest as JSON, written atomically.
 
 weights.safetensors     the trained weights (float32 masters), by the model's names
 optimizer.safetensors   AdamW's moments and step counts, ``<name>/<moment>``
-critic.safetensors      the critic and its moments, if there is one
-trainer.json            version, random state, and the fingerprint of what it belongs to
+critic.safetensors      the value head and its moments; only with a critic
+trainer.json            version, random state, and the fingerprint of model and tuning
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """All that a trainer needs to continue exactly."""
+    """The complete state of a trainer."""
 
     fingerprint: Mapping[str, Any]
-    """What the state belongs to; must be equal on loading. JSON values."""
+    """Model and tuning, as JSON values; must be equal on loading."""
     version: int
     submitted: int
-    """Requests that the sampling engine has seen, which seeds those to come."""
+    """Number of requests to the sampling engine, which seeds later requests."""
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Tensor]
     critic: Mapping[str, Tensor]
@@ -52,7 +52,7 @@ def optimizer_moments(optimizer: torch.optim.Optimizer, names: Mapping[str, Tens
 def restore_moments(
     optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor], moments: Mapping[str, Tensor]
 ) -> None:
-    """The inverse of `optimizer_moments`."""
+    """Load what `optimizer_moments` returned."""
     optimizer.state.clear()
     for path, value in moments.items():
         name, key = path.rsplit("/", 1)
@@ -61,12 +61,12 @@ def restore_moments(
 
 @contextmanager
 def whole(folder: Path) -> Generator[Path]:
-    """A temporary sibling to write into, renamed at the end: whoever sees ``folder`` sees all of it."""
+    """Yield a temporary sibling folder, which replaces ``folder`` if the block succeeds."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
         yield scratch
-        scratch.chmod(0o755)  # mkdtemp makes it private
+        scratch.chmod(0o755)  # mkdtemp creates it private
         if folder.exists():
             shutil.rmtree(folder)
         scratch.rename(folder)
@@ -76,7 +76,7 @@ def whole(folder: Path) -> Generator[Path]:
 
 
 def write(folder: Path, state: Checkpoint) -> None:
-    """Write ``state``, all or nothing."""
+    """Write ``state`` atomically."""
     with whole(folder) as scratch:
         save_file(
             {name: tensor.detach().contiguous() for name, tensor in state.weights.items()},
@@ -95,9 +95,10 @@ def write(folder: Path, state: Checkpoint) -> None:
 
 
 def read(folder: Path, fingerprint: Mapping[str, Any], *, weights_only: bool = False) -> Checkpoint:
-    """Read what `write` wrote; with ``weights_only`` without the moments, which are twice as large.
+    """Read what `write` wrote.
 
-    Raises `TrainingError` if it is no checkpoint or belongs to something else.
+    ``weights_only``: skip the moments, which are twice as large as the weights.
+    Raises `TrainingError` if it is not a checkpoint or has another fingerprint.
     """
     try:
         facts = json.loads((folder / "trainer.json").read_text(encoding="utf-8"))
@@ -105,13 +106,13 @@ def read(folder: Path, fingerprint: Mapping[str, Any], *, weights_only: bool = F
         moments = {} if weights_only else load_file(folder / "optimizer.safetensors")
         critic = {} if weights_only or not (path := folder / "critic.safetensors").exists() else load_file(path)
     except (OSError, ValueError) as error:
-        raise TrainingError(f"{str(folder)!r} is not a checkpoint that can be read: {error}") from error
+        raise TrainingError(f"{str(folder)!r} is not a checkpoint, or is damaged: {error}") from error
     found: dict[str, Any] = facts["fingerprint"]
     for key in sorted({*found, *fingerprint}):
         if found.get(key) != fingerprint.get(key):
             raise TrainingError(
-                f"the checkpoint {str(folder)!r} does not fit: {key} is {found.get(key)!r} there and "
-                f"{fingerprint.get(key)!r} here"
+                f"the checkpoint {str(folder)!r} does not fit: its {key} is {found.get(key)!r}, but this "
+                f"trainer's is {fingerprint.get(key)!r}"
             )
     return Checkpoint(
         fingerprint=found,

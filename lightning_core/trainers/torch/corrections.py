@@ -1,9 +1,10 @@
-"""Importance weights: for tokens that were sampled by another policy than the one that is trained.
+"""Importance weights for tokens that were sampled by another policy than the trained one.
 
-The same weights in another engine or precision give other probabilities (arXiv 2510.26788), and older weights certainly do. With the
-*proximal* policy, the trainer's own at the start of the step, between the two (decoupled PPO, arXiv 2505.24298):
+Probabilities differ if the sampler uses older weights, and also with the same weights in another engine or precision (arXiv
+2510.26788). With the *proximal* policy, the trainer's at the start of the step, between the two (decoupled PPO, arXiv
+2505.24298):
 
-    loss_t = w_t loss(policy / proximal)_t,    w_t = proximal / sampling policy, held within bounds
+    loss_t = w_t loss(policy / proximal)_t,    w_t = proximal / sampling policy, kept within bounds
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from lightning_core.config.algorithm import Importance
 
 
 def importance_weights(log_ratio_E: Tensor, importance: Importance) -> tuple[Tensor, Tensor]:
-    """w, float32 [E], and bool [E] where the ratio was beyond the bounds. No gradient flows through them.
+    """The weights w, float32 [E], and bool [E]: whether the ratio was out of bounds.
 
-    ``log_ratio_E``: log(proximal / sampling policy) of each token, or summed over its sequence. ``tis``: min(ratio, high), and max with
-    low (truncated importance sampling: Yao et al., 2025, https://fengyao.notion.site/off-policy-rl). ``mask``: 0 beyond the bounds
-    (IcePop, arXiv 2510.18855).
+    Both are detached.
+    ``log_ratio_E``: log(proximal / sampling policy) of each token, or summed over its sequence.
+
+    - ``tis``: the ratio clamped to the bounds (truncated importance sampling: Yao et al., 2025,
+      https://fengyao.notion.site/off-policy-rl).
+    - ``mask``: 0 out of bounds (IcePop, arXiv 2510.18855).
     """
-    # A product over a long sequence is beyond float32 before it is cut down to the bounds.
+    # The ratio of a long sequence can exceed float32 before it is clamped.
     ratio_E = log_ratio_E.detach().double().exp()
     high = math.inf if importance.high is None else importance.high
     outside_E = (ratio_E < importance.low) | (ratio_E > high)

@@ -1,4 +1,4 @@
-"""From logprobs to the loss of a micro-batch: pure functions.
+"""The loss of a micro-batch, as a pure function of its logprobs.
 
     loss = sum_t weight_t (importance weight_t loss_t + kl.weight KL_t - entropy_weight H_t)
 
@@ -21,39 +21,39 @@ from lightning_core.trainers.torch.penalties import kl_penalty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
-    """E trained tokens, as the loss sees them; all float32 [E] but ``outside_E``."""
+class TrainedTokens:
+    """The inputs of the loss for E trained tokens; all float32 [E] except ``outside_E``."""
 
     logprobs_E: Tensor
-    """Under the policy, with its gradient."""
+    """Under the policy; with gradient."""
     sampled_E: Tensor
     """Logprobs at sampling."""
     old_E: Tensor
-    """What the ratio is taken to."""
+    """The denominator of the ratio."""
     advantages_E: Tensor
     weights_E: Tensor
     sequence_log_ratio_E: Tensor | None = None
-    """With `gspo`: the mean over the token's sequence of ``logprobs - old``."""
+    """With `gspo`: the mean of ``logprobs - old`` over the token's sequence."""
     importance_E: Tensor | None = None
     outside_E: Tensor | None = None
     """bool: where the importance weight was truncated or masked."""
     reference_E: Tensor | None = None
     """Logprobs of the reference model."""
     entropy_E: Tensor | None = None
-    """Entropy of the distribution that the token was sampled from, with its gradient."""
+    """Entropy of the distribution that the token was sampled from; with gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLoss:
-    """What the loss made of some trained tokens; metrics are sums over them, to be added up and divided once."""
+    """The loss of some trained tokens, and the sums over them that metrics are computed from."""
 
     loss: Tensor
     sums: Mapping[str, float]
     maxima: Mapping[str, float]
 
 
-def policy_loss(tokens: Tokens, algorithm: Algorithm) -> TokenLoss:
-    """The loss (see above) of E tokens, as ``algorithm`` has it."""
+def policy_loss(tokens: TrainedTokens, algorithm: Algorithm) -> TokenLoss:
+    """The loss (see the module's docstring) of E tokens."""
     log_ratio_E = tokens.logprobs_E - tokens.old_E
     found = LOSSES[algorithm.loss](
         tokens.logprobs_E,
@@ -80,10 +80,10 @@ def policy_loss(tokens: Tokens, algorithm: Algorithm) -> TokenLoss:
         difference_E = mismatch_E.abs()
         sums |= {
             "ratio_mean": ratio_E.sum(),
-            # k3, from sampled to present policy: http://joschu.net/blog/kl-approx.html
+            # k3, from the sampling policy to the current one: http://joschu.net/blog/kl-approx.html
             "approx_kl": (mismatch_E.exp() - 1 - mismatch_E).sum(),
             "logprob_difference_mean": difference_E.sum(),
-            # Where the exact one is not there, an estimate without bias from the sampled tokens alone.
+            # Without the exact entropy, an unbiased estimate from the sampled tokens.
             "entropy": -tokens.logprobs_E.sum() if tokens.entropy_E is None else tokens.entropy_E.sum(),
         }
         maxima |= {"ratio_max": ratio_E.max(), "logprob_difference_max": difference_E.max()}

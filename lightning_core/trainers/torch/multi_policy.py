@@ -1,6 +1,7 @@
-"""Several policies that learn side by side: each with weights, optimiser, version and metrics of its own, all sampled by one engine.
+"""Several policies trained side by side and sampled by one engine.
 
-Policies that are adapters of one model share it in memory and are sampled in the same batches; the others have models of their own.
+Each policy has its own weights, optimiser, version and metrics. Policies that are adapters of one model share it in memory
+and are sampled in the same batches; every other policy has its own model.
 """
 
 from __future__ import annotations
@@ -15,36 +16,48 @@ from torch import Tensor
 
 from lightning_core.backends.torch.engine import TorchBackend
 from lightning_core.chat.chat import Chat
+from lightning_core.config.algorithm import Algorithm
+from lightning_core.config.resolve import PolicySettings
+from lightning_core.config.trainer import Trainer as TrainerSection
 from lightning_core.errors import TrainingError
-from lightning_core.model.load import LoadedModel, load
-from lightning_core.model.settings import TorchTrainerConfig
+from lightning_core.model.load import LoadedModel
 from lightning_core.model.source import resolve_model
 from lightning_core.trace import BASE
 from lightning_core.trainers.torch import checkpoint
 from lightning_core.trainers.torch.proof import prove_once
-from lightning_core.trainers.torch.trainer import TorchTrainer, open_backend
+from lightning_core.trainers.torch.trainer import TorchTrainer, load_policy, open_backend
 from lightning_core.transitions import Row, Transition
 
 _FILE = "policies.json"
 
 
-class SeveralTrainer:
-    """A `Trainer` of the policies ``configs``, by name; what concerns the sampling engine is taken from the first.
+class MultiPolicyTrainer:
+    """A `Trainer` of several policies."""
 
-    ``base``: the model whose initial weights are served as ``base``, if a policy that is made of it keeps them.
-    """
+    def __init__(
+        self,
+        policies: Mapping[str, PolicySettings],
+        algorithm: Algorithm,
+        settings: TrainerSection,
+        *,
+        seed: int,
+        base: str | None = None,
+    ) -> None:
+        """``policies``: by name.
 
-    def __init__(self, configs: Mapping[str, TorchTrainerConfig], *, base: str | None = None) -> None:
-        keeper = _keeper(configs, base)
-        configs = {name: replace(config, keep_base=name == keeper) for name, config in configs.items()}
-        loaded = _load(configs)
-        first = next(iter(configs.values()))
+        ``base``: the model whose initial weights are served as ``base``, if a policy keeps them.
+        """
+        keeper = _keeper(policies, base)
+        policies = {name: replace(policy, keep_base=name == keeper) for name, policy in policies.items()}
+        loaded = _load(policies)
         with ExitStack() as stack:
-            self._backend = open_backend(first, min(one.max_context for one in loaded.values()))
+            self._backend = open_backend(settings, min(one.max_context for one in loaded.values()), seed=seed)
             stack.callback(self._backend.close)
             self.policies = {
-                name: TorchTrainer(config, name=name, loaded=loaded[name], backend=self._backend)
-                for name, config in configs.items()
+                name: TorchTrainer(
+                    policy, algorithm, settings, seed=seed, name=name, loaded=loaded[name], backend=self._backend
+                )
+                for name, policy in policies.items()
             }
             chats = {
                 id(one): Chat(one.tokenizer, stop_token_ids=one.stop_token_ids, name=name)
@@ -56,24 +69,30 @@ class SeveralTrainer:
                 self._chats[BASE] = self._chats[keeper]
             stack.pop_all()
         self._steps = 0
-        self._asked: dict[str, str] = {}  # by call, the policy whose critic was asked
+        self._scored_by: dict[str, str] = {}  # by call id, the policy whose critic scored the call
 
     @property
     def steps(self) -> int:
+        """See `Trainer.steps`."""
         return self._steps
 
     @property
     def backend(self) -> TorchBackend:
+        """See `Trainer.backend`."""
         return self._backend
 
     @property
     def chats(self) -> Mapping[str, Chat]:
+        """See `Trainer.chats`."""
         return self._chats
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
-        """See `Trainer.step`. Each policy is updated on its own rows; one that has none stays as it is, version and all."""
+        """See `Trainer.step`. Each policy is updated on its own rows.
+
+        A policy without rows keeps its weights and version.
+        """
         if not rows:
-            raise TrainingError("a step was given no rows")
+            raise TrainingError("step() got no rows")
         own: dict[str, list[Row]] = {name: [] for name in self.policies}
         for row in rows:
             if row.policy not in own:
@@ -90,7 +109,7 @@ class SeveralTrainer:
             for name in learning:
                 trainer = self.policies[name]
                 if name != learning[-1]:
-                    # A later policy may fail when this one has changed already.
+                    # A later policy can fail after this one has changed.
                     undo.callback(trainer.restore, _copy(trainer.state()))
                 metrics |= self._named(name, {**trainer.step(own[name]), "version": trainer.version})
             undo.pop_all()
@@ -98,8 +117,8 @@ class SeveralTrainer:
         return metrics
 
     def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
-        """See `Trainer.expected`: each call's policy is asked, whose critic knows its own calls alone."""
-        self._asked |= {t.call: t.policy for t in transitions}
+        """See `Trainer.expected`. Each call is scored by the critic of its own policy."""
+        self._scored_by |= {t.call: t.policy for t in transitions}
         return {
             call: value
             for name in dict.fromkeys(t.policy for t in transitions)
@@ -110,18 +129,18 @@ class SeveralTrainer:
         """See `Trainer.learn_expected`."""
         metrics: dict[str, float] = {}
         for name, trainer in self.policies.items():
-            own = {call: target for call, target in targets.items() if self._asked[call] == name}
+            own = {call: target for call, target in targets.items() if self._scored_by[call] == name}
             if own:
                 metrics |= self._named(name, trainer.learn_expected(own))
-        self._asked.clear()
+        self._scored_by.clear()
         return metrics
 
     def _named(self, name: str, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Where there is one policy, its metrics are plain."""
+        """``metrics`` with the policy's name as prefix, unless there is only one policy."""
         return dict(metrics) if len(self.policies) == 1 else {f"{name}/{key}": value for key, value in metrics.items()}
 
     def save(self, folder: Path) -> None:
-        """See `Trainer.save`. Every policy has a folder in it."""
+        """See `Trainer.save`. Each policy gets a subfolder."""
         with self._backend.pause(), checkpoint.whole(folder) as scratch:
             for name, trainer in self.policies.items():
                 trainer.save(scratch / name)
@@ -136,7 +155,7 @@ class SeveralTrainer:
             raise TrainingError(f"{str(folder)!r} is not a checkpoint of several policies: {error}") from error
         if facts["policies"] != list(self.policies):
             raise TrainingError(
-                f"the checkpoint {str(folder)!r} does not fit: its policies are {facts['policies']!r}, and here they are "
+                f"the checkpoint {str(folder)!r} does not fit: it has the policies {facts['policies']!r}, but this run has "
                 f"{list(self.policies)!r}"
             )
         for name, trainer in self.policies.items():
@@ -144,7 +163,7 @@ class SeveralTrainer:
         self._steps = facts["steps"]
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write each policy as an ordinary Hugging Face folder, ``folder/NAME``; see `TorchTrainer.save_pretrained`."""
+        """Write each policy to ``folder/NAME``; see `TorchTrainer.save_pretrained`."""
         for name, trainer in self.policies.items():
             trainer.save_pretrained(folder / name)
 
@@ -153,31 +172,34 @@ class SeveralTrainer:
         self._backend.close()
 
 
-def _keeper(configs: Mapping[str, TorchTrainerConfig], base: str | None) -> str | None:
-    """The policy that keeps the initial weights of ``base``: one with adapters, which has them anyway, or else one that is told to."""
-    of_base = [name for name, config in configs.items() if config.model == base]
-    free = [name for name in of_base if configs[name].tuning == "lora"]
-    return next(iter([*free, *(name for name in of_base if configs[name].keep_base)]), None)
+def _keeper(policies: Mapping[str, PolicySettings], base: str | None) -> str | None:
+    """The policy that serves the initial weights of the model ``base``.
+
+    Preferably one with adapters, which has them anyway; else one that keeps a copy.
+    """
+    of_base = [name for name, policy in policies.items() if policy.model == base]
+    free = [name for name in of_base if policies[name].tuning == "lora"]
+    return next(iter([*free, *(name for name in of_base if policies[name].keep_base)]), None)
 
 
-def _load(configs: Mapping[str, TorchTrainerConfig]) -> dict[str, LoadedModel]:
-    """The model of each policy: those with adapters share one, as far as it is the same."""
+def _load(policies: Mapping[str, PolicySettings]) -> dict[str, LoadedModel]:
+    """The model of each policy; policies that are adapters of the same model share it."""
     shared: dict[str, LoadedModel] = {}
     found: dict[str, LoadedModel] = {}
-    for name, config in configs.items():
-        place = resolve_model(config.model)
-        key = str(place.resolve() if isinstance(place, Path) else place)
-        if config.tuning != "lora":
-            found[name] = load(config)
+    for name, policy in policies.items():
+        folder = resolve_model(policy.model)
+        key = str(folder.resolve() if isinstance(folder, Path) else folder)
+        if policy.tuning != "lora":
+            found[name] = load_policy(policy)
         elif key in shared:
             found[name] = shared[key]
         else:
-            found[name] = shared[key] = load(config)
+            found[name] = shared[key] = load_policy(policy)
     return found
 
 
 def _copy(state: checkpoint.Checkpoint) -> checkpoint.Checkpoint:
-    """Outside of the GPU's memory, where a second copy of everything that is trained may not fit."""
+    """A copy in CPU memory: a second copy of all trained weights may not fit on the GPU."""
 
     def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -1,13 +1,13 @@
-"""A step's loss: what is known of its tokens, from the first micro-batch of the first update to the last of the last.
+"""The loss of a step over all of its updates and micro-batches.
 
-Which logprobs are which, for each trained token:
+Each trained token has up to three logprobs:
 
-- *sampled*: recorded when it was sampled, by whoever sampled it.
-- *proximal*: the trainer's own at the start of the step.
-- *policy*: the trainer's own now, with the gradient. In the first update they equal the proximal ones.
+- *sampled*: recorded by the sampler.
+- *proximal*: the trainer's at the start of the step.
+- *policy*: the trainer's now, with gradient. In the first update these equal the proximal ones.
 
-Without importance correction the ratio of the loss is policy / sampled. With it the ratio is policy / proximal, and
-the importance weight proximal / sampled.
+Without importance correction the ratio in the loss is policy / sampled. With importance correction the ratio is policy /
+proximal, and the importance weight is proximal / sampled.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from lightning_core.config.algorithm import Algorithm, Importance
 from lightning_core.trace import Floats
 from lightning_core.trainers.torch.aggregation import token_weights
 from lightning_core.trainers.torch.corrections import importance_weights
-from lightning_core.trainers.torch.loss import TokenLoss, Tokens, policy_loss
+from lightning_core.trainers.torch.loss import TokenLoss, TrainedTokens, policy_loss
 from lightning_core.trainers.torch.packing import PackedBatch
 from lightning_core.trainers.torch.sequences import Sequences
 from lightning_core.transitions import Row
 
 
 def rows_to_train(rows: Sequence[Row], algorithm: Algorithm) -> list[int]:
-    """The rows, as indices, that have a part in the gradient, or in the ratio of a sequence that has."""
+    """Indices of the rows that contribute to the gradient or to a sequence's ratio."""
     sampled = [index for index, row in enumerate(rows) if row.mask.any()]
     if algorithm.kl is not None or algorithm.entropy_weight:
         return sampled
@@ -44,7 +44,7 @@ def _has_advantage(row: Row) -> bool:
 
 
 class Objective:
-    """The loss of one step on ``batches``, micro-batches of ``rows``."""
+    """The loss of one step on ``batches``, the micro-batches of ``rows``."""
 
     def __init__(
         self, algorithm: Algorithm, rows: Sequence[Row], batches: Sequence[PackedBatch], device: torch.device
@@ -53,7 +53,7 @@ class Objective:
         advantages = [row.advantages for row in rows if row.advantages is not None]
         weights = token_weights(rows, algorithm)
         self.sampled: list[Floats] = [batch.gather([row.logprobs for row in rows]) for batch in batches]
-        """float32 [E] for each micro-batch: the very arrays that the loss compares with."""
+        """Sampled logprobs, float32 [E] per micro-batch: the arrays that the loss uses."""
 
         def columns(values: Sequence[Floats]) -> list[Tensor]:
             return [torch.from_numpy(batch.gather(values)).to(device) for batch in batches]
@@ -65,7 +65,7 @@ class Objective:
         self._ratio_sums_N: Tensor | None = None
         self._importance_sums_N: Tensor | None = None
         self.references: dict[int, Tensor] = {}
-        """float32 [E] by micro-batch: logprobs of the reference model, where the loss wants them."""
+        """Logprobs of the reference model, float32 [E] by micro-batch; set by the trainer if the loss has a KL term."""
         self._ratio_sequences = (
             Sequences(rows, batches, algorithm.sequence, device)
             if algorithm.loss == "gspo" and algorithm.sequence is not None
@@ -78,15 +78,15 @@ class Objective:
         )
 
     def needs_survey(self) -> bool:
-        """Whether the coming update needs the logprobs of all micro-batches before the gradient of the first.
+        """Whether the next update needs all logprobs before its first gradient.
 
-        It does if the ratio of a sequence is wanted whose tokens are not all in one micro-batch.
+        It does if it uses the ratio of a sequence whose tokens are in several micro-batches.
         """
         ratio, importance = self._ratio_sequences, self._importance_sequences
         return (ratio is not None and ratio.cut) or (importance is not None and importance.cut and not self._proximal)
 
     def survey(self, logprobs: Sequence[Tensor]) -> None:
-        """Take the logprobs [E] of each micro-batch under the weights of the coming update."""
+        """Set the logprobs [E] of each micro-batch under the weights of the next update."""
         known = dict(enumerate(logprobs))
         if self._algorithm.importance is not None and not self._proximal:
             self._proximal = known
@@ -96,7 +96,10 @@ class Objective:
             self._ratio_sums_N = self._ratio_sequences.sums(self._log_ratios(known, self._old()))
 
     def loss(self, batch: int, logprobs_E: Tensor, entropy_E: Tensor | None = None) -> TokenLoss:
-        """The loss of a micro-batch; its tensors float32 [E], with their gradients."""
+        """The loss of a micro-batch.
+
+        ``logprobs_E`` and ``entropy_E`` are float32 [E] with gradient.
+        """
         importance_E, outside_E = None, None
         now_E = logprobs_E.detach()
         if self._algorithm.importance is not None:
@@ -105,7 +108,7 @@ class Objective:
                 self._importance[batch] = self._importance_weights(batch, self._algorithm.importance)
             importance_E, outside_E = self._importance[batch]
         return policy_loss(
-            Tokens(
+            TrainedTokens(
                 logprobs_E=logprobs_E,
                 sampled_E=self._sampled[batch],
                 old_E=self._old()[batch],
@@ -121,7 +124,7 @@ class Objective:
         )
 
     def _old(self) -> Mapping[int, Tensor]:
-        """What the ratio is taken to."""
+        """The denominator of the ratio, by micro-batch."""
         return self._sampled if self._algorithm.importance is None else self._proximal
 
     @staticmethod
@@ -134,7 +137,7 @@ class Objective:
         if sequences is None:
             return importance_weights(log_ratio[batch], importance)
         sums_N = self._importance_sums_N if sequences.cut else sequences.sums(log_ratio)
-        assert sums_N is not None, "a sequence is cut, and there was no survey"
+        assert sums_N is not None, "survey() was not called, but a sequence is in several micro-batches"
         return importance_weights(sequences.spread(sums_N, batch), importance)
 
     def _sequence_log_ratio(self, batch: int, now_E: Tensor) -> Tensor | None:
@@ -142,5 +145,5 @@ class Objective:
         if sequences is None:
             return None
         sums_N = self._ratio_sums_N if sequences.cut else sequences.sums(self._log_ratios({batch: now_E}, self._old()))
-        assert sums_N is not None, "a sequence is cut, and there was no survey"
+        assert sums_N is not None, "survey() was not called, but a sequence is in several micro-batches"
         return sequences.spread(sums_N / sequences.tokens_N, batch).float()

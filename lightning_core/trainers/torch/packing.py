@@ -1,9 +1,9 @@
-"""Rows → packed micro-batches in which every shared prefix stands once.
+"""Packs rows into micro-batches that contain every shared prefix once.
 
-The rows of a step have much in common: the system prompt, a task's prompt in all of its attempts, a turn in two rows that fork
-later. A micro-batch is the trie of its rows, laid out depth first in one sequence ``[1, S]`` for `TreeAttention`. Each token
-of a row has its place in the sequence; rows that agree up to a token share the place, and the gradient through it is the exact
-sum of theirs. (Tree training, arXiv 2511.00413.)
+The rows of a step share many tokens: the system prompt, a task's prompt in all of its attempts, a turn of two rows that fork
+later. A micro-batch is the trie of its rows, in depth-first order, as one sequence ``[1, S]`` for `TreeAttention`. Each token
+of a row has a place in the sequence. Rows with the same tokens up to a place share it, and the gradient through the place is
+the exact sum of their gradients. (Tree training, arXiv 2511.00413.)
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ class PackedBatch:
     position_ids_S: Ints
     forest: Forest
     places_P: Ints
-    """Indices into the packed sequence. A place may occur twice, with different temperatures."""
+    """Indices into the packed sequence. A place can occur twice, with different temperatures."""
     temperatures_P: NDArray[np.float32]
     constrained_P: Ints
-    """Number of the constrained token that the place predicts, counted along E, or -1. A place that predicts one predicts no other."""
+    """Index of the constrained token that the place predicts, counted along E, or -1. Such a place predicts no other."""
     source_E: Ints
     """Index into ``places_P``: the place that predicts each trained token."""
     targets_E: Ints
     """Token ids."""
     rows: Sequence[int]
-    """The rows in here, as indices into the step's rows; their trained tokens follow each other in E."""
+    """Indices of the micro-batch's rows in the step's rows; E has their trained tokens in this order."""
     columns: Sequence[Ints]
-    """For each of these rows, where its trained tokens stand in it."""
+    """For each of these rows, the indices of its trained tokens in the row."""
     places: Sequence[Ints]
     """For each of these rows, the place of each of its input tokens in the packed sequence."""
 
     def gather(self, values: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        """[E]: of arrays [L], one for each of the step's rows, the values at the trained tokens."""
+        """The values [E] at the trained tokens, from arrays [L], one for each of the step's rows."""
         return np.concatenate([values[row][columns] for row, columns in zip(self.rows, self.columns, strict=True)])
 
 
 def pack_rows(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> list[PackedBatch]:
-    """Pack the rows with the indices ``chosen`` into micro-batches of at most ``budget`` packed tokens.
+    """Pack the rows ``chosen`` into micro-batches of at most ``budget`` packed tokens.
 
-    They are cut apart where they share least. A row longer than the budget raises it to its own length, which is needed anyway.
-    Raises `TrainingError` for a row whose first token is marked as sampled: nothing predicts it.
+    Cuts are placed where neighbouring rows share the least. A row longer than the budget raises the budget to its length.
+    Raises `TrainingError` for a row whose first token is marked as sampled, because no token predicts it.
     """
     inputs = {index: _input_tokens(rows[index]) for index in chosen}
-    # Neighbours in this order (that of the tokens; big-endian bytes compare like them) share the longest prefixes.
+    # In lexicographic order neighbours share the longest prefixes; big-endian bytes compare like the tokens.
     ordered = sorted(inputs, key=lambda index: inputs[index].astype(">u4").tobytes())
     shared = [0] + [_common_prefix(inputs[a], inputs[b]) for a, b in pairwise(ordered)]
     lengths = [len(inputs[index]) for index in ordered]
@@ -70,12 +70,13 @@ def pack_rows(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> lis
 
 
 def _cuts(lengths: Sequence[int], shared: Sequence[int], budget: int) -> list[int]:
-    """Where to cut rows in order, from 0 to their number, for the fewest tokens in all, then the fewest parts.
+    """Where to cut ordered rows, for the fewest tokens, then the fewest parts.
 
-    A part costs its first row and what each further one does not share with the row before it; a cut costs what it tears apart.
+    The cuts include 0 and the number of rows.
+    A part has the tokens of its first row and those that each further row does not share with the row before it.
     """
     limit = max(budget, *lengths) if lengths else budget
-    best = [(0, 0)]  # up to each row: tokens, parts
+    best = [(0, 0)]  # tokens and parts up to each row
     start_of = [0]
     for last in range(1, len(lengths) + 1):
         options: list[tuple[int, int, int]] = []
@@ -97,7 +98,7 @@ def _cuts(lengths: Sequence[int], shared: Sequence[int], budget: int) -> list[in
 
 
 def _pack(rows: Sequence[Row], inputs: dict[int, Ints], group: Sequence[tuple[int, int]]) -> PackedBatch:
-    """``group``: row indices in lexicographic order of their tokens, each with how much it shares with the one before."""
+    """``group``: row indices in lexicographic order, with the tokens shared with the last."""
     tokens: list[Ints] = []
     positions: list[Ints] = []
     places: dict[int, Ints] = {}
@@ -116,7 +117,7 @@ def _pack(rows: Sequence[Row], inputs: dict[int, Ints], group: Sequence[tuple[in
     temperature_E = np.concatenate(
         [rows[index].temperatures[where] for (index, _), where in zip(group, columns, strict=True)]
     )
-    # What was sampled greedily has its logprobs at temperature 1: see `SamplingParams`.
+    # Greedy samples have logprobs at temperature 1: see `SamplingParams`.
     temperature_E = np.where(temperature_E == 0, 1.0, temperature_E)
     targets_E = np.concatenate([rows[index].token_ids[where] for (index, _), where in zip(group, columns, strict=True)])
     constrained_E = np.concatenate(
@@ -140,7 +141,7 @@ def _pack(rows: Sequence[Row], inputs: dict[int, Ints], group: Sequence[tuple[in
 
 
 def _constrained(row: Row) -> NDArray[np.bool_]:
-    """bool [L]: the tokens that were not chosen among the whole vocabulary."""
+    """bool [L]: the tokens that were sampled under a constraint."""
     found = np.zeros(len(row.token_ids), dtype=np.bool_)
     for segment in row.segments:
         found[segment.start : segment.stop] = segment.constraint is not None
@@ -148,9 +149,9 @@ def _constrained(row: Row) -> NDArray[np.bool_]:
 
 
 def _forest(shared: Sequence[int], places: Sequence[Ints]) -> Forest:
-    """The runs between branch points. A row's new tokens are cut where a later row leaves them."""
+    """The runs between branch points: a row's tokens are cut where a later row diverges."""
     total = max((int(row[-1]) + 1 for row in places if len(row)), default=0)
-    parent_place = np.arange(-1, total - 1)  # the place that each place continues: the one before, or a branch point
+    parent_place = np.arange(-1, total - 1)  # the place that each place continues: the previous one, or a branch point
     cuts = {0, total}
     for branch, row in zip(shared, places, strict=True):
         parent = int(row[branch - 1]) if branch else -1
@@ -167,7 +168,7 @@ def _forest(shared: Sequence[int], places: Sequence[Ints]) -> Forest:
 
 
 def _input_tokens(row: Row) -> Ints:
-    """All that a row's trained tokens depend on: what comes after the last of them, and itself, is never an input."""
+    """The tokens before the row's last trained token: all that its trained tokens depend on."""
     columns = np.flatnonzero(row.mask)
     if not len(columns):
         raise TrainingError(f"a row of rollout {row.rollout!r} has no sampled token")

@@ -1,4 +1,4 @@
-"""What is added to the policy's loss: the divergence from a reference model, and the entropy."""
+"""The terms added to the policy's loss: KL divergence and entropy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from lightning_core.config.algorithm import Estimator
 
 
 def kl_penalty(logprobs_E: Tensor, reference_E: Tensor, estimator: Estimator) -> Tensor:
-    """Estimates [E] of KL(policy, reference) from the tokens that the policy sampled; float32, nats.
+    """Estimates [E] of KL(policy, reference) from sampled tokens; float32, nats.
 
-    ``k3``: q/p - 1 - log(q/p), with q the reference: never negative, of little variance (http://joschu.net/blog/kl-approx.html), the
-    term of GRPO (arXiv 2402.03300). Its gradient is only near that of the divergence. ``k1``: log(p/q), without bias. As a term of
-    the loss its own gradient is that of log p, zero on average, so it has the gradient of k2 = log(p/q)^2 / 2, which is that of the
-    divergence, and the same as k1 taken off the token's reward (arXiv 2510.01555).
+    - ``k3``: q/p - 1 - log(q/p), with the reference q. It is never negative, has low variance
+      (http://joschu.net/blog/kl-approx.html) and is the term of GRPO (arXiv 2402.03300). Its gradient only approximates that
+      of the divergence.
+    - ``k1``: log(p/q), unbiased. The gradient of k1 itself is 0 on average, so the gradient of k2 = log(p/q)^2 / 2 is used.
+      This is the gradient of the divergence, and equals that of subtracting k1 from the token's reward (arXiv 2510.01555).
     """
     log_ratio_E = logprobs_E - reference_E
     if estimator == "k3":
@@ -27,16 +28,19 @@ def kl_penalty(logprobs_E: Tensor, reference_E: Tensor, estimator: Estimator) ->
 
 
 def place_entropy(logits_PV: Tensor, temperatures_P: Tensor, forbidden: Iterable[tuple[int, Tensor]] = ()) -> Tensor:
-    """Entropy [P] (float32, nats) of softmax(logits / temperature): exact, of the distribution that was sampled from.
+    """The exact entropy [P] (float32, nats) of softmax(logits / temperature).
 
-    ``forbidden``: places with bool [V], the tokens that have no part in the softmax there. Keeps a float32 copy of the logits until
-    backward.
+    ``forbidden``: places with bool [V]: the tokens that are excluded from the softmax there. A float32 copy of the logits is
+    kept until the backward pass.
     """
     return _PlaceEntropy.apply(logits_PV, temperatures_P, forbidden)  # type: ignore[no-any-return]
 
 
 class _PlaceEntropy(torch.autograd.Function):
-    """By hand, because logprobs of minus infinity have a part in neither value nor gradient, and because it takes half the memory."""
+    """Entropy with a hand-written gradient.
+
+    It ignores logprobs of minus infinity and needs half the memory of autograd.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits_PV: Tensor, temperatures_P: Tensor, forbidden: Iterable[tuple[int, Tensor]]) -> Tensor:

@@ -1,4 +1,7 @@
-"""The proof that what the loss is about to use is what was sampled: the same tokens, logprobs, temperature and weights, each once."""
+"""Proves that the loss uses exactly what was sampled, each token once.
+
+It compares tokens, logprobs, temperatures and versions of the weights.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from lightning_core.transitions import Row, Segment
 
 
 def prove_once(rows: Sequence[Row]) -> None:
-    """Raise `ProofError` if a call is trained in two places, or a token that no call sampled."""
+    """Raise `ProofError` if a call would be trained twice, or a token that no call sampled."""
     counts = Counter(segment.call for row in rows for segment in row.segments)
     for call, count in counts.items():
         if count > 1:
@@ -27,16 +30,16 @@ def prove_once(rows: Sequence[Row]) -> None:
             covered[segment.start : segment.stop] = True
         if not np.array_equal(covered, row.mask):
             raise ProofError(
-                f"a row of rollout {row.rollout!r} marks {int(row.mask.sum())} tokens as sampled, but the {len(row.segments)} calls in "
-                f"it sampled {int(covered.sum())} at other places"
+                f"a row of rollout {row.rollout!r} marks {int(row.mask.sum())} tokens as sampled, but its {len(row.segments)} calls "
+                f"sampled {int(covered.sum())} tokens at other positions"
             )
 
 
 def prove_batch(rows: Sequence[Row], batch: PackedBatch, logprobs_E: Floats) -> None:
-    """Raise `ProofError` unless each row in ``batch`` stands there as it was sampled.
+    """Raise `ProofError` unless ``batch`` contains each of its rows exactly as it was sampled.
 
-    Everything but version and digest is read back from the arrays that the model and the loss are given; ``logprobs_E``, float32 [E],
-    are the sampled ones that the loss compares with.
+    Everything except version and digest is read back from the arrays that the model and the loss get. ``logprobs_E``, float32
+    [E]: the sampled logprobs that the loss uses.
     """
     stop = 0
     for index, columns, places in zip(batch.rows, batch.columns, batch.places, strict=True):
@@ -59,9 +62,9 @@ def _prove_row(row: Row, columns: Ints, places: Ints, batch: PackedBatch, traine
     for segment in row.segments:
         own = slice(*np.searchsorted(columns, (segment.start, segment.stop)))
         temperature = float(row.temperatures[segment.start])
-        # What was sampled greedily has its logprobs at temperature 1.
+        # Greedy samples have logprobs at temperature 1.
         if not (batch.temperatures_P[sources[own]] == np.float32(temperature or 1.0)).all():
-            raise ProofError(f"call {segment.call} was sampled at temperature {temperature:g}, and packed with another")
+            raise ProofError(f"call {segment.call} was sampled at temperature {temperature:g} but packed with another")
         prove_segment(
             row,
             segment,
@@ -75,7 +78,10 @@ def _prove_row(row: Row, columns: Ints, places: Ints, batch: PackedBatch, traine
 def prove_segment(
     row: Row, segment: Segment, *, prompt_ids: Any, output_ids: Any, logprobs: Any, temperature: float
 ) -> None:
-    """Raise `ProofError` unless these tokens [P], [T] and logprobs [T] are those that ``segment`` was recorded with."""
+    """Raise `ProofError` unless these tokens and logprobs have the segment's digest.
+
+    ``prompt_ids`` [P]; ``output_ids`` and ``logprobs`` [T].
+    """
     found = sampling_digest(
         prompt_ids=prompt_ids,
         output_ids=output_ids,
@@ -87,6 +93,6 @@ def prove_segment(
     if found != segment.digest:
         raise ProofError(
             f"call {segment.call} of agent {row.agent!r} (rollout {row.rollout}): its tokens, logprobs, temperature or version are not "
-            f"those that were sampled: digest {found}, expected {segment.digest}. Nothing was trained; the record was changed on "
-            "its way, or there is a bug"
+            f"those that were sampled: digest {found}, expected {segment.digest}. Nothing was trained. Either the record was "
+            "changed after sampling, or there is a bug"
         )

@@ -1,4 +1,4 @@
-"""Sums over sequences whose rows may lie in several micro-batches."""
+"""Sums over sequences whose rows can be in several micro-batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_core.transitions import Row
 
 
 class Sequences:
-    """The sequences of a step, N of them, and which of them each trained token of each micro-batch belongs to."""
+    """The N sequences of a step, and the sequence of each trained token of each micro-batch."""
 
     def __init__(
         self, rows: Sequence[Row], batches: Sequence[PackedBatch], kind: SequenceKind, device: torch.device
@@ -32,17 +32,17 @@ class Sequences:
             (torch.bincount(numbers_E, minlength=len(numbers)) for numbers_E in self._numbers),
             torch.zeros(len(numbers), dtype=torch.int64, device=device),
         )
-        """int64: trained tokens of each sequence."""
+        """int64 [N]: the number of trained tokens of each sequence."""
         self.cut = sum(len(set(found)) for found in within) > len(numbers)
         """Whether a sequence has tokens in more than one micro-batch."""
 
     def sums(self, values: Mapping[int, Tensor]) -> Tensor:
-        """float64 [N]: the sums of ``values``, [E] for each of some micro-batches."""
+        """float64 [N]: the sums of ``values``, which has [E] for some or all micro-batches."""
         sums_N = torch.zeros(len(self.tokens_N), dtype=torch.float64, device=self.tokens_N.device)
         for batch, values_E in values.items():
             sums_N.index_add_(0, self._numbers[batch], values_E.double())
         return sums_N
 
     def spread(self, values_N: Tensor, batch: int) -> Tensor:
-        """[E]: for each trained token of a micro-batch the value of its sequence."""
+        """[E]: for each trained token of a micro-batch, the value of its sequence."""
         return values_N[self._numbers[batch]]

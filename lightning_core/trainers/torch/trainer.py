@@ -1,12 +1,14 @@
-"""The embedded trainer: one Hugging Face model, sampled in process and trained by AdamW, on the CPU or one GPU."""
+"""The embedded trainer: one model, sampled and trained in this process.
+
+The model is a Hugging Face model on the CPU or one GPU.
+"""
 
 from __future__ import annotations
 
 import copy
-import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -18,25 +20,23 @@ from torch import Tensor
 
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
 from lightning_core.chat.chat import Chat
+from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.checks import impossible_algorithm
+from lightning_core.config.resolve import PolicySettings
 from lightning_core.config.source import dotted
+from lightning_core.config.trainer import Trainer as TrainerSection
 from lightning_core.errors import ConfigError, TrainingError
-from lightning_core.model.attention import NAME, TreeAttention, plan_blocks
-from lightning_core.model.head import OutputHead
 from lightning_core.model.load import LoadedModel, load
-from lightning_core.model.settings import TorchTrainerConfig
-from lightning_core.model.tuning import Tuning, tune
+from lightning_core.model.tuning import Tuning, tune_adapter, tune_weights
 from lightning_core.model.untied import is_tied, untie_saved
 from lightning_core.trace import BASE, POLICY
 from lightning_core.trainers.torch import checkpoint
-from lightning_core.trainers.torch.critic import Critic, prompt_states
+from lightning_core.trainers.torch.forward import Forward, Reference
 from lightning_core.trainers.torch.objective import Objective, rows_to_train
 from lightning_core.trainers.torch.packing import PackedBatch, pack_rows
-from lightning_core.trainers.torch.penalties import place_entropy
 from lightning_core.trainers.torch.proof import prove_batch, prove_once
+from lightning_core.trainers.torch.value_head import ValueHead, prompt_states
 from lightning_core.transitions import Row, Transition, transitions_to_rows
-
-logger = logging.getLogger(__name__)
 
 
 class TorchTrainer:
@@ -44,115 +44,132 @@ class TorchTrainer:
 
     def __init__(
         self,
-        config: TorchTrainerConfig,
+        policy: PolicySettings,
+        algorithm: Algorithm,
+        settings: TrainerSection,
         *,
+        seed: int,
         name: str = POLICY,
         loaded: LoadedModel | None = None,
         backend: TorchBackend | None = None,
     ) -> None:
-        """``name``: the policy's. ``loaded`` and ``backend``: those of others to join; without, it has its own."""
-        self.config = config
-        self.name = name
-        for path, text in impossible_algorithm(config.algorithm):
+        """The trainer of one policy.
+
+        ``policy`` has the learning rate; ``settings`` has everything else that policies share. ``name``: the name that
+        the policy is served under. ``loaded`` and ``backend``: a model and an engine to share; None creates them.
+        Raises `ConfigError` for settings that cannot be combined.
+        """
+        for path, text in impossible_algorithm(algorithm):
             raise ConfigError(f"{dotted(path)}: {text}")
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
-        loaded = loaded or load(config)
-        self._loaded = loaded
-        self._device = loaded.device
-        self._geometry = loaded.geometry
-        self._constraints = loaded.constraints
-        self._model = loaded.model
-        self._tuning: Tuning = tune(loaded.model, config, name=name, adapters=loaded.adapters)
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        self.policy = policy
+        self.algorithm = algorithm
+        self.settings = settings
+        self.name = name
+        self._loaded = loaded or load_policy(policy)
+        self._model = self._loaded.model
+        self._tuning = _tune(self._loaded, policy, name=name, seed=seed, keep_base=algorithm.kl is not None)
         with self._tuning.active():
-            self._head = OutputHead(loaded.model, self._geometry)
+            self._forward = Forward(self._model, self._loaded.geometry, self._loaded.constraints)
         self._optimizer = torch.optim.AdamW(
             list(self._tuning.masters.values()),
-            lr=config.learning_rate,
-            betas=config.betas,
-            weight_decay=config.weight_decay,
+            lr=policy.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
             fused=True,
         )
-        width: int = loaded.model.get_output_embeddings().weight.shape[1]
-        self._critic = None if config.critic is None else Critic(width, config.critic, self._device)
+        width: int = self._model.get_output_embeddings().weight.shape[1]
+        critic = policy.critic
+        self._value_head = None if critic is None else ValueHead(width, critic, self._loaded.device)
         self._version = 0
-        self._backend = backend or open_backend(config, loaded.max_context)
-        self._backend.add(name, self._sampled(loaded.model, self._tuning.adapter), live=True)
+        self._backend = backend or open_backend(settings, self._loaded.max_context, seed=seed)
+        self._backend.add(name, self._sampled(self._model, self._tuning.adapter), live=True)
         if backend is None and self.base is not None:
             self._backend.add(BASE, self.base, live=False)
 
     @property
     def base(self) -> SampledModel | None:
-        """The initial weights, if they are kept."""
+        """The initial weights; None if they are not kept."""
         return None if self._tuning.base is None else self._sampled(self._tuning.base[0])
 
     def _sampled(self, model: Any, adapter: str | None = None) -> SampledModel:
         return SampledModel(
             model=model,
-            geometry=self._geometry,
+            geometry=self._loaded.geometry,
             adapters=self._tuning.adapters,
             adapter=adapter,
-            constraints=self._constraints,
+            constraints=self._loaded.constraints,
         )
 
     @property
     def steps(self) -> int:
+        """See `Trainer.steps`."""
         return self._version
 
     @property
     def version(self) -> int:
-        """Updates so far; what the backend stamps on what it samples."""
+        """Number of updates; the backend stamps it on each response."""
         return self._version
 
-    @cached_property
+    @property
     def chats(self) -> Mapping[str, Chat]:
-        return dict.fromkeys(self._backend.models, Chat(self.tokenizer, stop_token_ids=self.stop_token_ids))
+        """See `Trainer.chats`."""
+        return dict.fromkeys(self._backend.models, self._chat)
+
+    @cached_property
+    def _chat(self) -> Chat:
+        return Chat(self.tokenizer, stop_token_ids=self.stop_token_ids)
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of the weights."""
+        """The model's tokenizer."""
         return self._loaded.tokenizer
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
-        """Tokens that end a response, as the model's generation settings have them."""
+        """The tokens that end a response, from the model's generation config."""
         return self._loaded.stop_token_ids
 
     @property
     def backend(self) -> TorchBackend:
+        """See `Trainer.backend`."""
         return self._backend
 
     @property
     def tied(self) -> bool:
-        """Whether the output layer is that of the embeddings."""
+        """Whether the output layer shares its weights with the embeddings."""
         return is_tied(self._model)
 
     @property
     def device(self) -> str:
         """``cpu`` or ``cuda``."""
-        return self._device.type
+        return self._loaded.device.type
 
     @property
     def dtype(self) -> str:
-        """The type of the weights, such as ``bfloat16``."""
+        """The dtype of the weights, such as ``bfloat16``."""
         return str(self._model.dtype).removeprefix("torch.")
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
-        """See `Trainer.step`. Rows without any advantage cost nothing, but count where the loss takes means."""
+        """See `Trainer.step`.
+
+        Rows whose advantages are all 0 cost nothing, but count in the means of the loss.
+        """
         self.check(rows)
-        updates = self.config.algorithm.updates_per_step
-        chosen = rows_to_train(rows, self.config.algorithm)
-        batches = pack_rows(rows, chosen, budget=self.config.micro_batch_tokens)
-        objective = Objective(self.config.algorithm, rows, batches, self._device)
+        updates = self.algorithm.updates_per_step
+        chosen = rows_to_train(rows, self.algorithm)
+        batches = pack_rows(rows, chosen, budget=self.settings.micro_batch_tokens)
+        objective = Objective(self.algorithm, rows, batches, self._loaded.device)
         metrics: dict[str, float] = {"rows_trained": len(chosen), "packed_tokens": 0, "micro_batches": len(batches)}
         with self._backend.pause(), self._tuning.active(), ExitStack() as undo:
             self._backend.forget(self.name)
             if updates > 1:
-                # A later update may fail when earlier ones have changed the weights already.
+                # A later update can fail after earlier ones have changed the weights.
                 undo.callback(self.restore, copy.deepcopy(self.state()))
             for update in range(updates if chosen else 0):
                 found = self._update(rows, batches, objective)
-                # The first pass compares sampler and trainer on the same weights; the last one tells how far it all went.
+                # Only the first update compares sampler and trainer on the same weights.
                 first = {name: value for name, value in found.items() if name.startswith("logprob_difference")}
                 metrics |= found if update == 0 else {n: v for n, v in found.items() if n not in first}
             undo.pop_all()
@@ -162,27 +179,27 @@ class TorchTrainer:
 
     def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
         """See `Trainer.expected`."""
-        critic = self._need_critic()
+        value_head = self._require_value_head()
         rows = transitions_to_rows(transitions)
         states: dict[str, Tensor] = {}
         with self._backend.pause(), self._tuning.active(), torch.no_grad():
-            for batch in pack_rows(rows, range(len(rows)), budget=self.config.micro_batch_tokens):
-                states |= prompt_states(batch, rows, self._hidden(batch))
-        return critic.expected(states)
+            for batch in pack_rows(rows, range(len(rows)), budget=self.settings.micro_batch_tokens):
+                states |= prompt_states(batch, rows, self._forward.hidden(batch))
+        return value_head.expected(states)
 
     def learn_expected(self, targets: Mapping[str, float]) -> Mapping[str, float]:
         """See `Trainer.learn_expected`."""
-        return self._need_critic().learn(targets)
+        return self._require_value_head().learn(targets)
 
-    def _need_critic(self) -> Critic:
-        if self._critic is None:
-            raise TrainingError("this trainer was made without a critic; credit.rewards: gae makes one")
-        return self._critic
+    def _require_value_head(self) -> ValueHead:
+        if self._value_head is None:
+            raise TrainingError("this trainer has no critic; set credit.rewards: gae to get one")
+        return self._value_head
 
     def check(self, rows: Sequence[Row]) -> None:
-        """Raise `TrainingError` for rows that no step can be made from."""
+        """Raise `TrainingError` for rows that cannot be trained on."""
         if not rows:
-            raise TrainingError("a step was given no rows")
+            raise TrainingError("step() got no rows")
         for row in rows:
             if row.advantages is None:
                 raise TrainingError(f"a row of rollout {row.rollout!r} has no advantages: assign credit first")
@@ -197,116 +214,65 @@ class TorchTrainer:
         prove_once(rows)
 
     def _update(self, rows: Sequence[Row], batches: Sequence[PackedBatch], objective: Objective) -> dict[str, float]:
-        """One optimiser update on all micro-batches together; returns its metrics."""
+        """One optimiser update on all micro-batches; returns its metrics."""
         self._tuning.zero_grad()
-        algorithm = self.config.algorithm
         if objective.needs_survey():
             with torch.no_grad():
-                objective.survey([self._logprobs(batch, rows)[0] for batch in batches])
+                objective.survey([self._forward.logprobs(batch, rows)[0] for batch in batches])
         loss, sums, maxima = 0.0, Counter[str](), dict[str, float]()
         for number, batch in enumerate(batches):
             prove_batch(rows, batch, objective.sampled[number])
-            if algorithm.kl is not None and number not in objective.references:
-                objective.references[number] = self._reference_logprobs(batch, rows)
-            logprobs_E, entropy_E = self._logprobs(batch, rows, entropy=algorithm.entropy_weight > 0)
+            if self.algorithm.kl is not None and number not in objective.references:
+                objective.references[number] = self._reference.logprobs(batch, rows)
+            logprobs_E, entropy_E = self._forward.logprobs(batch, rows, entropy=self.algorithm.entropy_weight > 0)
             found = objective.loss(number, logprobs_E, entropy_E)
             found.loss.backward()
             self._tuning.collect_grad()
             loss += float(found.loss.detach())
             sums.update(found.sums)
             maxima = {name: max(value, maxima.get(name, -math.inf)) for name, value in found.maxima.items()}
-        masters = list(self._tuning.masters.values())
-        norm = float(torch.nn.utils.clip_grad_norm_(masters, self.config.grad_clip))
-        if not math.isfinite(loss) or not math.isfinite(norm):
-            self._tuning.zero_grad()
-            raise TrainingError(
-                f"step {self._version + 1}: loss {loss} with gradient norm {norm}; the weights are as before"
-            )
-        rate = self._learning_rate()
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
-        self._tuning.publish()
-        self._tuning.zero_grad()
+        norm = self._apply_gradient(loss)
         tokens = sum(len(batch.targets_E) for batch in batches)
         return {
             "loss": loss,
             "grad_norm": norm,
-            "learning_rate": rate,
+            "learning_rate": self._learning_rate(),
             "packed_tokens": sum(len(batch.token_ids_S) for batch in batches),
             **{name: value / tokens for name, value in sums.items()},
             **maxima,
         }
 
-    @cached_property
-    def _base_head(self) -> OutputHead:
-        """The initial weights' output layer. With adapters it is the same model, which they have no part in."""
-        assert self._tuning.base is not None
-        model, context = self._tuning.base
-        with context():
-            return self._head if model is self._model else OutputHead(model, self._geometry)
+    def _apply_gradient(self, loss: float) -> float:
+        """Clip the gradient and update the weights; returns the gradient's norm before clipping.
 
-    @torch.no_grad()
-    def _reference_logprobs(self, batch: PackedBatch, rows: Sequence[Row]) -> Tensor:
-        """Logprobs [E] of a micro-batch's trained tokens under the initial weights."""
-        assert self._tuning.base is not None
-        model, context = self._tuning.base
-        with context():
-            return self._logprobs(batch, rows, model=model, head=self._base_head)[0]
-
-    def _hidden(self, batch: PackedBatch, model: Any = None) -> Tensor:
-        """The last hidden states [P, H] at a micro-batch's places, in the type of the weights; differentiable."""
-        tree = TreeAttention(plan_blocks(batch.forest), groups=self._geometry.groups, device=self._device)
-        hidden_1SH = (
-            (self._model if model is None else model)
-            .base_model(
-                input_ids=self._tensor(batch.token_ids_S[None]),
-                position_ids=self._tensor(batch.position_ids_S[None]),
-                use_cache=False,
-                **{NAME: tree},
-            )
-            .last_hidden_state
-        )
-        return hidden_1SH[0].index_select(0, self._tensor(batch.places_P))
-
-    def _logprobs(
-        self,
-        batch: PackedBatch,
-        rows: Sequence[Row],
-        *,
-        model: Any = None,
-        head: OutputHead | None = None,
-        entropy: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Logprobs [E] of a micro-batch's trained tokens under the weights as they are, or those of ``model``.
-
-        And with ``entropy`` that of the distributions that they are of, [E].
+        Raises `TrainingError`, and leaves the weights as they are, if ``loss`` or the gradient is not finite.
         """
-        head = head or self._head
-        hidden_PH = self._hidden(batch, model)
-        temperatures_P, source_E = self._tensor(batch.temperatures_P), self._tensor(batch.source_E)
-        entropy_P = (
-            place_entropy(head.logits(hidden_PH), temperatures_P, self._forbidden(batch, rows)) if entropy else None
-        )
-        logprobs_E = head.logprobs(
-            hidden_PH, temperatures_P, source_E, self._tensor(batch.targets_E), self._forbidden(batch, rows)
-        )
-        return logprobs_E, None if entropy_P is None else entropy_P[source_E]
-
-    def _forbidden(self, batch: PackedBatch, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
-        """The places of constrained tokens, each with bool [V] of what was not allowed there."""
-        allowed = (
-            allowed_V
-            for row in (rows[index] for index in batch.rows)
-            for segment in row.segments
-            if segment.constraint is not None
-            for allowed_V in self._constraints.allowed(
-                segment.constraint, row.token_ids[segment.start : segment.stop].tolist()
+        masters = list(self._tuning.masters.values())
+        norm = float(torch.nn.utils.clip_grad_norm_(masters, self.settings.grad_clip))
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            self._tuning.zero_grad()
+            raise TrainingError(
+                f"step {self._version + 1}: the loss is {loss} and the gradient norm {norm}; the weights are unchanged"
             )
-        )
-        places = np.argsort(batch.constrained_P)[np.count_nonzero(batch.constrained_P < 0) :]
-        for place, allowed_V in zip(places.tolist(), allowed, strict=True):
-            yield place, self._tensor(~allowed_V)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._learning_rate()
+        self._optimizer.step()
+        self._tuning.publish()
+        self._tuning.zero_grad()
+        return norm
+
+    def _learning_rate(self) -> float:
+        warmup = self.settings.warmup_steps
+        return self.policy.learning_rate * (min(1.0, (self._version + 1) / warmup) if warmup else 1.0)
+
+    @cached_property
+    def _reference(self) -> Reference:
+        """Passes through the initial weights; with an adapter these are the same model without it."""
+        assert self._tuning.base is not None
+        model, context = self._tuning.base
+        if model is self._model:
+            return Reference(self._forward, context)
+        return Reference(Forward(model, self._loaded.geometry, self._loaded.constraints), context)
 
     def save(self, folder: Path) -> None:
         """See `Trainer.save`."""
@@ -321,9 +287,9 @@ class TorchTrainer:
             self.restore(state)
 
     def save_pretrained(self, folder: Path, *, untied: bool = False) -> None:
-        """Write the policy as an ordinary Hugging Face folder, adapters merged into the weights they adapt.
+        """Write the policy as a Hugging Face folder, with adapters merged into the weights.
 
-        ``untied``: with an output layer of its own, if the model shares it with the embeddings.
+        ``untied``: write the output layer separately, even if the model shares it with the embeddings.
         """
         with self._backend.pause():
             weights = self._model.state_dict()
@@ -339,15 +305,16 @@ class TorchTrainer:
         self._backend.close()
 
     def _fingerprint(self) -> dict[str, Any]:
+        """The properties that a checkpoint must share with this trainer."""
         return {
             "model_type": self._model.config.model_type,
-            "tuning": self.config.tuning,
-            "lora_alpha": self.config.lora_alpha if self.config.tuning == "lora" else None,
+            "tuning": self.policy.tuning,
+            "lora_alpha": None if self.policy.lora is None else self.policy.lora.alpha,
             "weights": {name: list(tensor.shape) for name, tensor in self._tuning.masters.items()},
         }
 
     def state(self) -> checkpoint.Checkpoint:
-        """All that `restore` needs to go on from here; its tensors are those that training changes."""
+        """The state that `restore` continues from. Its tensors are the trained ones, not copies."""
         masters = self._tuning.masters
         return checkpoint.Checkpoint(
             fingerprint=self._fingerprint(),
@@ -355,36 +322,57 @@ class TorchTrainer:
             submitted=self._backend.submitted,
             weights=masters,
             moments=checkpoint.optimizer_moments(self._optimizer, masters),
-            critic={} if self._critic is None else self._critic.state(),
+            critic={} if self._value_head is None else self._value_head.state(),
         )
 
     @torch.no_grad()
     def restore(self, state: checkpoint.Checkpoint) -> None:
-        """Go on from ``state``; sampling is paused, and has forgotten what the weights of now computed."""
+        """Continue from ``state``.
+
+        Sampling must be paused, and the backend must have forgotten this policy.
+        """
         for name, master in self._tuning.masters.items():
             master.copy_(state.weights[name])
         self._tuning.publish()
         checkpoint.restore_moments(self._optimizer, self._tuning.masters, state.moments)
-        if self._critic is not None and state.critic:
-            self._critic.restore(state.critic)
+        if self._value_head is not None and state.critic:
+            self._value_head.restore(state.critic)
         self._version = self._backend.versions[self.name] = state.version
         self._backend.submitted = state.submitted
 
-    def _learning_rate(self) -> float:
-        warmup = self.config.warmup_steps
-        return self.config.learning_rate * (min(1.0, (self._version + 1) / warmup) if warmup else 1.0)
 
-    def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+def load_policy(policy: PolicySettings) -> LoadedModel:
+    """Load the model of ``policy``; see `load`."""
+    return load(
+        policy.model,
+        device=policy.device,
+        dtype=policy.dtype,
+        max_context=policy.max_context,
+        gradient_checkpointing=policy.gradient_checkpointing,
+    )
 
 
-def open_backend(config: TorchTrainerConfig, max_context: int) -> TorchBackend:
-    """A sampling engine as ``config`` has it, without a model yet."""
+def open_backend(settings: TrainerSection, max_context: int, *, seed: int) -> TorchBackend:
+    """A sampling engine without models."""
     return TorchBackend(
-        {},
-        max_context=max_context,
-        max_batch=config.max_batch,
-        gather_ms=config.gather_ms,
-        cached_tokens=config.cached_tokens,
-        seed=config.seed,
+        {}, max_context=max_context, max_batch=settings.max_batch, gather_ms=settings.gather_ms, seed=seed
+    )
+
+
+def _tune(loaded: LoadedModel, policy: PolicySettings, *, name: str, seed: int, keep_base: bool) -> Tuning:
+    """The trained weights of ``policy``.
+
+    ``keep_base``: keep the initial weights even if they are not served.
+    """
+    lora = policy.lora
+    if lora is None:
+        return tune_weights(loaded.model, layers=policy.train_layers, keep_base=keep_base or policy.keep_base)
+    return tune_adapter(
+        loaded.model,
+        loaded.adapters,
+        name=name,
+        rank=lora.rank,
+        alpha=lora.alpha,
+        targets=lora.target_modules,
+        seed=seed,
     )

@@ -1,4 +1,4 @@
-"""The embedded trainer, with the policy sampled by a vLLM server instead of in this process."""
+"""The embedded trainer with a vLLM server as the sampler."""
 
 from __future__ import annotations
 
@@ -19,13 +19,18 @@ from lightning_core.transitions import Row, Transition
 
 
 class VllmTrainer:
-    """A `Trainer`: ``trainer`` updates the weights, and after each update the server gets them.
+    """A `Trainer` whose policy is sampled by a vLLM server.
 
-    ``url``: a running server; None starts one with the further arguments ``args``. Weights travel as a folder under the system's
-    temporary folder (``TMPDIR``), which a server elsewhere must see under the same path. Closes ``trainer`` with itself.
+    ``trainer`` updates the weights, which are pushed to the server after each step.
     """
 
-    def __init__(self, trainer: TorchTrainer, *, url: str | None = None, args: Sequence[str] = ()) -> None:
+    def __init__(self, trainer: TorchTrainer, *, url: str | None, args: Sequence[str]) -> None:
+        """``url``: a running server; None starts one with the further arguments ``args``.
+
+        Weights are passed as a folder under the system's temporary folder (``TMPDIR``), which a server on another
+        machine must see under the same path. `close` closes ``trainer`` too. Raises `ConfigError` for a server on a
+        CPU that cannot take new weights for a tied output layer.
+        """
         self._trainer = trainer
         self._untied = False
         with ExitStack() as stack:
@@ -36,19 +41,20 @@ class VllmTrainer:
             stack.callback(self._backend.close)
             if self._backend.served.device == "cpu" and trainer.tied and not self._untied:
                 raise ConfigError(
-                    f"the vLLM server {server} runs on a CPU, where it cannot take new weights for an output layer that is tied to "
-                    f"the embeddings, as that of {trainer.config.model!r} is; leave policy.vllm.url out, to have it served untied"
+                    f"the vLLM server {server} runs on a CPU, where it cannot replace the weights of an output layer "
+                    f"that is tied to the embeddings, as in {trainer.policy.model!r}; leave policy.vllm.url out: a "
+                    "server that Lightning starts gets an untied copy of the model"
                 )
             if url is not None:
-                self._push()  # whatever that server was started with, or another run has left there
+                self._push()  # the server may hold the weights of another run
             self._open = stack.pop_all()
 
     @contextmanager
     def _serve(self, max_context: int, args: Sequence[str]) -> Generator[str]:
-        """A server of our own; yields its URL."""
+        """Start a server for the block; yields its URL."""
         trainer = self._trainer
         with tempfile.TemporaryDirectory(prefix="lightning-model-") as folder:
-            model = resolve_model(trainer.config.model)
+            model = resolve_model(trainer.policy.model)
             if trainer.device == "cpu":
                 args = (*CPU_ARGS, *args)
                 if trainer.tied:
@@ -60,18 +66,21 @@ class VllmTrainer:
 
     @property
     def steps(self) -> int:
+        """See `Trainer.steps`."""
         return self._trainer.steps
 
     @property
     def backend(self) -> VllmBackend:
+        """See `Trainer.backend`."""
         return self._backend
 
     @property
     def chats(self) -> Mapping[str, Chat]:
+        """See `Trainer.chats`."""
         return {name: self._trainer.chats[name] for name in self._backend.models}
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
-        """See `Trainer.step`. Raises `InfrastructureError` if the server does not take the new weights."""
+        """See `Trainer.step`. Raises `InfrastructureError` if the server rejects the new weights."""
         metrics = self._trainer.step(rows)
         started = time.monotonic()
         self._push()
@@ -99,7 +108,7 @@ class VllmTrainer:
         self._trainer.save_pretrained(folder)
 
     def close(self) -> None:
-        """See `Trainer.close`. Stops the server, if it was started here."""
+        """See `Trainer.close`. Stops the server if this trainer started it."""
         self._open.close()
 
     def _push(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import pytest
 import torch
 
 from lightning_core.config.algorithm import Algorithm
-from lightning_core.model.settings import TorchTrainerConfig
 from lightning_core.trainers.torch.packing import pack_rows
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
+from tests.trainers.sections import parts
 from tests.verl.library.step import Weights, moved
 
 ALL = 10**6
@@ -25,9 +24,7 @@ class Embedded:
 
     def __init__(self, folder: Path) -> None:
         self._trainer = TorchTrainer(
-            TorchTrainerConfig(
-                model=str(folder), dtype="float32", device="cpu", keep_base=True, grad_clip=1e9, threads=1
-            )
+            **parts(model=str(folder), dtype="float32", keep_base=True, grad_clip=1e9, threads=1)
         )
         base = {name: master.detach().clone() for name, master in self._trainer._tuning.masters.items()}
         now = moved(base, seed=1)
@@ -45,7 +42,7 @@ class Embedded:
         """The policy's logprobs of the row's sampled tokens."""
         (batch,) = pack_rows([row], [0], budget=ALL)
         with torch.no_grad():
-            return self._trainer._logprobs(batch, [row])[0].numpy()
+            return self._trainer._forward.logprobs(batch, [row])[0].numpy()
 
     def gradients(self, rows: Sequence[Row], algorithm: Algorithm) -> tuple[Weights, dict[str, float]]:
         """The gradient of a step's last update, by parameter, and the step's metrics."""
@@ -56,7 +53,7 @@ class Embedded:
             found = {n: t.grad.clone() for n, t in self._trainer._tuning.masters.items() if t.grad is not None}
             self._load("later")
 
-        self._trainer.config = replace(self._trainer.config, algorithm=algorithm)
+        self._trainer.algorithm = algorithm
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self._trainer._optimizer, "step", take)
             metrics = self._trainer.step(rows)

@@ -1,7 +1,10 @@
-"""The critic: a linear head that says, from what the policy makes of a prompt, what to expect of the rest of a rollout.
+"""The critic: a linear head on the policy's hidden states that predicts rewards.
 
-Its input is the policy's last hidden state at the prompt's last token, scaled to unit length and detached: the critic learns from the
-policy's features and does not change them. One value a call, not one a token: turns are its time steps (see ``credit/gae.py``).
+It predicts the sum of the rewards still to come.
+
+Its input is the policy's last hidden state at the prompt's last token, normalised to unit length and detached: the head is
+fitted to the policy's features and does not change them. It predicts one value per call, not per token, because the time
+steps of turn-level GAE are calls (see ``credit/gae.py``).
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_core.config.credit import Critic as CriticConfig
+from lightning_core.config.credit import Critic
 from lightning_core.errors import TrainingError
 from lightning_core.trainers.torch.checkpoint import optimizer_moments, restore_moments
 from lightning_core.trainers.torch.packing import PackedBatch
@@ -20,21 +23,22 @@ from lightning_core.transitions import Row
 
 
 def prompt_states(batch: PackedBatch, rows: Sequence[Row], hidden_PH: Tensor) -> dict[str, Tensor]:
-    """By call id, the hidden state [H] at the last token of its prompt: the place that predicts its first sampled token."""
+    """The hidden state [H] at the last prompt token of each call in ``batch``, by call id."""
     states: dict[str, Tensor] = {}
     first = 0
     for index, columns in zip(batch.rows, batch.columns, strict=True):
         order = {int(column): first + i for i, column in enumerate(columns)}
         for segment in rows[index].segments:
+            # The place that predicts the call's first sampled token is the prompt's last token.
             states[segment.call] = hidden_PH[int(batch.source_E[order[segment.start]])]
         first += len(columns)
     return states
 
 
-class Critic:
-    """V(prompt) for hidden states of width H; before it has learnt anything, 0."""
+class ValueHead:
+    """V(prompt) for hidden states of width H; 0 before the first update."""
 
-    def __init__(self, width: int, config: CriticConfig, device: torch.device) -> None:
+    def __init__(self, width: int, config: Critic, device: torch.device) -> None:
         self._epochs = config.epochs
         self._parameters = {
             "weight": torch.zeros(width, device=device, requires_grad=True),
@@ -44,7 +48,7 @@ class Critic:
         self._features: dict[str, Tensor] = {}
 
     def expected(self, states: Mapping[str, Tensor]) -> dict[str, float]:
-        """V of each call, from its prompt's state [H]; `learn` may refer to these calls."""
+        """V of each call, from its prompt's state [H]. The states are kept until the next `learn`."""
         self._features |= {call: F.normalize(state.detach().float(), dim=0) for call, state in states.items()}
         if not states:
             return {}
@@ -53,13 +57,14 @@ class Critic:
         return dict(zip(states, values_N.tolist(), strict=True))
 
     def learn(self, targets: Mapping[str, float]) -> dict[str, float]:
-        """Move the values of calls towards ``targets`` by least squares; the metrics are of before.
+        """Fit the values of calls to ``targets`` by least squares; returns metrics.
 
-        Raises `TrainingError` for a call that `expected` has not seen since the last time.
+        The metrics are from before the update.
+        Raises `TrainingError` for a call that was not passed to `expected` since the last `learn`.
         """
         unknown = next((call for call in targets if call not in self._features), None)
         if unknown is not None:
-            raise TrainingError(f"the critic was never asked about the call {unknown!r}, and cannot learn from it")
+            raise TrainingError(f"call {unknown!r} has a target but was not scored; call expected() on it first")
         features_NH = torch.stack([self._features[call] for call in targets])
         targets_N = torch.tensor(list(targets.values()), device=features_NH.device)
         metrics: dict[str, float] = {}
@@ -80,13 +85,13 @@ class Critic:
         return features_NH @ self._parameters["weight"] + self._parameters["bias"]
 
     def state(self) -> dict[str, Tensor]:
-        """All that it has learnt, for a checkpoint."""
+        """Weights and optimiser state, for a checkpoint."""
         weights = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         return weights | optimizer_moments(self._optimizer, self._parameters)
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """The inverse of `state`."""
+        """Load what `state` returned."""
         for name, parameter in self._parameters.items():
             parameter.copy_(state[name])
         moments = {name: tensor for name, tensor in state.items() if name not in self._parameters}

@@ -1,0 +1,99 @@
+"""The forward pass of a packed micro-batch: hidden states, logprobs, entropies.
+
+Dimensions: S packed tokens, P places whose logits are needed, E trained tokens, H hidden width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_core.model.attention import NAME, Geometry, TreeAttention, plan_blocks
+from lightning_core.model.constraint import Constraints
+from lightning_core.model.head import OutputHead
+from lightning_core.trainers.torch.packing import PackedBatch
+from lightning_core.trainers.torch.penalties import place_entropy
+from lightning_core.transitions import Row
+
+
+class Forward:
+    """Forward passes through one model, with the adapter that is active when they run."""
+
+    def __init__(self, model: Any, geometry: Geometry, constraints: Constraints) -> None:
+        self._model = model
+        self._geometry = geometry
+        self._constraints = constraints
+        self._head = OutputHead(model, geometry)
+        self._device: torch.device = model.get_input_embeddings().weight.device
+
+    def hidden(self, batch: PackedBatch) -> Tensor:
+        """The last hidden states [P, H] at the micro-batch's places; differentiable.
+
+        They have the dtype of the weights.
+        """
+        tree = TreeAttention(plan_blocks(batch.forest), groups=self._geometry.groups, device=self._device)
+        output = self._model.base_model(
+            input_ids=self._tensor(batch.token_ids_S[None]),
+            position_ids=self._tensor(batch.position_ids_S[None]),
+            use_cache=False,
+            **{NAME: tree},
+        )
+        return output.last_hidden_state[0].index_select(0, self._tensor(batch.places_P))
+
+    def logprobs(
+        self, batch: PackedBatch, rows: Sequence[Row], *, entropy: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logprobs [E] of the trained tokens and, with ``entropy``, their entropies [E].
+
+        The entropies are those of the distributions that the tokens were sampled from.
+        ``rows``: all rows of the step. Both are float32 and differentiable.
+        """
+        hidden_PH = self.hidden(batch)
+        temperatures_P, source_E = self._tensor(batch.temperatures_P), self._tensor(batch.source_E)
+        entropy_P = (
+            place_entropy(self._head.logits(hidden_PH), temperatures_P, self._forbidden(batch, rows))
+            if entropy
+            else None
+        )
+        logprobs_E = self._head.logprobs(
+            hidden_PH, temperatures_P, source_E, self._tensor(batch.targets_E), self._forbidden(batch, rows)
+        )
+        return logprobs_E, None if entropy_P is None else entropy_P[source_E]
+
+    def _forbidden(self, batch: PackedBatch, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
+        """The places of constrained tokens, each with bool [V]: the excluded tokens."""
+        allowed = (
+            allowed_V
+            for row in (rows[index] for index in batch.rows)
+            for segment in row.segments
+            if segment.constraint is not None
+            for allowed_V in self._constraints.allowed(
+                segment.constraint, row.token_ids[segment.start : segment.stop].tolist()
+            )
+        )
+        places = np.argsort(batch.constrained_P)[np.count_nonzero(batch.constrained_P < 0) :]
+        for place, allowed_V in zip(places.tolist(), allowed, strict=True):
+            yield place, self._tensor(~allowed_V)
+
+    def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+class Reference:
+    """Forward passes through the initial weights, without gradients."""
+
+    def __init__(self, forward: Forward, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        """``context``: entered for each pass, to switch off adapters on the same model."""
+        self._forward = forward
+        self._context = context
+
+    @torch.no_grad()
+    def logprobs(self, batch: PackedBatch, rows: Sequence[Row]) -> Tensor:
+        """Logprobs [E] of the trained tokens; see `Forward.logprobs`."""
+        with self._context():
+            return self._forward.logprobs(batch, rows)[0]

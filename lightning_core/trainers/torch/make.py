@@ -1,0 +1,25 @@
+"""The embedded trainer of a configuration."""
+
+from __future__ import annotations
+
+from lightning_core.config import Config
+from lightning_core.config.resolve import policy_settings
+from lightning_core.trace import POLICY
+from lightning_core.trainers import Trainer
+from lightning_core.trainers.torch.multi_policy import MultiPolicyTrainer
+from lightning_core.trainers.torch.trainer import TorchTrainer
+from lightning_core.trainers.torch.vllm_trainer import VllmTrainer
+
+
+def make_torch_trainer(config: Config) -> Trainer:
+    """The trainer for the policies of ``config``.
+
+    ``policy.backend`` selects who samples.
+    """
+    policies, algorithm, settings, seed = policy_settings(config), config.algorithm, config.trainer, config.run.seed
+    if config.policies:
+        return MultiPolicyTrainer(policies, algorithm, settings, seed=seed, base=config.policy.model)
+    trainer = TorchTrainer(policies[POLICY], algorithm, settings, seed=seed)
+    if config.policy.backend == "torch":
+        return trainer
+    return VllmTrainer(trainer, url=config.policy.vllm.url, args=config.policy.vllm.args)
