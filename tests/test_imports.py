@@ -45,7 +45,7 @@ def test_public_names_exist():
 )
 def test_old_import_paths_give_the_same_objects_until_0_2(old: str, new: str, name: str):
     with (
-        pytest.warns(DeprecationWarning, match="ends with 0.2")
+        pytest.warns(DeprecationWarning, match="removed in 0.2")
         if old not in ("capture", "trainable")
         else contextlib.nullcontext()
     ):

@@ -7,7 +7,6 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from lightning_core.config import load_config
 from lightning_core.errors import ConfigError, LightningError
 
 TRACE_FILES = (".json", ".jsonl", ".pb")
@@ -62,6 +61,8 @@ def as_run_folder(path: str) -> Path | None:
 
 
 def _run_task(options: argparse.Namespace) -> int:
+    from lightning_core.config import load_config
+
     config = load_config(options.config, options.overrides, needs=("agent",))
     from lightning_core.loop import evaluate
     from lightning_core.rollouts.tasks import load_tasks

@@ -442,7 +442,7 @@ def test_trace_of_one_task_shows_the_tree_even_if_names_are_wrong(
 
 
 def test_the_command_is_quick_to_start() -> None:
-    heavy = "{'torch', 'transformers', 'matplotlib', 'langchain_core', 'rich', 'starlette'}"
+    heavy = "{'torch', 'transformers', 'matplotlib', 'langchain_core', 'rich', 'starlette', 'numpy', 'pydantic', 'opentelemetry'}"
     script = f"import sys, lightning_core.cli.main; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
