@@ -1,5 +1,5 @@
-# make demo | demo-sql | test | test-lowest | test-vllm | test-verl | test-parity | lint: each makes its environment first, once, and
-# again when what it is made from changes.
+# make demo | demo-sql | test | test-numeric | test-pythons | test-lowest | test-vllm | test-verl | test-parity | lint: each makes its
+# environment first, once, and again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
 # pip listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build of torch.
@@ -16,7 +16,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 TORCH := torch==2.13.0
 
-.PHONY: demo demo-sql test test-lowest test-vllm test-verl test-parity lint environment
+.PHONY: demo demo-sql test test-numeric test-pythons test-lowest test-vllm test-verl test-parity lint environment
 
 demo: $(INSTALLED)
 	$(BIN)/lightning-rl train examples/calculator/lightning.yaml $(ARGS)
@@ -27,7 +27,15 @@ demo-sql: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(TWICE) $(ARGS)
 
-# The integrations with the lowest versions of the frameworks that the extras admit.
+# The tests that compare numbers, once more with the kernels of a CPU that has AVX2 and nothing newer.
+test-numeric: $(INSTALLED)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest $(TWICE) -m "numeric and not slow" $(ARGS)
+
+# The fast tests, without torch, on every other CPython from 3.12 to 3.14 that this machine has.
+test-pythons:
+	$(PYTHON) .ci/pythons.py $(ARGS)
+
+# The integrations with the lowest versions of the frameworks that their extras allow.
 test-lowest: $(LOWEST)/.installed
 	$(LOWEST)/bin/python -m pytest $(TWICE) tests/integrations $(ARGS)
 
@@ -61,9 +69,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 $(LOWEST)/.installed: pyproject.toml constraints.txt .ci/lowest.py
 	$(PYTHON) -m venv $(LOWEST)
-	$(PYTHON) .ci/lowest.py > $(LOWEST)/constraints.txt
+	$(PYTHON) .ci/lowest.py constraints > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check --no-input install -c $(LOWEST)/constraints.txt \
-		-e '.[langgraph,openai-agents,autogen-agentchat,dev]'
+		-e ".[$$($(PYTHON) .ci/lowest.py extras),dev]"
 	touch $(LOWEST)/.installed
 
 # An environment of its own, since verl admits no transformers as new as ours.

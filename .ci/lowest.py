@@ -1,28 +1,56 @@
-"""Prints pip constraints with the lowest versions that the extras of the integrations admit, and all else as in constraints.txt.
+"""Lowest supported versions of the frameworks, from the integrations that pyproject.toml announces.
 
-Packages that are released together with a framework (langgraph-prebuilt with langgraph) are left to pip, which takes what fits.
+    python .ci/lowest.py extras         the integrations' extras, separated by commas
+    python .ci/lowest.py constraints    pip constraints: the extras' lowest versions, all else as in constraints.txt
+
+Distributions released together with a framework (langgraph-prebuilt with langgraph) are not constrained; pip chooses what fits.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FAMILIES = ("autogen", "langchain", "langgraph", "openai-agents")
 
 
-def main() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    for extra in project["entry-points"]["lightning_core.integrations"]:
-        for requirement in project["optional-dependencies"][extra]:
+def lowest_versions(project: dict[str, object]) -> dict[str, str]:
+    """The lowest version of each distribution that an integration's extra requires."""
+    found: dict[str, str] = {}
+    for extra in project["entry-points"]["lightning_core.integrations"]:  # type: ignore[index]
+        for requirement in project["optional-dependencies"][extra]:  # type: ignore[index]
             if pin := re.match(r"([A-Za-z0-9._-]+)>=([0-9][^,;]*)", requirement):
-                print(f"{pin[1]}=={pin[2]}")
-    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
-        if line and not line.startswith(("#", *FAMILIES)):
-            print(line)
+                found[pin[1]] = pin[2]
+    return found
+
+
+def family(name: str, required: Set[str], others: Set[str]) -> str:
+    """The prefix that names of distributions released with ``name`` have: its first word, unless that is an unrelated distribution."""
+    first = name.partition("-")[0]
+    return name if first in others - required else first
+
+
+def constraints(required: dict[str, str], pinned: Sequence[str]) -> list[str]:
+    """The lines to print: lowest versions, and those of ``pinned`` that belong to no framework's family."""
+    others = {line.partition("==")[0] for line in pinned}
+    families = tuple(family(name, required.keys(), others) for name in required)
+    return [f"{name}=={version}" for name, version in required.items()] + [
+        line for line in pinned if not line.startswith(families)
+    ]
+
+
+def main(what: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    if what == "extras":
+        print(",".join(project["entry-points"]["lightning_core.integrations"]))
+        return
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = [line for line in lines if line and not line.startswith("#")]
+    print("\n".join(constraints(lowest_versions(project), pinned)))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -1,7 +1,7 @@
-"""The whole circle without a framework and without `fit`: one call for each part of Lightning, in a few seconds on a CPU.
+"""The training loop without `fit`: one call for each part of Lightning, in a few seconds on a CPU.
 
-The agent is a plain function that asks a model through the OpenAI client. The model is a tiny one with random weights, whose tokens
-are bytes. It is rewarded for small letters, and after a few steps it writes little else::
+The agent is a function that calls a model through the OpenAI client. The model is tiny, with random weights and bytes as tokens.
+The reward is the share of small letters in an answer, and after a few steps nearly all of them are::
 
     python -m examples.by_hand
 """
@@ -24,49 +24,41 @@ from lightning_core import (
     Trace,
     assign_credit,
     reward,
-    rollout,
     trace_to_transitions,
     trainable,
     transitions_to_rows,
 )
-from lightning_core.capture import current_run
-from lightning_core.capture.http_clients import install_client
-from lightning_core.capture.patching import Patches
-from lightning_core.chat.chat import Chat
-from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.testing import Playground, open_playground
 from lightning_core.trainers import Trainer, make_trainer
 
 STEPS, TASKS, ATTEMPTS = 8, 4, 8
 
-# --- 1. An agent as anybody writes it. The mark says that its calls are to be trained.
+# --- 1. An ordinary agent. The mark names it, so that its calls can be trained.
 
 client = OpenAI(api_key="any")
 
 
 @trainable("writer")
 def write(prompt: str) -> str:
-    """Ask the model; where it lives and what it is called is decided by whoever opens the rollout."""
+    """Call the model. Inside a rollout the policy endpoint answers instead of the one that the client names."""
     answer = client.chat.completions.create(model="gpt-4o-mini", messages=[{"role": "user", "content": prompt}])
     return answer.choices[0].message.content or ""
 
 
 def solve(task: dict[str, str]) -> str:
-    """One attempt: run the agent, and reward the share of small letters in six bytes."""
+    """The agent entry: run the agent, and reward the share of small letters in six bytes."""
     text = write(task["prompt"])
     reward(sum("a" <= letter <= "z" for letter in text) / 6)
     return text
 
 
-# --- 2. A rollout: one attempt in a scope of its own. Requests made inside go to the endpoint, which knows the tokens.
+# --- 2. A rollout: one attempt in its own scope. The endpoint answers the model requests made inside and records their tokens.
 
 
-def attempt(task: dict[str, str], endpoint: PolicyEndpoint) -> tuple[str, Trace]:
-    """Run the agent on a task; what it wrote, and the trace of how."""
-    key = endpoint.new_key()
-    with rollout(task=task, endpoint=endpoint.url, api_key=key, strict=True) as run:
-        endpoint.open(key, run.address, Routing(trained=frozenset({"writer"}), temperature=1.0, max_tokens=6))
+def attempt(task: dict[str, str], playground: Playground) -> tuple[str, Trace]:
+    """Run the agent on a task; return its answer and the trace."""
+    with playground.rollout(task, train=["writer"], temperature=1.0, max_tokens=6) as run:
         text = solve(task)
-        endpoint.close(key)
     return text, run.trace
 
 
@@ -74,7 +66,7 @@ def attempt(task: dict[str, str], endpoint: PolicyEndpoint) -> tuple[str, Trace]
 
 
 def learn(traces: list[Trace], trainer: Trainer) -> None:
-    """One step: the trained agents' calls, each call's advantage over the other attempts at its task, and an update."""
+    """One step: the calls of the trained agent, their advantages over the other attempts at the same task, and an update."""
     episodes = [
         Episode(trace=trace, transitions=trace_to_transitions(trace, agents={"writer"}), rewards=trace.rewards)
         for trace in traces
@@ -84,11 +76,11 @@ def learn(traces: list[Trace], trainer: Trainer) -> None:
     trainer.step(rows)
 
 
-# --- 4. The circle.
+# --- 4. The loop.
 
 
 def main() -> None:
-    """Attempts, one update of the weights, the same attempts again."""
+    """Repeat: make attempts, update the weights."""
     torch.manual_seed(0)
     tasks = [{"id": str(number), "prompt": f"say {number}"} for number in range(TASKS)]
     with tempfile.TemporaryDirectory() as folder:
@@ -98,11 +90,9 @@ def main() -> None:
         )
         trainer = make_trainer(config)
 
-    patches = Patches(lambda: current_run() is not None)
-    install_client(patches)  # from here on, model requests made inside a rollout carry who asks
-    with PolicyEndpoint(trainer.backend, Chat(trainer.tokenizer)) as endpoint:
+    with open_playground(trainer.backend, chats=trainer.chats) as playground:
         for _ in range(STEPS + 1):
-            attempts = [attempt(task, endpoint) for task in tasks for _ in range(ATTEMPTS)]
+            attempts = [attempt(task, playground) for task in tasks for _ in range(ATTEMPTS)]
             text, trace = attempts[0]
             call = trace.calls[0]
             assert call.agent == "writer" and call.output_ids is not None
@@ -112,15 +102,14 @@ def main() -> None:
             )
             if trainer.version < STEPS:
                 learn([trace for _, trace in attempts], trainer)
-    patches.undo()
     trainer.close()
 
 
-# --- A model to play with: two layers, random weights, one token for each byte.
+# --- The model: two layers, random weights, one token for each byte.
 
 
 def make_model(folder: Path) -> None:
-    """Write it as an ordinary Hugging Face folder."""
+    """Write the model as a Hugging Face folder."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     plain = Tokenizer(models.BPE(vocab={byte: index for index, byte in enumerate(alphabet)}, merges=[]))
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

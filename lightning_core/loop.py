@@ -14,7 +14,7 @@ from pathlib import Path
 from lightning_core.config import Config
 from lightning_core.config.imports import import_callable
 from lightning_core.errors import ConfigError
-from lightning_core.records.checkpoints import to_sample
+from lightning_core.records.checkpoints import sampling_config
 from lightning_core.records.folder import open_run_folder
 from lightning_core.records.progress import Progress, SilentProgress
 from lightning_core.records.report import MetricsLog
@@ -136,7 +136,7 @@ def evaluate(
 ) -> Evaluation:
     """One pass over held-out ``tasks`` with the configured weights, or with ``checkpoint``'s; recorded in ``folder``."""
     if checkpoint is not None:
-        config, checkpoint = to_sample(config, checkpoint)
+        config, checkpoint = sampling_config(config, checkpoint)
     with open_session(
         config,
         solve or _agent(config),

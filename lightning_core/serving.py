@@ -105,7 +105,7 @@ class ServingEndpoint(PolicyEndpoint):
         """Model names that requests can use; trained policies first."""
         root = Address(rollout=secrets.token_hex(16), span=secrets.token_hex(8))
         session = Session(
-            root=root, routing=routing, seed=None, memory=RecentMemory(MEMORY_TOKENS), said=RecentResponses()
+            root=root, routing=routing, seed=None, memory=RecentMemory(MEMORY_TOKENS), conversations=RecentResponses()
         )
         # There may be a single client, so only the total number of requests is limited.
         limits = Limits(requests_per_rollout=Limits().requests)

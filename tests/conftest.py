@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import wrapt
 
-from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import Run, current_run, rollout
-from lightning_core.capture.http_clients import install_client
 from lightning_core.capture.patching import Patches
-from lightning_core.capture.threads import install_threads
-from lightning_core.chat.chat import Chat
-from lightning_core.endpoint.server import PolicyEndpoint, Routing
-from tests.recording_server import RecordingServer, recording_server
+from lightning_core.rollouts.environment import patched
+from lightning_core.testing.contract import answer_prompt
+from lightning_core.testing.playground import Playground
+from lightning_core.testing.recording_server import RecordingServer, recording_server
 
 _MISSING = object()
 
@@ -56,70 +52,21 @@ def no_patch_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not left, f"patches left behind: {left}"
 
 
-class Endpoint:
-    """A scripted policy endpoint, and rollouts against it."""
-
-    def __init__(self, served: PolicyEndpoint, backend: ScriptedBackend) -> None:
-        self._served = served
-        self.backend = backend
-        self.url = served.url
-
-    @contextmanager
-    def rollout(self, *, agents: Iterable[str] = (), strict: bool = True) -> Generator[Run]:
-        """A rollout whose model requests go to this endpoint; ``agents`` are selected by name, as a configuration would."""
-        key = self._served.new_key()
-        with rollout("task", agents=agents, endpoint=self.url, api_key=key, strict=strict) as run:
-            self._served.open(key, run.address, Routing())
-            try:
-                yield run
-            finally:
-                self._served.close(key)
-
-
-def play(prompt: str) -> str:
-    """The script: asks for the tool that the last user message names with ``use:``, until its result is there."""
-    last = prompt.rpartition("<|im_start|>user\n")[2]
-    if "use:" in last and "<|im_start|>tool\n" not in last:
-        name, _, arguments = last.partition("use:")[2].partition("<|im_end|>")[0].partition(" ")
-        return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-    return f"answer to {last.partition('<|im_end|>')[0].strip()}"
-
-
-@contextmanager
-def serve_script(script: Callable[[str], str] = play, *, delay: float = 0.0) -> Generator[Endpoint]:
-    """An endpoint that answers a prompt's text by ``script``, ``delay`` seconds later."""
-    backend = ScriptedBackend(script, delay=delay)
-    with PolicyEndpoint(backend, Chat(backend.tokenizer)) as served:
-        yield Endpoint(served, backend)
-
-
-@contextmanager
-def redirected() -> Generator[None]:
-    """Model requests of rollouts are led to their endpoint, and threads keep their scope."""
-    patches = Patches(lambda: current_run() is not None)
-    install_client(patches)
-    install_threads(patches)
-    try:
-        yield
-    finally:
-        patches.undo()
-
-
 @pytest.fixture(scope="session")
-def _served() -> Iterator[Endpoint]:
-    with serve_script() as served:
+def _served() -> Iterator[Playground]:
+    with Playground(answer_prompt) as served:
         yield served
 
 
 @pytest.fixture
-def endpoint(_served: Endpoint) -> Iterator[Endpoint]:
-    """The scripted endpoint, with model requests of rollouts led there."""
-    with redirected():
+def playground(_served: Playground) -> Iterator[Playground]:
+    """A scripted endpoint, with patches on HTTP clients and threads but without integrations."""
+    with patched(()):
         yield _served
 
 
 @pytest.fixture
 def server() -> Iterator[RecordingServer]:
-    """A server that notes what it is sent."""
+    """A server that records the requests it receives."""
     with recording_server() as server:
         yield server

@@ -11,7 +11,7 @@ from lightning_core.cli.main import parse
 from lightning_core.config import load_config
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -48,6 +48,7 @@ def test_commands_in_the_docs_exist():
 
 def test_links_lead_somewhere():
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", prose):
             if not target.startswith(("http://", "https://")):
                 assert (page.parent / target).exists(), f"{name(page)} links to {target}, which is not there"

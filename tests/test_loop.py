@@ -20,6 +20,8 @@ from lightning_core.trace import OUTPUT_IDS
 from tests import bandit
 from tests.tiny_model import make_tiny_model
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -1,4 +1,4 @@
-"""The tables of docs/policy-endpoint.md, from what the code says: ``python -m docs._generate.policy_endpoint docs/policy-endpoint.md``."""
+"""Generates the tables of docs/policy-endpoint.md: ``python -m docs._generate.policy_endpoint docs/policy-endpoint.md``."""
 
 from __future__ import annotations
 
@@ -11,39 +11,53 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lightning_core.endpoint.dialects import DIALECTS
+from lightning_core.endpoint.dialects.fields import RefusedField
 from lightning_core.endpoint.limits import Limits
 
 _TABLE = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def update(page: str) -> str:
-    """``page`` with its generated tables as they should be."""
-    tables = {"fields": fields_table(), "refused": refused_table(), "limits": limits_table()}
+    """``page`` with up-to-date tables."""
+    tables = {"fields": fields_table(), "refused": refused_table(), "nested": nested_table(), "limits": limits_table()}
     return _TABLE.sub(lambda match: f"{match[1]}{tables[match[2]]}{match[3]}", page)
 
 
 def fields_table() -> str:
-    """What is honoured and what is accepted, by wire format."""
-    rows = ["| request | honoured | accepted, and without meaning here |\n|---|---|---|\n"]
-    for wire in DIALECTS:
-        rows.append(f"| `{wire.PATH}` | {_names(wire.FIELDS.honoured)} | {_names(wire.FIELDS.inert)} |\n")
+    """The supported and ignored fields, by wire format."""
+    rows = ["| request | supported | ignored |\n|---|---|---|\n"]
+    for dialect in DIALECTS:
+        rows.append(f"| `{dialect.PATH}` | {_names(dialect.FIELDS.supported)} | {_names(dialect.FIELDS.ignored)} |\n")
     return "".join(rows)
 
 
 def refused_table() -> str:
-    """What is refused, and why, in which wire formats; and which values of it ask for nothing."""
+    """The refused fields with their reasons, by wire format."""
     found: dict[tuple[str, str], list[str]] = {}
-    for wire in DIALECTS:
-        for name, refusal in wire.FIELDS.refused.items():
-            unless = ", ".join(f"`{json.dumps(value)}`" for value in refusal.unless)
-            found.setdefault((name, f"{unless} | {refusal.why}"), []).append(wire.PATH)
-    rows = [f"| `{name}` | {_names(paths)} | {why} |\n" for (name, why), paths in sorted(found.items())]
-    return "".join(["| refused | in | unless it is | because |\n|---|---|---|---|\n", *rows])
+    for dialect in DIALECTS:
+        for name, field in dialect.FIELDS.refused.items():
+            found.setdefault((name, f"{_values(field)} | {field.reason}"), []).append(dialect.PATH)
+    rows = [f"| `{name}` | {_names(paths)} | {reason} |\n" for (name, reason), paths in sorted(found.items())]
+    return "".join(["| field | request | accepted values | reason |\n|---|---|---|---|\n", *rows])
+
+
+def nested_table() -> str:
+    """The fields of the objects inside a request, by wire format."""
+    rows = ["| request | object | supported | ignored | refused |\n|---|---|---|---|---|\n"]
+    for dialect in DIALECTS:
+        for place, fields in dialect.NESTED.items():
+            refused = "; ".join(
+                f"`{name}` {f'unless {_values(field)} ' if field.unless else ''}({field.reason})"
+                for name, field in sorted(fields.refused.items())
+            )
+            supported, ignored = _names(fields.supported), _names(fields.ignored)
+            rows.append(f"| `{dialect.PATH}` | `{place}` | {supported} | {ignored} | {refused} |\n")
+    return "".join(rows)
 
 
 def limits_table() -> str:
-    """The limits, with their defaults and the docstrings under them."""
-    rows = ["| limit | default | |\n|---|---|---|\n"]
+    """The limits with their defaults and docstrings."""
+    rows = ["| limit | default | meaning |\n|---|---|---|\n"]
     (definition,) = ast.parse(inspect.getsource(Limits)).body
     assert isinstance(definition, ast.ClassDef)
     defaults = Limits()
@@ -53,6 +67,10 @@ def limits_table() -> str:
             text = " ".join(str(ast.literal_eval(doc.value)).split()).replace("``", "`")
             rows.append(f"| `{entry.target.id}` | {getattr(defaults, entry.target.id)} | {text} |\n")
     return "".join(rows)
+
+
+def _values(field: RefusedField) -> str:
+    return ", ".join(f"`{json.dumps(value)}`" for value in field.unless)
 
 
 def _names(names: Iterable[str]) -> str:

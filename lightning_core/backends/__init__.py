@@ -1,1 +1,1 @@
-"""Who samples: the scripted backend, torch in this process, a vLLM server, verl's servers."""
+"""Sampling backends: a script, torch in this process, a vLLM server, verl's servers."""

@@ -1,11 +1,12 @@
-"""A policy without weights: it answers from a script. For tests, for docs, and for trying an agent before any model is there.
+"""A backend that answers from a script, for tests, docs and trials without a model.
 
-It is a `Backend` like any other, so everything else on the way is real: HTTP, tokens, logprobs, spans.
+Everything else is real: HTTP, tokens, logprobs, spans.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -18,10 +19,10 @@ _SPLIT = re.compile("(" + "|".join(re.escape(s) for s in _SPECIALS) + ")")
 
 
 class ByteTokenizer:
-    """UTF-8 bytes as tokens 0–255, and two special tokens that frame messages in the ChatML manner."""
+    """UTF-8 bytes as tokens 0–255, and the two special tokens of ChatML."""
 
     chat_template = "ChatML over bytes"
-    all_special_tokens = list(_SPECIALS)  # noqa: RUF012 - the name and type that Hugging Face tokenizers have
+    all_special_tokens: list[str] = list(_SPECIALS)  # noqa: RUF012 - the name and type that Hugging Face tokenizers have
     eos_token = "<|im_end|>"
 
     def __len__(self) -> int:
@@ -69,9 +70,11 @@ class ByteTokenizer:
 
 
 class ScriptedBackend:
-    """Answers with ``script(prompt text)``, or with the next of ``script``'s strings. Every logprob is ``logprob``.
+    """Answers with ``script(prompt text)``, or with the next string of ``script``.
 
-    ``models`` are live policies of ``version``, but for ``base``.
+    Every logprob is ``logprob``.
+
+    ``models`` are live policies of ``version``, except ``base``.
     """
 
     def __init__(
@@ -84,27 +87,27 @@ class ScriptedBackend:
         delay: float = 0.0,
         max_context: int = 1 << 20,
     ) -> None:
-        self._script = script if callable(script) else _one_after_the_other(iter(script))
+        self._script = script if callable(script) else _next_answer(iter(script))
         self._tokenizer = ByteTokenizer()
         self.models = tuple(models)
         self.version = version
         self.max_context = max_context
         self._logprob = logprob
         self._delay = delay
-        """Seconds to wait before the answer, and between its deltas when streaming."""
+        """Seconds before the response, and between its deltas when streaming."""
 
     @property
     def tokenizer(self) -> ByteTokenizer:
-        """The tokenizer that goes with this backend."""
+        """The tokenizer of this backend."""
         return self._tokenizer
 
     def check(self, params: SamplingParams) -> None:
-        """A script says what it says, in whatever form is asked for."""
+        """Accepts every request: a script is not constrained."""
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
-        """Play the script; see `Backend.generate`."""
+        """Return the next answer of the script; see `Backend.generate`."""
         answer = self._script(self._tokenizer.decode(list(prompt_ids), skip_special_tokens=False))
         ids = [*answer.encode(), self._tokenizer.convert_tokens_to_ids("<|im_end|>")]
         finish: Literal["stop", "length"] = "stop"
@@ -124,11 +127,17 @@ class ScriptedBackend:
             )
 
 
-def _one_after_the_other(answers: Iterator[str]) -> Callable[[str], str]:
+def _next_answer(answers: Iterator[str]) -> Callable[[str], str]:
+    given = itertools.count()
+
     def play(prompt: str) -> str:
         try:
-            return next(answers)
+            answer = next(answers)
         except StopIteration:
-            raise RuntimeError(f"the script has no more answers; the prompt was {prompt[-200:]!r}") from None
+            raise RuntimeError(
+                f"the script has no more answers after {next(given)}; the prompt of this request ends with {prompt[-200:]!r}"
+            ) from None
+        next(given)
+        return answer
 
     return play

@@ -1,4 +1,4 @@
-"""Sampling by verl's model servers: tokens in, tokens out, through the client that verl gives its agent loops."""
+"""Sampling from verl's model servers, through the client of verl's agent loops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_core.trace import POLICY
 
 
 class TokenOutput(Protocol):
-    """What verl's client answers (``verl.workers.rollout.replica.TokenOutput``), as far as it is used here."""
+    """The used part of ``verl.workers.rollout.replica.TokenOutput``."""
 
     token_ids: list[int]
     log_probs: list[float] | None
@@ -20,20 +20,24 @@ class TokenOutput(Protocol):
 
 
 class LLMClient(Protocol):
-    """verl's ``LLMServerClient``, as far as it is used here. The asynchronous trainers' resumes what an update interrupts."""
+    """The used part of verl's ``LLMServerClient``.
+
+    In asynchronous training it resumes interrupted responses.
+    """
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: Mapping[str, Any]
     ) -> TokenOutput:
-        """One response."""
+        """Sample one response."""
         ...
 
 
 class VerlBackend:
-    """A `Backend` on ``client``. Its one model is the live policy; versions are verl's ``global_steps``.
+    """A `Backend` on ``client`` with one model, the live policy.
 
-    Seeds are not passed on: verl resumes an interrupted response with the seed that it began with, whose random numbers would come
-    again.
+    Versions are verl's ``global_steps``.
+
+    Seeds are not used, because verl resumes an interrupted response with its first seed, which repeats the random numbers.
     """
 
     def __init__(self, client: LLMClient, *, max_context: int) -> None:
@@ -51,7 +55,7 @@ class VerlBackend:
     def check(self, params: SamplingParams) -> None:
         """See `Backend.check`."""
         if params.constraint is not None:
-            # The trainer must put the very mask on its logits that the sampler did, and verl's has none.
+            # The trainer must apply the sampler's mask to its logits, and verl's trainer has none.
             raise PolicyRequestError(
                 "trainer.name: verl cannot constrain a response to a JSON schema; ask for it in the prompt, or use trainer.name: torch",
                 param="response_format",
@@ -60,9 +64,9 @@ class VerlBackend:
     def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
-        """Sample one response; see `Backend`. verl hands over whole responses: with ``stream`` there is one delta as well.
+        """Sample one response; see `Backend`. ``stream`` has no effect.
 
-        A response that an update interrupted was sampled by several versions, of which verl tells the first and the last.
+        A response that an update interrupted was sampled by several versions; verl reports the first and the last.
         """
         del stream
         if model != POLICY:
@@ -72,7 +76,7 @@ class VerlBackend:
         return self._generate(prompt_ids, params)
 
     async def _generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncGenerator[Delta]:
-        wanted: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
             "top_p": params.top_p,
@@ -82,20 +86,22 @@ class VerlBackend:
             "stop_token_ids": sorted(params.stop_token_ids),
         }
         output = await self._client.generate(
-            params.rollout or "", prompt_ids=[int(token) for token in prompt_ids], sampling_params=wanted
+            params.rollout or "", prompt_ids=[int(token) for token in prompt_ids], sampling_params=settings
         )
         if output.stop_reason in ("abort", "aborted") or output.log_probs is None or not output.token_ids:
             raise InfrastructureError(
-                f"verl's model server gave up a response after {len(output.token_ids)} tokens ({output.stop_reason})"
+                f"verl's model server aborted a response after {len(output.token_ids)} tokens ({output.stop_reason})"
             )
         if len(output.log_probs) != len(output.token_ids):
             raise InfrastructureError(
-                f"verl's model server told {len(output.log_probs)} logprobs of {len(output.token_ids)} tokens"
+                f"verl's model server returned {len(output.log_probs)} logprobs for {len(output.token_ids)} tokens"
             )
         first, last = (output.extra_fields.get(key) for key in ("min_global_steps", "max_global_steps"))
         if first is None or last is None:
-            raise InfrastructureError("verl's model server does not tell which weights it sampled with")
+            raise InfrastructureError(
+                "verl's model server does not report which version of the weights it sampled from"
+            )
         yield Delta(token_ids=output.token_ids, logprobs=output.log_probs, version=int(first))
-        # verl calls both "completed".
+        # verl reports "completed" for both.
         cut = len(output.token_ids) >= params.max_tokens and output.token_ids[-1] not in params.stop_token_ids
         yield Delta(token_ids=[], logprobs=[], version=int(last), finish_reason="length" if cut else "stop")

@@ -84,14 +84,22 @@ def discover() -> Mapping[str, EntryPoint]:
     return found
 
 
+def requirements_of_extra(distribution: Distribution | None, extra: str) -> list[Requirement]:
+    """What the extra ``extra`` of ``distribution`` requires beyond what the distribution requires anyway."""
+    requirements = [Requirement(text) for text in (distribution.requires if distribution else None) or ()]
+    return [
+        requirement
+        for requirement in requirements
+        if (marker := requirement.marker) is not None
+        and marker.evaluate({"extra": extra})
+        and not marker.evaluate({"extra": ""})
+    ]
+
+
 def find_conflicts(distribution: Distribution | None, extra: str) -> list[Conflict]:
     """The unmet requirements of the extra ``extra`` of ``distribution``."""
     conflicts: list[Conflict] = []
-    for text in (distribution.requires if distribution else None) or ():
-        requirement = Requirement(text)
-        marker = requirement.marker
-        if marker is None or not marker.evaluate({"extra": extra}) or marker.evaluate({"extra": ""}):
-            continue
+    for requirement in requirements_of_extra(distribution, extra):
         try:
             found = version(requirement.name)
         except PackageNotFoundError:

@@ -135,7 +135,7 @@ class Run:
         spans = self.spans
         calls = {span.span_id for span in spans if span.attributes.get(tr.OPERATION) == "chat"}
         for span in spans:
-            call = span.attributes.get("lightning.reward.call")
+            call = span.attributes.get(tr.REWARD_CALL)
             if call is not None and call not in calls:
                 self.count(
                     "reward",

@@ -1,1 +1,1 @@
-"""Messages to tokens and back: the only package that tokenises."""
+"""Converts messages to tokens and back. No other package tokenises."""

@@ -1,14 +1,16 @@
-"""Messages ⇄ tokens: the only place that tokenises, once, before sampling.
+"""Converts messages to tokens and sampled tokens to messages.
 
-A conversation that goes on keeps the tokens it was sampled with. On a later turn the ids of (prompt ‖ response) recorded in this rollout
-are taken as they are, and only what is new is rendered and encoded. How a prompt joins what was said before is one of
+Text is tokenised once, before sampling.
 
-- ``new``: nothing recorded stands at its beginning;
-- ``clean``: the recorded response came back as it was said;
-- ``realigned``: it came back written differently (stripped, or a tool call re-serialised), or the template now sets white space
-  around earlier turns in another way; the recorded ids stand in for it;
-- ``forked``: the beginning was recorded, but the template renders it differently now (it strips earlier reasoning, or moves the tools
-  to the last question), so everything is encoded anew.
+A later turn of a conversation reuses the recorded ids of (prompt ‖ response); only new text is rendered and encoded. The context of a
+prompt is one of
+
+- ``new``: it does not start with recorded tokens;
+- ``clean``: it starts with recorded tokens, and the client sent the response back unchanged;
+- ``realigned``: it starts with recorded tokens, although the client sent the response back in another form (stripped, or a tool call
+  serialised differently), or the template now writes other white space around earlier turns;
+- ``forked``: it would, but the template now renders earlier turns differently (it removes earlier reasoning, or moves the tools to the
+  last question), so everything is encoded again.
 
 Text of a message that looks like a special token is encoded as plain text: a user cannot end a turn by writing ``<|im_end|>``.
 """
@@ -36,33 +38,33 @@ _RESPONSE, _THOUGHT = mark("response"), mark("thought")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """A rendered prompt, ready to sample from."""
+class RenderedPrompt:
+    """A prompt to sample from."""
 
     ids: tuple[int, ...]
     text: str
-    """What the template rendered for these messages, whatever ids stand in for parts of it; quoted, see ``quoting.py``."""
+    """The text that the template rendered, quoted (see ``quoting.py``). ``ids`` may hold recorded tokens instead."""
     messages: tuple[Message, ...]
     tools: str
     context: Context
     reason: str | None = None
     thinking: bool = False
-    """Whether the response begins inside its reasoning."""
+    """Whether the response starts inside its reasoning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Turn:
-    """A recorded exchange: what was rendered, what it was sampled from, and what came back."""
+    """A recorded turn: the rendered prompt, the ids of prompt and response, and the response."""
 
     text: str
     ids: array[int]
-    """Packed: four bytes each instead of forty, and there may be many turns."""
+    """Packed, at four bytes each instead of forty."""
     response: Message
     ended: bool
 
 
 class Memory:
-    """What one rollout has said so far, found again by the messages that a later request begins with. Thread-safe."""
+    """The recorded turns of one rollout, by the key of the conversation. Thread-safe."""
 
     def __init__(self) -> None:
         self._turns: dict[str, _Turn] = {}
@@ -78,11 +80,13 @@ class Memory:
 
 
 class Chat:
-    """Renders and reads the chat format of one tokenizer. Stateless; what a rollout said is in its `Memory`.
+    """Renders and parses the chat format of one tokenizer.
 
-    ``stop_token_ids``: tokens that end a response, beside those that the template and the tokenizer tell of. ``name``: tells apart what
-    chats of several tokenizers say in the same rollout, since none can continue another's tokens. Raises ValueError if the
-    tokenizer has no chat template, or one that ends a response with no special token.
+    Stateless; the turns of a rollout are in its `Memory`.
+
+    ``stop_token_ids``: tokens that end a response, in addition to those of the template and the tokenizer. ``name``: distinguishes the
+    turns of several tokenizers in one rollout, which cannot continue each other. Raises ValueError if the tokenizer has no chat
+    template, or one that does not end a response with a special token.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, stop_token_ids: Iterable[int] = (), name: str = "") -> None:
@@ -90,7 +94,7 @@ class Chat:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()  # fast tokenizers change their own state while encoding
         vocabulary = tokenizer.get_added_vocab()
-        # Runs of white space are tokens of their own in some vocabularies, but no more than text.
+        # Some vocabularies have added tokens for runs of white space, which are text.
         specials = {t for t in (*tokenizer.all_special_tokens, *vocabulary) if t.strip()}
         self._template = ChatTemplate(tokenizer, sorted(specials))
         self._quoting = Quoting({*specials, OPEN, CLOSE})
@@ -101,7 +105,7 @@ class Chat:
         shown = {vocabulary[m] for m in marks if m in vocabulary} - self.stop_token_ids
         self._hidden = {i for i in self._special_ids - shown if not self._decode([i], skip=True)} | self.stop_token_ids
         self._plain: dict[str, list[int]] = {}
-        # SentencePiece puts a space before the text that it is given; a part of a text is encoded behind a line's end instead.
+        # SentencePiece adds a space before a text, so parts of a text are encoded after a line feed.
         self._line: list[int] = []
         x, line, both = (self._encode(t) for t in ("x", "\n", "\nx"))
         if both != line + x:
@@ -109,33 +113,33 @@ class Chat:
 
     @property
     def tool_format(self) -> ToolFormat:
-        """How responses write tool calls."""
+        """The format of tool calls in responses."""
         return self._template.tool_format
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None, memory: Memory, *, demands: str = ""
-    ) -> Prompt:
-        """Tokens of ``messages`` with the generation prompt, reusing the recorded ids of an earlier turn where there is one.
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, memory: Memory, *, instruction: str = ""
+    ) -> RenderedPrompt:
+        """The prompt of ``messages``, with the recorded ids of earlier turns.
 
-        ``demands`` is an instruction that the system message ends with; a conversation under other demands is another one.
-        Raises `PolicyRequestError` if a message is not one that the template can render.
+        ``instruction``: text at the end of the system message; with another instruction it is another conversation. Raises
+        `PolicyRequestError` if the template cannot render the messages.
         """
         plain = [check_message(m, i) for i, m in enumerate(messages)]
         if not plain:
             raise PolicyRequestError("messages is empty; expected at least one message", param="messages")
-        setting = json.dumps([tools or [], demands, self._name], sort_keys=True)
-        if demands:
-            plain = extend_system(plain, demands)
+        setting = json.dumps([tools or [], instruction, self._name], sort_keys=True)
+        if instruction:
+            plain = extend_system(plain, instruction)
         turns = [
             memory.get(key) if m["role"] == "assistant" else None
             for m, key in zip(plain, keys(plain, setting), strict=True)
         ]
-        # Clients leave out reasoning; the template decides which of it stays.
-        said = [
+        # Clients leave out reasoning; the template decides which of it is kept.
+        complete = [
             m if turn is None else {**m, "reasoning_content": turn.response.get("reasoning_content")}
             for m, turn in zip(plain, turns, strict=True)
         ]
-        quoted = [self._quoting.quote(m) for m in said]
+        quoted = [self._quoting.quote(m) for m in complete]
         quoted_tools = self._quoting.quote(list(tools)) if tools else None
         with self._lock:
             text = self._template.render(quoted, quoted_tools, generate=True)
@@ -153,7 +157,7 @@ class Chat:
                 reason = reason if same else "the response came back written differently"
                 context = "realigned" if reason else "clean"
                 ids = (*turn.ids, *self._encode(tail, start=False))
-        return Prompt(
+        return RenderedPrompt(
             ids=tuple(self._encode(text)) if ids is None else ids,
             text=text,
             messages=tuple(plain),
@@ -163,11 +167,11 @@ class Chat:
             thinking=self._template.reasons and opens_reasoning(text),
         )
 
-    def plain(self, prompt: str | Sequence[int]) -> Prompt:
-        """A prompt without a chat: its text, or its ids, are the whole of it, and no template is applied.
+    def plain(self, prompt: str | Sequence[int]) -> RenderedPrompt:
+        """A prompt without a chat, as text or ids. No template is applied.
 
-        Whoever writes such a prompt frames it himself, so special tokens are read as what they are, and the tokenizer begins it as it
-        begins every text (some with a token of its own). Raises `PolicyRequestError` if it has no tokens, or one that is not known.
+        Special tokens in the text are encoded as such, and the tokenizer adds its start token, if it has one. Raises
+        `PolicyRequestError` if the prompt is empty or has ids outside the vocabulary.
         """
         if isinstance(prompt, str):
             with self._lock:
@@ -178,16 +182,16 @@ class Chat:
             for token in ids:
                 if not 0 <= token < vocabulary:
                     raise PolicyRequestError(
-                        f"prompt has the token {token}; the model's are those from 0 to {vocabulary - 1}",
+                        f"prompt has the token id {token}; expected ids from 0 to {vocabulary - 1}",
                         param="prompt",
                     )
         if not ids:
             raise PolicyRequestError("prompt is empty; expected at least one token", param="prompt")
         text = prompt if isinstance(prompt, str) else self.text(ids)
-        return Prompt(ids=ids, text=text, messages=(), tools="", context="new")
+        return RenderedPrompt(ids=ids, text=text, messages=(), tools="", context="new")
 
-    def remember(self, prompt: Prompt, output_ids: Sequence[int], response: Message, memory: Memory) -> None:
-        """Record what was sampled from ``prompt``, so that the next turn continues these very tokens."""
+    def remember(self, prompt: RenderedPrompt, output_ids: Sequence[int], response: Message, memory: Memory) -> None:
+        """Record a response to ``prompt``, so that the next turn continues its tokens."""
         turn = _Turn(
             text=prompt.text,
             ids=array("I", (*prompt.ids, *output_ids)),
@@ -197,30 +201,30 @@ class Chat:
         memory.put(keys([*prompt.messages, response], prompt.tools)[-1], turn)
 
     def text(self, output_ids: Sequence[int]) -> str:
-        """The text of sampled tokens. Special tokens are left out, but for those that frame tool calls and reasoning."""
+        """The text of sampled tokens, with only the special tokens of calls and reasoning."""
         return self._decode([i for i in output_ids if i not in self._hidden])
 
     def split(self, text: str, *, thinking: bool, final: bool = True) -> tuple[str, str | None]:
-        """Reasoning and answer of a response; see `split_reasoning`."""
+        """The reasoning and the answer of a response; see `split_reasoning`."""
         return split_reasoning(text, opened=thinking, final=final) if self._template.reasons else ("", text)
 
     def read(self, text: str, *, tools: bool, thinking: bool = False) -> dict[str, Any]:
-        """The assistant message that a response's text stands for: reasoning apart, and with ``tools`` well-formed calls taken out."""
+        """Parse the text of a response into reasoning, text and, with ``tools``, tool calls."""
         thought, answer = self.split(text, thinking=thinking)
         form = self.tool_format if tools else None
         message = read_message(form, answer or "", short_ids=self._template.short_ids)
         return {**message, "reasoning_content": thought} if thought else message
 
     def parse(self, output_ids: Sequence[int], *, tools: bool, thinking: bool = False) -> dict[str, Any]:
-        """`read` of sampled tokens."""
+        """Parse sampled tokens; see `read`."""
         return self.read(self.text(output_ids), tools=tools, thinking=thinking)
 
     def _tail(
         self, messages: list[dict[str, Any]], last: int, tools: Sequence[Any] | None, turn: _Turn
     ) -> tuple[str | None, str | None]:
-        """The text of all that follows the response at ``last``, and in what the template renders the turns up to it differently now.
+        """The text after the response at ``last``, and why earlier turns are rendered differently.
 
-        The text is None where that is more than white space, so that the recorded context no longer holds.
+        The text is None if they differ in more than white space, so that the recorded ids cannot be reused.
         """
         response = _marked(messages[last])
         try:
@@ -234,7 +238,7 @@ class Chat:
         if response.get("reasoning_content") and _THOUGHT not in before:
             return None, "the template leaves out earlier reasoning"
         prompt, start = _squeeze(turn.text), _squeeze(before)
-        # Between prompt and response there may be what the model wrote itself: the tags of its reasoning, the opening of a call.
+        # The model itself may have written what is between prompt and response: reasoning tags, the start of a call.
         lead = start.removeprefix(prompt)
         for written in (_THOUGHT, OPEN, CLOSE):
             lead = lead.replace(written, "")
@@ -243,14 +247,14 @@ class Chat:
         calls = bool(response.get("tool_calls"))
         if not ends or not start.startswith(prompt) or (not calls and (lead or after[:at].strip())):
             return None, "the template renders earlier turns differently than it did"
-        # Whichever stop token was sampled stands in for the template's.
+        # The sampled stop token replaces that of the template.
         tail = after[at - length :] if turn.ended else after[at:]
         return tail, None if before.startswith(
             turn.text
         ) else "the template renders earlier turns with other white space"
 
     def _encode(self, text: str, *, start: bool = True) -> list[int]:
-        """Ids of a rendered text; ``start``: nothing stands before it."""
+        """Ids of a rendered text. ``start``: it is the start of the prompt."""
         ids: list[int] = []
         with self._lock:
             for piece, quoted in self._quoting.pieces(text):
@@ -258,7 +262,10 @@ class Chat:
         return ids
 
     def _encode_plain(self, token: str) -> list[int]:
-        """Ids of a special token's letters. Tokenizers split only some of theirs when asked to."""
+        """Ids of a special token as plain text.
+
+        Tokenizers split only some of their special tokens.
+        """
         if token not in self._plain:
             ids = self._encode_piece(token, split=True)
             if len(token) > 1 and not self._special_ids.isdisjoint(ids):
@@ -283,7 +290,7 @@ def _squeeze(text: str) -> str:
 
 
 def _marked(response: dict[str, Any]) -> dict[str, Any]:
-    """``response`` with marks in the place of what it said: in its last call if it has any, otherwise in its text."""
+    """``response`` with a mark in place of its last arguments, or else of its text."""
     thought = {"reasoning_content": _THOUGHT} if response.get("reasoning_content") else {}
     calls: list[Mapping[str, Any]] = list(response.get("tool_calls") or ())
     if not calls:

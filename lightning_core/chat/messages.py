@@ -1,4 +1,4 @@
-"""The messages of a chat before they are rendered: checked, of one shape, and recognised when they come again."""
+"""Normalises the messages of a chat, and computes keys of conversations."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ _KEPT = ("role", "name", "tool_call_id", "tool_calls")
 
 
 def check_message(message: Any, index: int) -> dict[str, Any]:
-    """One message with its content as a plain string, or the `PolicyRequestError` that says what is wrong with it."""
-    where = f"messages[{index}]"
+    """The message as templates read it: content as a string, arguments as objects.
+
+    Raises `PolicyRequestError` for messages that are not supported.
+    """
+    where = f"messages.{index}"
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise PolicyRequestError(f"{where} is {message!r}; expected an object with a role", param=where)
     content = message.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
-        content = "".join(_part(part, where) for part in content)
+        content = "".join(_part(part, f"{where}.content.{i}") for i, part in enumerate(content))
     if content is not None and not isinstance(content, str):
         raise PolicyRequestError(f"{where}.content is {content!r}; expected a string or text parts", param=where)
     checked = {k: v for k, v in message.items() if v is not None and k in _KEPT}
+    if checked["role"] == "assistant" and isinstance(refusal := message.get("refusal"), str):
+        content = f"{content or ''}{refusal}"
     if checked["role"] == "developer":
         checked["role"] = "system"
     reasoning = message.get("reasoning_content")
@@ -38,13 +43,13 @@ def check_message(message: Any, index: int) -> dict[str, Any]:
 
 
 def _part(part: Any, where: str) -> str:
-    if (
-        not isinstance(part, Mapping)
-        or part.get("type") not in ("text", "input_text")
-        or not isinstance(part.get("text"), str)
-    ):
-        raise PolicyRequestError(f"{where} has a content part {part!r}; this model reads text parts only", param=where)
-    return part["text"]
+    match part:
+        case {"type": "text" | "input_text", "text": str(text)} | {"type": "refusal", "refusal": str(text)}:
+            return text
+        case _:
+            raise PolicyRequestError(
+                f"{where} is {part!r}; expected a text part: the model reads text only", param=where
+            )
 
 
 def _check_call(call: Any, where: str) -> dict[str, Any]:
@@ -54,12 +59,13 @@ def _check_call(call: Any, where: str) -> dict[str, Any]:
             f"{where} has the tool call {call!r}; expected an object with a function, its name and arguments",
             param=where,
         )
-    # Some templates write down the type, which clients may leave out.
-    return loads_arguments({"type": "function", **call})
+    known = {"name": function["name"], "arguments": function.get("arguments")}
+    identifier = {"id": call["id"]} if call.get("id") is not None else {}
+    return loads_arguments({"type": "function", **identifier, "function": known})
 
 
 def loads_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    """``call`` with its arguments as an object, as templates expect them; the API sends them as a JSON string."""
+    """``call`` with its arguments parsed from JSON, as templates expect them."""
     try:
         function = call["function"]
         return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
@@ -68,38 +74,40 @@ def loads_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def extend_system(messages: list[dict[str, Any]], more: str) -> list[dict[str, Any]]:
-    """``messages``, whose system message ends with ``more``; it is made where there is none."""
+    """``messages`` with ``more`` at the end of the system message, which may be new."""
     first, rest = (messages[0], messages[1:]) if messages[0]["role"] == "system" else (None, messages)
     content = f"{first['content']}\n\n{more}" if first and first["content"] else more
     return [{**(first or {"role": "system"}), "content": content}, *rest]
 
 
 def text_of(message: Message) -> str:
-    """The content of a message; empty where there is none."""
+    """The content of a message, or ""."""
     return message.get("content") or ""
 
 
 def functions_of(message: Message) -> list[Any]:
-    """Names and arguments of a message's tool calls."""
+    """Names and arguments of the tool calls of a message."""
     return [loads_arguments(call).get("function") for call in message.get("tool_calls") or ()]
 
 
 def keys(messages: Sequence[Message], setting: str) -> list[str]:
-    """For each message a key of the conversation up to it, under ``setting`` (its tools and demands).
+    """For each message, a key of the conversation up to it.
 
-    It is the same whatever ids the calls have, and whether a response was stripped, or its arguments serialised in another way. Its
-    reasoning does not count, since clients leave it out, nor its name, which LangChain puts in.
+    ``setting``: the tools and the instruction.
+
+    The key does not depend on the ids of calls, on white space around a response, on how arguments are serialised, on reasoning,
+    which clients leave out, or on the name of an assistant message, which LangChain adds.
     """
     found: list[str] = []
     state = blake2b(setting.encode(), digest_size=16)
     for message in messages:
-        ours = message["role"] == "assistant"
+        is_response = message["role"] == "assistant"
         content = text_of(message)
         parts = [
             message["role"],
-            content.strip() if ours else content,
+            content.strip() if is_response else content,
             functions_of(message),
-            None if ours else message.get("name"),
+            None if is_response else message.get("name"),
             message.get("tool_call_id"),
         ]
         state.update(json.dumps(parts, sort_keys=True).encode())

@@ -1,7 +1,7 @@
-"""Text that must stay text: what looks like a special token in somebody's words is kept apart until it is encoded.
+"""Quotes text that looks like a special token, so that it is encoded as plain text.
 
-While a template is rendered, a quoted token stands as its number in brackets. The brackets are printable, so that a template may write
-them as JSON or as Python does; where they occur in the text itself, they are quoted too.
+While a template is rendered, a quoted token is replaced by its number in brackets. The brackets are printable, so that templates may
+serialise them as JSON or Python; brackets in the text itself are quoted too.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ _NUMBERED = re.compile(f"{_LEFT}(\\d+){_RIGHT}")
 
 
 def mark(name: str) -> str:
-    """A text that no quoted text contains: a place to find again in what was rendered. ``name`` is a word, not a number."""
+    """A marker that no quoted text contains, to find a place in rendered text.
+
+    ``name``: a word, not a number.
+    """
     return f"{_LEFT}{name}{_RIGHT}"
 
 
 class Quoting:
-    """Quotes ``tokens`` wherever they occur."""
+    """Quotes every occurrence of ``tokens``."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = sorted({*tokens, _LEFT, _RIGHT}, key=lambda t: (-len(t), t))
         self._numbers = {token: f"{_LEFT}{number}{_RIGHT}" for number, token in enumerate(self._tokens)}
-        # Vocabularies have thousands of such tokens, too many for one pattern; but they begin with few letters, and have few lengths.
+        # Vocabularies have thousands of such tokens, too many for one pattern, but with few first letters and lengths.
         self._lengths: dict[str, list[int]] = {}
         for token in self._tokens:
             if len(token) not in (lengths := self._lengths.setdefault(token[0], [])):
@@ -33,7 +36,7 @@ class Quoting:
         self._first = re.compile("[" + "".join(map(re.escape, self._lengths)) + "]")
 
     def quote(self, value: Any) -> Any:
-        """``value`` with all strings in it quoted, those of lists and objects (keys too) included."""
+        """``value`` with all strings quoted, including those in lists and objects and their keys."""
         if isinstance(value, str):
             return self._quote(value)
         if isinstance(value, Mapping):
@@ -49,7 +52,7 @@ class Quoting:
             at = found.start()
             if at < done:
                 continue
-            # The longest token that begins here
+            # The longest token at this position
             token = next((t for n in self._lengths[found[0]] if (t := text[at : at + n]) in self._numbers), None)
             if token is not None:
                 parts += [text[done:at], self._numbers[token]]
@@ -57,7 +60,7 @@ class Quoting:
         return "".join([*parts, text[done:]])
 
     def pieces(self, text: str) -> Iterator[tuple[str, bool]]:
-        """The parts of a rendered text in order; True for a quoted token, as it was before."""
+        """The parts of a rendered text in order, with True for quoted tokens, which are restored."""
         # re.split alternates between text and the numbers of quoted tokens
         for i, part in enumerate(_NUMBERED.split(text)):
             if i % 2:

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, between ``<think>`` and ``</think>``."""
+"""Splits reasoning between ``<think>`` and ``</think>`` from the answer."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 def split_reasoning(text: str, *, opened: bool, final: bool = True) -> tuple[str, str | None]:
-    """Reasoning and answer of a response; the answer is None as long as the reasoning goes on.
+    """The reasoning and the answer of a response; the answer is None until the reasoning ends.
 
-    ``opened``: the prompt ended with the opening tag, as some templates write it themselves. Without ``final``, a text that may still
-    become that tag counts as reasoning that has not ended.
+    ``opened``: the prompt ended with the opening tag, as with some templates. ``final``: the response is complete; otherwise a prefix
+    of the opening tag counts as reasoning.
     """
     start = text.lstrip()
     if not opened and not start.startswith(OPEN):
@@ -23,5 +23,5 @@ def split_reasoning(text: str, *, opened: bool, final: bool = True) -> tuple[str
 
 
 def opens_reasoning(prompt: str) -> bool:
-    """Whether a response to the rendered ``prompt`` begins inside its reasoning."""
+    """Whether the rendered ``prompt`` ends with the opening tag."""
     return prompt.rstrip().endswith(OPEN)

@@ -1,9 +1,8 @@
-"""A model's chat template, and what it can render.
+"""Renders a model's chat template, and detects what it supports.
 
-Templates differ in what they take: tools as an argument, in the system message, or not at all; tool calls with their arguments as an
-object or as text, several at once or one, or not at all; results, a system message, reasoning. None of it is declared, so it is found
-out, once, by rendering small conversations and looking for what was put in. What a template cannot render is written into the text of
-messages that it can. A model's name plays no part.
+Templates differ in their support for tools (as an argument, in the system message, or not at all), tool calls (arguments as an object or
+as text, one call or several), tool results, system messages and reasoning. This is detected once, by rendering small conversations and
+searching for their content; the name of the model is not used. What a template does not support is written into the text of messages.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _CALL: dict[str, Any] = {"type": "function", "function": {"name": "probe_tool", 
 
 
 class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that is used here."""
+    """The methods of a Hugging Face tokenizer that are used here."""
 
     @property
     def chat_template(self) -> str | dict[str, str] | None: ...
@@ -61,12 +60,12 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CallStyle:
-    """How a template takes the calls of an assistant's message."""
+    """The form of tool calls that a template accepts."""
 
     empty: str | None
-    """The content beside them, where there is none."""
+    """The content of a message with calls and no text."""
     as_text: bool
-    """Whether arguments are the JSON text of an object."""
+    """Whether arguments are JSON text instead of an object."""
     short_ids: bool
     several: bool = False
 
@@ -80,10 +79,10 @@ _STYLES = [
 
 
 class ChatTemplate:
-    """Renders messages in the shape of OpenAI's API, with arguments as objects, and tells how responses are written.
+    """Renders messages, with arguments as objects, and detects the format of responses.
 
-    The constructor raises ValueError if the tokenizer has no template, or one that does not end a response with a special token. Not
-    thread-safe, as a tokenizer is not.
+    Raises ValueError if the tokenizer has no template, or one that does not end a response with a special token. Not thread-safe,
+    because tokenizers are not.
     """
 
     def __init__(self, tokenizer: Tokenizer, specials: Sequence[str]) -> None:
@@ -96,15 +95,15 @@ class ChatTemplate:
         self._text = text if isinstance(text, str) else "\n".join(text.values())
         vocabulary = "\n".join(specials)
         self.enders = self._find_enders(specials)
-        """Texts of the special tokens that end a response."""
+        """The special tokens that end a response, as text."""
         self.reasons = CLOSE in self._text or CLOSE in vocabulary
-        """Whether responses may begin with reasoning."""
+        """Whether responses may start with reasoning."""
         self._reasoning_field = "probe_thought" in self._try(
             [_USER, {"role": "assistant", "content": "x", "reasoning_content": "probe_thought"}]
         )
         self._system = "probe_system" in self._try([{"role": "system", "content": "probe_system"}, _USER])
         self._declares = self._find_declaration()
-        # Some tokenizers have a template of its own for requests with tools.
+        # Some tokenizers have another template for requests with tools.
         self._styles: dict[bool, _CallStyle | None] = {}
         found = None
         for tools in (False, True):
@@ -112,16 +111,19 @@ class ChatTemplate:
         if found is None and not any(self._renders_calls(tools=tools) for tools in (False, True)):
             found = next((f for f in FORMATS if any(m in self._text or m in vocabulary for m in f.opens)), None)
         self.tool_format: ToolFormat = found or HERMES
-        """How responses write tool calls."""
+        """The format of tool calls in responses."""
         if found is None:
-            # Calls in a way that nobody here can read are not asked for.
+            # The template would ask for calls in a format that cannot be parsed here.
             self._declares = None
         self.short_ids = any(style is not None and style.short_ids for style in self._styles.values())
-        """Whether ids of calls must be nine letters and digits."""
+        """Whether ids of calls must be nine letters or digits."""
         self._results = found is not None and self._renders_results()
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, *, generate: bool) -> str:
-        """The text of ``messages``, with the beginning of a response if ``generate``. Raises `PolicyRequestError` if it refuses them."""
+        """The text of ``messages``. ``generate``: with the generation prompt.
+
+        Raises `PolicyRequestError` if the template raises an error.
+        """
         ready = self._write_out([{**m} for m in messages], with_tools=bool(tools))
         declares = self._declares if tools else None
         if tools and declares is None:
@@ -139,9 +141,9 @@ class ChatTemplate:
                 generate=generate,
                 **({"xml_tools": list(tools)} if tools and declares == "xml_tools" else {}),
             )
-        except Exception as error:  # templates raise what they like: jinja2's errors, TypeError, their own
+        except Exception as error:  # templates may raise anything: errors of jinja2, TypeError, their own
             raise PolicyRequestError(
-                f"the model's chat template refuses these messages: {error}", param="messages"
+                f"the chat template of the model cannot render these messages: {error}", param="messages"
             ) from error
 
     def _apply(
@@ -152,7 +154,7 @@ class ChatTemplate:
         )
 
     def _write_out(self, messages: list[dict[str, Any]], *, with_tools: bool) -> list[dict[str, Any]]:
-        """Messages in the form that the template takes, what it does not take written into their text."""
+        """Messages as the template supports them; the rest is written into their text."""
         style = self._styles[with_tools]
         ready: list[dict[str, Any]] = []
         for m in messages:
@@ -190,7 +192,7 @@ class ChatTemplate:
         }
 
     def _id(self, given: Mapping[str, Any], key: str) -> dict[str, str]:
-        """The id under ``key``, if need be as one that the template accepts; the same for the same."""
+        """The id under ``key``; if the template does not accept it, a hash of it."""
         identifier = str(given.get(key))
         if self.short_ids and not SHORT_ID.fullmatch(identifier):
             return {key: blake2b(identifier.encode(), digest_size=8).hexdigest()[:9]}
@@ -203,7 +205,7 @@ class ChatTemplate:
         listed = "\n".join(json.dumps(t.get("function", t), ensure_ascii=False) for t in tools)
         return _TOOLS_PROMPT.format(tools=listed, example=example)
 
-    # What follows finds out, by rendering, what the template takes.
+    # The methods below detect what the template supports.
 
     def _try(
         self,
@@ -213,7 +215,7 @@ class ChatTemplate:
         generate: bool = False,
         **variables: Any,
     ) -> str:
-        """What the template renders; empty where it refuses."""
+        """The rendered text; empty if the template raises an error."""
         try:
             return self._apply(messages, tools=tools, generate=generate, **variables)
         except Exception:  # noqa: BLE001 - see `render`
@@ -227,21 +229,22 @@ class ChatTemplate:
         enders = frozenset(t for t in (first, eos) if t)
         if not enders:
             raise ValueError(
-                f"the chat template ends a response with {after[:40]!r}, which is no special token: no way to tell where one ends"
+                f"the chat template ends a response with {after[:40]!r}, which is not a special token, so that the end of a response "
+                "cannot be detected; set tokenizer.chat_template"
             )
         return enders
 
     def _find_declaration(self) -> Literal["tools", "xml_tools", "system"] | None:
-        """The way in which the template takes tools."""
+        """Where the template takes tools from."""
         if "probe_tool" in self._try([_USER], generate=True, tools=[_TOOL]):
             return "tools"
         if "probe_tool" in self._try([_USER], generate=True, xml_tools=[_TOOL]):
             return "xml_tools"
-        told = {"role": "system", "content": "x", "tools": json.dumps([_TOOL["function"]])}
-        return "system" if "probe_tool" in self._try([told, _USER], generate=True) else None
+        listed = {"role": "system", "content": "x", "tools": json.dumps([_TOOL["function"]])}
+        return "system" if "probe_tool" in self._try([listed, _USER], generate=True) else None
 
     def _probe_calls(self, style: _CallStyle, *, tools: bool, count: int = 1) -> str:
-        """What the template writes where a response of ``count`` calls belongs."""
+        """The rendered text of a response with ``count`` calls."""
         given = [_TOOL] if tools and self._declares == "tools" else None
         ids = [f"probe{i:04d}" if style.short_ids else f"call_{i:024d}" for i in range(count)]
         calls = [{**_styled(_CALL, style), "id": identifier} for identifier in ids]
@@ -252,7 +255,7 @@ class ChatTemplate:
         return head + value + tail[: min(ends, default=len(tail))]
 
     def _find_style(self, *, tools: bool, known: ToolFormat | None) -> tuple[_CallStyle | None, ToolFormat | None]:
-        """The style and the format whose reading of what the template writes is the call that was put in."""
+        """The style and the format with which a rendered call is parsed back to the same call."""
         call = ToolCall("probe_tool", _ARGUMENTS)
         for style in _STYLES:
             written = self._probe_calls(style, tools=tools)
@@ -268,7 +271,7 @@ class ChatTemplate:
         return any("probe_value" in self._probe_calls(style, tools=tools) for style in _STYLES)
 
     def _renders_results(self) -> bool:
-        """Whether a message of the role ``tool`` gets in, after a call."""
+        """Whether the template renders messages of the role ``tool``."""
         identifier = "probe0000"
         asked = {"role": "assistant", "content": "", "tool_calls": [{**_CALL, "id": identifier}]}
         result = {"role": "tool", "tool_call_id": identifier, "name": "probe_tool", "content": "probe_result"}
@@ -292,7 +295,7 @@ def _styled(call: Mapping[str, Any], style: _CallStyle) -> dict[str, Any]:
 
 
 def _join_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a user says after written-out results goes into the same message, since some templates want roles to take turns."""
+    """Join a user message to the results before it: some templates require alternation."""
     joined: list[dict[str, Any]] = []
     for m in messages:
         if joined and joined[-1].get("results") and m["role"] == "user":
@@ -303,7 +306,7 @@ def _join_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _fold_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The system message at the head of the first user's."""
+    """Move the system message to the start of the first user message."""
     system, *rest = messages
     if rest and rest[0]["role"] == "user":
         return [{**rest[0], "content": f"{system['content']}\n\n{rest[0]['content']}"}, *rest[1:]]

@@ -1,7 +1,7 @@
-"""How models write tool calls into text: one `ToolFormat` for each way of writing, not for each model.
+"""The text formats of tool calls: one `ToolFormat` for each format, not for each model.
 
-Reading is strict. What is a well-formed call is taken out of the text; what is not stays where it is, for the agent to see and for
-training to mend. Which format a model uses is found by ``chat_template.py`` in its template.
+Parsing is strict: well-formed calls are removed from the text, malformed ones stay in it. ``template.py`` finds the format of a model in
+its chat template.
 """
 
 from __future__ import annotations
@@ -16,38 +16,41 @@ from typing import Any, NamedTuple, NoReturn
 
 
 class ToolCall(NamedTuple):
-    """A call as a model wrote it."""
+    """A tool call in the text of a response."""
 
     name: str
     arguments: Any
-    """An object, or the string that the model wrote in its place."""
+    """An object, or a string if the model wrote one."""
     id: str | None = None
 
 
 SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
-"""The ids of calls that Mistral's templates accept."""
+"""The call ids that Mistral's templates accept."""
 
 Reading = tuple[str, list[ToolCall]]
-"""The text around the calls, joined as it is, and the calls in their order."""
+"""The text around the calls, concatenated, and the calls in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """One way of writing tool calls. `read` and `write` are pure, and what was written is read again."""
+    """One format of tool calls.
+
+    `read` and `write` are pure, and `read` parses what `write` returns.
+    """
 
     name: str
     opens: tuple[str, ...]
-    """Texts that a call begins with. A response that is streamed is held back from there on."""
+    """Texts at the start of a call. Streamed text is held back from there on."""
     marks: tuple[str, ...]
-    """All texts that frame calls; where they are special tokens, they must not get lost in decoding."""
+    """All texts around calls. Those that are special tokens are kept when decoding."""
     read: Callable[[str], Reading]
     write: Callable[[Sequence[ToolCall]], str]
     bare: bool = False
-    """Whether a response that begins with ``{`` may be a call as a whole."""
+    """Whether a response that starts with ``{`` may be a call."""
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
@@ -55,13 +58,13 @@ _SPACE = re.compile(r"\s*")
 
 
 def _skip(text: str, at: int) -> int:
-    """The next place at or after ``at`` that is no white space."""
+    """The first index at or after ``at`` that is not white space."""
     found = _SPACE.match(text, at)
     return found.end() if found else at
 
 
 def _json(text: str, at: int) -> tuple[Any, int] | None:
-    """The JSON value that begins at ``at``, and where it ends."""
+    """The JSON value at index ``at``, and its end."""
     try:
         return _DECODER.raw_decode(text, _skip(text, at))
     except (ValueError, RecursionError):
@@ -69,7 +72,10 @@ def _json(text: str, at: int) -> tuple[Any, int] | None:
 
 
 def _calls(value: Any, *, complete: bool = False) -> list[ToolCall] | None:
-    """The calls that a JSON value stands for; None if it is no call. ``complete``: the arguments must be there too."""
+    """The calls in a JSON value; None if it is not a call.
+
+    ``complete``: the arguments are required.
+    """
     values = value if isinstance(value, list) else [value]
     calls: list[ToolCall] = []
     for item in values:
@@ -89,7 +95,7 @@ def _object(call: ToolCall, key: str = "arguments") -> str:
 
 
 def _read_blocks(text: str, opening: str, read_one: Callable[[str, int], tuple[list[ToolCall], int] | None]) -> Reading:
-    """Take out each block that ``opening`` begins and ``read_one`` understands: it is given the place after it, and tells the end."""
+    """Remove each block after ``opening`` that ``read_one`` parses."""
     content: list[str] = []
     calls: list[ToolCall] = []
     done = 0
@@ -114,12 +120,12 @@ def _tagged_one(text: str, at: int, *, closing: str, opening: str) -> tuple[list
     end = _skip(text, found[1])
     if text.startswith(closing, end):
         return calls, end + len(closing)
-    # A model that stops, or calls again, without closing has said it all.
+    # A missing closing tag is accepted at the end of the text and before another call.
     return (calls, end) if end == len(text) or text.startswith(opening, end) else None
 
 
 def tagged(name: str, opening: str, closing: str, *, as_list: bool = False) -> ToolFormat:
-    """JSON between tags: one call in each pair of them, or with ``as_list`` all calls in one."""
+    """JSON between tags: one call in each pair, or with ``as_list`` all in one pair."""
 
     def write(calls: Sequence[ToolCall]) -> str:
         if as_list:
@@ -140,7 +146,7 @@ _PYTHON_TAG = "<|python_tag|>"
 
 
 def _read_llama(text: str) -> Reading:
-    """After the tag, or instead of an answer: JSON objects, with semicolons between them."""
+    """JSON objects separated by semicolons, after the tag or as the whole answer."""
     before, tag, body = text.partition(_PYTHON_TAG)
     if not tag or before.lstrip().startswith("{"):
         before, body = "", text
@@ -163,7 +169,7 @@ _MISTRAL_NAME = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]([\w-]+))?(?:\[ARGS\])?\s
 
 
 def _read_mistral_block(text: str, at: int) -> tuple[list[ToolCall], int] | None:
-    """A list of calls, or (later versions) one name with its arguments."""
+    """A list of calls, or in later versions one name with its arguments."""
     named = _MISTRAL_NAME.match(text, at)
     found = _json(text, at if named is None else named.end())
     if found is None:
@@ -208,7 +214,7 @@ def _read_deepseek_block(text: str, at: int) -> tuple[list[ToolCall], int] | Non
 def _read_deepseek(text: str) -> Reading:
     content, calls = _read_blocks(text, _DS_CALL, _read_deepseek_block)
     if calls and _DS_CALL not in content:
-        # Nothing malformed is left inside: the frame around the calls goes too.
+        # Remove the tags around the calls, too, if nothing malformed is left between them.
         before, _, frame = content.partition(_DS_CALLS)
         inside, _, after = frame.partition(_DS_CALLS_END)
         content = before + (inside.strip() and inside) + after.replace(_DS_CALLS_END, "")
@@ -251,11 +257,11 @@ FORMATS: tuple[ToolFormat, ...] = (
         bare=True,
     ),
 )
-"""Those whose marks are unmistakable first."""
+"""All formats, those with unambiguous marks first."""
 
 
 def read_message(tools: ToolFormat | None, text: str, *, short_ids: bool = False) -> dict[str, Any]:
-    """The assistant message that ``text`` stands for; its tool calls are read if there is a format for them."""
+    """The assistant message in ``text``, with its tool calls if there is a format for them."""
     content, calls = (text, []) if tools is None else tools.read(text)
     message: dict[str, Any] = {"role": "assistant", "content": (content.rstrip() or None) if calls else content}
     if calls:
@@ -265,7 +271,7 @@ def read_message(tools: ToolFormat | None, text: str, *, short_ids: bool = False
 
 def _to_openai(call: ToolCall, *, short_ids: bool) -> dict[str, Any]:
     written = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments, ensure_ascii=False)
-    # A model that writes such ids sees its own again in the results.
+    # Ids that the model wrote are kept, so that it finds them in the results.
     own = call.id is not None and short_ids and SHORT_ID.fullmatch(call.id)
     made = uuid.uuid4().hex[:9] if short_ids else f"call_{uuid.uuid4().hex[:24]}"
     return {

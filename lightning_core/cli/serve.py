@@ -57,7 +57,7 @@ def _resolve_model(model: str, checkpoint: str | None, overrides: Sequence[str])
 
     folder = Path(model)
     if (folder / "config.yaml").is_file():
-        from lightning_core.records.checkpoints import checkpoints, to_sample
+        from lightning_core.records.checkpoints import checkpoints, sampling_config
 
         found = {path.name: path for path in checkpoints(folder)}
         if not found:
@@ -65,7 +65,7 @@ def _resolve_model(model: str, checkpoint: str | None, overrides: Sequence[str])
         name = checkpoint or list(found)[-1]
         if name not in found:
             raise ConfigError(f"--checkpoint {name!r}: the run {model!r} has {list(found)!r}")
-        return to_sample(load_config(folder / "config.yaml", overrides), found[name])
+        return sampling_config(load_config(folder / "config.yaml", overrides), found[name])
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ConfigError(
             f"{model!r} is neither a run's folder (config.yaml) nor a model's (config.json); "

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.checks_verl import impossible_verl
-from lightning_core.config.credit import Credit
+from lightning_core.config.credit import CreditSection
 from lightning_core.config.policies import PolicyCredit
 from lightning_core.config.resolve import policy_settings
 from lightning_core.config.sections import Sections, TaskSource, Vllm
 from lightning_core.config.source import KeyPath
-from lightning_core.config.trainer import Trainer
+from lightning_core.config.trainer import TrainerSection
 from lightning_core.config.types import is_callable_name
 from lightning_core.trace import BASE, POLICY
 
@@ -78,7 +78,7 @@ def _impossible_sampling(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         if temperature is not None and 0 < temperature < 0.01:
             yield (section, "temperature"), f"found {temperature}; vLLM samples at 0 (greedy), or at 0.01 and above"
     for key in ("max_batch", "gather_ms"):
-        if getattr(c.trainer, key) != Trainer.model_fields[key].default:
+        if getattr(c.trainer, key) != TrainerSection.model_fields[key].default:
             yield (
                 ("trainer", key),
                 "is for sampling in process, but policy.backend is 'vllm'; its batches are set by "
@@ -187,7 +187,7 @@ def impossible_algorithm(a: Algorithm) -> Iterator[tuple[KeyPath, str]]:
         yield ("algorithm", "importance", "kind"), "'mask' without low and high masks nothing; set one of them"
 
 
-def impossible_credit(c: Credit, *, group_size: int, refill: int) -> Iterator[tuple[KeyPath, str]]:
+def impossible_credit(c: CreditSection, *, group_size: int, refill: int) -> Iterator[tuple[KeyPath, str]]:
     """Combinations that cannot be honoured although each value alone is fine."""
     own_rule = is_callable_name(c.rewards)
     if c.rewards in _GAMMA and c.gamma is None:

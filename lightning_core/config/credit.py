@@ -63,7 +63,7 @@ class Rule(Section):
     """Coefficient of the function's result."""
 
 
-class Air(Section):
+class AirSection(Section):
     """Automatic intermediate rewards: rewards of calls, computed from tool outcomes and response formats."""
 
     tool_ok: float = 0.0
@@ -104,7 +104,7 @@ class Judge(Section):
     """Agent name under which the judge's calls are recorded."""
 
 
-class Credit(Section):
+class CreditSection(Section):
     """Computes each call's advantage from an episode's rewards; docs/credit-assignment.md has the equations."""
 
     rewards: RuleName = "broadcast"
@@ -130,7 +130,7 @@ class Credit(Section):
     group_by: GroupBy = ("task",)
     """Keys that the calls of a group share. `[task, agent]`: a baseline per agent (Dr. MAS). `[task, agent, turn]`: a
     baseline per agent and turn (AT-GRPO)."""
-    air: Air | None = None
+    air: AirSection | None = None
     """Automatic intermediate rewards; null: disabled."""
     critic: Critic | None = None
     """With `gae`: the critic's settings; null: defaults."""

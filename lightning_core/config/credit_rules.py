@@ -14,7 +14,7 @@ def policy_rules(config: Config) -> dict[str, CreditRules]:
     return {name: credit_rules(settings.credit) for name, settings in policy_settings(config).items()}
 
 
-def credit_rules(c: configured.Credit) -> CreditRules:
+def credit_rules(c: configured.CreditSection) -> CreditRules:
     """Raises `ConfigError` when a function that it names cannot be imported."""
     own = ":" in c.rewards
     return CreditRules(
@@ -29,7 +29,7 @@ def credit_rules(c: configured.Credit) -> CreditRules:
     )
 
 
-def _air(air: configured.Air) -> Air:
+def _air(air: configured.AirSection) -> Air:
     return Air(
         tool_ok=air.tool_ok,
         tool_error=air.tool_error,

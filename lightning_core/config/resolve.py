@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_core.config.credit import Credit, Critic
+from lightning_core.config.credit import CreditSection, Critic
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyCredit
 from lightning_core.config.sections import Sections
 from lightning_core.trace import BASE, POLICY
@@ -27,7 +27,7 @@ class PolicySettings:
     keep_base: bool
     """Whether the initial weights are also served, as the model ``base``."""
     learning_rate: float
-    credit: Credit
+    credit: CreditSection
 
     @property
     def critic(self) -> Critic | None:
@@ -67,7 +67,7 @@ def _settings(c: Sections, own: NamedPolicy) -> PolicySettings:
     )
 
 
-def _credit(common: Credit, own: PolicyCredit) -> Credit:
+def _credit(common: CreditSection, own: PolicyCredit) -> CreditSection:
     given = {key: value for key in PolicyCredit.model_fields if (value := getattr(own, key)) is not None}
     if own.rewards is not None:
         given = {**dict.fromkeys(("gamma", "lam", "step_weight", "anchor", "critic")), **given}

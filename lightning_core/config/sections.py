@@ -13,10 +13,10 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from lightning_core.config.algorithm import Algorithm
-from lightning_core.config.credit import Credit
+from lightning_core.config.credit import CreditSection
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyName
 from lightning_core.config.problems import OWN
-from lightning_core.config.trainer import Ray, Trainer
+from lightning_core.config.trainer import Ray, TrainerSection
 from lightning_core.config.types import (
     CallableName,
     Count,
@@ -75,7 +75,7 @@ class Agents(Section):
     """Agents that are not trained and use another model: a mapping from agent name to model name."""
 
 
-class Upstream(Section):
+class UpstreamSection(Section):
     """An OpenAI-compatible server for models that the policy endpoint does not serve."""
 
     base_url: Annotated[str, Field(pattern=r"^https?://")]
@@ -121,7 +121,7 @@ class Policy(Section):
     """The sampler. `torch`: this process, from the weights being trained. `vllm`: a vLLM server."""
     vllm: Vllm = Vllm()
     """With `backend: vllm`: the server's settings."""
-    upstream: Upstream | None = None
+    upstream: UpstreamSection | None = None
     """Server that receives calls to other models; null: each call is forwarded to the agent's original provider, and
     rejected if there is none."""
 
@@ -182,7 +182,7 @@ class Otlp(Section):
     headers."""
 
 
-class Run(Section):
+class RunSection(Section):
     """The run's folder, seed and resumption."""
 
     dir: str = "runs"
@@ -210,11 +210,11 @@ class Sections(Section):
     policies: dict[PolicyName, NamedPolicy] = {}
     """Several policies by name, each trained separately; see docs/several-policies.md. Empty: `policy` is the only
     one."""
-    credit: Credit = Credit()
+    credit: CreditSection = CreditSection()
     algorithm: Algorithm = Algorithm()
     rollouts: Rollouts = Rollouts()
-    trainer: Trainer = Trainer()
+    trainer: TrainerSection = TrainerSection()
     ray: Ray = Ray()
     eval: Eval = Eval()
     otlp: Otlp = Otlp()
-    run: Run = Run()
+    run: RunSection = RunSection()

@@ -9,7 +9,7 @@ from pydantic import Field
 from lightning_core.config.types import Beta, Count, CountOrZero, NotNegative, Positive, Section
 
 
-class Trainer(Section):
+class TrainerSection(Section):
     """The trainer, which updates the weights."""
 
     name: Literal["torch", "verl"] = "torch"

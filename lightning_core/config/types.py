@@ -36,7 +36,10 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class Section(BaseModel):
-    """Frozen and strict, without unknown keys; an empty section means its defaults."""
+    """Base of all sections: frozen, strict about types, no unknown keys; an empty section has its defaults.
+
+    A section's class name ends in ``Section`` if the bare name is that of another class, such as `Trainer`.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True

@@ -1,1 +1,1 @@
-"""The policy endpoint: a server in the wire formats of OpenAI and Anthropic that records every token."""
+"""The policy endpoint: serves OpenAI's and Anthropic's APIs, records every token."""

@@ -1,4 +1,4 @@
-"""How much one client may ask of the policy endpoint, so that it cannot take it from the others."""
+"""Limits of the policy endpoint that protect clients from each other."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What is beyond a limit is answered with the status that stands here, and nothing else is affected.
+    """A request beyond a limit gets the status in parentheses; others are not affected.
 
-    Fixed besides: JSON is at most 200 levels deep (400).
+    JSON is at most 200 levels deep (400); this limit is fixed.
     """
 
     body_bytes: int = 32 << 20
-    """Most bytes in a request's body (413)."""
+    """Most bytes of a request body (413)."""
     body_seconds: float = 60.0
-    """Longest that a body may take to arrive (408)."""
+    """Longest time for a request body to arrive (408)."""
     header_seconds: float = 30.0
-    """Longest that a request's first line and headers may take to arrive (the connection is closed)."""
+    """Longest time for the request line and headers to arrive (the connection is closed)."""
     header_bytes: int = 64 << 10
-    """Most bytes of a request's first line and headers (400, or the connection is closed)."""
+    """Most bytes of the request line and headers (400, or the connection is closed)."""
     requests_per_rollout: int = 256
-    """Most requests of one rollout at a time, answers that are still streamed included (429). Below it they wait for the backend."""
+    """Most requests of one rollout in progress, including streams (429). Requests below the limit wait for the backend."""
     requests: int = 4096
-    """Most requests at a time of all rollouts together (429, counted as a failure of the machinery)."""
+    """Most requests of all rollouts in progress (429, counted as an infrastructure failure)."""
     choices: int = 128
-    """Most answers to one request: prompts times ``n`` (400)."""
+    """Most responses to one request: prompts times ``n`` (400)."""
     messages: int = 4096
-    """Most messages in one request (400)."""
+    """Most messages of one request (400)."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a limit that nothing could meet."""
+        """Raises ValueError for a limit that is not positive."""
         for field in fields(self):
             value = getattr(self, field.name)
             if not value > 0:

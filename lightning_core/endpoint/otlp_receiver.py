@@ -1,7 +1,7 @@
-"""``POST /v1/traces``: OTLP/HTTP from an agent's other processes, in protobuf or JSON, plain or gzip.
+"""``POST /v1/traces``: receives OTLP/HTTP from other processes of an agent.
 
-A rollout's key says which rollout spans belong to. They wait here until it closes, when all its calls are known, and join its trace then
-(``otel/joining.py``). Later they are refused: the trace is complete, and trained on. An answer is OTLP's own.
+The API key names the rollout of the spans. They are kept until the rollout closes and all its calls are known, and then joined to its trace
+(``otel/joining.py``). Later spans are refused, because the trace is complete. Responses are those of OTLP.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 PATH = "/v1/traces"
 
 MAX_BYTES = 64 << 20
-"""Of one request, uncompressed; OTLP exporters send no more by default."""
+"""Most bytes of one request, uncompressed; the default maximum of OTLP exporters."""
 MAX_SPANS = 20_000
-"""Of one rollout."""
+"""Most spans of one rollout."""
 
 _PROTOBUF = "application/x-protobuf"
 _JSON = "application/json"
@@ -38,17 +38,17 @@ _INVALID, _UNAUTHENTICATED = 3, 16  # codes of google.rpc.Status
 
 
 class OtlpReceiver:
-    """Takes spans in while their rollout is open. All methods are called from one thread at a time for a rollout."""
+    """Receives spans while their rollout is open. For one rollout, not thread-safe."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._waiting: dict[str, list[SpanRecord]] = {}
 
     async def receive(self, request: Request, root: Address | None) -> Response:
-        """Answer a request with spans of the rollout ``root``; None where its key opens no rollout."""
+        """Answer a request with spans of the rollout ``root``, which is None for an unknown key."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if root is None:
-            text = "unknown API key: spans carry the key of their rollout, and come before it has ended"
+            text = "unknown API key: expected the key of a live rollout; send spans before the rollout ends"
             return _failure(kind, 401, _UNAUTHENTICATED, text)
         try:
             body = await read_body(request, most_bytes=MAX_BYTES, seconds=self._limits.body_seconds)
@@ -69,11 +69,9 @@ class OtlpReceiver:
         waiting = self._waiting.setdefault(root.rollout, [])
         for span in spans:
             if span.attributes.get(OPERATION) == "reward":
-                refused.append(f"span {span.span_id} is a reward; rewards are given where the rollout runs")
+                refused.append(f"span {span.span_id} is a reward; record rewards in the process that runs the rollout")
             elif len(waiting) >= MAX_SPANS:
-                refused.append(
-                    f"the rollout has {MAX_SPANS} spans from other processes, which is the most there can be"
-                )
+                refused.append(f"the rollout has {MAX_SPANS} spans from other processes, which is the limit")
             else:
                 waiting.append(span)
         if refused:
@@ -81,7 +79,7 @@ class OtlpReceiver:
         return _success(kind, refused)
 
     def close(self, root: Address) -> None:
-        """The rollout's calls are all made: join what has come to its trace."""
+        """Join the received spans to the trace of the rollout, which makes no more calls."""
         theirs = self._waiting.pop(root.rollout, None)
         run = find_run(root.rollout)
         if not theirs or run is None:
@@ -106,7 +104,7 @@ def _plain(body: bytes, encoding: str) -> bytes:
     else:
         raise ValueError(f"expected no content encoding or gzip, found {encoding!r}")
     if len(plain) > MAX_BYTES:
-        raise ValueError(f"a request may hold {MAX_BYTES} bytes, found more; send smaller batches")
+        raise ValueError(f"the request has more than {MAX_BYTES} bytes, which is the limit; send smaller batches")
     return plain
 
 
@@ -130,7 +128,7 @@ def _success(kind: str, refused: list[str]) -> Response:
 
 
 def _failure(kind: str, status: int, code: int, message: str) -> Response:
-    """A ``google.rpc.Status``, in the form that the request had."""
+    """A ``google.rpc.Status``, in the format of the request."""
     logger.warning("spans refused with status %d: %s", status, message)
     if kind == _PROTOBUF:
         try:

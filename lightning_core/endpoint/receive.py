@@ -1,7 +1,7 @@
-"""What comes in from the network: in time, not too large, and JSON.
+"""Reads requests within limits of time and size, and parses their JSON.
 
-The server's own settings bound the size of headers, for one of its parsers, and nothing else: not what a client may take over them,
-and neither bodies. Where a limit is passed the request gets its 4xx, or its connection is closed.
+uvicorn limits the size of headers, for one of its parsers, but not how long they take, and not bodies. Beyond a limit the request gets a
+4xx status, or its connection is closed.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from lightning_core.endpoint.limits import Limits
 from lightning_core.errors import PolicyRequestError
 
 _MAY_BE_INFINITE = re.compile(rb"\d(?:[eE]\+?\d{3}|\d{299})")
-"""No shorter number overflows a float."""
+"""Matches every number that may overflow a float."""
 
 
 async def read_body(request: Request, *, most_bytes: int, seconds: float) -> bytes:
     """The body of ``request``.
 
-    Raises `PolicyRequestError` if it is larger than ``most_bytes`` (413; it is not read then) or takes longer than ``seconds`` (408),
-    and starlette's ``ClientDisconnect`` if the client hangs up.
+    Raises `PolicyRequestError` if it is larger than ``most_bytes`` (413; it is then not read) or takes longer than ``seconds`` (408),
+    and starlette's ``ClientDisconnect`` if the client disconnects.
     """
-    said = request.headers.get("content-length", "")
-    size = int(said) if said.isdecimal() else 0
+    length = request.headers.get("content-length", "")
+    size = int(length) if length.isdecimal() else 0
     chunks: list[bytes] = []
     try:
         async with asyncio.timeout(seconds):
@@ -43,12 +43,12 @@ async def read_body(request: Request, *, most_bytes: int, seconds: float) -> byt
     except TimeoutError:
         raise PolicyRequestError(f"the request body did not arrive within {seconds:g} s", status=408) from None
     if size > most_bytes:
-        raise PolicyRequestError(f"a request body may have {most_bytes} bytes, and this one has more", status=413)
+        raise PolicyRequestError(f"the request body has more than {most_bytes} bytes, which is the limit", status=413)
     return b"".join(chunks)
 
 
 def read_json(data: bytes) -> Any:
-    """The value that ``data`` stands for: UTF-8, 200 levels deep at most, without NaN, infinities and half surrogate pairs.
+    """Parse UTF-8 JSON, at most 200 levels deep, without NaN, infinities and lone surrogates.
 
     Raises `PolicyRequestError` for anything else.
     """
@@ -62,9 +62,9 @@ def read_json(data: bytes) -> Any:
 
 
 def connection_class(limits: Limits) -> type[asyncio.Protocol]:
-    """uvicorn's connections, whichever parser it has, closed where a client takes too long or needs too much for what is no body.
+    """uvicorn's connection class, with limits for the request line and headers.
 
-    Private: ``cycle``, the request at hand, and ``on_response_complete``, seen in uvicorn 0.30 to 0.54, in both parsers' classes
+    Private: ``cycle``, the current request, and ``on_response_complete``, present in uvicorn 0.30 to 0.54, in both parsers' classes
     (https://github.com/encode/uvicorn/blob/0.30.0/uvicorn/protocols/http/h11_impl.py#L57).
     """
     parser: Any = AutoHTTPProtocol
@@ -90,7 +90,7 @@ def connection_class(limits: Limits) -> type[asyncio.Protocol]:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if self.cycle.more_body:  # what is left of a body that was refused
+            if self.cycle.more_body:  # the rest of a refused body
                 self._expect()
 
         def connection_lost(self, exc: Exception | None) -> None:

@@ -1,4 +1,4 @@
-"""How a model call becomes a span: opened when the request arrives, filled with what was sampled, closed with the answer."""
+"""The spans of model calls, from the request to the response."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from lightning_core import trace as tr
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.capture import next_sequence
 from lightning_core.capture.spans import start_span
-from lightning_core.chat.chat import Prompt
-from lightning_core.endpoint.dialects.exchange import Answer, ChatRequest, Choice
+from lightning_core.chat.chat import RenderedPrompt
+from lightning_core.endpoint.dialects.exchange import ChatRequest, Choice, UpstreamResponse
 from lightning_core.trace import Address, describe, pack
 
 
 class ModelSpan:
-    """The span of what one model was asked for."""
+    """The span of a request to one model."""
 
     def __init__(self, address: Address, operation: str, model: str, attributes: Mapping[str, Any]) -> None:
         self._span: Span = start_span(address, model, operation, agent=address.agent, attributes=attributes)
         self.id = f"{self._span.get_span_context().span_id:016x}"
 
     def counted(self, model: Any, input_tokens: Any, output_tokens: Any = None) -> None:
-        """Note the model and the token counts that somebody else's server tells of."""
+        """Record the model and the token counts that an upstream server reports."""
         for name, value, kind in (
             (tr.RESPONSE_MODEL, model, str),
             (tr.INPUT_TOKENS, input_tokens, int),
@@ -35,19 +35,22 @@ class ModelSpan:
                 self._span.set_attribute(name, value)
 
     def abandon(self, error: BaseException) -> None:
-        """Close the span as failed, unless it is closed already."""
+        """End the span as failed, unless it has ended."""
         if self._span.is_recording():
             self._span.set_status(Status(StatusCode.ERROR, describe(error)))
             self._span.end()
 
     def end(self) -> None:
-        """Close the span. Safe to call twice."""
+        """End the span. Safe to call twice."""
         if self._span.is_recording():
             self._span.end()
 
 
 class EmbeddingsSpan(ModelSpan):
-    """The span of a request for embeddings. What was embedded is not kept: it is no part of what is trained, and can be large."""
+    """The span of a request for embeddings.
+
+    Its input is not recorded: it is not trained on, and can be large.
+    """
 
     def __init__(self, address: Address, body: Mapping[str, Any], model: str) -> None:
         attributes: dict[str, Any] = {tr.PROVIDER: "lightning", tr.REQUEST_MODEL: model}
@@ -59,7 +62,7 @@ class EmbeddingsSpan(ModelSpan):
 
 
 class CallSpan(ModelSpan):
-    """The span of one response; its id is the call's id."""
+    """The span of one response. Its id is the id of the call."""
 
     def __init__(self, address: Address, request: ChatRequest, model: str, choice: int = 0) -> None:
         attributes: dict[str, Any] = {
@@ -67,15 +70,15 @@ class CallSpan(ModelSpan):
             tr.PROVIDER: "lightning",
             tr.REQUEST_MODEL: request.model,
             tr.RESPONSE_MODEL: model,
-            tr.INPUT_MESSAGES: json.dumps(list(request.asked(choice)), ensure_ascii=False),
+            tr.INPUT_MESSAGES: json.dumps(list(request.input_messages(choice)), ensure_ascii=False),
         }
         if request.tools:
             attributes[tr.TOOL_DEFINITIONS] = json.dumps(list(request.tools), ensure_ascii=False)
         self._request = request
         super().__init__(address, "chat", model, attributes)
 
-    def sampled(self, prompt: Prompt, choice: Choice, params: SamplingParams) -> None:
-        """Note what was sampled, and from what."""
+    def sampled(self, prompt: RenderedPrompt, choice: Choice, params: SamplingParams) -> None:
+        """Record the prompt, the sampled tokens and the settings they were sampled with."""
         self._span.set_attributes({
             tr.PROMPT_IDS: pack(prompt.ids, "<u4"),
             tr.OUTPUT_IDS: pack(choice.token_ids, "<u4"),
@@ -87,9 +90,9 @@ class CallSpan(ModelSpan):
             tr.CONTEXT: prompt.context,
         })  # fmt: skip
         for name in ("temperature", "top_p"):
-            asked, used = getattr(self._request, name), getattr(params, name)
-            if asked is not None and asked != used:
-                self._span.set_attribute(f"lightning.replaced.{name}", asked)
+            requested, used = getattr(self._request, name), getattr(params, name)
+            if requested is not None and requested != used:
+                self._span.set_attribute(f"lightning.replaced.{name}", requested)
         if params.constraint is not None:
             self._span.set_attribute(tr.CONSTRAINT, params.constraint)
         if prompt.reason is not None:
@@ -97,18 +100,18 @@ class CallSpan(ModelSpan):
         self.answered(choice.message, choice.finish_reason)
 
     def trainable(self, *, version: int, first_version: int | None, digest: str) -> None:
-        """Note that the policy sampled it: with which version of its weights, and the digest of all of it."""
+        """Record the version of the policy that sampled the response, and the digest of both."""
         self._span.set_attributes({tr.VERSION: version, tr.DIGEST: digest})
         if first_version is not None and first_version != version:
             self._span.set_attribute(tr.FIRST_VERSION, first_version)
 
     def answered(self, message: Mapping[str, Any], finish_reason: str | None) -> None:
-        """Note the answer as the agent gets it."""
+        """Record the response as the agent receives it."""
         self._span.set_attribute(tr.OUTPUT_MESSAGES, json.dumps([message], ensure_ascii=False))
         if finish_reason:
             self._span.set_attribute(tr.FINISH_REASONS, [finish_reason])
 
-    def forwarded(self, answer: Answer) -> None:
-        """Note what somebody else's server answered."""
-        self.counted(answer.model, answer.input_tokens, answer.output_tokens)
-        self.answered(answer.message, answer.finish_reason)
+    def forwarded(self, response: UpstreamResponse) -> None:
+        """Record the response of an upstream server."""
+        self.counted(response.model, response.input_tokens, response.output_tokens)
+        self.answered(response.message, response.finish_reason)

@@ -1,7 +1,6 @@
-"""One request from its arrival to its end: admitted, read, answered; and when it is over, nothing of it is left.
+"""The lifecycle of one request: admit, parse, answer, clean up.
 
-Whatever ends it early, the client that hangs up, the rollout that closes, an error: what was still being sampled for it is aborted, and its
-spans are closed, before this says so.
+If the client disconnects, the rollout closes or an error is raised, sampling is aborted and the spans are ended before the request ends.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from lightning_core.trace import Address, describe
 
 logger = logging.getLogger(__name__)
 
-_MOST_SAID = 2000
-"""Characters of an error message; what was found wrong may be as long as the body."""
+_MESSAGE_CHARACTERS = 2000
+"""Most characters of an error message, which may quote a value as long as the body."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Asked:
-    """A request that was admitted and read."""
+class IncomingRequest:
+    """A request that was admitted and whose body was read."""
 
     session: Session
     address: Address
@@ -43,27 +42,31 @@ class Asked:
     size: int
     """Bytes of the body."""
     spans: list[ModelSpan] = field(default_factory=list[ModelSpan])
-    """What it is recorded in; those still open when it is over are closed as failed."""
+    """Its spans. Those still open when the request ends are ended as failed."""
 
     def abandon(self, error: BaseException) -> None:
-        """Close the spans that are still open."""
+        """End the open spans as failed."""
         for span in self.spans:
             span.abandon(error)
 
 
-class Service:
-    """An ASGI app for one path: requests and errors are in the format of ``wire``, answers are made by ``answer``."""
+class RequestHandler:
+    """An ASGI app for one path, in the wire format ``dialect``."""
 
     def __init__(
-        self, wire: Dialect, answer: Callable[[Asked], Awaitable[Response]], sessions: Sessions, limits: Limits
+        self,
+        dialect: Dialect,
+        respond: Callable[[IncomingRequest], Awaitable[Response]],
+        sessions: Sessions,
+        limits: Limits,
     ) -> None:
-        self._wire = wire
-        self._answer = answer
+        self._dialect = dialect
+        self._respond = respond
         self._sessions = sessions
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. Never raises for anything that a client or a model does."""
+        """Answer a request. Errors of clients, models and servers become responses."""
         request = Request(scope, receive)
         session = self._sessions.find(request.headers)
         try:
@@ -72,140 +75,143 @@ class Service:
             address = _address(request.headers, session)
             with self._sessions.admit(session):
                 data = await read_body(request, most_bytes=self._limits.body_bytes, seconds=self._limits.body_seconds)
-                asked = Asked(
+                incoming = IncomingRequest(
                     session=session, address=address, headers=request.headers, body=read_json(data), size=len(data)
                 )
                 if session.closed:
                     raise PolicyRequestError(UNKNOWN_KEY, status=401)
-                await self._see_through(asked, scope, receive, send)
+                await self._run(incoming, scope, receive, send)
         except PolicyRequestError as error:
-            await error_response(self._wire, error)(scope, receive, send)
+            await error_response(self._dialect, error)(scope, receive, send)
         except OverloadError as error:
             assert session is not None
             count_failure(session.root, error)
-            await error_response(self._wire, PolicyRequestError(str(error), status=429))(scope, receive, send)
+            await error_response(self._dialect, PolicyRequestError(str(error), status=429))(scope, receive, send)
         except ClientDisconnect:
             pass
 
-    async def _see_through(self, asked: Asked, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer ``asked``, until it is answered, its client hangs up, or its rollout closes."""
+    async def _run(self, incoming: IncomingRequest, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer ``incoming`` until it is answered, its client disconnects, or its rollout closes."""
         started = False
 
-        async def noting_send(message: Message) -> None:
+        async def tracking_send(message: Message) -> None:
             nonlocal started
             started = True
             await send(message)
 
-        work = asyncio.create_task(self._respond(asked, scope, receive, noting_send))
-        hang_up = asyncio.create_task(_hang_up(receive))
-        asked.session.work.add(work)
+        work = asyncio.create_task(self._answer(incoming, scope, receive, tracking_send))
+        disconnect = asyncio.create_task(_disconnect(receive))
+        incoming.session.work.add(work)
         try:
-            await asyncio.wait({work, hang_up}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            left = hang_up.done() and not work.done()
-            hang_up.cancel()
+            left = disconnect.done() and not work.done()
+            disconnect.cancel()
             if not work.done():
                 await abort(work, "the client closed the connection" if left else "the endpoint is shutting down")
-            asked.session.work.discard(work)
+            incoming.session.work.discard(work)
         if not work.cancelled():
             work.result()
         elif not left and not started:
             raise PolicyRequestError(UNKNOWN_KEY, status=401)
         elif not left:
-            end = self._wire.error_event("the rollout has ended")
+            end = self._dialect.error_event("the rollout has ended")
             await send({"type": "http.response.body", "body": end, "more_body": False})
 
-    async def _respond(self, asked: Asked, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, incoming: IncomingRequest, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             try:
-                response = await self._answer(asked)
+                response = await self._respond(incoming)
             except PolicyRequestError as error:
-                asked.abandon(error)
-                response = error_response(self._wire, error)
-            except Exception as error:  # noqa: BLE001 - whatever a backend raises is an infrastructure failure of this rollout
-                response = self._failed(asked, error)
+                incoming.abandon(error)
+                response = error_response(self._dialect, error)
+            except Exception as error:  # noqa: BLE001 - any error of a backend is an infrastructure failure
+                response = self._failed(incoming, error)
             if isinstance(response, EventStream):
-                response.on_error = lambda error: self._broken_off(asked, error)
+                response.on_error = lambda error: self._stream_failed(incoming, error)
             await response(scope, receive, send)
         except BaseException as error:
-            asked.abandon(error)
+            incoming.abandon(error)
             raise
 
-    def _failed(self, asked: Asked, error: Exception) -> Response:
-        asked.abandon(error)
+    def _failed(self, incoming: IncomingRequest, error: Exception) -> Response:
+        incoming.abandon(error)
         if isinstance(error, UpstreamRefusal):
             if not error.is_request_error:
-                count_failure(asked.address, error)
+                count_failure(incoming.address, error)
             return Response(error.body, error.status, error.headers)
-        count_failure(asked.address, error)
+        count_failure(incoming.address, error)
         status = 502 if isinstance(error, UpstreamError) else 500
-        return error_response(self._wire, PolicyRequestError(describe(error), status=status))
+        return error_response(self._dialect, PolicyRequestError(describe(error), status=status))
 
-    def _broken_off(self, asked: Asked, error: Exception) -> bytes:
-        """Headers are sent; the client hears of it in the stream."""
-        asked.abandon(error)
+    def _stream_failed(self, incoming: IncomingRequest, error: Exception) -> bytes:
+        """The event that reports ``error``: the headers are already sent."""
+        incoming.abandon(error)
         if not isinstance(error, PolicyRequestError):
-            count_failure(asked.address, error)
-        return self._wire.error_event(describe(error))
+            count_failure(incoming.address, error)
+        return self._dialect.error_event(describe(error))
 
 
 class EventStream(Response):
-    """Server-sent events, as they come; the generator is closed before the response is over, however that comes about."""
+    """A response of server-sent events.
+
+    The generator is always closed before the response ends.
+    """
 
     def __init__(self, events: AsyncGenerator[bytes]) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
         self._events = events
         self.on_error: Callable[[Exception], bytes] = lambda error: b""
-        """What to say last when there is an error."""
+        """Returns the last event after an error."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send everything."""
+        """Send all events."""
         async with aclosing(self._events) as events:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             last = b""
             try:
                 async for event in events:
                     await send({"type": "http.response.body", "body": event, "more_body": True})
-            except Exception as error:  # noqa: BLE001 - whatever a backend raises
+            except Exception as error:  # noqa: BLE001 - a backend may raise anything
                 last = self.on_error(error)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 def _address(headers: Mapping[str, str], session: Session) -> Address:
-    """Who asks: as the request says, but never outside its key's rollout."""
+    """The address in the headers, limited to the rollout of the key."""
     address = Address.from_headers(headers)
     if address is not None and address.rollout == session.root.rollout:
         return address
-    # A process of its own knows its key and perhaps its name but not its place; a traceparent may be its own tracing's.
+    # A separate process knows its key and perhaps its agent, but not its span; its traceparent may be that of other tracing.
     root = session.root.to_headers()
     address = Address.from_headers({**root, **headers, "traceparent": root["traceparent"]})
     assert address is not None
     return address
 
 
-async def _hang_up(receive: Receive) -> None:
+async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def error_response(wire: Dialect, error: PolicyRequestError) -> Response:
-    """``error`` as the clients of ``wire`` expect it."""
+def error_response(dialect: Dialect, error: PolicyRequestError) -> Response:
+    """``error`` as clients of ``dialect`` expect it."""
     message, param = _clip(str(error)), None if error.param is None else _clip(error.param)
     headers: dict[str, str] = {}
     if error.status == 429:
         headers["retry-after"] = "1"
     if error.status == 408:
-        headers["connection"] = "close"  # the rest of the body may still come, and is nobody's request
-    return JSONResponse(wire.error_body(message, status=error.status, param=param), error.status, headers)
+        headers["connection"] = "close"  # the rest of the body may still arrive
+    return JSONResponse(dialect.error_body(message, status=error.status, param=param), error.status, headers)
 
 
 def _clip(text: str) -> str:
-    return text if len(text) <= _MOST_SAID else f"{text[:_MOST_SAID]} … ({len(text)} characters)"
+    return text if len(text) <= _MESSAGE_CHARACTERS else f"{text[:_MESSAGE_CHARACTERS]} … ({len(text)} characters)"
 
 
 def count_failure(address: Address, error: Exception) -> None:
-    """Blame the machinery, on the rollout that the call belonged to."""
+    """Count an infrastructure failure of the rollout that the call belongs to."""
     logger.warning("a model call of agent %r failed: %s", address.agent, describe(error))
     run = find_run(address.rollout)
     if run is not None:

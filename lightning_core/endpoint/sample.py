@@ -1,4 +1,4 @@
-"""From a checked request to sampled, recorded responses, whole or streamed."""
+"""Samples and records the responses to a request, with and without streaming."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any
 
 from lightning_core.backends.backend import Backend, Delta, SamplingParams
-from lightning_core.chat.chat import Chat, Prompt
+from lightning_core.chat.chat import Chat, RenderedPrompt
+from lightning_core.chat.messages import Message
 from lightning_core.digest import sampling_digest
 from lightning_core.endpoint.dialects.dialect import StreamWriter
-from lightning_core.endpoint.dialects.exchange import ChatRequest, Choice, Message
+from lightning_core.endpoint.dialects.exchange import ChatRequest, Choice
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.sessions import Session
 from lightning_core.endpoint.streaming import HeldText, RunningText, cut
@@ -26,14 +27,14 @@ _ANY_OBJECT = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class SamplingJob:
-    """One response, ready to be sampled."""
+    """One response to sample."""
 
     session: Session
     address: Address
     request: ChatRequest
     model: str
     chat: Chat
-    prompt: Prompt
+    prompt: RenderedPrompt
     params: SamplingParams
 
 
@@ -44,28 +45,31 @@ class Sampler:
         self._backend = backend
 
     def params(
-        self, session: Session, request: ChatRequest, chat: Chat, prompt: Prompt, *, trained: bool
+        self, session: Session, request: ChatRequest, chat: Chat, prompt: RenderedPrompt, *, trained: bool
     ) -> SamplingParams:
-        """How the first answer to ``prompt`` is sampled. Raises `PolicyRequestError` if no room is left in the context."""
+        """Sampling parameters of the first response to ``prompt``.
+
+        Raises `PolicyRequestError` if the prompt fills the context.
+        """
         routing = session.routing
         room = self._backend.max_context - len(prompt.ids)
         if room < 1:
             raise PolicyRequestError(
-                f"the prompt has {len(prompt.ids)} tokens, but the model's context holds {self._backend.max_context}; "
-                "shorten it or raise policy.max_context",
-                param=request.prompt_field,
+                f"the prompt has {len(prompt.ids)} tokens; expected fewer than the context length of {self._backend.max_context}. "
+                "Shorten the prompt or raise policy.max_context",
+                param=request.input_field,
             )
         temperature = routing.default_temperature if request.temperature is None else request.temperature
         if trained and routing.temperature is not None:
             temperature = routing.temperature
-        # A seed of a trained agent's own would make all attempts of a group the same, with nothing to learn from their differences.
+        # With the agent's own seed, all attempts at a task would be identical, and there would be nothing to learn from them.
         runs_seed = request.seed is None or (trained and session.seed is not None)
-        schema = request.demands.schema
-        asked = request.max_tokens or routing.default_max_tokens or routing.max_tokens
+        schema = request.requirements.schema
+        wanted = request.max_tokens or routing.default_max_tokens or routing.max_tokens
         params = SamplingParams(
-            max_tokens=min(asked, routing.max_tokens, room),
+            max_tokens=min(wanted, routing.max_tokens, room),
             temperature=temperature,
-            # Training needs the logprobs of the whole distribution, so a trained agent samples from all of it.
+            # Training assumes the whole distribution.
             top_p=1.0 if trained or request.top_p is None else request.top_p,
             seed=_seed(session, prompt) if runs_seed else request.seed,
             stop_token_ids=chat.stop_token_ids,
@@ -78,7 +82,7 @@ class Sampler:
     async def respond(
         self, job: SamplingJob, span: CallSpan, emit: Callable[[Choice, list[int], list[float]], None] | None = None
     ) -> Choice:
-        """Sample one response to its end, record it, and return it. ``emit`` hears of every delta."""
+        """Sample, record and return one response. ``emit`` is called with every delta."""
         request, params, chat = job.request, job.params, job.chat
         choice = Choice(message={}, token_ids=[], logprobs=[], finish_reason="stop")
         sampled: list[Delta] = []
@@ -110,15 +114,15 @@ class Sampler:
         if message.get("tool_calls"):
             choice.finish_reason = "tool_calls"
         choice.message = message
-        if request.carried is not None:
-            job.session.said[span.id] = (*request.carried, message)
+        if request.history is not None:
+            job.session.conversations[span.id] = (*request.history, message)
         span.sampled(job.prompt, choice, params)
         version = sampled[-1].version
         if version is not None:
             span.trainable(
                 version=version,
                 first_version=sampled[0].version,
-                # From what the backend handed over, and not from what has become of it since.
+                # Of what the backend returned, not of what was made of it here.
                 digest=sampling_digest(
                     prompt_ids=job.prompt.ids,
                     output_ids=[token for delta in sampled for token in delta.token_ids],
@@ -132,13 +136,13 @@ class Sampler:
         return choice
 
     async def respond_to_all(self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan]) -> list[Choice]:
-        """Sample all responses to a request. When one fails, so do the others, and none is still being sampled."""
-        return await _together(self.respond(job, span) for job, span in zip(jobs, spans, strict=True))
+        """Sample all responses to a request. If one fails, the others are cancelled."""
+        return await _gather(self.respond(job, span) for job, span in zip(jobs, spans, strict=True))
 
     async def stream(
         self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan], writer: StreamWriter
     ) -> AsyncGenerator[bytes]:
-        """Server-sent events as tokens come. Text that may still become a tool call, a stop or half a character is held back."""
+        """The server-sent events of a response; see `HeldText` for what is held back."""
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
 
         def send(event: bytes) -> None:
@@ -165,13 +169,13 @@ class Sampler:
             return choice
 
         everything = asyncio.ensure_future(
-            _together(run(i, *pair) for i, pair in enumerate(zip(jobs, spans, strict=True)))
+            _gather(run(i, *pair) for i, pair in enumerate(zip(jobs, spans, strict=True)))
         )
         everything.add_done_callback(lambda _: events.put_nowait(None))
         try:
             over = False
             while not over:
-                # What waits goes out together, so that an endpoint that is behind catches up.
+                # All waiting events are sent together, so that a slow endpoint catches up.
                 waiting = [await events.get(), *(events.get_nowait() for _ in range(events.qsize()))]
                 over = waiting[-1] is None
                 if ready := b"".join(event for event in waiting if event):
@@ -196,30 +200,30 @@ def _held(job: SamplingJob) -> HeldText:
 
 
 def _all_answer(text: str) -> tuple[str, str]:
-    """A completion of a plain prompt is no turn of a chat, and has no reasoning apart."""
+    """Completions of prompts without a chat do not separate reasoning."""
     return "", text
 
 
-async def _together(works: Iterable[Coroutine[Any, Any, Choice]]) -> list[Choice]:
-    """The results of ``works``, which run at the same time; the first error ends them all."""
+async def _gather(works: Iterable[Coroutine[Any, Any, Choice]]) -> list[Choice]:
+    """The results of ``works``, run concurrently. The first error cancels the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in works]
-    except BaseExceptionGroup as several:
-        raise several.exceptions[0] from None
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
 def seeded(params: SamplingParams, choice: int) -> SamplingParams:
-    """``params`` for answer number ``choice`` to the same prompt: other tokens, and as repeatable."""
+    """``params`` with the seed of response ``choice`` to the same prompt."""
     return params if params.seed is None else replace(params, seed=(params.seed + choice) % (1 << 63))
 
 
-def _seed(session: Session, prompt: Prompt) -> int | None:
+def _seed(session: Session, prompt: RenderedPrompt) -> int | None:
     if session.seed is None:
         return None
-    said = str(session.seed).encode() + pack(prompt.ids, "<u4")
-    digest = hashlib.blake2b(said, digest_size=8).hexdigest()
+    seeded_by = str(session.seed).encode() + pack(prompt.ids, "<u4")
+    digest = hashlib.blake2b(seeded_by, digest_size=8).hexdigest()
     session.seen[digest] += 1
-    # Requests for several choices add the choice's index (see `seeded`), so repeats are spaced further apart than that.
+    # `seeded` adds the index of the choice, so the seeds of repeats are further apart.
     return (int(digest, 16) + 65536 * session.seen[digest]) % (1 << 62)

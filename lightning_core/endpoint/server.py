@@ -1,16 +1,14 @@
-"""The policy endpoint: a server in the wire formats of OpenAI and Anthropic that knows the tokens, and who asked for them.
+"""The policy endpoint: serves OpenAI's and Anthropic's APIs, records every token.
 
-A request carries a per-rollout API key (which rollout, and may it) and an address in its headers (which agent, under which span). From
-these the endpoint decides who answers:
+The API key of a request names its rollout, and its headers the agent and the parent span. The endpoint routes it:
 
-- an agent that is trained: its live policy, at the run's own sampling temperature;
-- an agent that the configuration gives a model to (``agents.frozen``), or that names one that is served here: that model, at the
-  settings that the request asks for;
-- any other: the configured upstream, or the provider that the request was on its way to.
+- trained agents: to their live policy, at the sampling temperature of the run;
+- agents under ``agents.frozen``, and requests that name a model served here: to that model, at the settings of the request;
+- all other agents: to ``policy.upstream`` if set, otherwise to their original provider.
 
-Every response is a span of its rollout's trace; those that were sampled here hold their token ids and logprobs.
+Every response becomes a span of its rollout's trace, with token ids and logprobs if it was sampled here.
 
-This module is the server. What becomes of one request is in ``service.py``, who answers it in ``answering.py``.
+This module is the server; the lifecycle of a request is in ``request.py``, routing in ``respond.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -35,12 +33,11 @@ from lightning_core.chat.chat import Chat
 from lightning_core.endpoint import otlp_receiver
 from lightning_core.endpoint.dialects import DIALECTS, chat_completions, messages
 from lightning_core.endpoint.dialects.dialect import Dialect
-from lightning_core.endpoint.forward import EMBEDDINGS, Passing
+from lightning_core.endpoint.forward import EMBEDDINGS, Forwarder
 from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.model_list import find_model, is_anthropic, list_models
 from lightning_core.endpoint.receive import connection_class
-from lightning_core.endpoint.request import Service, error_response
-from lightning_core.endpoint.respond import Answering
+from lightning_core.endpoint.request import RequestHandler, error_response
+from lightning_core.endpoint.respond import Responder
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Routing, Session, Sessions, stop
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.errors import InfrastructureError, PolicyRequestError
@@ -51,16 +48,16 @@ __all__ = ["Limits", "PolicyEndpoint", "Routing"]
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 3600
-"""How long an idle connection is kept. Clients drop theirs after seconds (httpx: 5, aiohttp: 15): were the server to do it first, a request
-that is sent at that moment, as the first one after an update, would be lost."""
+"""How long an idle connection is kept open. Longer than clients do (httpx: 5 s, aiohttp: 15 s), because a request that is sent while the
+server closes the connection is lost."""
 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 class PolicyEndpoint:
-    """Serves ``backend`` at ``url``. Start with ``with PolicyEndpoint(...) as endpoint:``; it listens on a thread of its own.
+    """Serves ``backend`` at ``url`` on its own thread, as a context manager.
 
-    On this machine only, unless ``host`` says otherwise; there is no encryption.
+    It listens on 127.0.0.1 unless ``host`` is set, without encryption.
     """
 
     def __init__(
@@ -75,27 +72,32 @@ class PolicyEndpoint:
         sessions: Sessions | None = None,
         standalone: bool = False,
     ) -> None:
-        """``chat``: the chat format of all models, or of each by its name.
+        """``chat``: the chat format of all models, or a chat format for each model name.
 
-        ``standalone``: answers come from ``backend`` only, whatever a request says of where it was going, and no spans are taken in."""
+        ``standalone``: requests are never forwarded to their original provider, and spans are not received.
+        """
         limits = limits or Limits()
         self._backend = backend
         self._sessions = Sessions(limits) if sessions is None else sessions
-        self._passing = Passing(upstream, to_origins=not standalone)
+        self._forwarder = Forwarder(upstream, to_origins=not standalone)
         self._spans = otlp_receiver.OtlpReceiver(limits)
         self._socket = socket.create_server((host, port))
-        # asyncio sets this on sockets it makes itself; without it every answer waits some 40 ms for a delayed acknowledgement.
+        # asyncio sets this on sockets that it opens itself. Without it every response waits about 40 ms for a delayed ACK.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.url = f"http://{host}:{self._socket.getsockname()[1]}/v1"
         chats = dict.fromkeys(backend.models, chat) if isinstance(chat, Chat) else chat
-        answering = Answering(backend, chats, self._passing, limits)
+        responder = Responder(backend, chats, self._forwarder, limits)
 
-        def serve(path: str, wire: Dialect, answer: Any) -> Route:
-            return Route(f"/v1{path}", Service(wire, partial(answer, wire), self._sessions, limits), methods=["POST"])
+        def serve(path: str, dialect: Dialect, respond: Any) -> Route:
+            return Route(
+                f"/v1{path}",
+                RequestHandler(dialect, partial(respond, dialect), self._sessions, limits),
+                methods=["POST"],
+            )
 
         routes = [
-            *(serve(wire.PATH, wire, answering.answer) for wire in DIALECTS),
-            serve(EMBEDDINGS, chat_completions, self._passing.embed),
+            *(serve(dialect.PATH, dialect, responder.respond) for dialect in DIALECTS),
+            serve(EMBEDDINGS, chat_completions, self._forwarder.embed),
             Route("/v1/models", self._admitted(self._list_models), methods=["GET"]),
             Route("/v1/models/{model:path}", self._admitted(self._find_model), methods=["GET"]),
             *([] if standalone else [Route(otlp_receiver.PATH, self._traces, methods=["POST"])]),
@@ -135,64 +137,71 @@ class PolicyEndpoint:
         asyncio.set_event_loop(self._loop)
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._server.serve(sockets=[self._socket]))
-            runner.run(self._passing.close())
+            runner.run(self._forwarder.close())
 
     def new_key(self) -> str:
-        """An API key for one rollout; it opens nothing until `open`."""
+        """A new API key for one rollout, to pass to `open`."""
         return self._sessions.new_key()
 
     def open(self, key: str, root: Address, routing: Routing, *, seed: int | None = None) -> None:
-        """Admit requests with ``key`` as those of the rollout ``root``.
+        """Admit requests with ``key`` as requests of the rollout ``root``.
 
-        With ``seed``, what a request samples depends on it, on the prompt, and on how often the rollout has sent that prompt
-        before; not on what other rollouts do meanwhile.
+        With ``seed``, the seed of a response depends only on it, on the prompt and on how often the rollout sent that prompt
+        before, not on other rollouts.
         """
         self._sessions.open(key, Session(root=root, routing=routing, seed=seed))
 
     def close(self, key: str, timeout_seconds: float = 60.0) -> None:
-        """Admit ``key`` no longer. Requests still running are aborted, and their spans closed, before this returns.
+        """Stop admitting ``key``.
 
-        Raises `InfrastructureError` if the endpoint is too busy for it. With thousands of rollouts that end at once that takes
-        seconds, since a request counts as running until its handler has returned, after its client has the answer.
+        Requests in progress are aborted and their spans ended before this returns.
+
+        Raises `InfrastructureError` after ``timeout_seconds``. Thousands of rollouts that end at once take seconds, because a request
+        is in progress until its handler returns, after its client has the response.
         """
         session = self._sessions.forget(key)
         if session is None:
             return
-        if session.requests:  # what comes later finds the session closed, before it opens a span
+        if session.requests:  # later requests find the session closed before they open a span
             work = asyncio.run_coroutine_threadsafe(stop(session), self._loop)
             try:
                 work.result(timeout_seconds)
             except TimeoutError:
                 raise InfrastructureError(
-                    f"the policy endpoint did not end a rollout's requests within {timeout_seconds:g} s"
+                    f"the policy endpoint did not abort the requests of a rollout within {timeout_seconds:g} s"
                 ) from None
         self._spans.close(session.root)
 
-    def _admitted(self, answer: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
-        """A handler that tells nothing to those without a live key."""
+    def _admitted(self, respond: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+        """A handler that requires the key of a live rollout."""
 
         async def handle(request: Request) -> Response:
-            wire = messages if is_anthropic(request.headers) else chat_completions
+            dialect = messages if _is_anthropic(request.headers) else chat_completions
             try:
                 if self._sessions.find(request.headers) is None:
                     raise PolicyRequestError(UNKNOWN_KEY, status=401)
-                return answer(request)
+                return respond(request)
             except PolicyRequestError as error:
-                return error_response(wire, error)
+                return error_response(dialect, error)
 
         return handle
 
     def _list_models(self, request: Request) -> Response:
-        return JSONResponse(list_models(self._backend.models, request.headers))
+        return JSONResponse(_model_list(self._backend.models, request.headers))
 
     def _find_model(self, request: Request) -> Response:
-        return JSONResponse(find_model(self._backend.models, request.path_params["model"], request.headers))
+        name, models = request.path_params["model"], self._backend.models
+        if name not in models:
+            raise PolicyRequestError(
+                f"model {name!r} is not served here; the models are {list(models)!r}", status=404, param="model"
+            )
+        return JSONResponse(_model(name, request.headers))
 
     def _no_such_api(self, request: Request) -> Response:
-        spoken = ", ".join(f"/v1{path}" for path in (*(wire.PATH for wire in DIALECTS), EMBEDDINGS))
+        paths = ", ".join(f"/v1{path}" for path in (*(dialect.PATH for dialect in DIALECTS), EMBEDDINGS))
         raise PolicyRequestError(
-            f"the policy endpoint speaks POST {spoken} and GET /v1/models; found {request.method} {request.url.path}. "
-            "Set the agent's client to one of these, or leave this provider out of rollouts.redirect_hosts",
+            f"the policy endpoint has no {request.method} {request.url.path}; it supports POST {paths} and GET /v1/models. Use one of "
+            "these in the agent's client, or remove the provider from rollouts.redirect_hosts",
             status=404,
         )
 
@@ -202,6 +211,27 @@ class PolicyEndpoint:
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
+
+
+def _is_anthropic(headers: Mapping[str, str]) -> bool:
+    """Whether a request is from an Anthropic client; only those send this header."""
+    return "anthropic-version" in headers
+
+
+def _model_list(models: Sequence[str], headers: Mapping[str, str]) -> dict[str, Any]:
+    """The body of ``GET /v1/models``."""
+    data = [_model(model, headers) for model in models]
+    if _is_anthropic(headers):
+        return {"data": data, "has_more": False, "first_id": models[0], "last_id": models[-1]}
+    return {"object": "list", "data": data}
+
+
+def _model(name: str, headers: Mapping[str, str]) -> dict[str, Any]:
+    """The body of ``GET /v1/models/NAME``."""
+    if _is_anthropic(headers):
+        created = "1970-01-01T00:00:00Z"
+        return {"type": "model", "id": name, "display_name": name, "created_at": created, "lifecycle": "active"}
+    return {"id": name, "object": "model", "created": 0, "owned_by": "lightning"}
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""What may be said already of a response that is still being sampled."""
+"""Decides which text of a response can be streamed while it is sampled."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from lightning_core.chat.tool_formats import ToolFormat
 
 
 class RunningText:
-    """The text of a response that is still being sampled. Only what is new is decoded: all of it for each token would be quadratic."""
+    """The text of a response that is being sampled.
+
+    Only new tokens are decoded, so that the cost is not quadratic.
+    """
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
         self._settled = ""
-        # Tokens from ``start`` are decoded again with each new one, since what stands before a token can change its text (a space
-        # that SentencePiece drops at the beginning); those up to ``end`` are in ``settled``.
+        # Tokens from ``start`` on are decoded again with each new one, because earlier tokens can change a token's text (SentencePiece
+        # drops a space at the beginning). Tokens up to ``end`` are in ``settled``.
         self._start = self._end = 0
 
     def __call__(self, token_ids: list[int]) -> str:
-        """The text of ``token_ids``, which begin with those of the last call."""
+        """The text of ``token_ids``, which start with those of the last call."""
         before = self._decode(token_ids[self._start : self._end])
         fresh = self._decode(token_ids[self._start :])[len(before) :]
         if fresh and not fresh.endswith("\ufffd"):  # an unfinished character
@@ -30,7 +33,10 @@ class RunningText:
 
 
 class HeldText:
-    """Decides how much of a response may be streamed already: its reasoning once it has ended, then text that nothing later can change."""
+    """Holds text back until later tokens cannot change it.
+
+    Reasoning is returned once, when it has ended.
+    """
 
     def __init__(
         self,
@@ -58,7 +64,7 @@ class HeldText:
         return self._new_thought(thought), fresh
 
     def rest(self, message: Mapping[str, Any]) -> tuple[str, str]:
-        """What remains of the reasoning and the text of the final ``message``."""
+        """The reasoning and text of the complete ``message`` that were not returned yet."""
         return self._new_thought(message.get("reasoning_content") or ""), (message.get("content") or "")[
             len(self._sent) :
         ]
@@ -88,7 +94,7 @@ class HeldText:
 
 
 def cut(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
-    """``text`` before the earliest of ``stops``, and which of them that was."""
+    """``text`` before the first of ``stops``, and that stop string."""
     found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
     if not found:
         return text, None

@@ -1,4 +1,4 @@
-"""Models that somebody else serves: calls of agents that are not trained are passed on to them, and recorded."""
+"""HTTP client for upstream model servers, which answer agents that are not trained."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from lightning_core.errors import ConfigError, UpstreamError, UpstreamRefusal
 from lightning_core.trace import describe
 
 _PASSED_BACK = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
-"""Headers of an HTTP error that clients act on."""
+"""Headers of an HTTP error that are passed through, because clients act on them."""
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where a call goes, and with which credentials."""
+    """The URL and credentials of a forwarded call."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
 
 def origin_target(url: str, credentials: str | None) -> Target:
-    """The provider that a redirected call was on its way to. ``credentials`` as the client stamp wrote them: an ``Authorization``
-    value, or the name of another header and its value."""
+    """The original provider of a redirected call.
+
+    ``credentials``: an ``Authorization`` value, or the name of another header and its value.
+    """
     if credentials is None:
         return Target(url=url)
     name, _, value = credentials.partition(" ")
@@ -40,14 +42,14 @@ def origin_target(url: str, credentials: str | None) -> Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamServer:
-    """The server that the configuration names for models that are not served here."""
+    """The server under ``policy.upstream``."""
 
     base_url: str
-    """Such as ``https://api.openai.com/v1``: what stands before a wire format's path."""
+    """The URL before the path of a wire format, such as ``https://api.openai.com/v1``."""
     api_key: str | None = field(default=None, repr=False)
 
     def target(self, path: str, key_header: str) -> Target:
-        """Where a call goes that was sent to ``path`` here, its key in the header that belongs to the wire format."""
+        """The target of a call to ``path``, with the key in ``key_header``."""
         url = f"{self.base_url.rstrip('/')}{path}"
         if self.api_key is None:
             return Target(url=url)
@@ -56,32 +58,35 @@ class UpstreamServer:
 
 
 def upstream_target(base_url: str, api_key_env: str | None) -> UpstreamServer:
-    """The configured upstream. Raises `ConfigError` if the environment variable with its key is not set."""
+    """The configured upstream.
+
+    Raises `ConfigError` if the environment variable with its key is not set.
+    """
     key = None
     if api_key_env:
         key = os.environ.get(api_key_env)
         if not key:
             raise ConfigError(
-                f"policy.upstream.api_key_env names {api_key_env!r}, but that environment variable is not set"
+                f"policy.upstream.api_key_env is {api_key_env!r}, but that environment variable is not set"
             )
     return UpstreamServer(base_url=base_url, api_key=key)
 
 
 def with_headers(target: Target, headers: Mapping[str, str]) -> Target:
-    """``target``, to be called with ``headers`` too."""
+    """``target`` with additional ``headers``."""
     return replace(target, headers={**headers, **target.headers})
 
 
-class Upstream:
-    """An HTTP client for other people's model servers."""
+class UpstreamClient:
+    """An HTTP client for upstream model servers."""
 
     def __init__(self, timeout_seconds: float = 120.0) -> None:
         self._client = httpx.AsyncClient(timeout=timeout_seconds)
 
     async def complete(self, target: Target, body: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
-        """Pass on a request without streaming: the answer as it came, and as JSON.
+        """Forward a request without streaming. Returns the response as bytes and as JSON.
 
-        Raises `UpstreamError` if the server is not there or gives no answer, `UpstreamRefusal` if that is an HTTP error.
+        Raises `UpstreamError` if there is no usable response, `UpstreamRefusal` for HTTP errors.
         """
         try:
             response = await self._client.post(target.url, json=body, headers=target.headers)
@@ -94,7 +99,7 @@ class Upstream:
     async def stream(
         self, target: Target, body: Mapping[str, Any]
     ) -> AsyncGenerator[tuple[bytes, Mapping[str, Any] | None]]:
-        """Pass on a streamed request: each event's bytes as they came, with the JSON in it, if any."""
+        """Forward a streamed request. Yields each event as bytes, with its JSON if it has any."""
         try:
             async with self._client.stream("POST", target.url, json=body, headers=target.headers) as response:
                 if response.status_code != 200:
@@ -118,7 +123,7 @@ class Upstream:
 
 def _refusal(target: Target, response: httpx.Response) -> UpstreamRefusal:
     return UpstreamRefusal(
-        f"{target.url} answered {response.status_code}: {response.text[:300]}",
+        f"{target.url} returned status {response.status_code}: {response.text[:300]}",
         status=response.status_code,
         body=response.content,
         headers={name: response.headers[name] for name in _PASSED_BACK if name in response.headers},
@@ -126,7 +131,7 @@ def _refusal(target: Target, response: httpx.Response) -> UpstreamRefusal:
 
 
 def _data(target: Target, event: bytes) -> Mapping[str, Any] | None:
-    """The JSON of a server-sent event; None for a comment and for the closing mark."""
+    """The JSON of a server-sent event; None for comments and ``[DONE]``."""
     lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
     data = b"\n".join(lines)
     return None if data in (b"", b"[DONE]") else _load(target, data)
@@ -138,12 +143,12 @@ def _load(target: Target, data: bytes) -> Mapping[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise UpstreamError(f"{target.url} answered {data[:300]!r}; expected a JSON object")
+        raise UpstreamError(f"{target.url} returned {data[:300]!r}; expected a JSON object")
     return value
 
 
 def _unreachable(target: Target, error: Exception) -> str:
     return (
-        f"could not reach {target.url}: {describe(error)}. Is that model server running? To answer these calls with weights at hand, "
-        "name the agent under agents.frozen with the model 'base', or train it."
+        f"could not reach {target.url}: {describe(error)}. Check that the model server is running. To answer these calls with the base "
+        "model of the run, set the agent's model to 'base' under agents.frozen, or train the agent."
     )

@@ -11,9 +11,10 @@ from lightning_core.errors import ConfigError
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.attention import Geometry, use_lightning_attention
 from lightning_core.model.constraint import Constraints
+from lightning_core.model.precision import choose_dtype, set_product_precision
 from lightning_core.model.recompute import recompute_layers
 from lightning_core.model.source import eos_token_ids, load_model, load_tokenizer, resolve_model
-from lightning_core.model.tuning import choose_device, choose_dtype
+from lightning_core.model.tuning import choose_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,7 @@ def load(name: str, *, device: str, dtype: str, max_context: int | None, gradien
     Raises `ConfigError` if the model does not exist or its limit is below ``max_context``.
     """
     chosen = choose_device(device)
+    set_product_precision(dtype, chosen)
     folder = resolve_model(name)
     tokenizer = load_tokenizer(folder)
     model: Any = load_model(folder, choose_dtype(dtype, chosen), chosen)

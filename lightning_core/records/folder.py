@@ -1,4 +1,4 @@
-"""A run's folder: made for a new run, found for one that is resumed."""
+"""A run's folder: created for a new run, found for a resumed one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from lightning_core.records.checkpoints import checkpoints
 
 
 def open_run_folder(config: Config) -> tuple[Path, Path | None]:
-    """The run's folder, created if need be and linked as ``latest``, and the checkpoint that a resumed run continues from.
+    """The run's folder, and the checkpoint to continue from if the run is resumed.
 
-    Raises `ConfigError` if there is nothing to resume, or if the folder of a new run exists.
+    A new folder is linked as ``latest``. Raises `ConfigError` if there is nothing to resume, or if
+    the folder of a new run exists.
     """
     runs = Path(config.run.dir)
     latest = runs / "latest"
@@ -31,7 +32,7 @@ def open_run_folder(config: Config) -> tuple[Path, Path | None]:
         folder.mkdir(parents=True)
     except FileExistsError:
         raise ConfigError(
-            f"the run's folder {str(folder)!r} exists; give another run.name, or resume it with run.resume"
+            f"the run's folder {str(folder)!r} exists; set another run.name, or resume the run with run.resume"
         ) from None
     (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
     scratch = runs / f".latest-{os.getpid()}"

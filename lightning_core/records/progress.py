@@ -52,21 +52,33 @@ class SilentProgress:
 
 
 class _Pace:
-    """Estimates the time left from past steps, and tokens per second from the sampling phases."""
+    """Time left, from the steps taken so far, and tokens per second, from the phases in which tokens were sampled.
+
+    A step takes as long as its phases. Loading, evaluations and checkpoints are not part of it.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._step_began = self._phase_began = clock()
+        self._phase_began = clock()
+        self._in_step = False
+        self._step_seconds = 0.0
         self._durations: list[float] = []
         self._tokens = self._phase_tokens = 0
         self._sampling_seconds = 0.0
 
-    def phase(self) -> None:
+    def phase(self, name: str) -> None:
+        self._end_phase()
+        self._in_step = not name.startswith("eval")
+
+    def _end_phase(self) -> None:
         now = self._clock()
+        seconds = now - self._phase_began
+        if self._in_step:
+            self._step_seconds += seconds
         if self._phase_tokens:
-            self._sampling_seconds += now - self._phase_began
+            self._sampling_seconds += seconds
             self._tokens += self._phase_tokens
-        self._phase_began, self._phase_tokens = now, 0
+        self._phase_began, self._phase_tokens, self._in_step = now, 0, False
 
     def advance(self, tokens: int) -> None:
         self._phase_tokens += tokens
@@ -75,12 +87,11 @@ class _Pace:
         return self._phase_tokens / max(self._clock() - self._phase_began, 1e-9)
 
     def step(self, steps_left: int) -> tuple[float, float]:
-        """Tokens per second sampled since the last step, and the seconds that the steps left take."""
-        self.phase()
-        now = self._clock()
+        """Tokens per second while sampling since the last step, and the seconds that ``steps_left`` steps will take."""
+        self._end_phase()
         rate = self._tokens / self._sampling_seconds if self._sampling_seconds else 0.0
-        self._durations = [*self._durations, now - self._step_began][-10:]
-        self._step_began, self._tokens, self._sampling_seconds = now, 0, 0.0
+        self._durations = [*self._durations, self._step_seconds][-10:]
+        self._step_seconds, self._tokens, self._sampling_seconds = 0.0, 0, 0.0
         return rate, steps_left * sum(self._durations) / len(self._durations)
 
 
@@ -112,7 +123,7 @@ class PlainProgress:
         self._pace = _Pace(clock)
 
     def phase(self, name: str, total: int | None = None) -> None:
-        self._pace.phase()
+        self._pace.phase(name)
 
     def advance(self, n: int = 1, tokens: int = 0) -> None:
         self._pace.advance(tokens)
@@ -146,7 +157,7 @@ class LiveProgress:
         self._bars.start()
 
     def phase(self, name: str, total: int | None = None) -> None:
-        self._pace.phase()
+        self._pace.phase(name)
         self._bars.remove_task(self._phase)
         self._phase = self._bars.add_task(name, total=total, note="")
 

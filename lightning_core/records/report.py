@@ -11,20 +11,11 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
+from lightning_core.capture.integration import discover, requirements_of_extra
 from lightning_core.errors import MissingExtra
 from lightning_core.records.intervals import Comparison, Estimate
 
-_PACKAGES = (
-    "lightning-rl",
-    "torch",
-    "transformers",
-    "numpy",
-    "langchain",
-    "langchain-core",
-    "langgraph",
-    "openai-agents",
-    "autogen-agentchat",
-)
+_PACKAGES = ("lightning-rl", "torch", "transformers", "numpy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +71,21 @@ def _write_atomically(path: Path, text: str) -> None:
 def installed_versions() -> dict[str, str]:
     """Versions of Python, of this package and of the installed frameworks."""
     versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *_integrated_distributions()):
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def _integrated_distributions() -> list[str]:
+    """The distributions that announce integrations, and those that they require for each of them."""
+    found: list[str] = []
+    for name, entry in discover().items():
+        if entry.dist is not None:
+            found += [entry.dist.name, *(requirement.name for requirement in requirements_of_extra(entry.dist, name))]
+    return found
 
 
 class MetricsLog:

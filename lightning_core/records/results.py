@@ -1,4 +1,4 @@
-"""The result of a run, from what it left in its folder: evaluations, summary, curve."""
+"""The result of a run, computed from its folder: evaluations, summary, curve."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Evaluation:
     """Rewards of one pass over held-out tasks."""
 
     rewards: Mapping[str, Sequence[float]]
-    """By task id, one for each sample. A task whose every rollout failed for reasons of infrastructure is missing."""
+    """Rewards by task id, one per sample, without tasks that have infrastructure failures only."""
     left_out: int
-    """Rollouts that failed for reasons of infrastructure."""
+    """Number of rollouts that ended in an infrastructure failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +36,11 @@ class Result:
     checkpoint: Path
     summary: Summary
     metrics: Sequence[Mapping[str, Any]]
-    """One mapping a step, as in ``metrics.jsonl``."""
+    """One mapping per step, as in ``metrics.jsonl``."""
 
 
 def to_evaluation(outcomes: Iterable[tuple[str, str, float]]) -> Evaluation:
-    """``outcomes``: the task id, status and reward of each rollout."""
+    """The evaluation with these ``outcomes``: task id, status and reward of each rollout."""
     by_task: dict[str, list[float]] = {}
     left_out = 0
     for task_id, status, reward in outcomes:
@@ -52,7 +52,7 @@ def to_evaluation(outcomes: Iterable[tuple[str, str, float]]) -> Evaluation:
 
 
 def recorded_evaluations(store: Store, phase: Phase = "eval") -> dict[int, Evaluation]:
-    """Evaluations in ``store``, by the number of steps taken before them."""
+    """The evaluations in ``store``, by the number of updates before them."""
     by_step: dict[int, list[RolloutRecord]] = {}
     for record in store.rollouts(phase=phase):
         by_step.setdefault(record.step, []).append(record)
@@ -63,7 +63,7 @@ def recorded_evaluations(store: Store, phase: Phase = "eval") -> dict[int, Evalu
 
 
 def finish(config: Config, folder: Path, eval_tasks: Sequence[Mapping[str, Any]], seconds: float) -> Result:
-    """Write ``summary.json`` and ``curve.png`` of a finished run that took ``seconds``."""
+    """Write ``summary.json`` and ``curve.png`` of a finished run; returns its result."""
     checkpoint = checkpoints(folder)[-1]
     metrics = read_metrics(folder / "metrics.jsonl")
     with Store(folder / "store.db", read_only=True) as store:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -28,15 +28,28 @@ _JUDGED_AT_ONCE = 8
 
 
 @contextmanager
-def capturing(config: Config) -> Generator[None]:
-    """Patches and integrations on, spans exported where the configuration says; undone in reverse."""
+def patched(integrations: Iterable[str] | None = None) -> Generator[None]:
+    """Patches on HTTP clients, threads and frameworks on; all of them off in reverse. They are inert outside a rollout.
+
+    ``integrations``: names of those to install; None: all that fit the installed frameworks.
+    """
+    names = None if integrations is None else tuple(integrations)
+    patches = Patches(lambda: current_run() is not None)
     with ExitStack() as stack:
-        stack.enter_context(exporting(config.otlp.endpoint, headers_env=config.otlp.headers_env))
-        patches = Patches(lambda: current_run() is not None)
         stack.callback(patches.undo)
         install_client(patches)
         install_threads(patches)
-        stack.enter_context(installed(auto=True))
+        if names is None:
+            stack.enter_context(installed(auto=True))
+        elif names:
+            stack.enter_context(installed(*names))
+        yield
+
+
+@contextmanager
+def capturing(config: Config) -> Generator[None]:
+    """`patched`, and spans exported where the configuration says."""
+    with exporting(config.otlp.endpoint, headers_env=config.otlp.headers_env), patched():
         yield
 
 

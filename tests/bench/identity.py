@@ -15,8 +15,8 @@ import time
 
 from langchain_openai import ChatOpenAI
 
-from lightning_core.capture.integration import installed
-from tests.conftest import redirected, serve_script
+from lightning_core.testing import open_playground
+from lightning_core.testing.contract import answer_prompt
 from tests.integrations.storm import CALLS_PER_ROUND, Outcome, Storm
 
 ROUNDS = 5
@@ -25,8 +25,8 @@ ROUNDS = 5
 def run(calls: int, concurrency: int, seed: int) -> Outcome:
     rollouts = -(-calls // (ROUNDS * CALLS_PER_ROUND))
     storm = Storm(ChatOpenAI(model="policy", api_key="sk-of-the-agent", max_retries=0), seed=seed)
-    with serve_script() as endpoint, redirected(), installed("langgraph"):
-        work = storm.run(endpoint.rollout, rollouts=rollouts, rounds=ROUNDS, concurrency=concurrency)
+    with open_playground(answer_prompt, integrations=["langgraph"]) as playground:
+        work = storm.run(playground.rollout, rollouts=rollouts, rounds=ROUNDS, concurrency=concurrency)
         traces = asyncio.run(work)
     return storm.compare(traces)
 

@@ -29,9 +29,10 @@ from langgraph.graph import START, MessagesState, StateGraph
 from openai import AsyncOpenAI
 
 from lightning_core.capture import rollout
-from lightning_core.capture.integration import installed
 from lightning_core.capture.mark import trainable
-from tests.conftest import redirected, serve_script
+from lightning_core.rollouts.environment import patched
+from lightning_core.testing import Playground
+from lightning_core.testing.contract import answer_prompt
 
 ANSWER_SECONDS = 0.010
 WAYS = ("plain", "captured", "endpoint")
@@ -133,15 +134,16 @@ async def measure(run: Run, calls: int) -> float:
     return (time.perf_counter() - start) * 1000 / calls
 
 
-async def compare(make: Callable[[str | None, bool], Run], plain_url: str, endpoint: Any, options: Any) -> list[float]:
+async def compare(
+    make: Callable[[str | None, bool], Run], plain_url: str, endpoint: Playground, options: Any
+) -> list[float]:
     runs = (make(plain_url, False), make(plain_url, True), make(None, True))
     times: list[list[float]] = [[], [], []]
     for repeat in range(options.repeats + 1):
         for i, run in enumerate(runs):
             with ExitStack() as stack:
                 if i:
-                    stack.enter_context(redirected())
-                    stack.enter_context(installed())
+                    stack.enter_context(patched())
                     stack.enter_context(rollout("task") if i == 1 else endpoint.rollout())
                 took = await measure(run, options.calls)
             if repeat:  # the first warms up
@@ -155,7 +157,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     print(f"{'':14s}" + "".join(f"{way:>12s}" for way in WAYS) + "    captured/plain  endpoint/plain")
-    with serve_plain() as url, serve_script(delay=ANSWER_SECONDS) as endpoint:
+    with serve_plain() as url, Playground(answer_prompt, delay=ANSWER_SECONDS) as endpoint:
         for make in (by_hand, langgraph, openai_agents, autogen):
             plain, captured, led = asyncio.run(compare(make, url, endpoint, options))
             cells = "".join(f"{ms:9.2f} ms" for ms in (plain, captured, led))

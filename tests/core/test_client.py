@@ -17,8 +17,8 @@ import pytest
 from lightning_core.capture import Run, current_address, current_run, rollout, scope
 from lightning_core.capture.http_clients import install_client, stamp
 from lightning_core.capture.patching import Patches
+from lightning_core.testing.recording_server import RecordingServer
 from lightning_core.trace import Address
-from tests.recording_server import RecordingServer
 
 CHAT = "https://api.openai.com/v1/chat/completions"
 STAMPS = {"traceparent", "lightning-agent", "lightning-origin", "lightning-origin-authorization"}

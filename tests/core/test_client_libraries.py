@@ -23,8 +23,8 @@ from lightning_core.capture.patching import Patches
 from lightning_core.capture.providers import MODEL_CALLS, PROVIDER_HOSTS, expand_hosts
 from lightning_core.config import load_config
 from lightning_core.endpoint.dialects import DIALECTS
+from lightning_core.testing.recording_server import RecordedRequest, RecordingServer
 from lightning_core.trace import Address
-from tests.recording_server import Noted, RecordingServer
 
 CHAT = "https://api.openai.com/v1/chat/completions"
 BODY = {"model": "gpt", "messages": [{"role": "user", "content": "hi"}]}
@@ -51,7 +51,7 @@ def rollout_at(server: RecordingServer, **more: Any) -> rollout:
     return rollout(endpoint=f"{server.url}/v1", api_key="lr-key", **more)
 
 
-def assert_stamped(noted: Noted, agent: str, own_key: str | None = "Bearer sk-own") -> None:
+def assert_stamped(noted: RecordedRequest, agent: str, own_key: str | None = "Bearer sk-own") -> None:
     address = Address.from_headers(noted.headers)
     assert address is not None
     assert address.agent == agent

@@ -34,10 +34,10 @@ from lightning_core.otel import (
 )
 from lightning_core.records.progress import SilentProgress
 from lightning_core.session import open_session
+from lightning_core.testing import Playground
 from lightning_core.trace import SpanRecord, spans_to_trace
 from lightning_core.transitions import trace_to_transitions
 from tests import bandit
-from tests.conftest import Endpoint
 from tests.tiny_model import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -97,9 +97,11 @@ def test_protobuf_round_trip() -> None:
 
 
 @pytest.mark.parametrize("through", ["json", "protobuf"])
-def test_a_whole_trace_is_the_same_after_export_and_import(through: str, tmp_path: Path, endpoint: Endpoint) -> None:
+def test_a_whole_trace_is_the_same_after_export_and_import(
+    through: str, tmp_path: Path, playground: Playground
+) -> None:
     """Calls with tokens, agents, a failed tool, rewards of all kinds and the task."""
-    with endpoint.rollout(agents=["writer"]) as run:
+    with playground.rollout(train=["writer"]) as run:
         with scope("writer"):
             answer = openai.OpenAI(api_key="sk-own").chat.completions.create(
                 model="policy", messages=[{"role": "user", "content": "hé"}]

@@ -24,9 +24,10 @@ from lightning_core.chat.chat import Chat
 from lightning_core.credit.signals import tool_signals
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.otel import read_traces, spans_from_otlp, spans_to_otlp, spans_to_protobuf
+from lightning_core.testing import Playground
+from lightning_core.testing.contract import answer_prompt
 from lightning_core.trace import Event, SpanRecord, Trace
 from lightning_core.transitions import refused_calls, trace_to_transitions, transitions_to_rows
-from tests.conftest import Endpoint, play
 
 ADD = 'use:add {"a": 1}'
 TOOLS: list[Any] = [
@@ -72,7 +73,7 @@ def recorder() -> Recorder:
 @pytest.fixture
 def served() -> Iterator[str]:
     """A model behind a URL, and no capture of ours."""
-    backend = ScriptedBackend(play)
+    backend = ScriptedBackend(answer_prompt)
     with PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint, rollout() as run:
         endpoint.open("key", run.address, Routing())
         with outside_rollout():
@@ -493,17 +494,17 @@ def test_files_that_hold_no_traces(text: str, expected: str, tmp_path: Path) -> 
     assert str(path) in str(caught.value)
 
 
-def test_their_tracing_beside_ours_disturbs_neither(recorder: Recorder, endpoint: Endpoint) -> None:
+def test_their_tracing_beside_ours_disturbs_neither(recorder: Recorder, playground: Playground) -> None:
     def talk() -> None:
         with openai.OpenAI(api_key="sk-own") as client:
             conversation(client)
 
-    with endpoint.rollout() as alone, scope("writer"):
+    with playground.rollout() as alone, scope("writer"):
         talk()
     tracer = recorder.provider.get_tracer("program")
     with (
         recorder.instrumented(openinference_openai()),
-        endpoint.rollout() as run,
+        playground.rollout() as run,
         scope("writer"),
         tracer.start_as_current_span("program"),
     ):

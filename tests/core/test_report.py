@@ -249,6 +249,36 @@ def test_live_progress() -> None:
     assert "checkpoint [/bold] kept" in shown
 
 
+@pytest.mark.parametrize("live", [False, True], ids=["plain", "live"])
+def test_the_time_left_counts_steps_and_nothing_else(live: bool) -> None:
+    """Loading takes 100 seconds, each evaluation 50, a checkpoint 20 and a step 4. Before a step there is no estimate."""
+    stream, tick = io.StringIO(), [0.0]
+
+    def clock() -> float:
+        return tick[0]
+
+    console = Console(file=stream, force_terminal=True, width=100)
+    progress = LiveProgress(console, clock=clock) if live else PlainProgress(stream, clock=clock)
+    tick[0] += 100
+    progress.phase("eval_before", 8)
+    tick[0] += 50
+    progress.advance(8, tokens=80)
+    assert "left" not in stream.getvalue()
+    for step, left in ((1, "8s left"), (2, "4s left")):
+        progress.phase("train", 4)
+        tick[0] += 3
+        progress.advance(4, tokens=30)
+        progress.phase("update")
+        tick[0] += 1
+        assert left not in stream.getvalue()
+        progress.step(step, 3, {})
+        assert left in stream.getvalue()
+        tick[0] += 20
+        progress.phase("eval", 8)
+        tick[0] += 50
+    progress.close()
+
+
 def test_silent_progress_and_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
     drive(SilentProgress(), [0.0])
     assert isinstance(show_progress(io.StringIO()), PlainProgress)

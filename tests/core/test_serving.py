@@ -32,6 +32,8 @@ from lightning_core.trainers import Trainer, make_trainer
 from tests import bandit
 from tests.tiny_model import make_tiny_model
 
+pytestmark = pytest.mark.numeric
+
 QUESTION = [{"role": "user", "content": "say 7"}]
 
 
@@ -155,7 +157,7 @@ def test_nothing_is_fetched_from_elsewhere_and_no_span_is_taken():
         body = {"model": "gpt-x", "messages": QUESTION}
         answer = httpx.post(f"{endpoint.url}/chat/completions", json=body, headers={ORIGIN: f"{endpoint.url}/models"})
         assert answer.status_code == 404
-        assert "'gpt-x' is not served here; served are ['policy', 'base']" in answer.json()["error"]["message"]
+        assert "'gpt-x' is not served here; the models are ['policy', 'base']" in answer.json()["error"]["message"]
         assert httpx.post(f"{endpoint.url}/traces", json={"resourceSpans": []}).status_code == 404
 
 

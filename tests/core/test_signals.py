@@ -14,8 +14,8 @@ from lightning_core.capture import reward, rollout
 from lightning_core.capture.integration import Installed
 from lightning_core.credit.signals import ToolSignal, tool_signals
 from lightning_core.errors import CaptureError
+from lightning_core.testing import Playground
 from lightning_core.trace import Event, Trace
-from tests.conftest import Endpoint
 from tests.core.test_transitions import call
 
 
@@ -66,10 +66,10 @@ def divide(a: int, b: int) -> float:
 divide.handle_tool_error = True
 
 
-def test_a_real_agents_tools_and_rewards(endpoint: Endpoint) -> None:
+def test_a_real_agents_tools_and_rewards(playground: Playground) -> None:
     model = ChatOpenAI(model="policy", api_key="sk-of-the-agent", max_retries=0)
     agent = create_agent(model, [divide], name="solver")
-    with Installed().installed("langgraph"), endpoint.rollout() as run:
+    with Installed().installed("langgraph"), playground.rollout() as run:
         for divisor in (4, 0):
             state = agent.invoke({"messages": [HumanMessage(f'use:divide {{"a": 2, "b": {divisor}}}')]})
             answer = state["messages"][1]

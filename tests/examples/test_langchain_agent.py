@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,10 @@ import pytest
 
 from examples.langchain_agent import agent, tasks
 from examples.langchain_agent.catalogue import COLUMNS, catalogue
-from lightning_core import load_config, rollout, trace_to_transitions, trainable, transitions_to_rows
-from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture.integration import installed
-from lightning_core.chat.chat import Chat
-from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core import load_config, trace_to_transitions, trainable, transitions_to_rows
 from lightning_core.rollouts.tasks import load_tasks
+from lightning_core.testing import playground
 from lightning_core.trace import Trace
-from tests.conftest import redirected
 
 CONFIG = Path(agent.__file__).with_name("lightning.yaml")
 TASK = {"question": "Where do I find the paper lamp?", "answer": catalogue()["paper lamp"]["shelf"]}
@@ -76,17 +71,10 @@ def test_the_tool_finds_what_there_is(item: str, column: str, found: str) -> Non
 
 def _play(*turns: str, integration: bool = True) -> tuple[float, Trace]:
     """Solve `TASK` with a model that says ``turns``. The integration selects the agent by its own name; else a mark does."""
-    backend = ScriptedBackend(turns)
     solve = agent.solve if integration else trainable("clerk")(agent.solve)
-    with (
-        PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint,
-        redirected(),
-        installed("langgraph") if integration else nullcontext(),
-        rollout(TASK, agents={"clerk"}, endpoint=endpoint.url, api_key=endpoint.new_key(), strict=True) as run,
-    ):
-        endpoint.open(run.api_key or "", run.address, Routing(trained=frozenset({"clerk"})))
+    integrations = ["langgraph"] if integration else []
+    with playground(turns, train=["clerk"], task=TASK, integrations=integrations) as run:
         earned = solve(TASK)
-        endpoint.close(run.api_key or "")
     return earned, run.trace
 
 

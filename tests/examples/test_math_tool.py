@@ -14,15 +14,11 @@ import pytest
 
 from examples.math_tool import agent, calc_x, tasks
 from examples.math_tool.calculator import calculator
-from lightning_core import load_config, rollout, trace_to_transitions, transitions_to_rows
-from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture.integration import installed
-from lightning_core.chat.chat import Chat
-from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core import load_config, trace_to_transitions, transitions_to_rows
 from lightning_core.errors import ConfigError
 from lightning_core.rollouts.tasks import load_tasks
+from lightning_core.testing import playground
 from lightning_core.trace import Trace
-from tests.conftest import redirected
 
 pytestmark = pytest.mark.filterwarnings("ignore:Resolved model mismatch")  # AutoGen's, of another model's answer
 CONFIG = Path(agent.__file__).with_name("lightning.yaml")
@@ -214,17 +210,9 @@ def test_numbers_are_read_as_these_sets_write_them(text: str, number: float | No
 
 def _play(task: dict[str, Any], *turns: str) -> tuple[float, Trace]:
     """Solve ``task`` with a model that says ``turns``, the agent selected by its own name."""
-    backend = ScriptedBackend(turns)
     agent.client.cache_clear()  # its connections belong to the event loop of the last test
-    with (
-        PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint,
-        redirected(),
-        installed("autogen-agentchat"),
-        rollout(task, agents={agent.NAME}, endpoint=endpoint.url, api_key=endpoint.new_key(), strict=True) as run,
-    ):
-        endpoint.open(run.api_key or "", run.address, Routing(trained=frozenset({agent.NAME})))
+    with playground(turns, train=[agent.NAME], task=task, integrations=["autogen-agentchat"]) as run:
         earned = asyncio.run(agent.solve(task))
-        endpoint.close(run.api_key or "")
     agent.client.cache_clear()
     return earned, run.trace
 

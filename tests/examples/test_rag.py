@@ -18,14 +18,10 @@ from examples.rag import agent, musique, tasks
 from examples.rag.corpus import Document, countries, documents, things
 from examples.rag.retrieval import Index
 from examples.rag.reward import f1, normalize, score
-from lightning_core import load_config, rollout, trace_to_transitions, transitions_to_rows
-from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core import load_config, trace_to_transitions, transitions_to_rows
 from lightning_core.capture import Run
-from lightning_core.capture.integration import installed
-from lightning_core.chat.chat import Chat
-from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.rollouts.tasks import load_tasks
-from tests.conftest import redirected
+from lightning_core.testing import playground
 
 ROOT = Path(__file__).parents[2]
 SPLITS = {"train": tasks.train(), "test": tasks.test(), "test_form": tasks.test_form()}
@@ -152,17 +148,9 @@ def scripted(*answers: str) -> Iterator[tuple[Run, list[str]]]:
         prompts.append(prompt)
         return next(rest)
 
-    backend = ScriptedBackend(script)
     agent.researcher.cache_clear()  # its client belongs to the event loop that it was first used on
-    with (
-        PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint,
-        redirected(),
-        installed("openai-agents"),
-        rollout("task", agents={"researcher"}, endpoint=endpoint.url, api_key=endpoint.new_key(), strict=True) as run,
-    ):
-        endpoint.open(run.api_key or "", run.address, Routing(trained=frozenset({"researcher"})))
+    with playground(script, train=["researcher"], integrations=["openai-agents"]) as run:
         yield run, prompts
-        endpoint.close(run.api_key or "")
     agent.researcher.cache_clear()
 
 

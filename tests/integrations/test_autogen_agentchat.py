@@ -39,9 +39,9 @@ from lightning_core.capture import current_run
 from lightning_core.capture.integration import Installed
 from lightning_core.capture.mark import trainable
 from lightning_core.errors import ConfigError
+from lightning_core.testing import Playground, open_playground, playground, tool_call
+from lightning_core.testing.contract import AgentSpec, HostAdapter, IntegrationContract, ancestors, parent_of, run_async
 from lightning_core.trace import Event, Trace
-from tests.conftest import Endpoint, redirected, serve_script
-from tests.integrations.contract import Adapter, Contract, Part, ancestors, parent_of, run_async
 
 INFO = ModelInfo(
     vision=False, function_calling=True, json_output=False, structured_output=False, family=ModelFamily.UNKNOWN
@@ -73,7 +73,7 @@ async def client(base_url: str | None = None) -> AsyncGenerator[OpenAIChatComple
 class PartAgent(AssistantAgent):
     """An assistant that says its own prompt, whatever it is told, and does what its part does after that."""
 
-    def __init__(self, part: Part, model: OpenAIChatCompletionClient, *, stream: bool) -> None:
+    def __init__(self, part: AgentSpec, model: OpenAIChatCompletionClient, *, stream: bool) -> None:
         super().__init__(
             part.name.replace(" ", "_"),
             model,
@@ -95,12 +95,12 @@ class PartAgent(AssistantAgent):
             yield message
 
 
-def make_agent(part: Part, model: OpenAIChatCompletionClient, *, stream: bool) -> AssistantAgent:
+def make_agent(part: AgentSpec, model: OpenAIChatCompletionClient, *, stream: bool) -> AssistantAgent:
     agent = PartAgent(part, model, stream=stream)
     return trainable(agent, name=part.name) if part.marked else agent
 
 
-class AutoGenAdapter(Adapter):
+class AutoGenAdapter(HostAdapter):
     """Several parts are a round-robin team; one part alone, and each of parallel ones, an agent that runs by itself.
 
     Agents and teams are made for each run: they hold state, and a team refuses to run twice at once.
@@ -109,7 +109,7 @@ class AutoGenAdapter(Adapter):
     integration = "autogen-agentchat"
     host = "autogen_agentchat"
 
-    def build(self, parts: Sequence[Part], *, parallel: bool = False, base_url: str | None = None) -> Any:
+    def build(self, parts: Sequence[AgentSpec], *, parallel: bool = False, base_url: str | None = None) -> Any:
         return list(parts), parallel, base_url
 
     def run(self, program: Any) -> None:
@@ -143,7 +143,8 @@ class AutoGenAdapter(Adapter):
         return BaseChatAgent, "run"
 
 
-class TestAutoGen(Contract):
+class TestAutoGen(IntegrationContract):
+    distribution = "lightning-rl"
     adapter = AutoGenAdapter()
 
 
@@ -193,10 +194,6 @@ def has_result(prompt: str) -> bool:
     return last.startswith("tool\n") or "<tool_response>" in last
 
 
-def call_tool(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
 def assistant(name: str, model: Any, **options: Any) -> AssistantAgent:
     return AssistantAgent(name, model_client=model, **{"system_message": name, **options})
 
@@ -209,12 +206,7 @@ def played(script: Any, program: Any, *, agents: Sequence[str] = ()) -> Trace:
         async with client() as model, asyncio.timeout(30):
             await program(model)
 
-    with (
-        serve_script(script) as endpoint,
-        redirected(),
-        Installed().installed("autogen-agentchat"),
-        endpoint.rollout(agents=agents) as run,
-    ):
+    with playground(script, train=agents, integrations=["autogen-agentchat"]) as run:
         asyncio.run(work())
     return run.trace
 
@@ -285,7 +277,7 @@ def test_calculator(use: bool) -> None:
         result = await trainable(agent).run(task="What is 19 + 23?")
         assert result.messages[-1].content == "42"
 
-    trace = played(lambda prompt: call_tool("calculator", expression="19+23") if use else "42", program)
+    trace = played(lambda prompt: tool_call("calculator", expression="19+23") if use else "42", program)
     assert agents_of(trace) == ["calc_agent"]
     assert [(t.name, t.agent, t.attributes["gen_ai.tool.call.result"]) for t in tools_of(trace)] == (
         [("calculator", "calc_agent", "42")] if use else []
@@ -317,7 +309,7 @@ def test_workbench(b: int) -> None:
     async def program(model: Any) -> None:
         await assistant("writer", model, workbench=Shelf()).run(task="go")
 
-    trace = played(lambda prompt: call_tool("add", a=2, b=b), program)
+    trace = played(lambda prompt: tool_call("add", a=2, b=b), program)
     (tool,) = tools_of(trace)
     assert (tool.name, tool.attributes["gen_ai.tool.call.result"]) == ("add", "5" if b > 0 else "b is negative")
     assert tool.error == (None if b > 0 else "b is negative")
@@ -328,7 +320,7 @@ def test_calls_that_reach_no_tool() -> None:
     """A tool that is not there, and arguments that are not JSON: the model's own mistakes, next to a call that is right."""
 
     def script(prompt: str) -> str:
-        return call_tool("add", a=1, b=1) + call_tool("multiply", a=2) + call_tool("add", a=1, b="x")
+        return tool_call("add", a=1, b=1) + tool_call("multiply", a=2) + tool_call("add", a=1, b="x")
 
     async def program(model: Any) -> None:
         await assistant("writer", model, tools=[add]).run(task="go")
@@ -345,8 +337,8 @@ def test_calls_that_reach_no_tool() -> None:
 def test_swarm() -> None:
     def script(prompt: str) -> str:
         if role(prompt) == "support":
-            return call_tool("transfer_to_refunds")
-        return "Refunded. TERMINATE" if has_result(prompt) else call_tool("add", a=2, b=3)
+            return tool_call("transfer_to_refunds")
+        return "Refunded. TERMINATE" if has_result(prompt) else tool_call("add", a=2, b=3)
 
     async def program(model: Any) -> None:
         support = assistant("support", model, handoffs=["refunds", "user"])
@@ -373,7 +365,7 @@ def test_only_the_first_of_several_handoffs_is_made() -> None:
         with pytest.warns(UserWarning, match="Multiple handoffs"):
             await support.run(task="go")
 
-    trace = played(lambda prompt: call_tool("transfer_to_user") + call_tool("transfer_to_refunds"), program)
+    trace = played(lambda prompt: tool_call("transfer_to_user") + tool_call("transfer_to_refunds"), program)
     handoffs = [(tool.attributes["lightning.handoff.to"], tool.error is None) for tool in tools_of(trace)]
     assert handoffs == [("user", True), ("refunds", False)]
 
@@ -483,7 +475,7 @@ def test_agents_and_teams_as_tools(marked: bool) -> None:
     def script(prompt: str) -> str:
         if role(prompt) != "boss" or has_result(prompt):
             return "done"
-        return call_tool("writer", task="Write.") + call_tool("board", task="Judge.")
+        return tool_call("writer", task="Write.") + tool_call("board", task="Judge.")
 
     async def program(model: Any) -> None:
         writer = assistant("writer", model)
@@ -526,7 +518,7 @@ def test_twenty_rollouts_at_once(shared_runtime: bool) -> None:
     """Teams of one factory with one model client in one loop; the runtime, where they share one, was started outside of all rollouts."""
     chance = random.Random(1)
 
-    async def answer_late(endpoint: Endpoint) -> list[Trace]:
+    async def answer_late(playground: Playground) -> list[Trace]:
         runtime = SingleThreadedAgentRuntime() if shared_runtime else None
         if runtime is not None:
             assert current_run() is None
@@ -541,7 +533,7 @@ def test_twenty_rollouts_at_once(shared_runtime: bool) -> None:
                 return trainable(team, agents=["writer"])
 
             async def attempt(number: int) -> Trace:
-                with endpoint.rollout() as run:
+                with playground.rollout() as run:
                     await asyncio.sleep(chance.random() / 50)  # so that they start at odds
                     await make_team().run(task=f"task {number}.")
                 return run.trace
@@ -556,12 +548,8 @@ def test_twenty_rollouts_at_once(shared_runtime: bool) -> None:
             return f"by {role(prompt)}" + "." * chance.randrange(30)  # four tokens to a delta: as many delays
         return "critic" if prompt.rstrip().count("by writer") > prompt.count("by critic") else "writer"
 
-    with (
-        serve_script(script, delay=0.001) as endpoint,
-        redirected(),
-        Installed().installed("autogen-agentchat"),
-    ):
-        traces = asyncio.run(answer_late(endpoint))
+    with open_playground(script, integrations=["autogen-agentchat"], delay=0.001) as opened:
+        traces = asyncio.run(answer_late(opened))
     assert len({trace.rollout for trace in traces}) == 20
     assert len({call.id for trace in traces for call in trace.calls}) == 20 * 8
     for number, trace in enumerate(traces):
@@ -614,7 +602,7 @@ async def start(agent: Any, how: str, model: Any) -> None:
 @pytest.mark.parametrize("integration", [True, False])
 @pytest.mark.parametrize("how", RUNS)
 @pytest.mark.parametrize("kind", [AssistantAgent, Chorus])
-def test_marked_agents(endpoint: Endpoint, kind: Any, how: str, integration: bool) -> None:
+def test_marked_agents(playground: Playground, kind: Any, how: str, integration: bool) -> None:
     async def program() -> None:
         async with client() as model:
             agent = kind("writer", model)
@@ -626,7 +614,7 @@ def test_marked_agents(endpoint: Endpoint, kind: Any, how: str, integration: boo
     installed = Installed()
     if integration:
         installed.install("autogen-agentchat")
-    with endpoint.rollout() as run:
+    with playground.rollout() as run:
         run_async(program())
     installed.uninstall("autogen-agentchat")
     assert agents_of(run.trace) == ["poet"]
@@ -637,12 +625,12 @@ def test_marked_agents(endpoint: Endpoint, kind: Any, how: str, integration: boo
 @pytest.mark.parametrize("agents", [(), ("writer",)])
 @pytest.mark.parametrize("how", RUNS)
 @pytest.mark.parametrize("kind", [AssistantAgent, Chorus])
-def test_unmarked_agents(endpoint: Endpoint, kind: Any, how: str, agents: Sequence[str]) -> None:
+def test_unmarked_agents(playground: Playground, kind: Any, how: str, agents: Sequence[str]) -> None:
     async def program() -> None:
         async with client() as model:
             await start(kind("writer", model), how, model)
 
-    with Installed().installed("autogen-agentchat"), endpoint.rollout(agents=agents) as run:
+    with Installed().installed("autogen-agentchat"), playground.rollout(train=agents) as run:
         run_async(program())
     places = [event.kind for event in run.trace.events if event.name == "writer" and event.kind != "tool"]
     if kind is Chorus and how.startswith("on_"):  # a method of the user's own, which only a mark reaches
@@ -654,20 +642,20 @@ def test_unmarked_agents(endpoint: Endpoint, kind: Any, how: str, agents: Sequen
         assert (tool.name, tool.attributes["gen_ai.tool.call.result"]) == ("add", "3")
 
 
-def test_a_team_whose_runs_began_before_the_integration_was_installed(endpoint: Endpoint) -> None:
+def test_a_team_whose_runs_began_before_the_integration_was_installed(playground: Playground) -> None:
     async def program() -> None:
         async with client() as model:
             team = RoundRobinGroupChat([assistant("writer", model)], max_turns=1)
             await team.run(task="one")
-            with Installed().installed("autogen-agentchat"), endpoint.rollout() as run:
+            with Installed().installed("autogen-agentchat"), playground.rollout() as run:
                 await team.run(task="two")
             assert agents_of(run.trace) == ["writer"]
 
-    with endpoint.rollout():
+    with playground.rollout():
         run_async(program())
 
 
-def test_state_moves_between_an_agent_and_its_copy(endpoint: Endpoint) -> None:
+def test_state_moves_between_an_agent_and_its_copy(playground: Playground) -> None:
     async def program() -> None:
         async with client() as model:
             agent = assistant("writer", model)
@@ -678,12 +666,12 @@ def test_state_moves_between_an_agent_and_its_copy(endpoint: Endpoint) -> None:
             assert len(await other.model_context.get_messages()) == 2
             assert marked.dump_component() == agent.dump_component()
 
-    with endpoint.rollout():
+    with playground.rollout():
         run_async(program())
 
 
 @pytest.mark.parametrize("first", ["original", "copy"])
-def test_a_team_and_its_copy_both_run(endpoint: Endpoint, first: str) -> None:
+def test_a_team_and_its_copy_both_run(playground: Playground, first: str) -> None:
     async def program() -> None:
         async with client() as model:
             runtime = SingleThreadedAgentRuntime()
@@ -698,14 +686,14 @@ def test_a_team_and_its_copy_both_run(endpoint: Endpoint, first: str) -> None:
                 await copy.load_state(await copy.save_state())
             await runtime.stop_when_idle()
 
-    with endpoint.rollout() as run:
+    with playground.rollout() as run:
         run_async(program())
     assert [call.agent for call in run.trace.calls] == (
         [None, "writer"] if first == "original" else ["writer", None]
     ) * 2
 
 
-def test_what_cannot_be_marked(endpoint: Endpoint) -> None:
+def test_what_cannot_be_marked(playground: Playground) -> None:
     async def program() -> None:
         async with client() as model:
             writer = assistant("writer", model)
@@ -726,19 +714,19 @@ def test_what_cannot_be_marked(endpoint: Endpoint) -> None:
                 with pytest.raises(ConfigError, match="mark it before that"):
                     trainable(team, **mark)
 
-    with endpoint.rollout():
+    with playground.rollout():
         run_async(program())
 
 
-def test_an_agent_that_fails_in_a_team(endpoint: Endpoint) -> None:
+def test_an_agent_that_fails_in_a_team(playground: Playground) -> None:
     """The team makes an error of its own of it, as without us; the agent's span has the agent's."""
 
     async def program() -> None:
         async with client() as model:
-            part = Part("writer", marked=True, error=RuntimeError("the agent's own"))
+            part = AgentSpec("writer", marked=True, error=RuntimeError("the agent's own"))
             await RoundRobinGroupChat([make_agent(part, model, stream=False)], max_turns=1).run(task="go")
 
-    with Installed().installed("autogen-agentchat"), endpoint.rollout() as run, pytest.raises(RuntimeError):
+    with Installed().installed("autogen-agentchat"), playground.rollout() as run, pytest.raises(RuntimeError):
         run_async(program())
     errors = {event.name: event.error for event in run.trace.events}
     assert errors["writer"] == "RuntimeError: the agent's own"

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from lightning_core.capture.integration import discover
-from tests.integrations.contract import Contract
+from lightning_core.testing.contract import IntegrationContract
 
 HERE = Path(__file__).parent
 
 
-def contracts() -> list[type[Contract]]:
+def contracts() -> list[type[IntegrationContract]]:
     for file in sorted(HERE.glob("test_*.py")):
         importlib.import_module(f"tests.integrations.{file.stem}")
     # Classes that were refused may still be waiting for the garbage collector.
-    return [cls for cls in Contract.__subclasses__() if hasattr(cls, "adapter")]
+    return [cls for cls in IntegrationContract.__subclasses__() if hasattr(cls, "adapter")]
 
 
 def test_every_integration_passes_it() -> None:
@@ -40,6 +40,11 @@ def test_no_test_of_it_is_skipped_or_expected_to_fail() -> None:
 @pytest.mark.parametrize("inherited", [True, False])
 def test_overriding_is_an_error(name: str, inherited: bool) -> None:
     body: dict[str, Any] = {name: lambda self: None}
-    bases = (type("Mixin", (), body), Contract) if inherited else (Contract,)
+    bases = (type("Mixin", (), body), IntegrationContract) if inherited else (IntegrationContract,)
     with pytest.raises(TypeError, match=f"overrides .*{name}"):
         type("TestMine", bases, {} if inherited else body)
+
+
+def test_the_distribution_must_be_named() -> None:
+    with pytest.raises(TypeError, match=r"TestMine does not set \['distribution'\]"):
+        type("TestMine", (IntegrationContract,), {"adapter": contracts()[0].adapter})

@@ -5,28 +5,28 @@ from __future__ import annotations
 from langchain_openai import ChatOpenAI
 
 from lightning_core.capture.integration import Installed
-from tests.conftest import Endpoint
-from tests.integrations.contract import run_async
+from lightning_core.testing import Playground
+from lightning_core.testing.contract import run_async
 from tests.integrations.storm import CALLS_PER_ROUND, Outcome, Storm
 
 ROLLOUTS, CALLS = 50, 2_000
 
 
-def test_two_thousand_calls_in_fifty_concurrent_rollouts(endpoint: Endpoint) -> None:
+def test_two_thousand_calls_in_fifty_concurrent_rollouts(playground: Playground) -> None:
     storm = Storm(ChatOpenAI(model="policy", api_key="sk-of-the-agent", max_retries=0))
     rounds = -(-CALLS // (ROLLOUTS * CALLS_PER_ROUND))
     with Installed().installed("langgraph"):
-        traces = run_async(storm.run(endpoint.rollout, rollouts=ROLLOUTS, rounds=rounds, concurrency=ROLLOUTS))
+        traces = run_async(storm.run(playground.rollout, rollouts=ROLLOUTS, rounds=rounds, concurrency=ROLLOUTS))
     sent = ROLLOUTS * rounds * CALLS_PER_ROUND
     assert sent >= CALLS
     assert storm.compare(traces) == Outcome(sent=sent, recorded=sent, misattributed=0, lost=0, twice=0)
     assert len({call.id for trace in traces for call in trace.calls}) == sent
 
 
-def test_the_comparison_sees_what_goes_wrong(endpoint: Endpoint) -> None:
+def test_the_comparison_sees_what_goes_wrong(playground: Playground) -> None:
     """Without the integration the nodes have no names; swapped traces are not their rollouts'; half of them is lost."""
     storm = Storm(ChatOpenAI(model="policy", api_key="sk-of-the-agent", max_retries=0))
-    first, second = run_async(storm.run(endpoint.rollout, rollouts=2, rounds=1, concurrency=2))
+    first, second = run_async(storm.run(playground.rollout, rollouts=2, rounds=1, concurrency=2))
     sent = 2 * CALLS_PER_ROUND
     unnamed = 2 * len(["critic", "planner", "flaky", "flaky", "left"])
     assert storm.compare([first, second]) == Outcome(sent=sent, recorded=sent, misattributed=unnamed, lost=0, twice=0)

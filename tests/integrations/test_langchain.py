@@ -29,10 +29,11 @@ from lightning_core.capture.integration import Installed
 from lightning_core.capture.integration import installed as installed_globally
 from lightning_core.capture.mark import trainable
 from lightning_core.errors import ConfigError
+from lightning_core.testing import Playground
+from lightning_core.testing.contract import ADD_PROMPT, AgentSpec, HostAdapter, IntegrationContract, ancestors
 from lightning_langchain import LightningCallbackHandler
 from lightning_langchain._trainable import RUNS
-from tests.conftest import Endpoint
-from tests.integrations.contract import ADD, Adapter, Contract, Part, ancestors, drive
+from tests.integrations.runnables import run_runnable
 
 
 @tool
@@ -50,19 +51,19 @@ def chat_model(base_url: str | None = None) -> ChatOpenAI:
     return ChatOpenAI(model="policy", api_key="sk-of-the-agent", base_url=base_url, max_retries=0)
 
 
-class LangChainAdapter(Adapter):
+class LangChainAdapter(HostAdapter):
     """Every part a chain of its own, prompt | model | the rest; a program is a sequence of them, or a RunnableParallel."""
 
     integration = "langchain"
     host = "langchain_core"
 
-    def build(self, parts: Sequence[Part], *, parallel: bool = False, base_url: str | None = None) -> Any:
+    def build(self, parts: Sequence[AgentSpec], *, parallel: bool = False, base_url: str | None = None) -> Any:
         chains = {part.name: self.make_chain(part, base_url) for part in parts}
         if parallel:
             return RunnableParallel(chains)
         return RunnableSequence(RunnableLambda(lambda x: x), *chains.values())
 
-    def make_chain(self, part: Part, base_url: str | None) -> Runnable[Any, Any]:
+    def make_chain(self, part: AgentSpec, base_url: str | None) -> Runnable[Any, Any]:
         model: Any = chat_model(base_url)
         messages = [HumanMessage(part.text)]
         if part.tool:
@@ -103,7 +104,8 @@ class LangChainAdapter(Adapter):
         return RunnableSequence, "invoke"
 
 
-class TestLangChain(Contract):
+class TestLangChain(IntegrationContract):
+    distribution = "lightning-rl"
     adapter = LangChainAdapter()
 
 
@@ -116,7 +118,7 @@ def installed() -> Iterator[None]:
 # What is marked stays marked, whatever is made of it
 
 
-def test_a_marked_model_is_still_that_model(endpoint: Endpoint) -> None:
+def test_a_marked_model_is_still_that_model(playground: Playground) -> None:
     model = chat_model()
     marked = trainable(model, name="writer")
     assert marked is not model
@@ -125,7 +127,7 @@ def test_a_marked_model_is_still_that_model(endpoint: Endpoint) -> None:
     assert marked.root_client is model.root_client
     assert dumps(marked) == dumps(model)
     assert marked.temperature == marked.model_copy().temperature
-    with endpoint.rollout() as run:
+    with playground.rollout() as run:
         model.invoke("unmarked")
         marked.invoke("marked")
         marked.model_copy(update={"temperature": 0.1}).invoke("marked")
@@ -149,11 +151,11 @@ DERIVED: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("derive", DERIVED)
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream", "batch", "abatch", "astream_events"])
-def test_derived_from_a_marked_model(endpoint: Endpoint, derive: str, how: str) -> None:
+def test_derived_from_a_marked_model(playground: Playground, derive: str, how: str) -> None:
     runnable = DERIVED[derive](trainable(chat_model(), name="writer"))
     message: Any = {"x": "hello"} if derive == "pick and assign" else [HumanMessage("hello")]
-    with endpoint.rollout() as run:
-        drive(runnable, how, message)
+    with playground.rollout() as run:
+        run_runnable(runnable, how, message)
     assert [call.agent for call in run.trace.calls] == ["writer"] * (2 if "batch" in how else 1)
     agents = [event for event in run.trace.events if event.kind == "agent"]
     assert len(agents) == len(run.trace.calls)
@@ -178,33 +180,33 @@ def make_runnables() -> dict[str, Runnable[Any, Any]]:
 
 @pytest.mark.parametrize("kind", make_runnables())
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream", "batch", "abatch"])
-def test_marked_runnables(endpoint: Endpoint, kind: str, how: str) -> None:
+def test_marked_runnables(playground: Playground, kind: str, how: str) -> None:
     if kind == "generator" and how.startswith("a"):
         return
     marked = trainable(make_runnables()[kind], name="writer")
     assert isinstance(marked, Runnable)
-    with endpoint.rollout() as run:
-        drive(marked, how, "hello")
-        drive(marked | (lambda x: x), how, "hello")
+    with playground.rollout() as run:
+        run_runnable(marked, how, "hello")
+        run_runnable(marked | (lambda x: x), how, "hello")
     assert {call.agent for call in run.trace.calls} == {"writer"}
     assert len(run.trace.calls) == (4 if "batch" in how else 2)
 
 
-def test_two_agents_share_one_model(endpoint: Endpoint) -> None:
+def test_two_agents_share_one_model(playground: Playground) -> None:
     model = chat_model()
     writer, critic = trainable(model, name="writer"), trainable(model, name="critic")
-    with endpoint.rollout() as run:
+    with playground.rollout() as run:
         RunnableParallel(a=writer, b=critic, c=model).invoke("hello")
     assert sorted(str(call.agent) for call in run.trace.calls) == ["None", "critic", "writer"]
 
 
-def test_parts_of_a_parallel_and_of_a_sequence(endpoint: Endpoint) -> None:
+def test_parts_of_a_parallel_and_of_a_sequence(playground: Playground) -> None:
     model = chat_model()
     parallel = trainable(RunnableParallel(writer=model, critic=model), agents=["writer"])
     sequence = trainable(
         RunnableSequence(RunnableLambda(lambda x: model.invoke(x).text, name="first"), model), agents=["first"]
     )
-    with endpoint.rollout() as run:
+    with playground.rollout() as run:
         parallel.invoke("hello")
         sequence.invoke([HumanMessage("hello")])
     assert sorted(str(call.agent) for call in run.trace.calls) == ["None", "None", "first", "writer"]
@@ -219,7 +221,7 @@ def test_parts_of_a_parallel_and_of_a_sequence(endpoint: Endpoint) -> None:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream", "batch", "abatch"])
-def test_run_names(endpoint: Endpoint, how: str) -> None:
+def test_run_names(playground: Playground, how: str) -> None:
     model = chat_model()
     named: list[Any] = [
         model.with_config(run_name="writer"),
@@ -232,10 +234,10 @@ def test_run_names(endpoint: Endpoint, how: str) -> None:
             lambda x: model.invoke(x, {"run_name": "writer"}), lambda x: model.ainvoke(x, {"run_name": "writer"})
         ),
     ]
-    with endpoint.rollout(agents=["writer"]) as run:
+    with playground.rollout(train=["writer"]) as run:
         for runnable in named:
-            drive(runnable, how, "hello")
-        drive(model.with_config(run_name="rewriter"), how, "hello")
+            run_runnable(runnable, how, "hello")
+        run_runnable(model.with_config(run_name="rewriter"), how, "hello")
     times = 2 if "batch" in how else 1
     assert [call.agent for call in run.trace.calls] == ["writer"] * len(named) * times + [None] * times
     agents = [event for event in run.trace.events if event.kind == "agent"]
@@ -248,12 +250,12 @@ def test_run_names(endpoint: Endpoint, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
 @pytest.mark.parametrize("integration", [None, "langchain", "langgraph"])
-def test_callback_handler(endpoint: Endpoint, how: str, integration: str | None) -> None:
+def test_callback_handler(playground: Playground, how: str, integration: str | None) -> None:
     agent = create_agent(chat_model(), [add])
-    with installed_globally(integration) if integration else nullcontext(), endpoint.rollout() as run:
+    with installed_globally(integration) if integration else nullcontext(), playground.rollout() as run:
         config: Any = {"callbacks": [LightningCallbackHandler()]}
-        drive(agent.with_config(config), how, {"messages": [HumanMessage(ADD)]})
-        drive(agent.with_config(config), how, {"messages": [HumanMessage('use:add {"a": 2, "b": -3}')]})
+        run_runnable(agent.with_config(config), how, {"messages": [HumanMessage(ADD_PROMPT)]})
+        run_runnable(agent.with_config(config), how, {"messages": [HumanMessage('use:add {"a": 2, "b": -3}')]})
     tools = [event for event in run.trace.events if event.kind == "tool"]
     assert [tool.name for tool in tools] == ["add", "add"]
     assert tools[0].attributes["gen_ai.tool.call.arguments"] == '{"a": 2, "b": 3}'
@@ -266,7 +268,7 @@ def test_callback_handler(endpoint: Endpoint, how: str, integration: str | None)
         assert ancestors(run.trace, tools[0]) == ["add", "tools", "rollout"]
 
 
-def test_callback_handler_records_errors_and_passes_them_on(endpoint: Endpoint) -> None:
+def test_callback_handler_records_errors_and_passes_them_on(playground: Playground) -> None:
     error = RuntimeError("broken")
 
     @tool
@@ -275,7 +277,7 @@ def test_callback_handler_records_errors_and_passes_them_on(endpoint: Endpoint) 
         raise error
 
     handler = LightningCallbackHandler()
-    with endpoint.rollout() as run, pytest.raises(RuntimeError) as caught:
+    with playground.rollout() as run, pytest.raises(RuntimeError) as caught:
         broken.invoke({}, {"callbacks": [handler]})
     assert caught.value is error
     assert run.trace.events[-1].error == "RuntimeError: broken"
@@ -289,11 +291,11 @@ def test_callback_handler_records_errors_and_passes_them_on(endpoint: Endpoint) 
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-def test_tools_outside_any_agent(endpoint: Endpoint, how: str) -> None:
-    with endpoint.rollout() as run:
-        assert drive(add, how, {"a": 1, "b": 2}) == 3
+def test_tools_outside_any_agent(playground: Playground, how: str) -> None:
+    with playground.rollout() as run:
+        assert run_runnable(add, how, {"a": 1, "b": 2}) == 3
         with pytest.raises(ValidationError):
-            drive(add, how, {"a": "one", "b": 2})
+            run_runnable(add, how, {"a": "one", "b": 2})
     first, second = [event for event in run.trace.events if event.kind == "tool"]
     assert first.attributes["gen_ai.tool.call.result"] == "3"
     assert second.error is not None
@@ -305,19 +307,19 @@ def test_tools_outside_any_agent(endpoint: Endpoint, how: str) -> None:
     ("result", "text"),
     [({"ä": [1]}, '{"ä": [1]}'), ({(1, 2): 3}, "{(1, 2): 3}"), (None, "null"), ({1, 2}, '"{1, 2}"')],
 )
-def test_results_of_any_type(endpoint: Endpoint, result: Any, text: str) -> None:
+def test_results_of_any_type(playground: Playground, result: Any, text: str) -> None:
     @tool
     def anything() -> Any:
         """Do anything."""
         return result
 
-    with endpoint.rollout() as run:
+    with playground.rollout() as run:
         assert anything.invoke({}) == result
     assert run.trace.events[-1].attributes["gen_ai.tool.call.result"] == text
 
 
 @pytest.mark.usefixtures("installed")
-def test_what_cannot_be_recorded_is_counted(endpoint: Endpoint) -> None:
+def test_what_cannot_be_recorded_is_counted(playground: Playground) -> None:
     class Odd(BaseTool):
         name: str = "odd"
         description: str = "odd"
@@ -329,7 +331,7 @@ def test_what_cannot_be_recorded_is_counted(endpoint: Endpoint) -> None:
         def _run(self, x: int) -> int:
             return x + 1
 
-    with endpoint.rollout(strict=False) as run:
+    with playground.rollout(strict=False) as run:
         assert Odd().invoke({"x": 1}) == 2
     assert run.trace.counters == {"langchain.tool": 1}
     assert [event.name for event in run.trace.events] == ["rollout", "odd"]

@@ -29,8 +29,17 @@ from langgraph.types import Command, PregelExecutableTask, RetryPolicy, Send, in
 from lightning_core.capture.integration import Installed
 from lightning_core.capture.mark import trainable
 from lightning_core.errors import ConfigError
-from tests.conftest import Endpoint
-from tests.integrations.contract import ADD, Adapter, Contract, Part, ancestors, drive, parent_of, says
+from lightning_core.testing import Playground
+from lightning_core.testing.contract import (
+    ADD_PROMPT,
+    AgentSpec,
+    HostAdapter,
+    IntegrationContract,
+    ancestors,
+    parent_of,
+    user_message,
+)
+from tests.integrations.runnables import run_runnable
 
 
 class State(TypedDict):
@@ -52,13 +61,13 @@ def chat_model(base_url: str | None = None) -> ChatOpenAI:
     return ChatOpenAI(model="policy", api_key="sk-of-the-agent", base_url=base_url, max_retries=0)
 
 
-class LangGraphAdapter(Adapter):
+class LangGraphAdapter(HostAdapter):
     """Every part a node with a function: sync and async ones, since LangGraph runs either kind."""
 
     integration = "langgraph"
     host = "langgraph"
 
-    def build(self, parts: Sequence[Part], *, parallel: bool = False, base_url: str | None = None) -> Any:
+    def build(self, parts: Sequence[AgentSpec], *, parallel: bool = False, base_url: str | None = None) -> Any:
         graph = StateGraph(State)
         for part in parts:
             graph.add_node(part.name, self.make_node(part, base_url))
@@ -69,7 +78,7 @@ class LangGraphAdapter(Adapter):
             graph.add_edge(*edge)
         return graph.compile()
 
-    def make_node(self, part: Part, base_url: str | None) -> Any:
+    def make_node(self, part: AgentSpec, base_url: str | None) -> Any:
         model = chat_model(base_url)
         agent = create_agent(model, [add]) if part.tool else None
         inner = self.build([part.inner], base_url=base_url) if part.inner else None
@@ -119,7 +128,8 @@ class LangGraphAdapter(Adapter):
         return runner, "run_with_retry"
 
 
-class TestLangGraph(Contract):
+class TestLangGraph(IntegrationContract):
+    distribution = "lightning-rl"
     adapter = LangGraphAdapter()
 
 
@@ -179,15 +189,15 @@ def make_markable() -> dict[str, Any]:
 @pytest.mark.parametrize("kind", make_markable())
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream", "batch", "abatch", "astream_events"])
 @pytest.mark.parametrize("integration", [True, False])
-def test_marked_nodes(endpoint: Endpoint, kind: str, how: str, integration: bool) -> None:
+def test_marked_nodes(playground: Playground, kind: str, how: str, integration: bool) -> None:
     if kind == "async function" and not how.startswith("a"):
         return
     program = one_node("node", trainable(make_markable()[kind], name="writer")).compile()
     with ExitStack() as stack:
         if integration:
             stack.enter_context(Installed().installed("langgraph"))
-        run = stack.enter_context(endpoint.rollout())
-        drive(program, how, HELLO)
+        run = stack.enter_context(playground.rollout())
+        run_runnable(program, how, HELLO)
     calls = run.trace.calls
     assert [call.agent for call in calls] == ["writer"] * (2 if "batch" in how else 1)
     path = ancestors(run.trace, parent_of(run.trace, calls[0]))
@@ -196,7 +206,7 @@ def test_marked_nodes(endpoint: Endpoint, kind: str, how: str, integration: bool
     assert ("node" in path) is integration
 
 
-def test_a_marked_graph_is_still_a_graph(endpoint: Endpoint) -> None:
+def test_a_marked_graph_is_still_a_graph(playground: Playground) -> None:
     graph = one_node("node", speak).compile(checkpointer=InMemorySaver(), name="talk")
     marked = trainable(graph, name="writer")
     assert isinstance(marked, CompiledStateGraph)
@@ -204,24 +214,24 @@ def test_a_marked_graph_is_still_a_graph(endpoint: Endpoint) -> None:
     assert marked is not graph
     assert marked.get_graph().nodes.keys() == graph.get_graph().nodes.keys()
     thread: Any = {"configurable": {"thread_id": "1"}}
-    with endpoint.rollout() as run:
+    with playground.rollout() as run:
         marked.with_config(tags=["later"]).invoke(HELLO, thread)
         graph.invoke(HELLO, {"configurable": {"thread_id": "2"}})
     assert [call.agent for call in run.trace.calls] == ["writer", None]
     assert len(marked.get_state(thread).values["messages"]) == 2
 
 
-def test_a_marked_subgraph_streams_and_is_found(endpoint: Endpoint) -> None:
+def test_a_marked_subgraph_streams_and_is_found(playground: Playground) -> None:
     inner = trainable(one_node("inner", speak).compile(), name="writer")
     outer = one_node("outer", inner).compile()
     assert [name for name, _ in outer.get_subgraphs()] == ["outer"]
-    with endpoint.rollout():
+    with playground.rollout():
         namespaces = [namespace for namespace, _ in outer.stream(HELLO, subgraphs=True)]
     assert any(namespace and namespace[0].startswith("outer") for namespace in namespaces)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_parts_of_a_graph(endpoint: Endpoint, compiled: bool) -> None:
+def test_parts_of_a_graph(playground: Playground, compiled: bool) -> None:
     builder = StateGraph(MessagesState)
     for name in ("writer", "critic", "rewriter"):
         builder.add_node(name, speak)
@@ -230,7 +240,7 @@ def test_parts_of_a_graph(endpoint: Endpoint, compiled: bool) -> None:
         graph = trainable(builder.compile(), agents=["writer", "rewriter"])
     else:
         graph = trainable(builder, agents=["writer", "rewriter"]).compile()
-    with endpoint.rollout() as run:
+    with playground.rollout() as run:
         graph.invoke(HELLO)
         builder.compile().invoke(HELLO)
     assert [call.agent for call in run.trace.calls] == ["writer", None, "rewriter", None, None, None]
@@ -247,16 +257,16 @@ def test_unknown_parts_are_an_error() -> None:
 # Selected by name, without a mark
 
 
-def test_a_graph_compiled_long_before(endpoint: Endpoint) -> None:
+def test_a_graph_compiled_long_before(playground: Playground) -> None:
     graph = one_node("writer", speak).compile()
     graph.invoke  # noqa: B018 - any use of it
-    with Installed().installed("langgraph"), endpoint.rollout(agents=["writer"]) as run:
+    with Installed().installed("langgraph"), playground.rollout(train=["writer"]) as run:
         graph.invoke(HELLO)
     assert [call.agent for call in run.trace.calls] == ["writer"]
 
 
 @pytest.mark.usefixtures("installed")
-def test_subgraphs(endpoint: Endpoint) -> None:
+def test_subgraphs(playground: Playground) -> None:
     """By default the innermost node speaks; a selected one speaks for all that it contains, and is contained in."""
     graph = one_node("team", one_node("member", speak).compile()).compile()
     for agents, speaker in (
@@ -265,7 +275,7 @@ def test_subgraphs(endpoint: Endpoint) -> None:
         (("member",), "member"),
         (("team", "member"), "member"),
     ):
-        with endpoint.rollout(agents=agents) as run:
+        with playground.rollout(train=agents) as run:
             graph.invoke(HELLO)
         assert [call.agent for call in run.trace.calls] == [speaker]
         assert ancestors(run.trace, parent_of(run.trace, run.trace.calls[0])) == ["member", "team", "rollout"]
@@ -273,7 +283,7 @@ def test_subgraphs(endpoint: Endpoint) -> None:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-def test_send(endpoint: Endpoint, how: str) -> None:
+def test_send(playground: Playground, how: str) -> None:
     class Wide(TypedDict):
         said: Annotated[list[str], operator.add]
 
@@ -283,14 +293,14 @@ def test_send(endpoint: Endpoint, how: str) -> None:
     graph = StateGraph(Wide)
     graph.add_node("work", work)
     graph.add_conditional_edges(START, lambda _: [Send("work", f"topic {i}") for i in range(5)])
-    with endpoint.rollout(agents=["work"]) as run:
-        drive(graph.compile(), how, {"said": []})
+    with playground.rollout(train=["work"]) as run:
+        run_runnable(graph.compile(), how, {"said": []})
     assert [call.agent for call in run.trace.calls] == ["work"] * 5
     assert len({call.parent for call in run.trace.calls}) == 5
 
 
 @pytest.mark.usefixtures("installed")
-def test_functional_api(endpoint: Endpoint) -> None:
+def test_functional_api(playground: Playground) -> None:
     @task
     def writer(text: str) -> str:
         return chat_model().invoke(text).text
@@ -299,7 +309,7 @@ def test_functional_api(endpoint: Endpoint) -> None:
     def program(texts: list[str]) -> list[str]:
         return [future.result() for future in [writer(text) for text in texts]]
 
-    with endpoint.rollout(agents=["writer"]) as run:
+    with playground.rollout(train=["writer"]) as run:
         program.invoke(["a", "b"])
     assert [call.agent for call in run.trace.calls] == ["writer", "writer"]
     assert ancestors(run.trace, parent_of(run.trace, run.trace.calls[0])) == ["writer", "program", "rollout"]
@@ -307,19 +317,19 @@ def test_functional_api(endpoint: Endpoint) -> None:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("agents", [(), ("writer",)])
-def test_create_agent_by_its_name(endpoint: Endpoint, agents: tuple[str, ...]) -> None:
+def test_create_agent_by_its_name(playground: Playground, agents: tuple[str, ...]) -> None:
     agent = create_agent(chat_model(), [add], name="writer")
     for program in (agent, one_node("node", agent).compile(), one_node("writer", agent).compile()):
-        with endpoint.rollout(agents=agents) as run:
-            program.invoke({"messages": [HumanMessage(ADD)]})
+        with playground.rollout(train=agents) as run:
+            program.invoke({"messages": [HumanMessage(ADD_PROMPT)]})
         assert [call.agent for call in run.trace.calls] == ["writer", "writer"]
 
 
 @pytest.mark.usefixtures("installed")
-def test_create_agent_without_a_name_speaks_as_its_node(endpoint: Endpoint) -> None:
+def test_create_agent_without_a_name_speaks_as_its_node(playground: Playground) -> None:
     graph = one_node("writer", create_agent(chat_model(), [add])).compile()
-    with endpoint.rollout() as run:
-        graph.invoke({"messages": [HumanMessage(ADD)]})
+    with playground.rollout() as run:
+        graph.invoke({"messages": [HumanMessage(ADD_PROMPT)]})
     assert [call.agent for call in run.trace.calls] == ["writer", "writer"]
     assert [event.name for event in run.trace.events] == ["rollout", "writer", "add"]
 
@@ -329,14 +339,14 @@ def test_create_agent_without_a_name_speaks_as_its_node(endpoint: Endpoint) -> N
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("marked", [True, False])
-def test_an_interrupt_is_no_failure(endpoint: Endpoint, marked: bool) -> None:
+def test_an_interrupt_is_no_failure(playground: Playground, marked: bool) -> None:
     def ask(state: MessagesState) -> Any:
         chat_model().invoke("before")
         return {"messages": [HumanMessage(interrupt("go on?"))]}
 
     graph = one_node("ask", trainable("asker")(ask) if marked else ask).compile(checkpointer=InMemorySaver())
     thread: Any = {"configurable": {"thread_id": "1"}}
-    with endpoint.rollout() as run:
+    with playground.rollout() as run:
         assert "__interrupt__" in graph.invoke(HELLO, thread)
         graph.invoke(Command(resume="yes"), thread)
     assert len(run.trace.calls) == 2
@@ -344,7 +354,7 @@ def test_an_interrupt_is_no_failure(endpoint: Endpoint, marked: bool) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_jump_to_the_parent_is_no_failure(endpoint: Endpoint) -> None:
+def test_a_jump_to_the_parent_is_no_failure(playground: Playground) -> None:
     def jump(state: MessagesState) -> Any:
         return Command(goto="end", graph=Command.PARENT)
 
@@ -352,7 +362,7 @@ def test_a_jump_to_the_parent_is_no_failure(endpoint: Endpoint) -> None:
     graph.add_node("team", one_node("jump", trainable("jumper")(jump)).compile(), destinations=("end",))
     graph.add_node("end", speak)
     graph.add_edge(START, "team")
-    with endpoint.rollout() as run:
+    with playground.rollout() as run:
         graph.compile().invoke(HELLO)
     assert [event.error for event in run.trace.events] == [None] * 5
     assert [call.agent for call in run.trace.calls] == ["end"]
@@ -360,7 +370,7 @@ def test_a_jump_to_the_parent_is_no_failure(endpoint: Endpoint) -> None:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-def test_a_retried_node_is_one_event(endpoint: Endpoint, how: str) -> None:
+def test_a_retried_node_is_one_event(playground: Playground, how: str) -> None:
     attempts: list[int] = []
 
     def flaky(state: MessagesState) -> Any:
@@ -373,8 +383,8 @@ def test_a_retried_node_is_one_event(endpoint: Endpoint, how: str) -> None:
     graph = StateGraph(MessagesState)
     graph.add_node("flaky", flaky, retry_policy=RetryPolicy(initial_interval=0, jitter=False, retry_on=RuntimeError))
     graph.add_edge(START, "flaky")
-    with endpoint.rollout() as run:
-        drive(graph.compile(), how, HELLO)
+    with playground.rollout() as run:
+        run_runnable(graph.compile(), how, HELLO)
     assert len(run.trace.calls) == 2
     assert [(event.name, event.error) for event in run.trace.events] == [("rollout", None), ("flaky", None)]
 
@@ -384,10 +394,10 @@ def test_a_retried_node_is_one_event(endpoint: Endpoint, how: str) -> None:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-def test_a_tool_that_does_not_exist(endpoint: Endpoint, how: str) -> None:
+def test_a_tool_that_does_not_exist(playground: Playground, how: str) -> None:
     agent = create_agent(chat_model(), [add], name="writer")
-    with endpoint.rollout() as run:
-        drive(agent, how, {"messages": [HumanMessage('use:multiply {"a": 2}')]})
+    with playground.rollout() as run:
+        run_runnable(agent, how, {"messages": [HumanMessage('use:multiply {"a": 2}')]})
     (event,) = [event for event in run.trace.events if event.kind == "tool"]
     assert (event.name, event.agent) == ("multiply", "writer")
     assert event.error is not None
@@ -397,7 +407,7 @@ def test_a_tool_that_does_not_exist(endpoint: Endpoint, how: str) -> None:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-def test_an_agent_inside_a_tool_hangs_under_the_tool(endpoint: Endpoint, how: str) -> None:
+def test_an_agent_inside_a_tool_hangs_under_the_tool(playground: Playground, how: str) -> None:
     researcher = create_agent(chat_model(), [], name="researcher")
 
     @tool
@@ -406,8 +416,8 @@ def test_an_agent_inside_a_tool_hangs_under_the_tool(endpoint: Endpoint, how: st
         return researcher.invoke({"messages": [HumanMessage(topic)]})["messages"][-1].text
 
     agent = create_agent(chat_model(), [research], name="writer")
-    with endpoint.rollout() as run:
-        drive(agent, how, {"messages": [HumanMessage('use:research {"topic": "rain"}')]})
+    with playground.rollout() as run:
+        run_runnable(agent, how, {"messages": [HumanMessage('use:research {"topic": "rain"}')]})
     assert [call.agent for call in run.trace.calls] == ["writer", "researcher", "writer"]
     path = ancestors(run.trace, parent_of(run.trace, run.trace.calls[1]))
     assert path == ["researcher", "research", "writer", "rollout"]
@@ -416,7 +426,7 @@ def test_an_agent_inside_a_tool_hangs_under_the_tool(endpoint: Endpoint, how: st
 
 
 @pytest.mark.usefixtures("installed")
-def test_threads_that_a_node_starts(endpoint: Endpoint) -> None:
+def test_threads_that_a_node_starts(playground: Playground) -> None:
     def writer(state: MessagesState) -> Any:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(chat_model().invoke, ["one", "two"]))
@@ -425,7 +435,7 @@ def test_threads_that_a_node_starts(endpoint: Endpoint) -> None:
         thread.join()
         return {}
 
-    with endpoint.rollout() as run:
+    with playground.rollout() as run:
         one_node("writer", writer).compile().invoke(HELLO)
-    assert sorted(says(call) for call in run.trace.calls) == ["one", "three", "two"]
+    assert sorted(user_message(call) for call in run.trace.calls) == ["one", "three", "two"]
     assert {call.agent for call in run.trace.calls} == {"writer"}

@@ -5,7 +5,6 @@ The scripted model plays each role by its system prompt. Names and numbers of ca
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,22 +21,18 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, ToolNode
 from langgraph.types import Command
 
-from lightning_core.capture.integration import Installed
+from lightning_core.testing import Playground, open_playground, tool_call
+from lightning_core.testing.contract import ancestors, parent_of
 from lightning_core.trace import Trace
-from tests.conftest import Endpoint, redirected, serve_script
-from tests.integrations.contract import ancestors, drive, parent_of
+from tests.integrations.runnables import run_runnable
 
 llm = ChatOpenAI(model="policy", api_key="sk-of-the-agent", max_retries=0)
 
 
-def call_tool(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
 @contextmanager
-def played_by(script: Callable[[str], str]) -> Iterator[Endpoint]:
-    with serve_script(script) as endpoint, redirected(), Installed().installed("langgraph"):
-        yield endpoint
+def played_by(script: Callable[[str], str]) -> Iterator[Playground]:
+    with open_playground(script, integrations=["langgraph"]) as opened:
+        yield opened
 
 
 def agents_of(trace: Trace) -> list[str | None]:
@@ -45,7 +40,7 @@ def agents_of(trace: Trace) -> list[str | None]:
 
 
 def test_plain_client() -> None:
-    with played_by(lambda prompt: "Paris") as endpoint, endpoint.rollout() as run:
+    with played_by(lambda prompt: "Paris") as playground, playground.rollout() as run:
         client = openai.OpenAI(api_key="sk-of-the-agent")
         client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Capital of France?"}])
     assert agents_of(run.trace) == [None]
@@ -53,7 +48,7 @@ def test_plain_client() -> None:
 
 def test_prompt_and_model() -> None:
     prompt = ChatPromptTemplate.from_messages([("system", "You translate."), ("user", "{text}")])
-    with played_by(lambda prompt: "hallo") as endpoint, endpoint.rollout() as run:
+    with played_by(lambda prompt: "hallo") as playground, playground.rollout() as run:
         (prompt | llm).invoke({"text": "hello"})
     assert len(run.trace.calls) == 1
 
@@ -69,10 +64,10 @@ def test_tool_agent(how: str) -> None:
     agent = create_agent(llm, tools=[multiply], system_prompt="You compute.", name="calculator")
 
     def script(prompt: str) -> str:
-        return "It is 42." if "<tool_response>" in prompt else call_tool("multiply", a=6, b=7)
+        return "It is 42." if "<tool_response>" in prompt else tool_call("multiply", a=6, b=7)
 
-    with played_by(script) as endpoint, endpoint.rollout() as run:
-        drive(agent, how, {"messages": [{"role": "user", "content": "What is 6 times 7?"}]})
+    with played_by(script) as playground, playground.rollout() as run:
+        run_runnable(agent, how, {"messages": [{"role": "user", "content": "What is 6 times 7?"}]})
     assert agents_of(run.trace) == ["calculator", "calculator"]
     (event,) = [event for event in run.trace.events if event.kind == "tool"]
     assert (event.name, event.agent, event.attributes["gen_ai.tool.call.result"]) == ("multiply", "calculator", "42.0")
@@ -141,10 +136,10 @@ def sql_agent(database: sqlite3.Connection) -> Any:
 def play_sql(prompt: str) -> str:
     query = "SELECT name FROM artist WHERE born = 1810"
     if "Ask for the schema" in prompt:
-        return call_tool("get_schema", table="artist")
+        return tool_call("get_schema", table="artist")
     if "Check this SQL" in prompt:
-        return call_tool("query_database", query=query)
-    return "Chopin." if "Chopin" in prompt else call_tool("query_database", query=query)
+        return tool_call("query_database", query=query)
+    return "Chopin." if "Chopin" in prompt else tool_call("query_database", query=query)
 
 
 @pytest.mark.parametrize("how", ["invoke", "stream"])
@@ -152,8 +147,8 @@ def test_sql_agent(how: str) -> None:
     database = sqlite3.connect(":memory:", check_same_thread=False)
     database.executescript("CREATE TABLE artist (name TEXT, born INT); INSERT INTO artist VALUES ('Chopin', 1810)")
     agent = sql_agent(database)
-    with played_by(play_sql) as endpoint, endpoint.rollout(agents=["generate_query", "check_query"]) as run:
-        drive(agent, how, {"messages": [{"role": "user", "content": "Who was born in 1810?"}]})
+    with played_by(play_sql) as playground, playground.rollout(train=["generate_query", "check_query"]) as run:
+        run_runnable(agent, how, {"messages": [{"role": "user", "content": "Who was born in 1810?"}]})
     database.close()
     assert agents_of(run.trace) == ["call_get_schema", "generate_query", "check_query", "generate_query"]
     tools = [event for event in run.trace.events if event.kind == "tool"]
@@ -216,12 +211,12 @@ def supervised_team() -> Any:
 
 def play_team(prompt: str) -> str:
     if "You are a researcher" in prompt:
-        return "The figures are here." if "2.3 trillion" in prompt else call_tool("search", query="GDP")
+        return "The figures are here." if "2.3 trillion" in prompt else tool_call("search", query="GDP")
     if "You are a mathematician" in prompt:
-        return "It is 7.9 %." if "0.07" in prompt else call_tool("divide", a=2.3, b=29.2)
+        return "It is 7.9 %." if "0.07" in prompt else tool_call("divide", a=2.3, b=29.2)
     if "The figures are here." not in prompt:
-        return call_tool("transfer_to_research_agent")
-    return "Done: 7.9 %." if "It is 7.9 %." in prompt else call_tool("transfer_to_math_agent")
+        return tool_call("transfer_to_research_agent")
+    return "Done: 7.9 %." if "It is 7.9 %." in prompt else tool_call("transfer_to_math_agent")
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
@@ -229,8 +224,8 @@ def play_team(prompt: str) -> str:
 def test_supervisor(how: str, train: list[str]) -> None:
     team = supervised_team()
     question = {"role": "user", "content": "What share of the GDP of the USA was New York's?"}
-    with played_by(play_team) as endpoint, endpoint.rollout(agents=train) as run:
-        drive(team, how, {"messages": [question]})
+    with played_by(play_team) as playground, playground.rollout(train=train) as run:
+        run_runnable(team, how, {"messages": [question]})
     trace = run.trace
     assert agents_of(trace) == [
         "supervisor",

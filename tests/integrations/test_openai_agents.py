@@ -38,22 +38,26 @@ from agents import (
     set_tracing_disabled,
 )
 from agents.mcp import MCPServerStdio
-from agents.models import get_default_model
 from httpx2 import Limits
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from pydantic import BaseModel
 
-from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import current_address, reward
 from lightning_core.capture.integration import Installed
 from lightning_core.capture.mark import get_mark, trainable
-from lightning_core.chat.chat import Chat
 from lightning_core.credit.signals import tool_signals
-from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import ConfigError
+from lightning_core.testing import Playground, open_playground, tool_call
+from lightning_core.testing.contract import (
+    AgentSpec,
+    HostAdapter,
+    IntegrationContract,
+    ancestors,
+    parent_of,
+    run_async,
+    user_message,
+)
 from lightning_core.trace import Call, Event, Trace
-from tests.conftest import Endpoint, redirected
-from tests.integrations.contract import Adapter, Contract, Part, ancestors, parent_of, run_async, says
 
 QUIET = RunConfig(tracing_disabled=True)
 
@@ -76,7 +80,7 @@ def chat_model(base_url: str | None = None) -> OpenAIChatCompletionsModel:
 class AfterTheCall(AgentHooks[Any]):
     """Does what a part does after its model call."""
 
-    def __init__(self, inner: Agent[Any] | None, part: Part) -> None:
+    def __init__(self, inner: Agent[Any] | None, part: AgentSpec) -> None:
         self.inner = inner
         self.part = part
 
@@ -87,16 +91,16 @@ class AfterTheCall(AgentHooks[Any]):
             raise self.part.error
 
 
-class OpenAIAgentsAdapter(Adapter):
+class OpenAIAgentsAdapter(HostAdapter):
     """Every part an agent and a run of its own."""
 
     integration = "openai-agents"
     host = "agents"
 
-    def build(self, parts: Sequence[Part], *, parallel: bool = False, base_url: str | None = None) -> Any:
+    def build(self, parts: Sequence[AgentSpec], *, parallel: bool = False, base_url: str | None = None) -> Any:
         return parallel, [(self.make_agent(part, base_url), part.text) for part in parts]
 
-    def make_agent(self, part: Part, base_url: str | None) -> Agent[Any]:
+    def make_agent(self, part: AgentSpec, base_url: str | None) -> Agent[Any]:
         inner = self.make_agent(part.inner, base_url) if part.inner else None
         agent = Agent[Any](
             name=part.name,
@@ -140,7 +144,8 @@ class OpenAIAgentsAdapter(Adapter):
         return AgentRunner, "run"
 
 
-class TestOpenAIAgents(Contract):
+class TestOpenAIAgents(IntegrationContract):
+    distribution = "lightning-rl"
     adapter = OpenAIAgentsAdapter()
 
 
@@ -149,27 +154,22 @@ class TestOpenAIAgents(Contract):
 Answer = str | Callable[[str], str]
 
 
-def call_tool(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
 def first(answer: str, then: str) -> Answer:
     """``answer``, and ``then`` as soon as a tool has answered this agent."""
     return lambda prompt: then if "<tool_response>" in prompt else answer
 
 
 @contextmanager
-def cast(answers: dict[str, Answer], *, delay: float = 0.0) -> Generator[Endpoint]:
-    """An endpoint that answers as the agent whose instructions the prompt begins with."""
+def cast(answers: dict[str, Answer], *, delay: float = 0.0) -> Generator[Playground]:
+    """A playground whose model answers as the agent whose instructions the prompt begins with."""
 
     def script(prompt: str) -> str:
         system = prompt.partition("<|im_start|>system\n")[2]
         answer = next(answer for name, answer in answers.items() if system.startswith(name))
         return answer(prompt) if callable(answer) else answer
 
-    backend = ScriptedBackend(script, models=("policy", "gpt-4o", get_default_model()), delay=delay)
-    with PolicyEndpoint(backend, Chat(backend.tokenizer)) as served, redirected():
-        yield Endpoint(served, backend)
+    with open_playground(script, integrations=(), delay=delay) as opened:
+        yield opened
 
 
 def make(name: str, **settings: Any) -> Agent[Any]:
@@ -255,7 +255,7 @@ def test_a_marked_agent_is_still_an_agent(how: str) -> None:
     assert isinstance(marked, Agent)
     assert (marked is not agent, marked.name, type(marked).__name__) == (True, "Writer", "Agent")
     assert get_mark(agent) is None
-    with cast({"Writer": "ok", "Scribe": "ok"}) as endpoint, endpoint.rollout() as rollout:
+    with cast({"Writer": "ok", "Scribe": "ok"}) as playground, playground.rollout() as rollout:
         run(marked, "original", how)
         run(marked.clone(instructions="Scribe"), "clone", how)
         run(dataclasses.replace(marked, name="Another"), "replaced", how)
@@ -286,15 +286,15 @@ def make_school() -> Agent[Any]:
 def triage(prompt: str) -> str:
     if "<tool_response>\n4" in prompt:
         return "Done"
-    return call_tool("ask_history" if "when?" in prompt else "transfer_to_math")
+    return tool_call("ask_history" if "when?" in prompt else "transfer_to_math")
 
 
 SCHOOL: dict[str, Answer] = {
     "Triage": triage,
     "Math": lambda prompt: (
-        call_tool("transfer_to_triage") if "<tool_response>\n4" in prompt else call_tool("assist", input="2 + 2")
+        tool_call("transfer_to_triage") if "<tool_response>\n4" in prompt else tool_call("assist", input="2 + 2")
     ),
-    "Assistant": call_tool("transfer_to_clerk"),
+    "Assistant": tool_call("transfer_to_clerk"),
     "Clerk": "4",
     "History": "In 1789.",
 }
@@ -304,12 +304,12 @@ SCHOOL: dict[str, Answer] = {
 def test_agents_of_a_graph_by_name(how: str) -> None:
     original = make_school()
     marked = trainable(original, agents=["Math", "History", "Clerk"])
-    with cast(SCHOOL) as endpoint:
-        with endpoint.rollout() as one:
+    with cast(SCHOOL) as playground:
+        with playground.rollout() as one:
             run(marked, "what is 2 + 2?", how)
-        with endpoint.rollout() as two:
+        with playground.rollout() as two:
             result = run(marked, "when?", how)
-        with endpoint.rollout() as three:
+        with playground.rollout() as three:
             run(original, "when?", how)
     kinds = {event.name: event.kind for event in one.trace.events}
     assert speakers(one.trace) == ["Triage", "Math", "Math", "Clerk", "Math", "Triage"]
@@ -336,8 +336,8 @@ def test_unknown_agents_of_a_graph_are_an_error() -> None:
 def test_a_handoff(how: str) -> None:
     target = make("History")
     start = make("Triage", handoffs=[handoff(target)])
-    script: dict[str, Answer] = {"Triage": call_tool("transfer_to_history"), "History": "In 1789."}
-    with cast(script) as endpoint, endpoint.rollout(agents=["Triage"]) as rollout:
+    script: dict[str, Answer] = {"Triage": tool_call("transfer_to_history"), "History": "In 1789."}
+    with cast(script) as playground, playground.rollout(train=["Triage"]) as rollout:
         run(start, "when?", how)
     trace = rollout.trace
     assert speakers(trace) == ["Triage", "History"]
@@ -358,9 +358,9 @@ def test_a_handoff_that_fails() -> None:
 
     start = make("Triage", handoffs=[handoff(make("History"), on_handoff=refuse)])
     with (
-        cast({"Triage": call_tool("transfer_to_history")}) as endpoint,
+        cast({"Triage": tool_call("transfer_to_history")}) as playground,
         pytest.raises(PermissionError),
-        endpoint.rollout() as rollout,
+        playground.rollout() as rollout,
     ):
         run(start, "when?")
     assert [event.error for event in tools(rollout.trace)] == ["PermissionError: not today"]
@@ -370,8 +370,8 @@ def test_a_handoff_that_fails() -> None:
 @pytest.mark.parametrize("how", HOWS)
 def test_a_stay_is_one_event_whatever_it_takes(how: str) -> None:
     agent = make("Writer", tools=[add])
-    turns = iter([call_tool("add", a=1, b=2), call_tool("add", a=3, b=4), "7"])
-    with cast({"Writer": lambda prompt: next(turns)}) as endpoint, endpoint.rollout() as rollout:
+    turns = iter([tool_call("add", a=1, b=2), tool_call("add", a=3, b=4), "7"])
+    with cast({"Writer": lambda prompt: next(turns)}) as playground, playground.rollout() as rollout:
         run(agent, "add", how)
     assert [event.name for event in rollout.trace.events] == ["rollout", "Writer", "add", "add"]
     assert len({call.parent for call in rollout.trace.calls}) == 1
@@ -384,25 +384,25 @@ def test_agents_as_parallel_tools(how: str) -> None:
     names = ["Spanish", "French", "German"]
     translators = [trainable(make(name), name=name.lower()) for name in names]
     agent = make("Desk", tools=[t.as_tool(f"to_{t.name.lower()}", "Translates.") for t in translators])
-    wishes = "".join(call_tool(f"to_{name.lower()}", input=f"{name}: hi") for name in names)
+    wishes = "".join(tool_call(f"to_{name.lower()}", input=f"{name}: hi") for name in names)
     with (
-        cast({"Desk": first(wishes, "Done"), **dict.fromkeys(names, "Hola")}, delay=0.01) as endpoint,
-        endpoint.rollout() as rollout,
+        cast({"Desk": first(wishes, "Done"), **dict.fromkeys(names, "Hola")}, delay=0.01) as playground,
+        playground.rollout() as rollout,
     ):
         run(agent, "translate", how)
     trace = rollout.trace
     assert sorted(map(str, speakers(trace))) == ["Desk", "Desk", "french", "german", "spanish"]
     for call in trace.calls:
         if call.agent != "Desk":
-            assert says(call).lower() == f"{call.agent}: hi"
+            assert user_message(call).lower() == f"{call.agent}: hi"
             assert path(trace, call) == [call.agent, f"to_{call.agent}", "Desk", "rollout"]
 
 
 def test_max_turns_is_the_agents_failure() -> None:
     with (
-        cast({"Writer": call_tool("add", a=1, b=2)}) as endpoint,
+        cast({"Writer": tool_call("add", a=1, b=2)}) as playground,
         pytest.raises(MaxTurnsExceeded),
-        endpoint.rollout() as rollout,
+        playground.rollout() as rollout,
     ):
         run(make("Writer", tools=[add]), "add", max_turns=2)
     assert len(rollout.trace.calls) == 2
@@ -415,9 +415,9 @@ def test_max_turns_is_the_agents_failure() -> None:
 @pytest.mark.parametrize("how", HOWS)
 def test_a_tool_that_does_not_exist_ends_the_run(how: str) -> None:
     with (
-        cast({"Writer": call_tool("multiply", a=2)}) as endpoint,
+        cast({"Writer": tool_call("multiply", a=2)}) as playground,
         pytest.raises(ModelBehaviorError),
-        endpoint.rollout() as rollout,
+        playground.rollout() as rollout,
     ):
         run(make("Writer", tools=[add]), "multiply", how)
     (event,) = tools(rollout.trace)
@@ -428,7 +428,7 @@ def test_a_tool_that_does_not_exist_ends_the_run(how: str) -> None:
 
 def test_a_tool_that_does_not_exist_is_told_to_the_model() -> None:
     config = RunConfig(tracing_disabled=True, tool_not_found_behavior="return_error_to_model")
-    with cast({"Writer": first(call_tool("multiply", a=2), "Sorry")}) as endpoint, endpoint.rollout() as rollout:
+    with cast({"Writer": first(tool_call("multiply", a=2), "Sorry")}) as playground, playground.rollout() as rollout:
         run(make("Writer", tools=[add]), "multiply", run_config=config)
     assert [(event.name, event.error) for event in tools(rollout.trace)] == [
         ("multiply", "there is no tool 'multiply'")
@@ -447,8 +447,8 @@ def test_how_tools_fail() -> None:
         return "never"
 
     with (
-        cast({"Writer": first(call_tool("slow"), "Sorry"), "Editor": call_tool("strict")}) as endpoint,
-        endpoint.rollout() as rollout,
+        cast({"Writer": first(tool_call("slow"), "Sorry"), "Editor": tool_call("strict")}) as playground,
+        playground.rollout() as rollout,
     ):
         run(make("Writer", tools=[slow]), "wait")
         with pytest.raises(UserError, match="out of order"):
@@ -463,7 +463,7 @@ def test_a_run_that_waits_for_approval_and_goes_on() -> None:
         return "sent"
 
     agent = make("Writer", tools=[send])
-    with cast({"Writer": first(call_tool("send", text="hi"), "Done")}) as endpoint, endpoint.rollout() as rollout:
+    with cast({"Writer": first(tool_call("send", text="hi"), "Done")}) as playground, playground.rollout() as rollout:
         waiting = run(agent, "send it")
         assert not tools(rollout.trace)
         state = waiting.to_state()
@@ -503,7 +503,10 @@ def test_tools_of_an_mcp_server(divisor: int) -> None:
         async with MCPServerStdio({"command": sys.executable, "args": ["-c", CALCULATOR]}) as server:
             await Runner.run(make("Solver", mcp_servers=[server]), "8 / 2", run_config=QUIET)
 
-    with cast({"Solver": first(call_tool("divide", a=8, b=divisor), "4")}) as endpoint, endpoint.rollout() as rollout:
+    with (
+        cast({"Solver": first(tool_call("divide", a=8, b=divisor), "4")}) as playground,
+        playground.rollout() as rollout,
+    ):
         run_async(work())
     assert speakers(rollout.trace) == ["Solver", "Solver"]
     (signal,) = tool_signals(rollout.trace)
@@ -542,7 +545,7 @@ def test_an_input_guardrail(how: str, parallel: bool, trips: bool) -> None:
     """Its agent hangs under it, and is not the agent that it guards."""
     agent = trainable(make("Tutor", input_guardrails=[make_guardrail(run_in_parallel=parallel)]), name="tutor")
     verdict = Verdict(is_homework=trips).model_dump_json()
-    with cast({"Guard": verdict, "Tutor": "Think."}) as endpoint, endpoint.rollout() as rollout:
+    with cast({"Guard": verdict, "Tutor": "Think."}) as playground, playground.rollout() as rollout:
         try:
             run(agent, "solve", how)
         except InputGuardrailTripwireTriggered:
@@ -566,9 +569,9 @@ def test_an_output_guardrail(how: str) -> None:
 
     agent = make("Tutor", output_guardrails=[OutputGuardrail(polite)])
     with (
-        cast({"Tutor": "No."}) as endpoint,
+        cast({"Tutor": "No."}) as playground,
         pytest.raises(OutputGuardrailTripwireTriggered),
-        endpoint.rollout() as rollout,
+        playground.rollout() as rollout,
     ):
         run(agent, "solve", how)
     events = {event.name: event for event in rollout.trace.events}
@@ -601,15 +604,15 @@ def test_the_sdks_own_tracing_is_not_needed_and_not_changed(how: str) -> None:
     recorded: list[Any] = []
     agent = make("Triage", handoffs=[make("Math", tools=[add])])
     script: dict[str, Answer] = {
-        "Triage": call_tool("transfer_to_math"),
-        "Math": lambda prompt: "3" if "<tool_response>\n3" in prompt else call_tool("add", a=1, b=2),
+        "Triage": tool_call("transfer_to_math"),
+        "Math": lambda prompt: "3" if "<tool_response>\n3" in prompt else tool_call("add", a=1, b=2),
     }
     processor = Spans()
     set_trace_processors([processor])
     for disabled in (False, True):
         set_tracing_disabled(disabled)
         try:
-            with cast(script) as endpoint, endpoint.rollout() as rollout:
+            with cast(script) as playground, playground.rollout() as rollout:
                 run(agent, "what is 1 + 2?", how, run_config=RunConfig())
         finally:
             set_tracing_disabled(False)
@@ -653,12 +656,12 @@ def test_models(monkeypatch: pytest.MonkeyPatch, how: str, model: Any, settings:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-agent")
     agent = trainable(make("Writer", model=model, tools=[add]), name="writer")
     config = RunConfig(tracing_disabled=True, **settings)
-    with cast({"Writer": first(call_tool("add", a=1, b=2), "3")}) as endpoint, endpoint.rollout() as rollout:
+    with cast({"Writer": first(tool_call("add", a=1, b=2), "3")}) as playground, playground.rollout() as rollout:
         assert run(agent, "1 + 2?", how, run_config=config).final_output == "3"
     assert speakers(rollout.trace) == ["writer", "writer"]
     assert [event.attributes["gen_ai.tool.call.result"] for event in tools(rollout.trace)] == ["3"]
     assert [signal.status for signal in tool_signals(rollout.trace)] == ["ok"]
-    assert says(rollout.trace.calls[0]) == "1 + 2?"
+    assert user_message(rollout.trace.calls[0]) == "1 + 2?"
 
 
 # Programs
@@ -695,13 +698,13 @@ def test_a_triage_with_a_guardrail(monkeypatch: pytest.MonkeyPatch, how: str) ->
     verdicts = [Homework(is_homework=yes, reasoning="because").model_dump_json() for yes in (True, False)]
     script: dict[str, Answer] = {
         "Guard": lambda prompt: verdicts["meaning of life" in prompt],
-        "Triage": call_tool("transfer_to_history_tutor"),
+        "Triage": tool_call("transfer_to_history_tutor"),
         "History": "George Washington.",
     }
-    with cast(script) as endpoint:
-        with endpoint.rollout(agents=["History Tutor"]) as one:
+    with cast(script) as playground:
+        with playground.rollout(train=["History Tutor"]) as one:
             result = run(triage, "Who was the first president of the United States?", how)
-        with pytest.raises(InputGuardrailTripwireTriggered), endpoint.rollout() as two:
+        with pytest.raises(InputGuardrailTripwireTriggered), playground.rollout() as two:
             run(triage, "What is the meaning of life?", how)
     assert result.final_output == "George Washington."
     assert sorted(map(str, speakers(one.trace))) == ["Guardrail check", "History Tutor", "Triage Agent"]
@@ -718,7 +721,7 @@ def test_a_guardrail_and_an_evaluation_in_a_hook(monkeypatch: pytest.MonkeyPatch
 
     main = make("Main Agent", hooks=Judge(), input_guardrails=[make_guardrail()])
     verdict = Verdict(is_homework=False).model_dump_json()
-    with cast({"Main": "Paris", "Guard": verdict}) as endpoint, endpoint.rollout(agents=["Main Agent"]) as rollout:
+    with cast({"Main": "Paris", "Guard": verdict}) as playground, playground.rollout(train=["Main Agent"]) as rollout:
         run(main, "The capital of France?")
     assert sorted(map(str, speakers(rollout.trace))) == ["Guard", "Main Agent"]
     assert [(given.value, given.agent) for given in rollout.trace.rewards] == [(1.0, "Main Agent")]
@@ -731,11 +734,11 @@ def test_rewards_reach_the_call_that_is_meant(monkeypatch: pytest.MonkeyPatch) -
     history = Agent(name="HistoryAgent", instructions="History", output_type=Solution)
     triage = Agent(name="TriageAgent", instructions="Triage", handoffs=[math, history])
     script: dict[str, Answer] = {
-        "Triage": lambda prompt: call_tool("transfer_to_mathagent" if "+" in prompt else "transfer_to_historyagent"),
-        "Math": lambda prompt: '{"answer": "3"}' if "<tool_response>\n3" in prompt else call_tool("add", a=1, b=2),
+        "Triage": lambda prompt: tool_call("transfer_to_mathagent" if "+" in prompt else "transfer_to_historyagent"),
+        "Math": lambda prompt: '{"answer": "3"}' if "<tool_response>\n3" in prompt else tool_call("add", a=1, b=2),
         "History": '{"answer": "1789"}',
     }
-    with cast(script) as endpoint, endpoint.rollout(agents=["MathAgent", "HistoryAgent"]) as rollout:
+    with cast(script) as playground, playground.rollout(train=["MathAgent", "HistoryAgent"]) as rollout:
         three = run(triage, "What is 1 + 2?")
         reward(1.0, call=three.raw_responses[1].response_id)
         year = run(triage, "When was the revolution?")
@@ -760,16 +763,16 @@ def test_shared_agents_in_rollouts_at_once() -> None:
 
     def decide(prompt: str) -> str:
         number = prompt.partition("number ")[2].partition("<|im_end|>")[0]
-        return call_tool("transfer_to_solver") if "well" in prompt else call_tool("advise", input=f"number {number}")
+        return tool_call("transfer_to_solver") if "well" in prompt else tool_call("advise", input=f"number {number}")
 
     script: dict[str, Answer] = {
         "Triage": decide,
         "Adviser": "well",
-        "Solver": lambda prompt: "Done" if "waited" in prompt else call_tool("pause"),
+        "Solver": lambda prompt: "Done" if "waited" in prompt else tool_call("pause"),
     }
 
-    async def work(endpoint: Endpoint, number: int) -> Trace:
-        with endpoint.rollout() as rollout:
+    async def work(playground: Playground, number: int) -> Trace:
+        with playground.rollout() as rollout:
             await asyncio.sleep(pauses.random() * 0.02)
             if number % 2:
                 await Runner.run(triage, f"number {number}", run_config=QUIET)
@@ -778,13 +781,13 @@ def test_shared_agents_in_rollouts_at_once() -> None:
                     await asyncio.sleep(0)
         return rollout.trace
 
-    async def work_all(endpoint: Endpoint) -> list[Trace]:
-        return list(await asyncio.gather(*(work(endpoint, number) for number in range(20))))
+    async def work_all(playground: Playground) -> list[Trace]:
+        return list(await asyncio.gather(*(work(playground, number) for number in range(20))))
 
-    with cast(script, delay=0.001) as endpoint:
-        traces = run_async(work_all(endpoint))
+    with cast(script, delay=0.001) as playground:
+        traces = run_async(work_all(playground))
     for number, trace in enumerate(traces):
         assert speakers(trace) == ["Triage", "Adviser", "Triage", "solver", "solver"]
-        assert {says(call) for call in trace.calls} == {f"number {number}"}
+        assert {user_message(call) for call in trace.calls} == {f"number {number}"}
         assert {call.rollout for call in trace.calls} == {trace.rollout}
         assert [event.name for event in tools(trace)] == ["advise", "transfer_to_solver", "pause"]

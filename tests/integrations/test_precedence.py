@@ -17,10 +17,11 @@ from openai import AsyncOpenAI
 
 from lightning_core.capture.integration import Installed, active_integrations, discover, installed
 from lightning_core.capture.patching import Patches
+from lightning_core.testing import Playground
+from lightning_core.testing.contract import ADD_PROMPT, run_async
 from lightning_core.trace import Trace
 from lightning_langchain import LightningCallbackHandler
-from tests.conftest import Endpoint
-from tests.integrations.contract import ADD, drive, run_async
+from tests.integrations.runnables import run_runnable
 
 
 @pytest.fixture
@@ -61,15 +62,15 @@ def add(a: int, b: int) -> int:
 
 @pytest.mark.usefixtures("everything")
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
-def test_langgraph_over_langchain(endpoint: Endpoint, how: str) -> None:
+def test_langgraph_over_langchain(playground: Playground, how: str) -> None:
     """A LangChain agent as a LangGraph node, with a callback handler as well."""
     model = ChatOpenAI(model="policy", api_key="sk-of-the-agent", max_retries=0)
     graph = StateGraph(MessagesState)
     graph.add_node("solver", create_agent(model, [add], name="solver"))
     graph.add_edge(START, "solver")
     program = graph.compile().with_config(callbacks=[LightningCallbackHandler()])
-    with endpoint.rollout(agents=["solver"]) as run:
-        drive(program, how, {"messages": [HumanMessage(ADD)]})
+    with playground.rollout(train=["solver"]) as run:
+        run_runnable(program, how, {"messages": [HumanMessage(ADD_PROMPT)]})
     calls, events = seen(run.trace)
     assert calls == ["solver", "solver"]
     assert events["tool", "add"] == 1
@@ -78,7 +79,7 @@ def test_langgraph_over_langchain(endpoint: Endpoint, how: str) -> None:
 
 @pytest.mark.usefixtures("everything")
 @pytest.mark.parametrize("streamed", [False, True])
-def test_agents_sdk_over_openai(endpoint: Endpoint, streamed: bool) -> None:
+def test_agents_sdk_over_openai(playground: Playground, streamed: bool) -> None:
     @function_tool(name_override="add")
     def add_numbers(a: int, b: int) -> int:
         """Add two numbers."""
@@ -90,12 +91,12 @@ def test_agents_sdk_over_openai(endpoint: Endpoint, streamed: bool) -> None:
         agent = Agent(name="solver", model=model, tools=[add_numbers])
         config = RunConfig(tracing_disabled=True)
         async with client:
-            with endpoint.rollout(agents=["solver"]) as run:
+            with playground.rollout(train=["solver"]) as run:
                 if streamed:
-                    result = Runner.run_streamed(agent, ADD, run_config=config)
+                    result = Runner.run_streamed(agent, ADD_PROMPT, run_config=config)
                     assert [event async for event in result.stream_events()]
                 else:
-                    await Runner.run(agent, ADD, run_config=config)
+                    await Runner.run(agent, ADD_PROMPT, run_config=config)
         return run.trace
 
     calls, events = seen(run_async(work()))

@@ -172,16 +172,19 @@ def test_other_demands_are_another_conversation(chat: Chat, tokenizer):
     """The same messages, asked for in two forms, answered alike: each continues its own tokens."""
     memory = Memory()
     output = [*encode(chat, "answer"), tokenizer.eos_token_id]
-    firsts = {demands: chat.render([USER], None, memory, demands=demands) for demands in ("", "as JSON", "as XML")}
+    firsts = {
+        instruction: chat.render([USER], None, memory, instruction=instruction)
+        for instruction in ("", "as JSON", "as XML")
+    }
     for first in firsts.values():
         chat.remember(first, output, chat.parse(output, tools=False), memory)
     turn = [USER, {"role": "assistant", "content": "answer"}, USER]
-    for demands, first in firsts.items():
-        second = chat.render(turn, None, memory, demands=demands)
+    for instruction, first in firsts.items():
+        second = chat.render(turn, None, memory, instruction=instruction)
         assert second.context == "clean"
         assert list(second.ids[: len(first.ids) + len(output)]) == [*first.ids, *output]
-        assert second.text.startswith(f"<|im_start|>system\n{demands}<|im_end|>") is bool(demands)
-    assert chat.render(turn, None, memory, demands="as YAML").context == "new"
+        assert second.text.startswith(f"<|im_start|>system\n{instruction}<|im_end|>") is bool(instruction)
+    assert chat.render(turn, None, memory, instruction="as YAML").context == "new"
 
 
 def test_parallel_tool_calls_keep_their_order_and_malformed_ones_stay_visible():
@@ -197,8 +200,8 @@ def test_parallel_tool_calls_keep_their_order_and_malformed_ones_stay_visible():
     ("messages", "message"),
     [
         ([], "messages is empty"),
-        ([{"content": "x"}], r"messages\[0\] is .* expected an object with a role"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "text parts only"),
+        ([{"content": "x"}], r"messages\.0 is .* expected an object with a role"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\.0\.content\.0 is .* expected a text part"),
         ([{"role": "user", "content": 3}], "expected a string or text parts"),
     ],
 )

@@ -12,8 +12,8 @@ from langchain_openai import OpenAI as LangChainOpenAI
 from lightning_core.capture import reward, rollout, scope
 from lightning_core.endpoint.server import Routing
 from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.testing import Playground
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
-from tests.conftest import Endpoint
 from tests.policy.test_endpoint import TRAINED, serve, speak
 
 
@@ -98,7 +98,7 @@ def test_a_prompt_too_long_is_refused_by_its_name():
     with (
         serve(max_context=5) as endpoint,
         speak(endpoint) as (run, client),
-        pytest.raises(openai.BadRequestError, match=r"6 tokens.*holds 5") as caught,
+        pytest.raises(openai.BadRequestError, match=r"6 tokens; expected fewer than the context length of 5") as caught,
     ):
         client.completions.create(model="m", prompt=["ok", "x" * 6])
     assert caught.value.param == "prompt"
@@ -129,9 +129,9 @@ def test_an_untrained_agent_s_call_passes_through_unchanged_and_is_recorded(stre
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_langchain_s_plain_model(endpoint: Endpoint, stream: bool):
+def test_langchain_s_plain_model(playground: Playground, stream: bool):
     model = LangChainOpenAI(model="gpt-3.5-turbo-instruct", api_key="sk-own", max_retries=0)  # pyright: ignore
-    with endpoint.rollout(agents=["writer"]) as run, scope("writer"):
+    with playground.rollout(train=["writer"]) as run, scope("writer"):
         run_model = model.bind(model="policy")
         text = "".join(run_model.stream("hi")) if stream else run_model.invoke("hi")
     assert text == "answer to hi"

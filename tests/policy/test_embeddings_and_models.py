@@ -15,11 +15,11 @@ from langchain_openai import OpenAIEmbeddings
 from lightning_core.capture import Run, rollout, scope
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.testing import Playground
+from lightning_core.testing.recording_server import RecordingServer
 from lightning_core.trace import SpanRecord
 from lightning_core.transitions import refused_calls, trace_to_transitions
-from tests.conftest import Endpoint
 from tests.policy.test_endpoint import TRAINED, serve, speak
-from tests.recording_server import RecordingServer
 
 
 def embeddings_of(run: Run) -> list[SpanRecord]:
@@ -74,7 +74,7 @@ def test_embeddings_on_their_way_to_a_provider_keep_their_credentials(server: Re
 def test_embeddings_without_anybody_to_ask_are_a_clear_404():
     with serve() as endpoint, speak(endpoint) as (run, client), pytest.raises(openai.NotFoundError) as caught:
         client.embeddings.create(model="embed-3", input="hi")
-    assert "no model here makes embeddings" in str(caught.value)
+    assert "the models here compute no embeddings" in str(caught.value)
     assert "set policy.upstream" in str(caught.value)
     assert embeddings_of(run) == []
     assert run.infrastructure == []
@@ -94,7 +94,7 @@ def test_embeddings_that_fail_are_the_machinery_s_failure():
     assert len(run.infrastructure) == 1
 
 
-def test_an_agent_s_own_client_for_embeddings_is_left_alone(endpoint: Endpoint, server: RecordingServer):
+def test_an_agent_s_own_client_for_embeddings_is_left_alone(playground: Playground, server: RecordingServer):
     """Inside a rollout its requests go where they always went: they are not led to the endpoint, and not recorded."""
     model = OpenAIEmbeddings(
         model="embed-3",
@@ -102,7 +102,7 @@ def test_an_agent_s_own_client_for_embeddings_is_left_alone(endpoint: Endpoint, 
         base_url=f"{server.url}/v1",
         check_embedding_ctx_length=False,
     )
-    with endpoint.rollout(agents=["writer"]) as run, scope("writer"):
+    with playground.rollout(train=["writer"]) as run, scope("writer"):
         assert model.embed_query("hi") == [0.1, 1e-7, -2.0]
     (noted,) = server.requests
     assert noted.headers["authorization"] == "Bearer sk-own"
@@ -117,7 +117,9 @@ def test_models_as_openai_tells_of_them():
             ("base", "model", "lightning"),
         ]
         assert client.models.retrieve("base").id == "base"
-        with pytest.raises(openai.NotFoundError, match=r"'gpt/x' is not served here; served are \['policy', 'base'\]"):
+        with pytest.raises(
+            openai.NotFoundError, match=r"'gpt/x' is not served here; the models are \['policy', 'base'\]"
+        ):
             client.models.retrieve("gpt/x")
 
 

@@ -20,8 +20,8 @@ from lightning_core.capture import Run, current_address, reward, rollout, scope
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import Limits, PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.testing.recording_server import RecordingServer, recording_server
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
-from tests.recording_server import RecordingServer, recording_server
 
 TRAINED = Routing(trained=frozenset({"writer"}), temperature=0.7, max_tokens=64)
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -244,7 +244,7 @@ def test_what_an_upstream_can_do_is_for_the_upstream_to_say():
     assert run.infrastructure == [], "the request was at fault"
     (call,) = run.trace.calls
     assert call.error is not None
-    assert f"{far.url}/chat/completions answered 400" in call.error
+    assert f"{far.url}/chat/completions returned status 400" in call.error
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -386,9 +386,9 @@ def test_an_upstream_answer_that_cannot_be_recorded_fails_the_call(server: Recor
     """A server that answers a request for the Responses API with something else."""
     upstream = UpstreamServer(base_url=f"{server.url}/v1")
     with serve(upstream=upstream) as endpoint, speak(endpoint, agent="critic") as (run, client):
-        with pytest.raises(openai.APIError, match="0 complete answers that can be recorded; expected 1"):
+        with pytest.raises(openai.APIError, match="returned 0 complete responses; expected 1"):
             list(client.responses.create(model="gpt", input="hi", stream=stream))
-        with pytest.raises(openai.APIError, match="1 complete answers that can be recorded; expected 2"):
+        with pytest.raises(openai.APIError, match="returned 1 complete responses; expected 2"):
             list(client.chat.completions.create(model="gpt", messages=HI, n=2, stream=stream))
     assert len(run.infrastructure) == 2
     assert all(call.error is not None for call in run.trace.calls)
@@ -451,7 +451,7 @@ def test_an_api_that_is_not_spoken_is_a_clear_404():
     with (
         serve() as endpoint,
         speak(endpoint) as (_, client),
-        pytest.raises(openai.NotFoundError, match="found POST /v1/moderations"),
+        pytest.raises(openai.NotFoundError, match="has no POST /v1/moderations; it supports POST"),
     ):
         client.moderations.create(input="hi")
 
@@ -460,7 +460,7 @@ def test_a_prompt_too_long_for_the_context_is_refused_with_both_numbers():
     with (
         serve(max_context=30) as endpoint,
         speak(endpoint) as (_, client),
-        pytest.raises(openai.BadRequestError, match=r"51 tokens.*holds 30"),
+        pytest.raises(openai.BadRequestError, match=r"51 tokens; expected fewer than the context length of 30"),
     ):
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 32}])
 

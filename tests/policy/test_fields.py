@@ -1,4 +1,4 @@
-"""Every field that an installed SDK can send is honoured, knowingly accepted, or refused by its name."""
+"""Every field that an installed SDK can send is supported, ignored on purpose, or refused by its name."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def typed_dicts(hint: Any) -> Iterator[Any]:
 
 def documented(wire: Dialect, params: list[Any]) -> set[str]:
     """Names of all fields; those of an object that our table looks into as ``outer.inner``."""
-    table = wire.FIELDS.honoured | wire.FIELDS.inert | wire.FIELDS.refused.keys()
+    table = wire.FIELDS.supported | wire.FIELDS.ignored | wire.FIELDS.refused.keys()
     looked_into = {name.partition(".")[0] for name in table if "." in name}
     found: set[str] = set()
     for one in params:
@@ -81,7 +81,7 @@ def documented(wire: Dialect, params: list[Any]) -> set[str]:
 @pytest.mark.parametrize(("wire", "params", "besides"), DOCUMENTED, ids=lambda v: getattr(v, "PATH", None))
 def test_the_table_is_what_the_sdk_documents(wire: Dialect, params: list[Any], besides: set[str]):
     """Fails when a new SDK documents a field that nobody has decided about."""
-    table = [*wire.FIELDS.honoured, *wire.FIELDS.inert, *wire.FIELDS.refused]
+    table = [*wire.FIELDS.supported, *wire.FIELDS.ignored, *wire.FIELDS.refused]
     assert len(table) == len(set(table)), "a field is in one of the three"
     assert documented(wire, params) - set(table) == set()
     assert set(table) - documented(wire, params) == besides
@@ -126,7 +126,7 @@ def test_what_is_refused_names_the_field_and_says_why(endpoint: PolicyEndpoint, 
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert name in error["message"]
-        assert refusal.why in error["message"]
+        assert refusal.reason in error["message"]
         if wire is not messages:
             assert error["param"] == name
         for nothing in (None, *refusal.unless):
@@ -135,8 +135,8 @@ def test_what_is_refused_names_the_field_and_says_why(endpoint: PolicyEndpoint, 
 
 
 @pytest.mark.parametrize("wire", DIALECTS, ids=lambda wire: wire.PATH)
-def test_what_nobody_knows_is_refused_at_every_level(endpoint: PolicyEndpoint, wire: Dialect):
-    outers = {name.partition(".")[0] for name in wire.FIELDS.honoured if "." in name}
+def test_an_unknown_field_is_refused_at_every_level(endpoint: PolicyEndpoint, wire: Dialect):
+    outers = {name.partition(".")[0] for name in wire.FIELDS.supported if "." in name}
     with asking(endpoint) as (_, client):
         for body in ({"guided_json": {}}, *({outer: {"guided_json": {}}} for outer in outers)):
             answer = client.post(wire.PATH, json={**LEAST[wire.PATH], **body})
@@ -145,9 +145,9 @@ def test_what_nobody_knows_is_refused_at_every_level(endpoint: PolicyEndpoint, w
 
 
 @pytest.mark.parametrize("wire", DIALECTS, ids=lambda wire: wire.PATH)
-def test_what_is_inert_changes_nothing(endpoint: PolicyEndpoint, wire: Dialect):
+def test_ignored_fields_change_nothing(endpoint: PolicyEndpoint, wire: Dialect):
     bodies: list[dict[str, Any]] = []
-    for name in wire.FIELDS.inert:
+    for name in wire.FIELDS.ignored:
         outer, _, inner = name.partition(".")
         bodies.append({outer: {inner: None} if inner else {"any": "thing"}})
     with asking(endpoint) as (run, client):
@@ -178,7 +178,7 @@ def test_settings_reach_the_backend(wire: Any):
     """Of an agent that is not trained; a trained one samples as the run does."""
     backend = Spy()
     settings: dict[str, Any] = {"temperature": 0, "top_p": 0.5, MOST.get(wire, "max_tokens"): 5}
-    if "seed" in wire.FIELDS.honoured:
+    if "seed" in wire.FIELDS.supported:
         settings["seed"] = 7
     with serve_backend(backend) as endpoint, asking(endpoint, seed=1) as (_, client):
         assert client.post(wire.PATH, json={**LEAST[wire.PATH], **settings}).status_code == 200
@@ -220,30 +220,33 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
         (MOST.get(wire, "max_tokens"), "9"),
     ]
 ] + [
-    (chat_completions, {"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0]"),
-    (chat_completions, {"messages": [{"role": "user", "content": "hi", "name": 5}]}, "messages[0]"),
-    (chat_completions, {"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages[0]"),
-    (chat_completions, {"messages": [{"role": "assistant", "tool_calls": [{"function": "f"}]}]}, "messages[0]"),
-    (chat_completions, {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages[0]"),
-    (chat_completions, {"messages": [5]}, "messages[0]"),
-    (chat_completions, {"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools"),
-    (chat_completions, {"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]}, "tools"),
+    (chat_completions, {"messages": [{"role": "wizard", "content": "hi"}]}, "messages.0.role"),
+    (chat_completions, {"messages": [{"role": "user", "content": "hi", "name": 5}]}, "messages.0.name"),
+    (chat_completions, {"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages.0.tool_calls"),
+    (chat_completions, {"messages": [{"role": "assistant", "tool_calls": [{"function": "f"}]}]}, "messages.0.tool_calls.0"),
+    (chat_completions, {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages.0.function_call"),
+    (chat_completions, {"messages": [5]}, "messages.0"),
+    (chat_completions, {"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0"),
+    (chat_completions, {"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]}, "tools.0"),
     (chat_completions, {"logprobs": 1}, "logprobs"),
     (chat_completions, {"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     (chat_completions, {"stream_options": 5}, "stream_options"),
     (chat_completions, {"seed": 1 << 63}, "seed"),
     (chat_completions, {"stop": [5]}, "stop"),
     (chat_completions, {"parallel_tool_calls": "no", "tools": TOOLS}, "parallel_tool_calls"),
-    (responses, {"input": [{"role": "wizard", "content": "hi"}]}, "input[0]"),
-    (responses, {"input": [{"role": "user", "content": 5}]}, "input[0]"),
+    (responses, {"input": [{"role": "wizard", "content": "hi"}]}, "input.0.role"),
+    (responses, {"input": [{"role": "user", "content": 5}]}, "input.0.content"),
     (responses, {"instructions": ["be kind"]}, "instructions"),
     (responses, {"include": "logprobs"}, "include"),
-    (responses, {"tools": [{"type": "function"}]}, "tools"),
+    (responses, {"include": ["message.output_text.logprob"]}, "include"),
+    (messages, {"thinking": "enabled"}, "thinking"),
+    (messages, {"thinking": {"type": "wizard"}}, "thinking.type"),
+    (responses, {"tools": [{"type": "function"}]}, "tools.0"),
     (responses, {"previous_response_id": 5}, "previous_response_id"),
-    (messages, {"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0]"),
-    (messages, {"messages": [{"role": "user", "content": 5}]}, "messages[0]"),
+    (messages, {"messages": [{"role": "wizard", "content": "hi"}]}, "messages.0.role"),
+    (messages, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     (messages, {"system": 5}, "system"),
-    (messages, {"tools": [{"name": "f", "input_schema": 5}]}, "tools"),
+    (messages, {"tools": [{"name": "f", "input_schema": 5}]}, "tools.0"),
     (completions, {"prompt": None}, "prompt"),
     (completions, {"prompt": []}, "prompt"),
     (completions, {"prompt": ""}, "prompt"),

@@ -192,7 +192,7 @@ def test_one_that_hangs_up_earlier_leaves_nothing_behind(sent: str):
     assert len(run.trace.calls) == 1
 
 
-@pytest.mark.parametrize(("wire", "stream"), [case for case in CASES if "n" in case[0].FIELDS.honoured])
+@pytest.mark.parametrize(("wire", "stream"), [case for case in CASES if "n" in case[0].FIELDS.supported])
 def test_when_one_choice_fails_the_others_stop(wire: Dialect, stream: bool):
     class OneFails(Endless):
         async def generate(self, prompt_ids: Any, params: SamplingParams, **options: Any):

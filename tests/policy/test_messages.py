@@ -13,11 +13,11 @@ from anthropic import Anthropic
 from lightning_core.capture import Run, reward, rollout, scope
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.testing import Playground
+from lightning_core.testing.recording_server import RecordingServer
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
-from tests.conftest import Endpoint
 from tests.policy.test_endpoint import serve, speak
 from tests.policy.test_responses import TWO_CALLS, WRITER, prompts_of, sum_up
-from tests.recording_server import RecordingServer
 
 TOOLS: list[Any] = [{"name": "add", "description": "a + b", "input_schema": {"type": "object"}}]
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -160,13 +160,13 @@ def test_a_form_is_asked_for_in_the_prompt():
         ({"container": "c"}, "container"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"extra_body": {"max_tokens": None}}, "max_tokens"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "grammar"}}, "tool_choice"),
         ({"output_config": {"task_budget": 3}}, "output_config.task_budget"),
         ({"output_config": {"format": {"type": "grammar"}}}, "output_config.format"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0]"),
-        ({"messages": [*HI, {"role": "assistant", "content": "The answer is ("}]}, "prefilled"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0"),
+        ({"messages": [*HI, {"role": "assistant", "content": "The answer is ("}]}, "ends with an assistant message"),
         ({"messages": []}, "messages"),
     ],
 )
@@ -203,10 +203,10 @@ def test_errors_are_of_the_class_that_the_client_has_for_them():
             client.messages.create(**ASK)
 
 
-def test_a_provider_s_client_is_redirected_with_the_address(endpoint: Endpoint):
+def test_a_provider_s_client_is_redirected_with_the_address(playground: Playground):
     with (
         Anthropic(api_key="sk-own", max_retries=0) as client,
-        endpoint.rollout(agents=["writer"]) as run,
+        playground.rollout(train=["writer"]) as run,
         scope("writer"),
     ):
         answer = client.messages.create(**{**ASK, "model": "policy"})
@@ -255,7 +255,7 @@ def test_what_goes_to_its_origin_keeps_its_key_and_version(server: RecordingServ
     with (
         serve() as endpoint,
         talk(endpoint, agent="critic") as (run, client),
-        pytest.raises(anthropic.InternalServerError, match="0 complete answers"),
+        pytest.raises(anthropic.InternalServerError, match="returned 0 complete responses; expected 1"),
     ):
         client.messages.create(**ASK, extra_headers=headers)
     (noted,) = server.requests

@@ -21,9 +21,10 @@ from lightning_core.chat.chat import Chat
 from lightning_core.credit.signals import tool_signals
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.otel import exporting, spans_to_otlp, spans_to_protobuf
+from lightning_core.testing import Playground
+from lightning_core.testing.contract import answer_prompt
 from lightning_core.trace import Call, Event, SpanRecord, Trace
 from lightning_core.transitions import trace_to_transitions
-from tests.conftest import Endpoint, play
 
 OTHER = "ab" * 16
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -32,7 +33,7 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 @contextmanager
 def opened(**options: Any) -> Generator[tuple[PolicyEndpoint, Run, str]]:
     """An endpoint, and a rollout that is open there with the agent ``solver`` trained."""
-    backend = ScriptedBackend(play)
+    backend = ScriptedBackend(answer_prompt)
     with PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint, rollout("task", **options) as run:
         key = endpoint.new_key()
         endpoint.open(key, run.address, Routing(trained=frozenset({"solver"})))
@@ -159,7 +160,9 @@ def test_protobuf_gzip_and_its_answer() -> None:
         assert answer.headers["content-type"] == "application/x-protobuf"
         said = ExportTraceServiceResponse.FromString(answer.content)
     assert said.partial_success.rejected_spans == 1
-    assert said.partial_success.error_message.startswith("span 0000000000000002 is a reward; rewards are given where")
+    assert said.partial_success.error_message.startswith(
+        "span 0000000000000002 is a reward; record rewards in the process"
+    )
     (event,) = run.trace.events[:1]
     assert event.id == f"{1:016x}"
     assert "lightning.origin.trace_id" not in event.attributes
@@ -186,7 +189,7 @@ def test_spans_that_are_none_are_refused_and_the_others_taken() -> None:
         (b"{}", {"content-encoding": "gzip"}, 400, "the body is not gzip"),
         (b"{}", {"content-encoding": "br"}, 400, "expected no content encoding or gzip, found 'br'"),
         (b"{}", {"content-type": "text/plain"}, 415, "expected application/x-protobuf or application/json"),
-        (gzip.compress(bytes(65 << 20)), {"content-encoding": "gzip"}, 400, "a request may hold 67108864 bytes"),
+        (gzip.compress(bytes(65 << 20)), {"content-encoding": "gzip"}, 400, "the request has more than 67108864 bytes"),
     ],
 )
 def test_requests_that_cannot_be_read(body: bytes, headers: dict[str, str], status: int, expected: str) -> None:
@@ -207,7 +210,7 @@ def test_late_spans_are_refused_with_the_reason(kind: str) -> None:
         endpoint.close(key)
         answer = post(endpoint, key, [span(1)], **{"content-type": kind})
     assert answer.status_code == 401
-    assert b"unknown API key: spans carry the key of their rollout, and come before it has ended" in answer.content
+    assert b"unknown API key: expected the key of a live rollout; send spans before the rollout ends" in answer.content
     assert len(run.trace.events) == 1
 
 
@@ -282,13 +285,15 @@ def test_a_process_may_say_its_agents_name_and_have_a_traceparent_of_its_own() -
     assert len(trace_to_transitions(run.trace, agents={"solver"})) == 2
 
 
-def test_a_rollouts_spans_out_to_an_endpoint_and_in_there(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollouts_spans_out_to_an_endpoint_and_in_there(
+    playground: Playground, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A collector that is the endpoint of another rollout: nothing of the first is lost but tokens, which only their sampler knows."""
     with opened() as (receiver, there, key):
         monkeypatch.setenv("HEADERS", f"authorization=Bearer {key}")
         with (
             exporting(f"{receiver.url}/traces", headers_env="HEADERS"),
-            endpoint.rollout() as here,
+            playground.rollout() as here,
             scope("writer"),
             openai.OpenAI(api_key="sk-own") as client,
         ):

@@ -23,11 +23,11 @@ from openai import AsyncOpenAI, OpenAI
 from lightning_core.capture import Run, rollout, scope
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.rollouts.environment import patched
+from lightning_core.testing.recording_server import RecordingServer, recording_server
 from lightning_core.trace import Call
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
-from tests.conftest import redirected
 from tests.policy.test_endpoint import serve
-from tests.recording_server import RecordingServer, recording_server
 
 ROUTING = Routing(trained=frozenset({"writer"}), temperature=0.7, max_tokens=64)
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -46,7 +46,7 @@ def endpoint(upstream: RecordingServer) -> Iterator[PolicyEndpoint]:
     """Every answer is one of its own, so that none can stand for another."""
     answers = (f"{ANSWER}{i}" for i in range(1000))
     server = UpstreamServer(base_url=f"{upstream.url}/v1", api_key="sk-upstream")
-    with redirected(), serve(answers, upstream=server) as endpoint:
+    with patched(()), serve(answers, upstream=server) as endpoint:
         yield endpoint
 
 

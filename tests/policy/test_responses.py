@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from lightning_core.capture import Run, reward, rollout, scope
 from lightning_core.endpoint.server import Routing
 from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.testing import Playground
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
-from tests.conftest import Endpoint
 from tests.policy.test_endpoint import serve, speak
 
 TOOLS: list[Any] = [
@@ -146,7 +146,9 @@ def test_a_named_response_is_continued_without_its_instructions():
             model="m", instructions="kindly", input=outputs, tools=TOOLS, previous_response_id=answer.id
         )
         last = client.responses.create(model="m", input="so?", tools=TOOLS, previous_response_id=more.id)
-        with pytest.raises(openai.BadRequestError, match="no response of this rollout") as caught:
+        with pytest.raises(
+            openai.BadRequestError, match="is 'resp_1'; expected the id of an earlier response of this rollout"
+        ) as caught:
             client.responses.create(model="m", input="hi", previous_response_id="resp_1")
     assert caught.value.param == "previous_response_id"
     assert more.output_text == last.output_text == "2 results"
@@ -177,7 +179,7 @@ def test_a_forced_call_is_asked_for_and_one_that_is_not_there_is_refused():
     with serve(lambda p: TWO_CALLS) as endpoint, speak(endpoint) as (run, client):
         client.responses.create(model="m", input="hi", tools=TOOLS, tool_choice="required")
         client.responses.create(model="m", input="hi", tools=TOOLS, tool_choice={"type": "function", "name": "add"})
-        with pytest.raises(openai.BadRequestError, match=r"demands a call of 'sub'.*are \['add'\]"):
+        with pytest.raises(openai.BadRequestError, match=r"requires a call of 'sub'.*are \['add'\]"):
             client.responses.create(model="m", input="hi", tools=TOOLS, tool_choice={"type": "function", "name": "sub"})
     first, second = prompts_of(run)
     assert "Answer by calling a function." in first
@@ -211,12 +213,12 @@ def test_what_has_no_influence_is_accepted():
         ({"truncation": "auto"}, "truncation"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"temperature": "hot"}, "temperature"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0"),
         ({"input": 3}, "input"),
         ({"input": []}, "messages"),
         ({"extra_body": {"guided_json": {}}}, "guided_json"),
@@ -250,8 +252,8 @@ def test_a_backend_that_fails_raises_in_the_client(stream: bool):
     ],
     ids=["openai", "azure"],
 )
-def test_a_provider_s_client_is_redirected_with_the_address(endpoint: Endpoint, client: OpenAI):
-    with endpoint.rollout(agents=["writer"]) as run, scope("writer"):
+def test_a_provider_s_client_is_redirected_with_the_address(playground: Playground, client: OpenAI):
+    with playground.rollout(train=["writer"]) as run, scope("writer"):
         answer = client.responses.create(model="policy", input="hi")
         streamed = list(client.responses.create(model="policy", input="hi", stream=True))
     assert answer.output_text == "answer to hi"
@@ -288,9 +290,9 @@ def test_an_untrained_agent_s_call_passes_through_unchanged_and_is_recorded(stre
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_langchain_over_responses(endpoint: Endpoint, stream: bool):
+def test_langchain_over_responses(playground: Playground, stream: bool):
     model = ChatOpenAI(model="policy", api_key="sk-own", use_responses_api=True, max_retries=0)  # pyright: ignore
-    with endpoint.rollout(agents=["writer"]) as run, scope("writer"):
+    with playground.rollout(train=["writer"]) as run, scope("writer"):
         if stream:
             message = None
             for chunk in model.stream("hi"):

@@ -83,7 +83,7 @@ def test_a_key_reaches_its_own_rollout_only():
             body = {**LEAST["/responses"], "previous_response_id": answer.json()["id"]}
             refused = stranger.post("/responses", json=body)
     assert refused.status_code == 400
-    assert "no response of this rollout" in refused.json()["error"]["message"]
+    assert "expected the id of an earlier response of this rollout" in refused.json()["error"]["message"]
     assert (len(run.trace.calls), len(other.trace.calls)) == (1, 0)
     assert run.trace.calls[0].parent == run.address.span
 
@@ -241,7 +241,7 @@ def test_too_much_of_all_together_is_the_machinery_s_failure():
         waiting = pool.submit(first.post, CHAT, json=LEAST[CHAT])
         backend.wait_for(backend.begun)
         assert second.post(CHAT, json=LEAST[CHAT]).status_code == 429
-        assert "the most it takes on at a time" in run.infrastructure[0]
+        assert "requests in progress, which is the limit" in run.infrastructure[0]
         endpoint.close(key_of(first))
         waiting.result(5)
 

@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 
 from lightning_core.capture import Run, current_address, rollout, scope
-from lightning_core.chat.chat import Chat, Memory, Prompt
+from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.chat_families import FAMILIES, UNKNOWN, Family, FamilyBackend, encode, make_chat, make_tokenizer
@@ -72,7 +72,9 @@ reasoning_families = pytest.mark.parametrize(
 )
 
 
-def sample(family: Family, memory: Memory, prompt: Prompt, text: str, *, stop: str | None = None) -> dict[str, Any]:
+def sample(
+    family: Family, memory: Memory, prompt: RenderedPrompt, text: str, *, stop: str | None = None
+) -> dict[str, Any]:
     """What comes back when the model answers ``prompt`` with ``text``, in tokens that the tokenizer would not have chosen."""
     chat = make_chat(family)
     output = encode(family, text + (family.stops[-1] if stop is None else stop), letter_by_letter=True)

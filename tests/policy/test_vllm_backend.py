@@ -113,7 +113,7 @@ def test_events_may_have_comments_and_other_line_ends_and_several_lines():
 
 def test_a_server_that_is_not_there():
     with pytest.raises(
-        InfrastructureError, match=r"no answer from the vLLM server http://127.0.0.1:9: .* Is it running\?"
+        InfrastructureError, match=r"no response from the vLLM server http://127.0.0.1:9: .* Check that it is running"
     ):
         VllmBackend("http://127.0.0.1:9")
 
@@ -134,10 +134,10 @@ def test_a_server_that_was_started_otherwise_than_it_must_be(changes: dict[str, 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"v1__models": 404}, "answered /v1/models with 404"),
-        ({"v1__models": "<html>"}, "answered '<html>'"),
-        ({"v1__models": {"data": []}}, "expected what vLLM 0.27 or later does"),
-        ({"server_info": {"vllm_config": "text"}}, "expected what vLLM 0.27 or later does"),
+        ({"v1__models": 404}, "returned status 404 for /v1/models"),
+        ({"v1__models": "<html>"}, "returned '<html>'"),
+        ({"v1__models": {"data": []}}, "expected a response of vLLM 0.27 or later"),
+        ({"server_info": {"vllm_config": "text"}}, "expected a response of vLLM 0.27 or later"),
     ],
 )
 def test_a_server_that_is_no_vllm(changes: dict[str, Any], expected: str):
@@ -148,23 +148,29 @@ def test_a_server_that_is_no_vllm(changes: dict[str, Any], expected: str):
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        (500, "answered /v1/completions with 500"),
-        ("nonsense", "answered 'nonsense'"),
-        ({"choices": []}, "expected what vLLM"),
-        ({"choices": [{**CHOICE, "token_ids": None}]}, "expected what vLLM"),
-        ({"choices": [{**CHOICE, "logprobs": None}]}, "expected what vLLM"),
-        ({"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5]}}]}, "expected what vLLM"),
-        ({"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5, None]}}]}, "expected what vLLM"),
-        ({"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5, float("nan")]}}]}, "expected what vLLM"),
-        ({"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5, -9999.0]}}]}, "expected what vLLM"),
-        ({"choices": [{**CHOICE, "finish_reason": None}]}, "breaks off"),
-        ({"choices": [{**CHOICE, "finish_reason": "tool"}]}, "expected what vLLM"),
-        ({"choices": [{**CHOICE, "finish_reason": "abort"}]}, "shutting down, or somebody else paused it"),
+        (500, "returned status 500 for /v1/completions"),
+        ("nonsense", "returned 'nonsense'"),
+        ({"choices": []}, "expected a response of vLLM 0.27"),
+        ({"choices": [{**CHOICE, "token_ids": None}]}, "expected a response of vLLM 0.27"),
+        ({"choices": [{**CHOICE, "logprobs": None}]}, "expected a response of vLLM 0.27"),
+        ({"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5]}}]}, "expected a response of vLLM 0.27"),
+        ({"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5, None]}}]}, "expected a response of vLLM 0.27"),
+        (
+            {"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5, float("nan")]}}]},
+            "expected a response of vLLM 0.27",
+        ),
+        (
+            {"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5, -9999.0]}}]},
+            "expected a response of vLLM 0.27",
+        ),
+        ({"choices": [{**CHOICE, "finish_reason": None}]}, "an incomplete response"),
+        ({"choices": [{**CHOICE, "finish_reason": "tool"}]}, "expected a response of vLLM 0.27"),
+        ({"choices": [{**CHOICE, "finish_reason": "abort"}]}, "shutting down, or another program paused it"),
         (
             {"choices": [{**CHOICE, "token_ids": [9, 5]}]},
-            r"\[5\], none of \[9\]: start it with --generation-config vllm",
+            r"\[5\]; expected one of \[9\]. Start it with --generation-config vllm",
         ),
-        ({"choices": [{**CHOICE, "prompt_token_ids": [0, 1, 2]}]}, "another prompt than it was sent"),
+        ({"choices": [{**CHOICE, "prompt_token_ids": [0, 1, 2]}]}, "did not sample from the prompt that it was sent"),
     ],
 )
 def test_an_answer_that_cannot_be_trained_on(answer: Any, expected: str):
@@ -175,8 +181,8 @@ def test_an_answer_that_cannot_be_trained_on(answer: Any, expected: str):
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        (events({**CHOICE, "finish_reason": None}), "breaks off"),
-        (events(), "shutting down, or somebody else paused it"),
+        (events({**CHOICE, "finish_reason": None}), "an incomplete response"),
+        (events(), "shutting down, or another program paused it"),
         ('data: {"error": {"message": "engine died"}}\n\n', "failed while sampling.*engine died"),
         ("not a stream", "expected what vLLM 0.27 or later does"),
     ],
@@ -189,7 +195,7 @@ def test_a_stream_that_cannot_be_trained_on(answer: str, expected: str):
 def test_after_a_push_that_failed_nothing_is_sampled(tmp_path: Path):
     with answering(collective_rpc=500) as url:
         backend = VllmBackend(url)
-        with pytest.raises(InfrastructureError, match="answered /collective_rpc with 500"):
+        with pytest.raises(InfrastructureError, match="returned status 500 for /collective_rpc"):
             backend.push(tmp_path, 1)
         assert backend.version == 0
         with pytest.raises(InfrastructureError, match=r"weights could not be replaced: .*/collective_rpc"):

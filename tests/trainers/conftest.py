@@ -6,9 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.tiny_model import make_tiny_model
+
+
+@pytest.fixture(autouse=True)
+def exact_products() -> Iterator[None]:
+    """A test begins and ends with float32 products, whatever the models that it loads choose."""
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture(scope="session")

@@ -8,14 +8,14 @@ from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.policies import Lora
 from lightning_core.config.resolve import PolicySettings, policy_settings
 from lightning_core.config.sections import Policy, Sections
-from lightning_core.config.trainer import Trainer
+from lightning_core.config.trainer import TrainerSection
 from lightning_core.trace import POLICY
 
 
 class Parts(TypedDict):
     policy: PolicySettings
     algorithm: Algorithm
-    settings: Trainer
+    settings: TrainerSection
     seed: int
 
 
@@ -27,7 +27,7 @@ def parts(**overrides: Any) -> Parts:
     """
     own: dict[str, dict[str, Any]] = {
         "policy": {name: overrides.pop(name) for name in Policy.model_fields if name in overrides},
-        "trainer": {name: overrides.pop(name) for name in Trainer.model_fields if name in overrides},
+        "trainer": {name: overrides.pop(name) for name in TrainerSection.model_fields if name in overrides},
         "run": {"seed": overrides.pop("seed", 0)},
     }
     lora = {name: overrides.pop(f"lora_{name}") for name in Lora.model_fields if f"lora_{name}" in overrides}

@@ -11,6 +11,8 @@ from lightning_core.trainers.torch.aggregation import token_weights
 from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 
+pytestmark = pytest.mark.numeric
+
 
 def rows_of(shape: dict[str, list[int]]) -> list[Row]:
     """A prompt of one token, then so many sampled tokens, for each row of each rollout."""

@@ -12,6 +12,8 @@ from lightning_core.errors import TrainingError
 from lightning_core.model.attention import Forest, TreeAttention, plan_blocks, use_lightning_attention
 from lightning_core.model.source import load_model
 
+pytestmark = pytest.mark.numeric
+
 SMALL = {
     "vocab_size": 50,
     "hidden_size": 32,

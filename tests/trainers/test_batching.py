@@ -24,6 +24,8 @@ from tests.core.test_credit import episode
 from tests.trainers.rows import make_row
 from tests.trainers.test_torch_trainer import gradients, make
 
+pytestmark = pytest.mark.numeric
+
 AGGREGATIONS: list[Aggregation] = ["rollout-mean", "token-mean"]
 
 

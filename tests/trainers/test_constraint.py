@@ -23,6 +23,8 @@ from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row, trace_to_transitions, transitions_to_rows
 from tests.trainers.sections import parts
 
+pytestmark = pytest.mark.numeric
+
 SCHEMA = {
     "type": "object",
     "properties": {"verdict": {"enum": ["right", "wrong"]}, "points": {"type": "integer", "minimum": 0, "maximum": 20}},

@@ -16,6 +16,8 @@ from lightning_core.trainers.torch.value_head import ValueHead
 from lightning_core.transitions import Transition
 from tests.trainers.sections import parts
 
+pytestmark = pytest.mark.numeric
+
 
 def transition(call: str, prompt: list[int], output: list[int], sequence: int, rollout: str = "r") -> Transition:
     return Transition(

@@ -30,6 +30,8 @@ from lightning_core.model.head import PART, OutputHead, linear_logprobs
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.trainers.test_torch_trainer import assert_same, gradients, make, plain_loss, sampled_rows
 
+pytestmark = pytest.mark.numeric
+
 PLACES, WIDTH, VOCABULARY = 5, 8, 611
 SMALL = {
     "vocab_size": 50,

@@ -10,6 +10,8 @@ import torch
 from lightning_core.config.algorithm import Algorithm, Kl
 from lightning_core.trainers.torch.loss import TrainedTokens, policy_loss
 
+pytestmark = pytest.mark.numeric
+
 
 def test_the_default_loss_by_hand() -> None:
     ratios = [1.0, 1.5, 1.5, 0.5, 0.5, 1.2]

@@ -13,6 +13,8 @@ from lightning_core.trainers.torch.corrections import importance_weights
 from lightning_core.trainers.torch.losses import LOSSES, Clip
 from lightning_core.trainers.torch.penalties import kl_penalty, place_entropy
 
+pytestmark = pytest.mark.numeric
+
 LOW, HIGH, DUAL = 0.2, 0.3, 2.0
 CLIP = Clip(low=LOW, high=HIGH, dual=DUAL)
 

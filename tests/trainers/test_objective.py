@@ -25,6 +25,8 @@ from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
 
+pytestmark = pytest.mark.numeric
+
 ONE = 10**6
 CLIPS = {"clip_low": 0.1, "clip_high": 0.15}
 LOSSES: dict[str, dict[str, Any]] = {

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_core.model.tuning import choose_dtype
+from lightning_core.model.head import linear_logprobs
+from lightning_core.model.precision import bfloat16_unit, choose_dtype, set_product_precision
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.trainers.test_torch_trainer import gradients, make, sampled_rows, weights
+
+pytestmark = pytest.mark.numeric
 
 
 @pytest.mark.parametrize(
@@ -28,18 +31,40 @@ def test_a_gpu_has_bfloat16_weights_where_it_can(
     assert choose_dtype(name, torch.device("cuda")) == expected
 
 
-@pytest.mark.parametrize("amx", [True, False])
+@pytest.mark.parametrize(
+    ("amx", "avx512_bf16", "onednn", "expected"),
+    [
+        (True, True, True, "AMX"),
+        (False, True, True, "AVX512_BF16"),
+        (False, False, True, None),
+        (True, True, False, None),
+    ],
+)
 def test_a_cpu_has_float32_weights_and_bfloat16_products_where_it_can(
-    monkeypatch: pytest.MonkeyPatch, amx: bool
+    monkeypatch: pytest.MonkeyPatch, amx: bool, avx512_bf16: bool, onednn: bool, expected: str | None
 ) -> None:
-    before = torch.get_float32_matmul_precision()
+    cpu = torch.device("cpu")
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    try:
-        torch.set_float32_matmul_precision("highest")
-        assert choose_dtype("auto", torch.device("cpu")) == torch.float32
-        assert torch.get_float32_matmul_precision() == ("medium" if amx else "highest")
-    finally:
-        torch.set_float32_matmul_precision(before)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: onednn)
+    assert bfloat16_unit() == expected
+    assert choose_dtype("auto", cpu) == torch.float32
+    set_product_precision("auto", cpu)
+    assert torch.get_float32_matmul_precision() == ("medium" if expected else "highest")
+    set_product_precision("float32", cpu)
+    assert torch.get_float32_matmul_precision() == "highest", "exact, whatever an earlier model of this process used"
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("auto", 0.03), ("float32", 1e-5)])
+def test_the_products_that_this_cpu_makes_are_near_the_exact_ones(name: str, tolerance: float) -> None:
+    """Through the head, with the largest product there is. bfloat16 keeps 8 bits: an input is off by 1/512 of itself at most."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(64, 576, generator=generator) / 24, torch.randn(4096, 576, generator=generator)
+    places = torch.arange(64)
+    expected = (hidden.double() @ weight.double().t()).log_softmax(-1)[places, places]
+    set_product_precision(name, torch.device("cpu"))
+    found = linear_logprobs(hidden, weight, None, torch.ones(64), places, places)
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=0)
 
 
 def test_bfloat16_weights_are_trained_in_float32(tiny_llama: Path, trainers: list[TorchTrainer]) -> None:

@@ -18,6 +18,8 @@ from lightning_core.transitions import Row
 from tests.bench.prefix_tree import calls_of_a_group, difference, pack_apart, plain_gradients, step_gradients
 from tests.trainers.test_torch_trainer import make
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.fixture
 def rows() -> list[Row]:

@@ -19,6 +19,8 @@ from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
 
+pytestmark = pytest.mark.numeric
+
 
 def step_rows() -> list[Row]:
     """Two turns with an observation between them, a sibling that shares the prompt, and one sampled greedily."""

@@ -7,6 +7,8 @@ import torch
 
 from lightning_core.backends.torch.sampling import sample_tokens
 
+pytestmark = pytest.mark.numeric
+
 
 def draw(
     logits: torch.Tensor, uniforms: torch.Tensor, temperature: float, top_p: float

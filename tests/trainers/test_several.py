@@ -23,6 +23,9 @@ from lightning_core.trainers.torch.multi_policy import MultiPolicyTrainer
 from lightning_core.transitions import Row, Transition
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
+from tests.trainers.test_torch_trainer import ROUNDING, logprobs_apart
+
+pytestmark = pytest.mark.numeric
 
 Make = Callable[..., MultiPolicyTrainer]
 GREEDY = SamplingParams(max_tokens=8, temperature=0)
@@ -240,7 +243,7 @@ def test_what_a_policy_learns_leaves_the_others_bit_for_bit(make: Make, shared: 
     assert not same(weights(trainer, "a"), before["a"])
     assert same(weights(trainer, "b"), before["b"])
     assert same(dict(trainer.policies["b"].state().moments), moments)
-    assert sample(trainer, [("b", tokens(1, 20))], GREEDY)[0] == initial
+    assert logprobs_apart(sample(trainer, [("b", tokens(1, 20))], GREEDY)[0], initial) < ROUNDING
     assert {name: trainer.policies[name].version for name in ("a", "b")} == {"a": 3, "b": 2}
     assert trainer.backend.versions == {"a": 3, "b": 2}
     assert trainer.steps == 3

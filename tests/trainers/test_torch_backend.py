@@ -16,6 +16,8 @@ from lightning_core.errors import InfrastructureError, PolicyRequestError
 from lightning_core.model.attention import use_lightning_attention
 from lightning_core.model.source import load_model
 
+pytestmark = pytest.mark.numeric
+
 GREEDY = SamplingParams(max_tokens=6, temperature=0)
 
 

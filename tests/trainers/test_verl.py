@@ -13,7 +13,7 @@ import pytest
 
 from lightning_core.config import Config, load_config
 from lightning_core.errors import ConfigError, ProofError, TrainingError
-from lightning_core.records.checkpoints import checkpoints, to_sample
+from lightning_core.records.checkpoints import checkpoints, sampling_config
 from lightning_core.trainers.verl.records import FAILURE, LOG, keep_log, read_metrics_of_verl, write_failure
 from lightning_core.trainers.verl.rows import SIGNAL, Group, train_rows, validation_row
 from lightning_core.trainers.verl.settings import flatten, rows_per_update, translate
@@ -172,8 +172,8 @@ def test_a_checkpoint_of_verls_is_sampled_from_its_export(tmp_path: Path) -> Non
         (tmp_path / "checkpoints" / name / "actor" / "huggingface").mkdir(parents=True)
     newest = checkpoints(tmp_path)[-1]
     assert newest.name == "global_step_10"
-    with pytest.raises(ConfigError, match="holds no exported model"):
-        to_sample(config(), newest)
+    with pytest.raises(ConfigError, match="contains no exported model"):
+        sampling_config(config(), newest)
     (newest / "actor" / "huggingface" / "config.json").write_text("{}")
-    found, rest = to_sample(config(policy={"tuning": "lora"}), newest)
+    found, rest = sampling_config(config(policy={"tuning": "lora"}), newest)
     assert (found.policy.model, found.trainer.name, rest) == (str(newest / "actor" / "huggingface"), "torch", None)

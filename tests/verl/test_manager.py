@@ -23,13 +23,13 @@ from verl.workers.rollout.replica import TokenOutput
 from lightning_core.config import dump_config, load_config
 from lightning_core.errors import RewardError
 from lightning_core.records.store import Store
+from lightning_core.testing.recording_server import recording_server
 from lightning_core.trainers.verl.compose import compose_config
 from lightning_core.trainers.verl.dataset import TASK
 from lightning_core.trainers.verl.manager import LightningManager
 from lightning_core.trainers.verl.records import FAILURE
 from lightning_core.trainers.verl.rows import SIGNAL
 from lightning_core.trainers.verl.settings import defaults, translate
-from tests.recording_server import recording_server
 from tests.verl.cpu import ENVIRONMENT
 
 pytestmark = pytest.mark.timeout(200)

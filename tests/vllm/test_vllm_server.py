@@ -62,7 +62,7 @@ def test_a_server_that_does_not_come_up_in_time_is_stopped_and_no_other(server: 
 
 def test_a_server_that_fails_leaves_its_log(tmp_path: Path, logs: Path):
     with (
-        pytest.raises(InfrastructureError, match=r"ended with status [12]; all it wrote is in [\s\S]*--no-such-option"),
+        pytest.raises(InfrastructureError, match=r"ended with status [12]; its output is in [\s\S]*--no-such-option"),
         serve_vllm(tmp_path / "model", args=["--no-such-option"], start_seconds=120),
     ):
         pytest.fail("it cannot have started")

@@ -185,7 +185,7 @@ class Cascade:
 
         All own blocks are as wide as the widest. Widening them is expensive for the first row and free for later rows of
         the same length. Unshared context therefore goes to the shared block until the columns there have cost as much as
-        widening would. This costs at most twice as much as the better choice, whatever rows follow.
+        widening would. This costs at most twice as much as the better choice for any later rows.
         """
         wider = max(0, own + room - max(self._limits, default=room))
         unshared_columns = int((self._users[: self.columns] == 1).sum())

@@ -1,1 +1,1 @@
-"""Sampling by a vLLM server."""
+"""Sampling from a vLLM server."""

@@ -1,7 +1,7 @@
-"""What is said to a vLLM server, and how its answers are read. Stateless; `VllmBackend` knows when to say what.
+"""The HTTP interface of a vLLM server, stateless.
 
-Sampling is ``POST /v1/completions`` with token ids in and out. The rest are the server's development endpoints, which it has when it was
-started with ``VLLM_SERVER_DEV_MODE=1``.
+Sampling is ``POST /v1/completions`` with token ids in and out. The other calls are to the development endpoints of the server, which
+require ``VLLM_SERVER_DEV_MODE=1``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from lightning_core.trace import describe
 RELOAD_SECONDS = 900
 """How long loading new weights may take."""
 CPU_ARGS = ("--no-enable-chunked-prefill",)
-"""What a server on a CPU must be started with besides. vLLM (0.27.1 and 0.32.0) sets back the random numbers of a seeded request whose
-prompt it has computed a piece of, which PyTorch's generator for CPUs cannot do: the engine dies, and the server with it."""
+"""Additional arguments for a server on a CPU. vLLM (0.27.1 and 0.32.0) resets the random numbers of a seeded request whose prompt is
+computed in chunks, which PyTorch's CPU generator does not support: the engine and the server end."""
 _ANSWER_SECONDS = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Newly sampled tokens of one response, as one answer or event brought them."""
+    """Newly sampled tokens in one response or event."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
@@ -38,18 +38,21 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """What a server serves."""
+class ServerInfo:
+    """The model and the settings of a server."""
 
     model: str
-    """The name that its requests carry."""
+    """The name of the model in requests."""
     max_context: int
     device: str
     """Such as ``cuda`` or ``cpu``."""
 
 
 class VllmApi:
-    """The HTTP interface of the server at ``url``. Every method raises `InfrastructureError` if it does not answer as it should."""
+    """The server at ``url``.
+
+    Every method raises `InfrastructureError` for errors and unexpected responses.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -60,7 +63,10 @@ class VllmApi:
     async def sample(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool
     ) -> AsyncGenerator[Part]:
-        """One response, in parts with ``stream``. Closing the generator hangs up, whereupon the server stops sampling."""
+        """Sample one response, in parts with ``stream``.
+
+        Closing the generator disconnects, which stops the sampling.
+        """
         body = _request(prompt_ids, params, model, stream)
         async with self._post("/v1/completions", body) as response:
             if stream:
@@ -72,15 +78,15 @@ class VllmApi:
             async for answer in answers:
                 last = self._read(answer, prompt_ids, params)
                 yield last
-            if last is None:  # vLLM sends no event for a response that is aborted before its first token
+            if last is None:  # vLLM sends no event for a response that is aborted before the first token
                 yield Part(token_ids=(), logprobs=(), finish_reason="abort")
             elif last.finish_reason is None:
-                raise self._unexpected("a response that breaks off")
+                raise self._unexpected("an incomplete response")
 
     @asynccontextmanager
     async def _post(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[httpx.Response]:
-        # A connection for each request: vLLM drops idle ones after five seconds, and what is sent just then would be lost. And
-        # connections belong to an event loop, while requests come from any. Proxies are for the world outside.
+        # One connection for each request: vLLM closes idle ones after five seconds, when a request may just be sent. Connections also
+        # belong to one event loop, and requests come from several. Proxies are not used for a local server.
         timeout = httpx.Timeout(30, read=None, pool=None)
         try:
             async with (
@@ -97,7 +103,7 @@ class VllmApi:
             raise self._unreachable(error) from error
 
     def _read(self, answer: str, prompt_ids: Sequence[int], params: SamplingParams) -> Part:
-        """A part from the JSON of an answer or event, checked: what is trained on must be what was sampled."""
+        """A part from the JSON of a response or event, checked, because it is trained on."""
         try:
             value = json.loads(answer)
             if "error" in value:
@@ -105,29 +111,32 @@ class VllmApi:
             (choice,) = value["choices"]
             ids, reason, prompt = choice["token_ids"] or [], choice["finish_reason"], choice.get("prompt_token_ids")
             logprobs = (choice["logprobs"] or {}).get("token_logprobs") or []
-            # vLLM writes -9999 where JSON has no minus infinity; such a token cannot have been sampled.
+            # vLLM writes -9999 for minus infinity; such a token cannot have been sampled.
             good = all(isinstance(p, float | int) and -9999 < p < 0.01 for p in logprobs) and len(logprobs) == len(ids)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._unexpected(answer) from error
         if not good or reason not in ("stop", "length", "abort", None):
             raise self._unexpected(answer)
         if prompt is not None and prompt != list(prompt_ids):
-            raise InfrastructureError(f"the vLLM server {self.url} sampled from another prompt than it was sent")
+            raise InfrastructureError(f"the vLLM server {self.url} did not sample from the prompt that it was sent")
         if reason == "stop" and (not ids or ids[-1] not in params.stop_token_ids):
             raise InfrastructureError(
-                f"the vLLM server {self.url} ended a response with the tokens {ids[-1:]!r}, none of {sorted(params.stop_token_ids)!r}: "
-                "start it with --generation-config vllm, so that it stops where it is told to"
+                f"the vLLM server {self.url} ended a response with the tokens {ids[-1:]!r}; expected one of "
+                f"{sorted(params.stop_token_ids)!r}. Start it with --generation-config vllm, so that it has no other stop tokens"
             )
         return Part(token_ids=ids, logprobs=logprobs, finish_reason=reason)
 
     # Control ------------------------------------------------------------------------------------------------------------
 
-    def served(self) -> Served:
-        """What is served. Raises `ConfigError` if the server was not started as it must be."""
+    def server_info(self) -> ServerInfo:
+        """The model and the settings.
+
+        Raises `ConfigError` if the server was not started with the required ones.
+        """
         models = self._call("GET", "/v1/models")
         if self._status("/is_paused") == 404:
             raise ConfigError(
-                f"the vLLM server {self.url} takes no new weights: start it with the environment variable VLLM_SERVER_DEV_MODE=1"
+                f"the vLLM server {self.url} cannot load new weights: start it with the environment variable VLLM_SERVER_DEV_MODE=1"
             )
         config = self._call("GET", "/server_info", params={"config_format": "json"})
         try:
@@ -136,7 +145,7 @@ class VllmApi:
             mode: str = config["model_config"]["logprobs_mode"]
             device: str = config["device_config"]["device"]
             pieces: bool = config["scheduler_config"]["enable_chunked_prefill"]
-            found = Served(model=first["id"], max_context=int(first["max_model_len"]), device=device)
+            found = ServerInfo(model=first["id"], max_context=int(first["max_model_len"]), device=device)
         except (LookupError, TypeError, ValueError) as error:
             raise self._unexpected(f"{models} and {config}") from error
         if mode != "processed_logprobs":
@@ -146,24 +155,24 @@ class VllmApi:
             )
         if device == "cpu" and pieces:
             raise ConfigError(
-                f"the vLLM server {self.url} runs on a CPU and computes long prompts in pieces, which there ends it when a request has a "
-                f"seed: start it with {' '.join(CPU_ARGS)}"
+                f"the vLLM server {self.url} runs on a CPU with chunked prefill, and ends there when a request has a seed: start it with "
+                f" {' '.join(CPU_ARGS)}"
             )
         return found
 
     def abort(self) -> None:
-        """Hold back new requests, and end those under way: they return what was sampled so far, with the reason ``abort``."""
+        """Hold back new requests and end running ones with the reason ``abort``."""
         self._call("POST", "/pause", params={"mode": "abort"})
 
     def reload(self, folder: Path) -> None:
-        """Replace the weights by those in ``folder``, and forget what the old ones computed."""
+        """Replace the weights by those in ``folder``, and clear the prefix cache."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         self._call("POST", "/collective_rpc", json=body, timeout=RELOAD_SECONDS)
         if self._call("POST", "/reset_prefix_cache").get("success", True) is not True:
-            raise InfrastructureError(f"the vLLM server {self.url} could not empty its prefix cache")
+            raise InfrastructureError(f"the vLLM server {self.url} could not clear its prefix cache")
 
     def resume(self) -> None:
-        """Let requests go on."""
+        """Admit requests again."""
         self._call("POST", "/resume")
 
     def _status(self, path: str) -> int:
@@ -192,16 +201,18 @@ class VllmApi:
     # Errors -------------------------------------------------------------------------------------------------------------
 
     def _unreachable(self, error: Exception) -> InfrastructureError:
-        return InfrastructureError(f"no answer from the vLLM server {self.url}: {describe(error)}. Is it running?")
+        return InfrastructureError(
+            f"no response from the vLLM server {self.url}: {describe(error)}. Check that it is running"
+        )
 
     def _refused(self, path: str, response: httpx.Response) -> InfrastructureError:
         return InfrastructureError(
-            f"the vLLM server {self.url} answered {path} with {response.status_code}: {response.text[:500]}"
+            f"the vLLM server {self.url} returned status {response.status_code} for {path}: {response.text[:500]}"
         )
 
     def _unexpected(self, found: str) -> InfrastructureError:
         return InfrastructureError(
-            f"the vLLM server {self.url} answered {found[:300]!r}; expected what vLLM 0.27 or later does"
+            f"the vLLM server {self.url} returned {found[:300]!r}; expected a response of vLLM 0.27 or later"
         )
 
 
@@ -214,11 +225,11 @@ def _request(prompt_ids: Sequence[int], params: SamplingParams, model: str, stre
         "top_p": params.top_p,
         "seed": None if params.seed is None else params.seed % (1 << 63),
         "stop_token_ids": sorted(params.stop_token_ids),
-        "ignore_eos": True,  # the stop tokens are those above and no others
+        "ignore_eos": True,  # only the stop tokens above
         "stream": stream,
-        "logprobs": 0,  # of the sampled token alone
+        "logprobs": 0,  # of the sampled token only
         "return_token_ids": True,
-        # Left out, these would come from the model's generation_config.json.
+        # Defaults come from the model's generation_config.json.
         "top_k": 0,
         "min_p": 0.0,
         "repetition_penalty": 1.0,

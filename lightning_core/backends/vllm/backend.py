@@ -1,9 +1,8 @@
-"""Sampling by a vLLM server: tokens in, tokens out, and new weights pushed after each update.
+"""Sampling from a vLLM server, with new weights pushed after each update.
 
-The weights change between two tokens, never under one. For a push, new requests are held back here and those under way are ended by the
-server; once each has handed over what it has, the weights are replaced and everybody goes on: a response that was under way from its
-prompt and all that was sampled of it, so that nothing of it is computed from the keys and values of older weights. Whoever asked sees
-no error, only a delta of an older version before those of the new one.
+Weights change between two tokens. During a push, new requests are held back and the server ends running ones; when each has returned
+its tokens, the weights are replaced. An interrupted response continues from its prompt and its tokens so far, so that no keys and values
+of older weights are used. Callers see no error, only deltas of the older version before those of the new one.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from lightning_core.errors import InfrastructureError, PolicyRequestError
 from lightning_core.trace import POLICY, describe
 
 DRAIN_SECONDS = 60
-"""How long a push waits for the responses under way to hand over what they have."""
+"""How long a push waits for running responses to return their tokens."""
 _POLL_SECONDS = 0.02
 _COLDEST = 0.01
 
 
 class VllmBackend:
-    """A `Backend` on a running ``vllm serve``, which must be this run's alone. Its one model is the live policy.
+    """A `Backend` on a ``vllm serve`` of this run only, with one model, the live policy.
 
-    ``url``: such as ``http://127.0.0.1:8000``. ``max_context``: fewer tokens than the server allows, if need be. Raises `ConfigError`
-    if the server was not started as it must be (``vllm_server.py`` does it right), `InfrastructureError` if it is not there.
+    ``url``: such as ``http://127.0.0.1:8000``. ``max_context``: at most that of the server. Raises `ConfigError` if the server was not
+    started with the required settings (see ``server.py``), `InfrastructureError` if it does not respond.
     """
 
     def __init__(self, url: str, *, max_context: int | None = None, version: int = 0) -> None:
         self._api = VllmApi(url)
-        self.served = self._api.served()
-        self._api.resume()  # from a pause that another run may have left behind
+        self.served = self._api.server_info()
+        self._api.resume()  # another run may have left it paused
         self._max_context = min(self.served.max_context, max_context or self.served.max_context)
         self._version = version
         self._changed = threading.Condition()
@@ -56,7 +55,7 @@ class VllmBackend:
 
     @property
     def version(self) -> int:
-        """What deltas are stamped with: the version that was pushed last."""
+        """The version that was pushed last, and that of new deltas."""
         return self._version
 
     def check(self, params: SamplingParams) -> None:
@@ -67,17 +66,20 @@ class VllmBackend:
                 param="temperature",
             )
         if params.constraint is not None:
-            # The trainer must put the very mask on its logits that the sampler did, and vLLM does not tell which that was.
+            # The trainer must apply the sampler's mask to its logits, and vLLM does not report it.
             raise PolicyRequestError(
-                "policy.backend: vllm cannot constrain a response to a JSON schema; use policy.backend: torch, or ask for it in "
-                "the prompt",
+                "policy.backend: vllm cannot constrain a response to a JSON schema; use policy.backend: torch, or describe the schema "
+                "in the prompt",
                 param="response_format",
             )
 
     def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
-        """Sample one response; see `Backend`. A response that lives through a push has deltas of each version."""
+        """Sample one response; see `Backend`.
+
+        A response interrupted by a push has deltas of each version.
+        """
         if model != POLICY:
             raise PolicyRequestError(f"unknown model {model!r}: this backend has {[POLICY]!r}", status=404)
         check_request(prompt_ids, params, max_context=self._max_context)
@@ -108,7 +110,7 @@ class VllmBackend:
                         yield delta
                 if aborted and not self._held:
                     raise InfrastructureError(
-                        f"the vLLM server {self._api.url} gave up a response: it is shutting down, or somebody else paused it"
+                        f"the vLLM server {self._api.url} aborted a response: it is shutting down, or another program paused it"
                     )
             finally:
                 self._leave()
@@ -120,8 +122,8 @@ class VllmBackend:
     def push(self, folder: Path, version: int) -> None:
         """Sample from the weights in ``folder`` from now on, as ``version``.
 
-        ``folder``: in Hugging Face format (safetensors), where the server can read it; it is needed no longer than this takes. Raises
-        `InfrastructureError` if the server did not take them: all who wait for a response get that error too, and so do later ones.
+        ``folder``: Hugging Face format (safetensors), readable by the server; not needed afterwards. Raises `InfrastructureError` if the
+        server did not load them; waiting and later requests then raise it too.
         """
         with self._changed:
             self._held = True
@@ -137,24 +139,24 @@ class VllmBackend:
             self._held = False
 
     def close(self) -> None:
-        """Refuse further requests, with an `InfrastructureError`. The server is left alone."""
+        """Raise `InfrastructureError` for further requests. The server keeps running."""
         self._broken = "the vLLM backend is closed"
 
     def _drain(self) -> None:
         deadline = time.monotonic() + DRAIN_SECONDS
         while True:
-            self._api.abort()  # again each time: it ends those that have arrived, and some may be on their way
+            self._api.abort()  # repeated, because requests may still be arriving
             with self._changed:
                 if self._changed.wait_for(lambda: not self._sampling, _POLL_SECONDS):
                     return
             if time.monotonic() > deadline:
                 raise InfrastructureError(
-                    f"{self._sampling} responses were still under way {DRAIN_SECONDS} s after the vLLM server was told to end them; "
-                    "is each of their generators read to its end or closed?"
+                    f"{self._sampling} responses were still running {DRAIN_SECONDS} s after the vLLM server was asked to end them; "
+                    "read each of their generators to the end, or close it"
                 )
 
     async def _enter(self) -> int:
-        """Wait until sampling is allowed; returns the version that will be sampled from."""
+        """Wait until sampling is allowed; returns the version to sample from."""
         while True:
             with self._changed:
                 if self._broken is not None:
@@ -162,7 +164,7 @@ class VllmBackend:
                 if not self._held:
                     self._sampling += 1
                     return self._version
-            # Polling, since whoever waits may be on any event loop; pushes are rare and short.
+            # Polling, because callers may be on any event loop; pushes are rare and short.
             await asyncio.sleep(_POLL_SECONDS)
 
     def _leave(self) -> None:
@@ -172,8 +174,9 @@ class VllmBackend:
 
 
 def _rest(params: SamplingParams, sampled: int) -> SamplingParams:
-    """What is left to sample after ``sampled`` tokens. The same seed again would repeat the random numbers of the beginning."""
+    """The parameters after ``sampled`` tokens, with another seed."""
     if not sampled:
         return params
     seed = None if params.seed is None else random.Random(f"{params.seed} after {sampled}").getrandbits(62)
+    # The same seed would repeat the random numbers of the first tokens.
     return replace(params, max_tokens=params.max_tokens - sampled, seed=seed)

@@ -1,4 +1,4 @@
-"""A vLLM server as a child process that is never left behind."""
+"""Runs a vLLM server as a child process that always ends with this one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from lightning_core.errors import ConfigError, InfrastructureError, MissingExtra
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 900
-"""How long a server may take to be ready: large weights, compiled kernels."""
+"""How long a server may take to start: loading weights, compiling kernels."""
 STOP_SECONDS = 10
-"""How long it may take to stop by itself, before it is killed."""
+"""How long a server may take to stop before it is killed."""
 
-# Ends a process group once nobody holds the other end of its standard input any more: when we want it to, and also when this process is
-# killed. First the leader is asked, which stops its children in order; then all are, which Python's resource tracker lives through,
-# to remove the shared memory of the others; then nobody is asked.
+# Ends a process group when its standard input is closed, by this process or because this process was killed. First the leader gets SIGTERM
+# and stops its children in order; then all get SIGTERM, which Python's resource tracker survives to remove shared memory; then SIGKILL.
 _WATCH = """
 import os, signal, sys, time
 leader, seconds = int(sys.argv[1]), float(sys.argv[2])
@@ -58,10 +57,10 @@ def serve_vllm(
     args: Sequence[str] = (),
     start_seconds: float = START_SECONDS,
 ) -> Generator[str]:
-    """Run ``vllm serve model`` as `VllmBackend` needs it, on a free port of this machine; yields its URL.
+    """Run ``vllm serve model`` as `VllmBackend` requires, on a free port; yields its URL.
 
-    ``args`` are further arguments of that command. The server and its children are gone when this ends, however it ends, also when this
-    process is killed. Raises `MissingExtra` if there is no command ``vllm``, `ConfigError` if ``args`` sets what is set here, and
+    ``args``: further arguments of the command. The server and its children end with the context, also if this process is killed. Raises
+    `MissingExtra` if there is no command ``vllm``, `ConfigError` if ``args`` sets an argument that is set here, and
     `InfrastructureError`, with the end of the server's output, if it stops or is not ready after ``start_seconds``.
     """
     executable = _find_executable()
@@ -72,19 +71,19 @@ def serve_vllm(
         "--port": port,
         "--dtype": dtype,
         "--logprobs-mode": "processed_logprobs",  # of the distribution that is sampled from
-        "--generation-config": "vllm",  # no sampling parameters or stop tokens of the model's own
+        "--generation-config": "vllm",  # no sampling parameters or stop tokens from generation_config.json
         **({} if max_context is None else {"--max-model-len": str(max_context)}),
     }
     for arg in args:
         if (name := arg.partition("=")[0].replace("_", "-")) in (*own, "--max-model-len"):
             raise ConfigError(
-                f"{name} cannot be among the arguments for vLLM: it is set here, --dtype as policy.dtype and --max-model-len as "
-                "policy.max_context say"
+                f"{name} cannot be set in the arguments for vLLM; --dtype comes from policy.dtype, --max-model-len from "
+                "policy.max_context, and the others are fixed"
             )
     command = [str(executable), "serve", str(model), *(part for pair in own.items() for part in pair), *args]
     environment = {
         **os.environ,
-        "VLLM_SERVER_DEV_MODE": "1",  # has the endpoints that weights are pushed through
+        "VLLM_SERVER_DEV_MODE": "1",  # enables the endpoints that load weights
         "PATH": f"{executable.parent}{os.pathsep}{os.environ.get('PATH', '')}",  # vLLM calls ninja
     }
     handle, name = tempfile.mkstemp(prefix="lightning-vllm-", suffix=".log")
@@ -122,11 +121,11 @@ def serve_vllm(
         if ready and ended is None:
             log.unlink()
         elif ready:
-            logger.error("vllm serve ended by itself with status %s; %s", ended, _tail(log))
+            logger.error("vllm serve ended with status %s; %s", ended, _tail(log))
 
 
 def _find_executable() -> Path:
-    """The command ``vllm`` of this Python environment, else that of another one on the path."""
+    """The command ``vllm`` of this Python environment, or else the first one on the path."""
     beside = Path(sys.executable).parent
     found = shutil.which("vllm", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
     if found is None:
@@ -154,4 +153,4 @@ def _healthy(url: str) -> bool:
 
 def _tail(log: Path) -> str:
     text = log.read_text(encoding="utf-8", errors="replace")
-    return f"all it wrote is in {log}, which ends so:\n{text[-2000:]}"
+    return f"its output is in {log} and ends with:\n{text[-2000:]}"

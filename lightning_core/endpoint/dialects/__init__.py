@@ -1,4 +1,4 @@
-"""The wire formats that the endpoint speaks: one module each."""
+"""The wire formats of the endpoint, one module each."""
 
 from __future__ import annotations
 

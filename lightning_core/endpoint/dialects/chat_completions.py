@@ -1,6 +1,6 @@
-"""OpenAI's chat completions on the wire: what a request may say, and how an answer looks.
+"""The wire format of OpenAI's chat completions.
 
-A parameter that the endpoint cannot honour is refused with its name; none is ignored. ``return_token_ids`` is vLLM's extension.
+``return_token_ids`` is vLLM's extension.
 """
 
 from __future__ import annotations
@@ -10,62 +10,99 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lightning_core.endpoint.dialects.chat_shape import check_messages, check_tools
+from lightning_core.chat.messages import Message
+from lightning_core.endpoint.dialects.chat_shape import (
+    MESSAGES,
+    PARTS,
+    TOOL,
+    TOOL_CALL,
+    check_messages,
+    check_tools,
+    function_tool,
+)
 from lightning_core.endpoint.dialects.dialect import sse
-from lightning_core.endpoint.dialects.exchange import Answer, ChatRequest, Choice, Message, Reply, model_name
+from lightning_core.endpoint.dialects.exchange import (
+    ChatRequest,
+    Choice,
+    ResponseContext,
+    UpstreamResponse,
+    model_name,
+)
 from lightning_core.endpoint.dialects.fields import (
     NO_HOSTED_TOOLS,
     OFF_POLICY,
     ONLY_SAMPLED,
     TEXT_ONLY,
     Fields,
-    Refusal,
+    RefusedField,
+    check_variant,
     flag,
     integer,
     objects,
     seed,
     stops,
     temperature,
+    text,
     top_p,
 )
-from lightning_core.endpoint.dialects.response_format import ANY_TOOL, Demands, check_tool
+from lightning_core.endpoint.dialects.response_format import ANY_TOOL, OutputRequirements, check_tool_choice
 from lightning_core.errors import PolicyRequestError
 
 PATH = "/chat/completions"
 KEY_HEADER = "authorization"
-PASSED_HEADERS = ("openai-organization", "openai-project")
+FORWARDED_HEADERS = ("openai-organization", "openai-project")
 
 _ERRORS = {401: "authentication_error", 429: "rate_limit_error"}
 
 FIELDS = Fields(
-    honoured=frozenset({
+    supported=frozenset({
         "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "max_tokens", "max_completion_tokens",
         "n", "stop", "stream", "stream_options.include_usage", "seed", "logprobs", "response_format", "return_token_ids",
     }),
-    inert=frozenset({
+    ignored=frozenset({
         "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort",
         "safety_identifier", "service_tier", "store", "stream_options.include_obfuscation", "user", "verbosity",
     }),
     refused={
-        "audio": Refusal(TEXT_ONLY),
-        "modalities": Refusal(TEXT_ONLY, unless=(["text"], [])),
-        "frequency_penalty": Refusal(OFF_POLICY, unless=(0,)),
-        "presence_penalty": Refusal(OFF_POLICY, unless=(0,)),
-        "logit_bias": Refusal(OFF_POLICY, unless=({},)),
-        "top_logprobs": Refusal(ONLY_SAMPLED, unless=(0,)),
-        "functions": Refusal("use tools", unless=([],)),
-        "function_call": Refusal("use tool_choice", unless=("none",)),
-        "moderation": Refusal("nothing is moderated here"),
-        "web_search_options": Refusal(NO_HOSTED_TOOLS),
+        "audio": RefusedField(TEXT_ONLY),
+        "modalities": RefusedField(TEXT_ONLY, unless=(["text"], [])),
+        "frequency_penalty": RefusedField(OFF_POLICY, unless=(0,)),
+        "presence_penalty": RefusedField(OFF_POLICY, unless=(0,)),
+        "logit_bias": RefusedField(OFF_POLICY, unless=({},)),
+        "top_logprobs": RefusedField(ONLY_SAMPLED, unless=(0,)),
+        "functions": RefusedField("use tools", unless=([],)),
+        "function_call": RefusedField("use tool_choice", unless=("none",)),
+        "moderation": RefusedField("the endpoint does not moderate"),
+        "web_search_options": RefusedField(NO_HOSTED_TOOLS),
     },
 )  # fmt: skip
 
 
-def parse_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
+TOOL_CHOICE = Fields(supported=frozenset({"type", "function.name"}))
+RESPONSE_FORMATS = {
+    "text": Fields(supported=frozenset({"type"})),
+    "json_object": Fields(supported=frozenset({"type"})),
+    "json_schema": Fields(
+        supported=frozenset({"type", "json_schema.schema", "json_schema.description"}),
+        ignored=frozenset({"json_schema.name", "json_schema.strict"}),
+    ),
+}
+
+NESTED = {
+    **{f"messages.N ({role})": fields for role, fields in MESSAGES.items()},
+    **{f"messages.N.content.N ({kind})": fields for kind, fields in PARTS.items()},
+    "messages.N.tool_calls.N": TOOL_CALL,
+    "tools.N": TOOL,
+    "tool_choice": TOOL_CHOICE,
+    **{f"response_format ({kind})": fields for kind, fields in RESPONSE_FORMATS.items()},
+}
+
+
+def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
     """See `Dialect.parse_request`."""
     FIELDS.check(body)
-    request = read_request(body, said=said)
-    tools = objects(body, "tools")
+    request = read_request(body, conversations=conversations)
+    tools = [function_tool(tool, i) for i, tool in enumerate(objects(body, "tools"))]
     check_messages(request.messages)
     check_tools(tools)
     for name in ("logprobs", "return_token_ids", "parallel_tool_calls"):
@@ -79,13 +116,13 @@ def parse_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Messag
         max_tokens=integer(body, "max_completion_tokens", 1) or integer(body, "max_tokens", 1),
         stop=stops(body, "stop"),
         seed=seed(body),
-        demands=_demands(body, tools),
+        requirements=_requirements(body, tools),
     )
 
 
-def read_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
+def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
     """See `Dialect.read_request`."""
-    del said
+    del conversations
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise PolicyRequestError(f"messages is {messages!r}; expected a list", param="messages")
@@ -99,62 +136,67 @@ def read_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message
     )
 
 
-def _demands(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Demands:
+def _requirements(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> OutputRequirements:
     match body.get("tool_choice"):
         case None | "auto" | "none":
             tool = None
         case "required":
             tool = ANY_TOOL
-        case {"type": "function", "function": {"name": str(tool)}}:
-            pass
+        case {"type": "function", "function": {"name": str(tool)}} as choice:
+            TOOL_CHOICE.check(choice, "tool_choice")
         case choice:
             raise PolicyRequestError(
-                f"tool_choice is {choice!r}; expected 'auto', 'none', 'required' or a function", param="tool_choice"
+                f"tool_choice is {choice!r}; expected 'auto', 'none', 'required' or a function with a name",
+                param="tool_choice",
             )
-    match body.get("response_format"):
+    form, description = body.get("response_format"), None
+    if isinstance(form, Mapping):
+        check_variant(RESPONSE_FORMATS, form, "response_format")
+    match form:
         case None | {"type": "text"}:
             schema = None
         case {"type": "json_object"}:
             schema = {}
-        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
-            pass
-        case form:
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema), **more}}:
+            description = text(more, "description", "response_format.json_schema")
+        case _:
             raise PolicyRequestError(
-                f"response_format is {form!r}; expected the type text, json_object or json_schema with a schema",
+                f"response_format is {form!r}; expected the type text, json_object, or json_schema with a schema",
                 param="response_format",
             )
     one_call = bool(tools) and body.get("parallel_tool_calls") is False
-    return Demands(schema=schema, tool=check_tool(tool, tools), one_call=one_call)
+    tool = check_tool_choice(tool, tools)
+    return OutputRequirements(schema=schema, description=description, tool=tool, one_call=one_call)
 
 
-def write_answer(reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
-    """See `Dialect.write_answer`."""
-    asked = reply.request.body
+def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[str, Any]:
+    """See `Dialect.write_response`."""
+    options = context.request.body
     body: dict[str, Any] = {
-        **_head(reply, "chat.completion"),
+        **_head(context, "chat.completion"),
         "choices": [
             {
                 "index": i,
                 "message": choice.message,
                 "finish_reason": choice.finish_reason,
-                "logprobs": _logprobs(choice.token_ids, choice.logprobs, reply.decode)
-                if asked.get("logprobs")
+                "logprobs": _logprobs(choice.token_ids, choice.logprobs, context.decode)
+                if options.get("logprobs")
                 else None,
-                **({"token_ids": choice.token_ids} if asked.get("return_token_ids") else {}),
+                **({"token_ids": choice.token_ids} if options.get("return_token_ids") else {}),
             }
             for i, choice in enumerate(choices)
         ],
-        "usage": usage(reply, choices),
+        "usage": usage(context, choices),
     }
-    if asked.get("return_token_ids"):
-        body["prompt_token_ids"] = list(reply.prompts[0])
+    if options.get("return_token_ids"):
+        body["prompt_token_ids"] = list(context.prompts[0])
     return body
 
 
 class _Writer:
-    def __init__(self, reply: Reply) -> None:
-        self._reply = reply
-        self._asked = reply.request.body
+    def __init__(self, context: ResponseContext) -> None:
+        self._context = context
+        self._options = context.request.body
 
     def begin(self, index: int) -> bytes:
         return self._chunk(index, {"role": "assistant", "content": ""})
@@ -164,9 +206,9 @@ class _Writer:
 
     def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
         extra: dict[str, Any] = {}
-        if self._asked.get("logprobs"):
-            extra["logprobs"] = _logprobs(token_ids, logprobs, self._reply.decode)
-        if self._asked.get("return_token_ids"):
+        if self._options.get("logprobs"):
+            extra["logprobs"] = _logprobs(token_ids, logprobs, self._context.decode)
+        if self._options.get("return_token_ids"):
             extra["token_ids"] = list(token_ids)
         return self._chunk(index, {"content": text}, **extra) if text or extra else b""
 
@@ -179,36 +221,39 @@ class _Writer:
 
     def end(self, choices: Sequence[Choice]) -> bytes:
         events = b""
-        if wants_usage(self._asked):
+        if wants_usage(self._options):
             events = sse({
-                **_head(self._reply, "chat.completion.chunk"), "choices": [], "usage": usage(self._reply, choices),
+                **_head(self._context, "chat.completion.chunk"), "choices": [], "usage": usage(self._context, choices),
             })  # fmt: skip
         return events + sse("[DONE]")
 
     def _chunk(self, index: int, delta: Mapping[str, Any], **more: Any) -> bytes:
         choice = {"index": index, "delta": delta, "finish_reason": None, "logprobs": None, **more}
-        usage_comes = {"usage": None} if wants_usage(self._asked) else {}
-        return sse({**_head(self._reply, "chat.completion.chunk"), "choices": [choice], **usage_comes})
+        usage_comes = {"usage": None} if wants_usage(self._options) else {}
+        return sse({**_head(self._context, "chat.completion.chunk"), "choices": [choice], **usage_comes})
 
 
-def stream_writer(reply: Reply) -> _Writer:
+def stream_writer(context: ResponseContext) -> _Writer:
     """See `Dialect.stream_writer`."""
-    return _Writer(reply)
+    return _Writer(context)
 
 
-def _head(reply: Reply, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{reply.call}", "object": kind, "created": int(time.time()), "model": reply.model}
+def _head(context: ResponseContext, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{context.call}", "object": kind, "created": int(time.time()), "model": context.model}
 
 
-def wants_usage(asked: Mapping[str, Any]) -> bool:
-    """Whether a stream is to end with the token counts. Raises `PolicyRequestError` if that is neither true nor false."""
+def wants_usage(options: Mapping[str, Any]) -> bool:
+    """Whether a stream ends with the token counts.
+
+    Raises `PolicyRequestError` if that is not a boolean.
+    """
     name = "stream_options.include_usage"
-    return flag({name: (asked.get("stream_options") or {}).get("include_usage")}, name) or False
+    return flag({name: (options.get("stream_options") or {}).get("include_usage")}, name) or False
 
 
-def usage(reply: Reply, choices: Sequence[Choice]) -> dict[str, int]:
-    """Token counts, in the form that OpenAI's older APIs share."""
-    prompt, sampled = reply.prompt_tokens, sum(len(c.token_ids) for c in choices)
+def usage(context: ResponseContext, choices: Sequence[Choice]) -> dict[str, int]:
+    """Token counts as chat completions and completions write them."""
+    prompt, sampled = context.prompt_tokens, sum(len(c.token_ids) for c in choices)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
@@ -221,7 +266,7 @@ def _logprobs(
 def token_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[float], decode: Callable[[Sequence[int]], str]
 ) -> list[dict[str, Any]]:
-    """Sampled tokens with their logprobs, in the form that OpenAI's APIs share."""
+    """Sampled tokens with their logprobs as chat completions and Responses write them."""
     content: list[dict[str, Any]] = []
     for token, logprob in zip(token_ids, logprobs, strict=True):
         text = decode([token])
@@ -229,15 +274,15 @@ def token_logprobs(
     return content
 
 
-def read_answer(body: Mapping[str, Any]) -> list[Answer]:
-    """See `Dialect.read_answer`."""
+def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
+    """See `Dialect.read_response`."""
     counts = body.get("usage") or {}
     return [
-        Answer(
+        UpstreamResponse(
             message=choice.get("message") or {},
             finish_reason=choice.get("finish_reason"),
             model=body.get("model"),
-            # One count for all choices: it is told once.
+            # The counts are those of all choices together.
             input_tokens=counts.get("prompt_tokens") if i == 0 else None,
             output_tokens=counts.get("completion_tokens") if i == 0 else None,
         )
@@ -246,7 +291,7 @@ def read_answer(body: Mapping[str, Any]) -> list[Answer]:
 
 
 class _Reader:
-    """Puts the chunks together to the body that would have come without streaming."""
+    """Assembles the chunks into the body of a response without streaming."""
 
     def __init__(self) -> None:
         self.over = False
@@ -264,14 +309,14 @@ class _Reader:
             for call in delta.get("tool_calls") or ():
                 _extend_call(message.setdefault("tool_calls", []), call)
 
-    def answers(self) -> list[Answer]:
+    def responses(self) -> list[UpstreamResponse]:
         choices = [choice for _, choice in sorted(self._choices.items())]
         complete = all(choice["finish_reason"] for choice in choices)
-        return read_answer({**self._body, "choices": choices}) if complete else []
+        return read_response({**self._body, "choices": choices}) if complete else []
 
 
 def _extend_call(calls: list[dict[str, Any]], delta: Mapping[str, Any]) -> None:
-    """Add a streamed piece of a tool call to the calls so far."""
+    """Add a streamed part of a tool call to ``calls``."""
     index = delta.get("index", len(calls))
     while len(calls) <= index:
         calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})

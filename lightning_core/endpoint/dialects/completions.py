@@ -1,7 +1,6 @@
-"""OpenAI's older completions on the wire: prompts without a chat, as text or as token ids.
+"""The wire format of OpenAI's legacy completions: prompts as text or token ids.
 
-The tokens of a prompt are those of its text; no chat template is applied, and no tools are called. Choices are numbered prompt by prompt.
-``return_token_ids`` is vLLM's extension.
+No chat template is applied, and no tools are called. Choices are numbered prompt by prompt. ``return_token_ids`` is vLLM's extension.
 """
 
 from __future__ import annotations
@@ -11,25 +10,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from lightning_core.chat.messages import Message
+from lightning_core.endpoint.dialects.chat_completions import FORWARDED_HEADERS as FORWARDED_HEADERS
 from lightning_core.endpoint.dialects.chat_completions import KEY_HEADER as KEY_HEADER
-from lightning_core.endpoint.dialects.chat_completions import PASSED_HEADERS as PASSED_HEADERS
 from lightning_core.endpoint.dialects.chat_completions import error_body as error_body
 from lightning_core.endpoint.dialects.chat_completions import error_event as error_event
 from lightning_core.endpoint.dialects.chat_completions import usage, wants_usage
 from lightning_core.endpoint.dialects.dialect import sse
 from lightning_core.endpoint.dialects.exchange import (
-    Answer,
     ChatRequest,
     Choice,
-    Message,
-    PlainPrompt,
-    Reply,
+    ResponseContext,
+    TextPrompt,
+    UpstreamResponse,
     model_name,
 )
 from lightning_core.endpoint.dialects.fields import (
     OFF_POLICY,
     Fields,
-    Refusal,
+    RefusedField,
     flag,
     integer,
     seed,
@@ -42,29 +41,32 @@ from lightning_core.errors import PolicyRequestError
 PATH = "/completions"
 
 FIELDS = Fields(
-    honoured=frozenset({
+    supported=frozenset({
         "model", "prompt", "temperature", "top_p", "max_tokens", "n", "stop", "stream", "stream_options.include_usage", "seed",
         "logprobs", "return_token_ids",
     }),
-    inert=frozenset({"stream_options.include_obfuscation", "user"}),
+    ignored=frozenset({"stream_options.include_obfuscation", "user"}),
     refused={
-        "best_of": Refusal("every answer is handed out", unless=(1,)),
-        "echo": Refusal("an answer is what was sampled, without its prompt", unless=(False,)),
-        "suffix": Refusal("a model here writes what comes after a prompt, not what comes between"),
-        "frequency_penalty": Refusal(OFF_POLICY, unless=(0,)),
-        "presence_penalty": Refusal(OFF_POLICY, unless=(0,)),
-        "logit_bias": Refusal(OFF_POLICY, unless=({},)),
+        "best_of": RefusedField("every response is returned", unless=(1,)),
+        "echo": RefusedField("a response is the sampled text, without its prompt", unless=(False,)),
+        "suffix": RefusedField("the model writes what follows a prompt, not what is between two texts"),
+        "frequency_penalty": RefusedField(OFF_POLICY, unless=(0,)),
+        "presence_penalty": RefusedField(OFF_POLICY, unless=(0,)),
+        "logit_bias": RefusedField(OFF_POLICY, unless=({},)),
     },
 )  # fmt: skip
 
 
-def parse_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
+NESTED: dict[str, Fields] = {}
+
+
+def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
     """See `Dialect.parse_request`."""
     FIELDS.check(body)
-    request = read_request(body, said=said)
+    request = read_request(body, conversations=conversations)
     if integer(body, "logprobs", 0):
         raise PolicyRequestError(
-            f"logprobs is {body['logprobs']!r}; only 0 can be honoured: the sampled token's, and no others",
+            f"logprobs is {body['logprobs']!r}; expected 0: only the logprob of the sampled token is available",
             param="logprobs",
         )
     flag(body, "return_token_ids")
@@ -79,26 +81,26 @@ def parse_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Messag
     )
 
 
-def read_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
+def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
     """See `Dialect.read_request`."""
-    del said
+    del conversations
     return ChatRequest(
         model=model_name(body),
         messages=(),
         prompts=_prompts(body.get("prompt")),
-        prompt_field="prompt",
+        input_field="prompt",
         n=integer(body, "n", 1) or 1,
         stream=flag(body, "stream") or False,
         body=body,
     )
 
 
-def _prompts(prompt: Any) -> Sequence[PlainPrompt]:
-    """A string, its token ids, or a list of either."""
+def _prompts(prompt: Any) -> Sequence[TextPrompt]:
+    """The prompts: a string, its token ids, or a list of either."""
     if isinstance(prompt, str) or _is_ids(prompt):
         return [prompt]
     if isinstance(prompt, list) and prompt and all(isinstance(one, str) or _is_ids(one) for one in prompt):
-        return cast("list[PlainPrompt]", prompt)
+        return cast("list[TextPrompt]", prompt)
     raise PolicyRequestError(
         f"prompt is {prompt!r}; expected a string, a list of token ids, or a list of either", param="prompt"
     )
@@ -108,29 +110,34 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
-def write_answer(reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
-    """See `Dialect.write_answer`."""
+def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[str, Any]:
+    """See `Dialect.write_response`."""
     entries: list[dict[str, Any]] = []
     for i, choice in enumerate(choices):
-        entry = _entry(reply, i, choice.message.get("content") or "", 0, choice.token_ids, choice.logprobs)
-        if reply.request.body.get("return_token_ids"):
-            entry["prompt_token_ids"] = list(reply.prompts[i // reply.request.n])
+        entry = _entry(context, i, choice.message.get("content") or "", 0, choice.token_ids, choice.logprobs)
+        if context.request.body.get("return_token_ids"):
+            entry["prompt_token_ids"] = list(context.prompts[i // context.request.n])
         entries.append({**entry, "finish_reason": choice.finish_reason})
-    return {**_head(reply), "choices": entries, "usage": usage(reply, choices)}
+    return {**_head(context), "choices": entries, "usage": usage(context, choices)}
 
 
-def _head(reply: Reply) -> dict[str, Any]:
-    return {"id": f"cmpl-{reply.call}", "object": "text_completion", "created": int(time.time()), "model": reply.model}
+def _head(context: ResponseContext) -> dict[str, Any]:
+    return {
+        "id": f"cmpl-{context.call}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": context.model,
+    }
 
 
 def _entry(
-    reply: Reply, index: int, text: str, offset: int, token_ids: Sequence[int], logprobs: Sequence[float]
+    context: ResponseContext, index: int, text: str, offset: int, token_ids: Sequence[int], logprobs: Sequence[float]
 ) -> dict[str, Any]:
-    """A choice or a part of one. ``offset`` is where its tokens' text begins, in characters."""
-    asked = reply.request.body
+    """A choice or a streamed part of one. ``offset``: where its text begins, in characters."""
+    options = context.request.body
     entry: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
-    if asked.get("logprobs") is not None:
-        tokens = [reply.decode([token]) for token in token_ids]
+    if options.get("logprobs") is not None:
+        tokens = [context.decode([token]) for token in token_ids]
         offsets: list[int] = []
         for token in tokens:
             offsets.append(offset)
@@ -141,24 +148,24 @@ def _entry(
             "top_logprobs": None,
             "text_offset": offsets,
         }
-    if asked.get("return_token_ids"):
+    if options.get("return_token_ids"):
         entry["token_ids"] = list(token_ids)
     return entry
 
 
 class _Writer:
-    def __init__(self, reply: Reply) -> None:
-        self._reply = reply
-        self._offsets = [0] * reply.request.choices
+    def __init__(self, context: ResponseContext) -> None:
+        self._context = context
+        self._offsets = [0] * context.request.choices
 
     def begin(self, index: int) -> bytes:
         return b""
 
     def think(self, index: int, reasoning: str) -> bytes:
-        return b""  # a completion has no reasoning apart
+        return b""  # completions do not separate reasoning
 
     def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
-        entry = _entry(self._reply, index, text, self._offsets[index], token_ids, logprobs)
+        entry = _entry(self._context, index, text, self._offsets[index], token_ids, logprobs)
         if entry["logprobs"]:
             self._offsets[index] += sum(len(token) for token in entry["logprobs"]["tokens"])
         return self._chunk(entry) if text or entry["logprobs"] or "token_ids" in entry else b""
@@ -169,29 +176,29 @@ class _Writer:
 
     def end(self, choices: Sequence[Choice]) -> bytes:
         events = b""
-        if wants_usage(self._reply.request.body):
-            events = sse({**_head(self._reply), "choices": [], "usage": usage(self._reply, choices)})
+        if wants_usage(self._context.request.body):
+            events = sse({**_head(self._context), "choices": [], "usage": usage(self._context, choices)})
         return events + sse("[DONE]")
 
     def _chunk(self, entry: Mapping[str, Any]) -> bytes:
-        usage_comes = {"usage": None} if wants_usage(self._reply.request.body) else {}
-        return sse({**_head(self._reply), "choices": [entry], **usage_comes})
+        usage_comes = {"usage": None} if wants_usage(self._context.request.body) else {}
+        return sse({**_head(self._context), "choices": [entry], **usage_comes})
 
 
-def stream_writer(reply: Reply) -> _Writer:
+def stream_writer(context: ResponseContext) -> _Writer:
     """See `Dialect.stream_writer`."""
-    return _Writer(reply)
+    return _Writer(context)
 
 
-def read_answer(body: Mapping[str, Any]) -> list[Answer]:
-    """See `Dialect.read_answer`."""
+def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
+    """See `Dialect.read_response`."""
     counts = body.get("usage") or {}
     return [
-        Answer(
+        UpstreamResponse(
             message={"role": "assistant", "content": choice.get("text") or ""},
             finish_reason=choice.get("finish_reason"),
             model=body.get("model"),
-            # One count for all choices: it is told once.
+            # The counts are those of all choices together.
             input_tokens=counts.get("prompt_tokens") if i == 0 else None,
             output_tokens=counts.get("completion_tokens") if i == 0 else None,
         )
@@ -201,7 +208,7 @@ def read_answer(body: Mapping[str, Any]) -> list[Answer]:
 
 
 class _Reader:
-    """Puts the chunks together to the body that would have come without streaming."""
+    """Assembles the chunks into the body of a response without streaming."""
 
     def __init__(self) -> None:
         self.over = False
@@ -216,8 +223,8 @@ class _Reader:
             choice["text"] += part.get("text") or ""
             choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
 
-    def answers(self) -> list[Answer]:
-        return read_answer({**self._body, "choices": [choice for _, choice in sorted(self._choices.items())]})
+    def responses(self) -> list[UpstreamResponse]:
+        return read_response({**self._body, "choices": [choice for _, choice in sorted(self._choices.items())]})
 
 
 def stream_reader() -> _Reader:

@@ -1,4 +1,7 @@
-"""What the endpoint needs of a wire format. Each module beside this one is a `Dialect`; all else is the same for all of them."""
+"""The interface of a wire format.
+
+Each module of this package that implements it is a `Dialect`.
+"""
 
 from __future__ import annotations
 
@@ -6,46 +9,53 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from lightning_core.endpoint.dialects.exchange import Answer, ChatRequest, Choice, Message, Reply
+from lightning_core.chat.messages import Message
+from lightning_core.endpoint.dialects.exchange import ChatRequest, Choice, ResponseContext, UpstreamResponse
 from lightning_core.endpoint.dialects.fields import Fields
 
 
 class StreamWriter(Protocol):
-    """Writes one streamed answer: each method gives the server-sent events to send now, perhaps none."""
+    """Writes one streamed response.
+
+    Each method returns the server-sent events to send now, or nothing.
+    """
 
     def begin(self, index: int) -> bytes:
-        """Choice ``index`` is about to be sampled."""
+        """The events before choice ``index`` is sampled."""
         ...
 
     def think(self, index: int, reasoning: str) -> bytes:
-        """All that choice ``index`` thought, said once and before any of its text."""
+        """The events for the whole reasoning of choice ``index``.
+
+        Called at most once, before any text.
+        """
         ...
 
     def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
-        """``token_ids`` were sampled; ``text``, perhaps empty, may be said already."""
+        """The events for newly sampled ``token_ids`` and for ``text``, which may be empty."""
         ...
 
     def finish(self, index: int, choice: Choice, rest: str) -> bytes:
-        """Choice ``index`` is complete; ``rest`` is what remains of its text."""
+        """The events that complete choice ``index``; ``rest`` is its text that was not sent yet."""
         ...
 
     def end(self, choices: Sequence[Choice]) -> bytes:
-        """All is said."""
+        """The events after the last choice."""
         ...
 
 
 class StreamReader(Protocol):
-    """Reads the streamed answer of somebody else's server."""
+    """Reads a streamed response of an upstream server."""
 
     over: bool
-    """Whether the last event has come; False for ever where a closing mark says so."""
+    """Whether the last event was read. Always False for formats that end with ``[DONE]``."""
 
     def read(self, event: Mapping[str, Any]) -> None:
-        """Take in the JSON of one event."""
+        """Add the JSON of one event."""
         ...
 
-    def answers(self) -> list[Answer]:
-        """All responses, once the stream is at its end; empty if it broke off."""
+    def responses(self) -> list[UpstreamResponse]:
+        """All responses of the stream; empty if it is not complete."""
         ...
 
 
@@ -54,60 +64,67 @@ class Dialect(Protocol):
 
     @property
     def PATH(self) -> str:
-        """Where it is served, below the base URL."""
+        """The path of requests, relative to the base URL."""
         ...
 
     @property
     def KEY_HEADER(self) -> str:
-        """The header that holds an API key; in ``authorization`` after the word Bearer."""
+        """The header with the API key; ``authorization`` holds it as a bearer token."""
         ...
 
     @property
-    def PASSED_HEADERS(self) -> Sequence[str]:
-        """Headers of a request that change what it means, for whoever it is passed on to."""
+    def FORWARDED_HEADERS(self) -> Sequence[str]:
+        """Headers that are part of a request and are forwarded with it."""
         ...
 
     @property
     def FIELDS(self) -> Fields:
-        """What becomes of each field of a request."""
+        """The fields of a request."""
         ...
 
-    def parse_request(self, body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
-        """Read a request that is answered here; ``said`` is what each earlier answer of the rollout carries on, by its call.
+    @property
+    def NESTED(self) -> Mapping[str, Fields]:
+        """The fields of the objects inside a request, by the place and the type of the object."""
+        ...
 
-        Raises `PolicyRequestError` naming the field that cannot be honoured.
+    def parse_request(self, body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
+        """Read a request that is answered here.
+
+        ``conversations``: the messages up to each response of the rollout, by its id.
+
+        Raises `PolicyRequestError` with the name of the field that is not supported.
         """
         ...
 
-    def read_request(self, body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
-        """Read a request that somebody else answers, as far as its record goes: what they can do is for them to say.
+    def read_request(self, body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
+        """Read what is recorded of a request that is forwarded. Fields are not checked.
 
-        Raises `PolicyRequestError` where not even that can be read.
+        Raises `PolicyRequestError` if the request cannot be read at all.
         """
         ...
 
-    def write_answer(self, reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
-        """The answer to a request without streaming."""
+    def write_response(self, context: ResponseContext, choices: Sequence[Choice]) -> dict[str, Any]:
+        """The body of a response without streaming."""
         ...
 
-    def stream_writer(self, reply: Reply) -> StreamWriter:
-        """For the answer to a request with streaming."""
+    def stream_writer(self, context: ResponseContext) -> StreamWriter:
+        """A writer for one streamed response."""
         ...
 
-    def read_answer(self, body: Mapping[str, Any]) -> list[Answer]:
-        """Somebody else's answer; empty if ``body`` is none."""
+    def read_response(self, body: Mapping[str, Any]) -> list[UpstreamResponse]:
+        """The responses in an upstream server's ``body``; empty if it has none."""
         ...
 
     def stream_reader(self) -> StreamReader:
-        """For somebody else's streamed answer."""
+        """A reader for one streamed response of an upstream server."""
         ...
 
     def error_body(self, message: str, *, status: int, param: str | None = None) -> dict[str, Any]:
-        """An error as this format's clients expect it."""
+        """An error as clients of this format expect it. ``param``: the path of the field."""
         ...
 
     def error_event(self, message: str) -> bytes:
-        """The end of a stream that broke off."""
+        """The event that ends a stream after an error."""
         ...
 
 

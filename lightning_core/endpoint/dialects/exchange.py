@@ -1,4 +1,4 @@
-"""A request and its answer as the endpoint sees them, whatever the wire format: messages and tools are those of chat completions."""
+"""Requests and responses independent of the wire format, as in chat completions."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_core.endpoint.dialects.response_format import Demands
+from lightning_core.chat.messages import Message
+from lightning_core.endpoint.dialects.response_format import OutputRequirements
 from lightning_core.errors import PolicyRequestError
 
-Message = Mapping[str, Any]
-PlainPrompt = str | Sequence[int]
-"""Text, or its token ids."""
+TextPrompt = str | Sequence[int]
+"""A prompt without a chat: its text or its token ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """A checked request; None where the client left the choice to us."""
+    """A request that was read. None means that the request does not set the field."""
 
     model: str
     messages: Sequence[Any]
@@ -29,23 +29,23 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     stream: bool = False
-    demands: Demands = field(default_factory=Demands)
-    carried: Sequence[Message] | None = None
-    """What a later request that names this answer begins with, the answer itself aside; None if there can be none."""
-    prompts: Sequence[PlainPrompt] = ()
-    """Prompts without a chat, each answered ``n`` times; ``messages`` are empty then."""
-    prompt_field: str = "messages"
-    """The field of the body that holds what is asked."""
+    requirements: OutputRequirements = field(default_factory=OutputRequirements)
+    history: Sequence[Message] | None = None
+    """The messages before the response in a later request that names it; None if the format has no such requests."""
+    prompts: Sequence[TextPrompt] = ()
+    """Prompts without a chat, with ``n`` responses each; ``messages`` are then empty."""
+    input_field: str = "messages"
+    """The field of the body with the messages or prompts."""
     body: Mapping[str, Any] = field(repr=False)
-    """As the client sent it, for what concerns only the wire format."""
+    """The body as the client sent it, for fields that only the dialect reads."""
 
     @property
     def choices(self) -> int:
-        """How many responses are asked for."""
+        """The number of responses."""
         return self.n * (len(self.prompts) or 1)
 
-    def asked(self, choice: int) -> Sequence[Any]:
-        """The messages that response number ``choice`` answers; a plain prompt counts as the user's."""
+    def input_messages(self, choice: int) -> Sequence[Any]:
+        """The messages before response ``choice``; a prompt without a chat becomes a user message."""
         if not self.prompts:
             return self.messages
         prompt = self.prompts[choice // self.n]
@@ -54,7 +54,7 @@ class ChatRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Choice:
-    """One sampled response, as far as it has come."""
+    """One response, complete or still being sampled."""
 
     message: Message
     token_ids: list[int]
@@ -62,16 +62,16 @@ class Choice:
     finish_reason: str
     """stop, length or tool_calls."""
     stop: str | None = None
-    """The stop string that ended it."""
+    """The stop string that ended the response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """What is known of an answer before it is sampled."""
+class ResponseContext:
+    """What is known about a response before it is sampled."""
 
     request: ChatRequest
     call: str
-    """Id of the first response's span; the answer's id on the wire has it at its end."""
+    """Span id of the first choice; the id of the response ends with it."""
     model: str
     prompts: Sequence[Sequence[int]]
     """Token ids of each prompt; a chat has one."""
@@ -79,13 +79,13 @@ class Reply:
 
     @property
     def prompt_tokens(self) -> int:
-        """How many tokens the prompts have together."""
+        """The number of tokens of all prompts."""
         return sum(len(ids) for ids in self.prompts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """One response of somebody else's model server."""
+class UpstreamResponse:
+    """One response of an upstream server."""
 
     message: Message
     finish_reason: str | None = None
@@ -95,10 +95,13 @@ class Answer:
 
 
 def model_name(body: Any) -> str:
-    """The model that a request names, perhaps none. Raises `PolicyRequestError` if the body is no object."""
+    """The model named in a request, or "".
+
+    Raises `PolicyRequestError` if the body is not an object.
+    """
     if not isinstance(body, Mapping):
         raise PolicyRequestError(f"the request body is a JSON {type(body).__name__}; expected an object")
     model = body.get("model")
     if not isinstance(model, (str, type(None))):
-        raise PolicyRequestError(f"model is {model!r}; expected a name", param="model")
+        raise PolicyRequestError(f"model is {model!r}; expected a string", param="model")
     return model or ""

@@ -1,4 +1,4 @@
-"""The fields of a request body: which are honoured, which are accepted and mean nothing here, and which are refused, each by its name."""
+"""Tables of request fields (supported, ignored, refused), and readers for their values."""
 
 from __future__ import annotations
 
@@ -9,53 +9,100 @@ from typing import Any
 
 from lightning_core.errors import PolicyRequestError
 
-TEXT_ONLY = "this model reads and writes text"
-OFF_POLICY = "it changes the sampled distribution in a way that training cannot follow"
-ONLY_SAMPLED = "only the sampled token's logprob is known"
-NO_HOSTED_TOOLS = "only the caller's own tools can be called here"
-NOT_KEPT = "nothing is kept here beyond a rollout's own responses"
+TEXT_ONLY = "the model reads and writes text only"
+OFF_POLICY = "it changes the sampled distribution in a way that training cannot reproduce"
+ONLY_SAMPLED = "only the logprob of the sampled token is available"
+NO_HOSTED_TOOLS = "only function tools that the client runs are supported"
+NOT_STORED = "the endpoint stores nothing but the responses of the current rollout"
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a field cannot be honoured."""
+class RefusedField:
+    """A field that is an error, and why."""
 
-    why: str
+    reason: str
     unless: tuple[Any, ...] = ()
-    """Values that ask for nothing; null is one always."""
+    """Values without effect, which are accepted. null always is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """All fields of a wire format. ``outer.inner`` is a field of the object in ``outer``, whose other fields are refused."""
+    """All fields of a JSON object.
 
-    honoured: frozenset[str]
-    inert: frozenset[str]
-    """Without influence on what a model without reasoning and without hosted tools samples: accepted, and meaningless here."""
-    refused: Mapping[str, Refusal] = field(default_factory=dict[str, Refusal])
+    ``outer.inner`` is a field of the object in ``outer``, whose fields are then checked too.
 
-    def check(self, body: Mapping[str, Any], *, within: str = "") -> None:
-        """Raise `PolicyRequestError` for a field that asks for what cannot be honoured; one that is not known at all among them."""
-        for key, value in body.items():
-            name = f"{within}{key}"
-            if value is None or name in self.honoured or name in self.inert:
+    The value of a name without inner names is not looked into. Fields in no table are refused.
+    """
+
+    supported: frozenset[str]
+    ignored: frozenset[str] = frozenset()
+    """Accepted, without effect on what the model sees or samples."""
+    refused: Mapping[str, RefusedField] = field(default_factory=dict[str, RefusedField])
+    _accepted: frozenset[str] = field(init=False, repr=False, compare=False)
+    _objects: Mapping[str, Fields] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        names = self.supported | self.ignored
+        object.__setattr__(self, "_accepted", frozenset(name for name in names if "." not in name))
+        outers = {name.partition(".")[0] for name in names if "." in name}
+        object.__setattr__(self, "_objects", {outer: self._inside(outer) for outer in outers})
+
+    def _inside(self, outer: str) -> Fields:
+        """The fields of the object in ``outer``."""
+
+        def inner(names: frozenset[str]) -> frozenset[str]:
+            return frozenset(name.removeprefix(f"{outer}.") for name in names if name.startswith(f"{outer}."))
+
+        refused = {name: self.refused[name] for name in self.refused if name.startswith(f"{outer}.")}
+        return Fields(
+            supported=inner(self.supported),
+            ignored=inner(self.ignored),
+            refused={name.removeprefix(f"{outer}."): entry for name, entry in refused.items()},
+        )
+
+    def check(self, value: Mapping[str, Any], path: str = "") -> None:
+        """Raise `PolicyRequestError` for the first field of ``value`` that is unknown or refused.
+
+        ``path``: where ``value`` is in the request, such as ``messages.2``; empty for the request itself.
+        """
+        if value.keys() <= self._accepted:
+            return
+        for key, inner in value.items():
+            if inner is None or key in self._accepted:
                 continue
-            if any(known.startswith(f"{name}.") for known in self.honoured | self.inert):
-                if not isinstance(value, Mapping):
-                    raise PolicyRequestError(f"{name} is {value!r}; expected an object", param=name)
-                self.check(value, within=f"{name}.")
+            fields = self._objects.get(key)
+            if fields is not None and isinstance(inner, dict) and inner.keys() <= fields._accepted:
                 continue
-            refusal = self.refused.get(name)
-            if refusal is None:
+            name = f"{path}.{key}" if path else key
+            if fields is not None:
+                if not isinstance(inner, Mapping):
+                    raise PolicyRequestError(f"{name} is {inner!r}; expected an object", param=name)
+                fields.check(inner, name)
+            elif (refused := self.refused.get(key)) is None:
+                supported = ", ".join(sorted({known.partition(".")[0] for known in self.supported}))
                 raise PolicyRequestError(
-                    f"{name!r} is no field that is known here; honoured are {sorted(self.honoured)!r}", param=name
+                    f"unknown field {name!r}; the supported fields of {path or 'the request'} are {supported}. Remove or rename it",
+                    param=name,
                 )
-            if value not in refusal.unless:
-                raise PolicyRequestError(f"{name} is {value!r}: {refusal.why}", param=name)
+            elif inner not in refused.unless:
+                raise PolicyRequestError(f"{name} is {inner!r}, which is not supported: {refused.reason}", param=name)
+
+
+def check_variant(variants: Mapping[str, Fields], value: Mapping[str, Any], path: str, *, default: str = "") -> None:
+    """Check ``value`` by the table of its ``type`` (``default`` if it has none).
+
+    Types without a table are not checked.
+    """
+    kind = value.get("type", default)
+    if isinstance(kind, str) and (fields := variants.get(kind)) is not None:
+        fields.check(value, path)
 
 
 def number(body: Mapping[str, Any], name: str, low: float, high: float, *, zero: bool = False) -> float | None:
-    """A number of the body, or None. Raises `PolicyRequestError` if it is something else or out of range; 0 is in it with ``zero``."""
+    """A number of the body, or None.
+
+    Raises `PolicyRequestError` for other types and values; ``zero`` allows 0.
+    """
     value = body.get(name)
     if value is None:
         return None
@@ -70,17 +117,17 @@ def number(body: Mapping[str, Any], name: str, low: float, high: float, *, zero:
 
 
 def temperature(body: Mapping[str, Any]) -> float | None:
-    """0 means greedy; so near to it that single precision cannot divide by it would mean nothing."""
+    """The sampling temperature, 0 (greedy) or at least 1e-6."""
     return number(body, "temperature", 1e-6, 100.0, zero=True)
 
 
 def top_p(body: Mapping[str, Any]) -> float | None:
-    """The nucleus; it holds the likeliest token however small it is, but cannot be empty."""
+    """The probability mass of nucleus sampling."""
     return number(body, "top_p", 1e-6, 1.0)
 
 
 def integer(body: Mapping[str, Any], name: str, low: int, high: float = math.inf) -> int | None:
-    """An integer of the body, or None. Raises `PolicyRequestError` if it is something else or out of range."""
+    """An integer of the body, or None. Raises `PolicyRequestError` for other types and values."""
     value = body.get(name)
     if value is None:
         return None
@@ -91,28 +138,35 @@ def integer(body: Mapping[str, Any], name: str, low: int, high: float = math.inf
 
 
 def seed(body: Mapping[str, Any]) -> int | None:
-    """A signed integer of 64 bits."""
+    """The random seed, a signed 64-bit integer."""
     return integer(body, "seed", -(1 << 63), (1 << 63) - 1)
 
 
 def flag(body: Mapping[str, Any], name: str) -> bool | None:
-    """True, False or None. Raises `PolicyRequestError` if it is something else."""
+    """A boolean of the body, or None. Raises `PolicyRequestError` for other types."""
     value = body.get(name)
     if not isinstance(value, (bool, type(None))):
         raise PolicyRequestError(f"{name} is {value!r}; expected true or false", param=name)
     return value
 
 
-def text(body: Mapping[str, Any], name: str) -> str | None:
-    """A string of the body, or None. Raises `PolicyRequestError` if it is something else."""
+def text(body: Mapping[str, Any], name: str, path: str = "") -> str | None:
+    """A string of the body, or None.
+
+    Raises `PolicyRequestError` for other types. ``path``: where the body is in the request.
+    """
     value = body.get(name)
     if not isinstance(value, (str, type(None))):
-        raise PolicyRequestError(f"{name} is {value!r}; expected a string", param=name)
+        where = f"{path}.{name}" if path else name
+        raise PolicyRequestError(f"{where} is {value!r}; expected a string", param=where)
     return value
 
 
 def strings(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """A list of strings in the body, empty where there is none. Raises `PolicyRequestError` if it is something else."""
+    """A list of strings of the body, empty if absent.
+
+    Raises `PolicyRequestError` for other types.
+    """
     value = body.get(name)
     if value is None:
         return ()
@@ -122,16 +176,22 @@ def strings(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def stops(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """One stop string or several. Raises `PolicyRequestError` if one of them is empty: it would end every answer before it begins."""
+    """The stop strings: one or a list.
+
+    Raises `PolicyRequestError` for other types and for empty strings.
+    """
     value = body.get(name)
     found = (value,) if isinstance(value, str) else strings(body, name)
     if "" in found:
-        raise PolicyRequestError(f"{name} is {value!r}; expected strings that are not empty", param=name)
+        raise PolicyRequestError(f"{name} is {value!r}; expected non-empty strings", param=name)
     return found
 
 
 def objects(body: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """A list of objects in the body, empty where there is none. Raises `PolicyRequestError` if it is something else."""
+    """A list of objects of the body, empty if absent.
+
+    Raises `PolicyRequestError` for other types.
+    """
     value = body.get(name)
     if value is None:
         return []

@@ -1,4 +1,4 @@
-"""The messages, content blocks and tools of Anthropic's Messages API as those of a chat, and back."""
+"""Converts messages, blocks and tools of Anthropic's Messages API to a chat and back."""
 
 from __future__ import annotations
 
@@ -6,95 +6,174 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_core.endpoint.dialects.chat_shape import check_role
-from lightning_core.endpoint.dialects.exchange import Message
+from lightning_core.chat.messages import Message
+from lightning_core.endpoint.dialects.chat_shape import check_result, check_role
+from lightning_core.endpoint.dialects.fields import NO_HOSTED_TOOLS, Fields, RefusedField, check_variant
 from lightning_core.errors import PolicyRequestError
 
 _ROLES = ("user", "assistant", "system")
 
+MESSAGE = Fields(supported=frozenset({"role", "content"}), ignored=frozenset({"id"}))
+
+_DIRECT = RefusedField(NO_HOSTED_TOOLS, unless=({"type": "direct"},))
+_TOOLSET = RefusedField(NO_HOSTED_TOOLS)
+BLOCKS: Mapping[str, Fields] = {
+    "text": Fields(
+        supported=frozenset({"type", "text"}), ignored=frozenset({"cache_control", "citations", "parsed_output"})
+    ),
+    "tool_use": Fields(
+        supported=frozenset({"type", "id", "name", "input"}),
+        ignored=frozenset({"cache_control"}),
+        refused={"caller": _DIRECT, "toolset_name": _TOOLSET},
+    ),
+    "tool_result": Fields(
+        supported=frozenset({"type", "tool_use_id", "content", "is_error"}),
+        ignored=frozenset({"cache_control"}),
+        refused={"toolset_name": _TOOLSET},
+    ),
+    # Reasoning sampled here is known to the endpoint; that of other models is not shown to this one.
+    "thinking": Fields(supported=frozenset({"type"}), ignored=frozenset({"thinking", "signature"})),
+    "redacted_thinking": Fields(supported=frozenset({"type"}), ignored=frozenset({"data"})),
+}
+"""Fields of a content block, by its type."""
+
+TOOL = Fields(
+    supported=frozenset({"type", "name", "description", "input_schema"}),
+    # Arguments are never constrained to the schema, so the model is not shown `strict`.
+    ignored=frozenset({"cache_control", "eager_input_streaming", "strict"}),
+    refused={
+        "allowed_callers": RefusedField(NO_HOSTED_TOOLS, unless=(["direct"], [])),
+        "defer_loading": RefusedField("the model is shown every tool at once", unless=(False,)),
+        "input_examples": RefusedField("the model is not shown them; put them into the description", unless=([],)),
+    },
+)
+
 
 def to_chat(messages: Sequence[Mapping[str, Any]], *, check: bool) -> Sequence[Message]:
-    """The chat messages that ``messages`` stand for. Raises `PolicyRequestError` for what is no part of a chat, unless ``check`` is off."""
+    """The chat messages of ``messages``.
+
+    Raises `PolicyRequestError` for what is not supported; with ``check`` False it becomes text.
+    """
     chat: list[Message] = []
+    ids: set[str] = set()
     for i, message in enumerate(messages):
-        content = message.get("content")
+        path = f"messages.{i}"
         if check:
-            check_role(message.get("role"), _ROLES, f"messages[{i}]")
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else _blocks(content, f"messages[{i}]")
-        if message.get("role") == "assistant":
-            chat.append(_assistant(blocks, f"messages[{i}]", check=check))
+            MESSAGE.check(message, path)
+            check_role(message.get("role"), _ROLES, path)
+        content, path = message.get("content"), f"{path}.content"
+        role = message.get("role")
+        if isinstance(content, str):
+            chat.append({"role": str(role), "content": content})
+            continue
+        blocks = _blocks(content, path)
+        if check:
+            _check_blocks(blocks, path, ids)
+        if role == "assistant":
+            chat.append(_assistant(blocks, path, check=check))
         else:
-            chat += _user(str(message.get("role")), blocks, f"messages[{i}]", check=check)
+            chat += _user(str(role), blocks, path, check=check)
     return chat
 
 
-def _blocks(content: Any, where: str) -> Sequence[Any]:
+def _blocks(content: Any, path: str) -> Sequence[Any]:
     if not isinstance(content, (list, type(None))):
-        raise PolicyRequestError(f"{where}.content is {content!r}; expected a string or a list of blocks", param=where)
+        raise PolicyRequestError(f"{path} is {content!r}; expected a string or a list of blocks", param=path)
     return content or ()
 
 
-def _assistant(blocks: Sequence[Any], where: str, *, check: bool) -> Message:
+def _check_blocks(blocks: Sequence[Any], path: str, ids: set[str]) -> None:
+    """Check the fields of ``blocks``.
+
+    ``ids`` of tool calls are added to, and looked up for results.
+    """
+    for i, block in enumerate(blocks):
+        if isinstance(block, dict):
+            check_variant(BLOCKS, block, f"{path}.{i}")
+        match block:
+            case {"type": "tool_use", "id": str(id)}:
+                ids.add(id)
+            case {"type": "tool_result", "tool_use_id": str(id)}:
+                check_result(id, ids, f"{path}.{i}.tool_use_id")
+                if not isinstance(block.get("is_error"), (bool, type(None))):
+                    where = f"{path}.{i}.is_error"
+                    raise PolicyRequestError(f"{where} is {block['is_error']!r}; expected true or false", param=where)
+            case _:
+                pass
+
+
+def _assistant(blocks: Sequence[Any], path: str, *, check: bool) -> Message:
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
-    for block in blocks:
+    for i, block in enumerate(blocks):
         match block:
             case {"type": "tool_use", "id": str(id), "name": str(name), "input": arguments}:
-                # What was no JSON came back as the string that it is.
+                # Arguments that were not JSON were returned as a string, and come back as one.
                 written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
                 calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": written}})
             case {"type": "thinking" | "redacted_thinking"}:
-                pass  # another model's, or known here
+                pass
             case _:
-                texts.append(text_of([block], where, check=check))
+                texts.append(_text(block, f"{path}.{i}", check=check))
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _user(role: str, blocks: Sequence[Any], where: str, *, check: bool) -> list[Message]:
-    """Each tool result is a message of its own; the text around them is the user's."""
+def _user(role: str, blocks: Sequence[Any], path: str, *, check: bool) -> list[Message]:
+    """One message for each tool result, and one for each run of text between them."""
     chat: list[Message] = []
-    texts: list[Any] = []
+    texts: list[str] = []
 
-    def say() -> None:
+    def flush() -> None:
         if texts:
-            chat.append({"role": role, "content": text_of(texts, where, check=check)})
+            chat.append({"role": role, "content": "".join(texts)})
             texts.clear()
 
-    for block in blocks:
+    for i, block in enumerate(blocks):
+        where = f"{path}.{i}"
         match block:
             case {"type": "tool_result", "tool_use_id": str(id)}:
-                say()
-                result = text_of(block.get("content") or "", where, check=check)
+                flush()
+                result = text_of(block.get("content"), f"{where}.content", check=check)
                 content = f"Error: {result}" if block.get("is_error") else result
                 chat.append({"role": "tool", "tool_call_id": id, "content": content})
             case _:
-                texts.append(block)
-    say()
+                texts.append(_text(block, where, check=check))
+    flush()
     return chat or [{"role": role, "content": ""}]
 
 
-def text_of(content: Any, where: str, *, check: bool) -> str:
-    """The text of a string or of text blocks. Raises `PolicyRequestError` if there is anything else, unless ``check`` is off."""
+def text_of(content: Any, path: str, *, check: bool) -> str:
+    """The text of a string or of a list of text blocks.
+
+    Raises `PolicyRequestError` for other blocks; with ``check`` False they become text.
+    """
     if isinstance(content, str):
         return content
     texts: list[str] = []
-    for block in _blocks(content, where):
-        match block:
-            case {"type": "text", "text": str(text)}:
-                texts.append(text)
-            case _ if not check:
-                texts.append(json.dumps(block))
-            case _:
-                raise PolicyRequestError(
-                    f"{where} has a content block {block!r}; this model reads text, tool_use and tool_result blocks",
-                    param=where,
-                )
+    for i, block in enumerate(_blocks(content, path)):
+        where = f"{path}.{i}"
+        if check and isinstance(block, dict):
+            check_variant(BLOCKS, block, where)
+        texts.append(_text(block, where, check=check))
     return "".join(texts)
 
 
+def _text(block: Any, path: str, *, check: bool) -> str:
+    match block:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case _ if not check:
+            return json.dumps(block)
+        case _:
+            raise PolicyRequestError(
+                f"{path} is {block!r}; expected a text, tool_use or tool_result block with all of its fields: the model reads text only",
+                param=path,
+            )
+
+
 def to_blocks(message: Message) -> list[dict[str, Any]]:
-    """The content blocks of a chat's assistant message."""
+    """The content blocks of an assistant message."""
     blocks: list[dict[str, Any]] = []
     if message.get("reasoning_content"):
         blocks.append({"type": "thinking", "thinking": message["reasoning_content"], "signature": ""})
@@ -111,13 +190,15 @@ def to_blocks(message: Message) -> list[dict[str, Any]]:
 
 
 def function_tool(tool: Mapping[str, Any], index: int, *, check: bool) -> Mapping[str, Any]:
-    """A tool as chat completions write it. A schema's ``strict`` is not enforced, so the model is not told of it."""
+    """``tool`` as chat completions define it, with the fields that the model is shown."""
     if tool.get("type") not in (None, "custom"):
         if check:
+            path = f"tools.{index}.type"
             raise PolicyRequestError(
-                f"tools[{index}] has the type {tool.get('type')!r}; only the caller's own tools can be called here",
-                param="tools",
+                f"{path} is {tool.get('type')!r}; expected 'custom': {NO_HOSTED_TOOLS}", param=path
             )
         return tool
+    if check:
+        TOOL.check(tool, f"tools.{index}")
     function = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
     return {"type": "function", "function": {**function, "parameters": tool.get("input_schema") or {}}}

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API on the wire: what a request may say, how an answer looks, and the events of a stream."""
+"""The wire format of Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightning_core.chat.messages import Message
 from lightning_core.endpoint.dialects.chat_shape import check_tools
 from lightning_core.endpoint.dialects.dialect import sse
-from lightning_core.endpoint.dialects.exchange import Answer, ChatRequest, Choice, Message, Reply, model_name
+from lightning_core.endpoint.dialects.exchange import (
+    ChatRequest,
+    Choice,
+    ResponseContext,
+    UpstreamResponse,
+    model_name,
+)
 from lightning_core.endpoint.dialects.fields import (
     NO_HOSTED_TOOLS,
-    NOT_KEPT,
+    NOT_STORED,
     OFF_POLICY,
     Fields,
-    Refusal,
+    RefusedField,
+    check_variant,
     flag,
     integer,
     objects,
@@ -22,38 +30,63 @@ from lightning_core.endpoint.dialects.fields import (
     temperature,
     top_p,
 )
-from lightning_core.endpoint.dialects.message_blocks import function_tool, text_of, to_blocks, to_chat
-from lightning_core.endpoint.dialects.response_format import ANY_TOOL, Demands, check_tool
+from lightning_core.endpoint.dialects.message_blocks import (
+    BLOCKS,
+    MESSAGE,
+    TOOL,
+    function_tool,
+    text_of,
+    to_blocks,
+    to_chat,
+)
+from lightning_core.endpoint.dialects.response_format import ANY_TOOL, OutputRequirements, check_tool_choice
 from lightning_core.errors import PolicyRequestError
 
 PATH = "/messages"
 KEY_HEADER = "x-api-key"
-PASSED_HEADERS = ("anthropic-version", "anthropic-beta")
+FORWARDED_HEADERS = ("anthropic-version", "anthropic-beta")
 
 FIELDS = Fields(
-    honoured=frozenset({
+    supported=frozenset({
         "model", "messages", "system", "max_tokens", "tools", "tool_choice", "temperature", "top_p", "stop_sequences", "stream",
         "output_config.format",
     }),
-    inert=frozenset({
-        "billing_policy", "cache_control", "inference_geo", "metadata", "output_config.effort", "service_tier", "speed", "thinking",
-        "user_profile_id", "workspace_id",
+    ignored=frozenset({
+        "billing_policy", "cache_control", "inference_geo", "metadata", "output_config.effort", "service_tier", "speed",
+        "thinking.block_binding", "thinking.budget_tokens", "thinking.display", "thinking.type", "user_profile_id", "workspace_id",
     }),
     refused={
-        "compaction": Refusal("a conversation is never compacted here"),
-        "container": Refusal(NO_HOSTED_TOOLS),
-        "context_management": Refusal("what a conversation holds is never changed here"),
-        "diagnostics": Refusal("nothing is cached that could be diagnosed"),
-        "fallback_credit_token": Refusal("no other model answers in place of the one that is asked"),
-        "fallbacks": Refusal("no other model answers in place of the one that is asked", unless=([],)),
-        "mcp_servers": Refusal(NO_HOSTED_TOOLS, unless=([],)),
-        "output_config.task_budget": Refusal("a model here knows of no budget; set max_tokens"),
-        "output_format": Refusal("use output_config.format"),
-        "thread": Refusal(NOT_KEPT),
-        "top_k": Refusal(OFF_POLICY),
+        "compaction": RefusedField("a conversation is never compacted"),
+        "container": RefusedField(NO_HOSTED_TOOLS),
+        "context_management": RefusedField("the content of a conversation is never changed"),
+        "diagnostics": RefusedField("there is no prompt cache to diagnose"),
+        "fallback_credit_token": RefusedField("no other model answers in place of the requested one"),
+        "fallbacks": RefusedField("no other model answers in place of the requested one", unless=([],)),
+        "mcp_servers": RefusedField(NO_HOSTED_TOOLS, unless=([],)),
+        "output_config.task_budget": RefusedField("the model is not shown a budget; set max_tokens"),
+        "output_format": RefusedField("use output_config.format"),
+        "thread": RefusedField(NOT_STORED),
+        "top_k": RefusedField(OFF_POLICY),
     },
 )  # fmt: skip
 
+TOOL_CHOICES = {
+    "auto": Fields(supported=frozenset({"type", "disable_parallel_tool_use"})),
+    "any": Fields(supported=frozenset({"type", "disable_parallel_tool_use"})),
+    "tool": Fields(supported=frozenset({"type", "disable_parallel_tool_use", "name"})),
+    "none": Fields(supported=frozenset({"type"})),
+}
+FORMAT = Fields(supported=frozenset({"type", "schema"}))
+
+NESTED = {
+    "messages.N": MESSAGE,
+    **{f"messages.N.content.N ({kind})": fields for kind, fields in BLOCKS.items()},
+    "tools.N": TOOL,
+    **{f"tool_choice ({kind})": fields for kind, fields in TOOL_CHOICES.items()},
+    "output_config.format": FORMAT,
+}
+
+_THINKING = ("enabled", "disabled", "adaptive", "between_tools")
 _FINISH_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {
@@ -65,20 +98,25 @@ _ERRORS = {
 }
 
 
-def parse_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
+def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
     """See `Dialect.parse_request`."""
-    del said
+    del conversations
     FIELDS.check(body)
     if body.get("max_tokens") is None:
-        raise PolicyRequestError("max_tokens is missing", param="max_tokens")
+        raise PolicyRequestError("max_tokens is missing; expected the most tokens to sample", param="max_tokens")
     turns = objects(body, "messages")
     if turns and turns[-1].get("role") == "assistant":
         raise PolicyRequestError(
-            "messages ends with an assistant's turn; a prefilled answer cannot be continued here", param="messages"
+            "messages ends with an assistant message, which cannot be continued; end with a user message",
+            param="messages",
+        )
+    if isinstance(thinking := body.get("thinking"), Mapping) and thinking.get("type") not in (None, *_THINKING):
+        raise PolicyRequestError(
+            f"thinking.type is {thinking.get('type')!r}; expected one of {list(_THINKING)!r}", param="thinking.type"
         )
     tools = [function_tool(tool, i, check=True) for i, tool in enumerate(objects(body, "tools"))]
     check_tools(tools)
-    messages, system = to_chat(turns, check=True), text_of(body.get("system") or "", "system", check=True)
+    messages, system = to_chat(turns, check=True), text_of(body.get("system"), "system", check=True)
     return ChatRequest(
         model=model_name(body),
         messages=[{"role": "system", "content": system}, *messages] if system else messages,
@@ -88,16 +126,16 @@ def parse_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Messag
         max_tokens=integer(body, "max_tokens", 1),
         stop=stops(body, "stop_sequences"),
         stream=flag(body, "stream") or False,
-        demands=_demands(body, tools),
+        requirements=_requirements(body, tools),
         body=body,
     )
 
 
-def read_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
+def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
     """See `Dialect.read_request`."""
-    del said
+    del conversations
     messages = to_chat(objects(body, "messages"), check=False)
-    system = text_of(body.get("system") or "", "system", check=False)
+    system = text_of(body.get("system"), "system", check=False)
     return ChatRequest(
         model=model_name(body),
         messages=[{"role": "system", "content": system}, *messages] if system else messages,
@@ -107,8 +145,12 @@ def read_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message
     )
 
 
-def _demands(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Demands:
-    choice = body.get("tool_choice") or {"type": "auto"}
+def _requirements(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> OutputRequirements:
+    choice = body.get("tool_choice")
+    if choice is None:
+        choice = {"type": "auto"}
+    if isinstance(choice, Mapping):
+        check_variant(TOOL_CHOICES, choice, "tool_choice")
     match choice:
         case {"type": "auto" | "none"}:
             tool = None
@@ -118,35 +160,37 @@ def _demands(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Dem
             pass
         case _:
             raise PolicyRequestError(
-                f"tool_choice is {choice!r}; expected the type auto, any, tool or none", param="tool_choice"
+                f"tool_choice is {choice!r}; expected the type auto, any, none, or tool with a name",
+                param="tool_choice",
             )
     output = body.get("output_config") or {}
     match output.get("format"):
         case None:
             schema = None
-        case {"type": "json_schema", "schema": dict(schema)}:
-            pass
+        case {"type": "json_schema", "schema": dict(schema)} as form:
+            FORMAT.check(form, "output_config.format")
         case form:
             raise PolicyRequestError(
-                f"output_config.format is {form!r}; expected the type json_schema with a schema", param="output_config"
+                f"output_config.format is {form!r}; expected the type json_schema with a schema",
+                param="output_config.format",
             )
     one_call = flag(choice, "disable_parallel_tool_use") is True and bool(tools)
-    return Demands(schema=schema, tool=check_tool(tool, tools), one_call=one_call)
+    return OutputRequirements(schema=schema, tool=check_tool_choice(tool, tools), one_call=one_call)
 
 
-def write_answer(reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
-    """See `Dialect.write_answer`."""
+def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[str, Any]:
+    """See `Dialect.write_response`."""
     (choice,) = choices
     return {
-        **_head(reply),
+        **_head(context),
         "content": to_blocks(choice.message),
         **_end(choice),
-        "usage": {"input_tokens": reply.prompt_tokens, "output_tokens": len(choice.token_ids)},
+        "usage": {"input_tokens": context.prompt_tokens, "output_tokens": len(choice.token_ids)},
     }
 
 
-def _head(reply: Reply) -> dict[str, Any]:
-    return {"id": f"msg_{reply.call}", "type": "message", "role": "assistant", "model": reply.model}
+def _head(context: ResponseContext) -> dict[str, Any]:
+    return {"id": f"msg_{context.call}", "type": "message", "role": "assistant", "model": context.model}
 
 
 def _end(choice: Choice) -> dict[str, Any]:
@@ -158,15 +202,15 @@ def _end(choice: Choice) -> dict[str, Any]:
 
 
 class _Writer:
-    def __init__(self, reply: Reply) -> None:
-        self._reply = reply
+    def __init__(self, context: ResponseContext) -> None:
+        self._context = context
         self._blocks = 0
         self._text_block: int | None = None
 
     def begin(self, index: int) -> bytes:
-        usage = {"input_tokens": self._reply.prompt_tokens, "output_tokens": 0}
+        usage = {"input_tokens": self._context.prompt_tokens, "output_tokens": 0}
         empty = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        return _event("message_start", message={**_head(self._reply), **empty})
+        return _event("message_start", message={**_head(self._context), **empty})
 
     def think(self, index: int, reasoning: str) -> bytes:
         self._blocks = 1
@@ -220,19 +264,19 @@ def _event(kind: str, **more: Any) -> bytes:
     return sse({"type": kind, **more}, kind)
 
 
-def stream_writer(reply: Reply) -> _Writer:
+def stream_writer(context: ResponseContext) -> _Writer:
     """See `Dialect.stream_writer`."""
-    return _Writer(reply)
+    return _Writer(context)
 
 
-def read_answer(body: Mapping[str, Any]) -> list[Answer]:
-    """See `Dialect.read_answer`."""
+def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
+    """See `Dialect.read_response`."""
     if body.get("type") != "message" or not body.get("stop_reason"):
         return []
     (message,) = to_chat([{"role": "assistant", "content": body.get("content")}], check=False)
     counts = body.get("usage") or {}
     return [
-        Answer(
+        UpstreamResponse(
             message=message,
             finish_reason=_FINISH_REASONS.get(body["stop_reason"], body["stop_reason"]),
             model=body.get("model"),
@@ -243,7 +287,7 @@ def read_answer(body: Mapping[str, Any]) -> list[Answer]:
 
 
 class _Reader:
-    """Puts the events together to the body that would have come without streaming."""
+    """Assembles the events into the body of a response without streaming."""
 
     def __init__(self) -> None:
         self._body: dict[str, Any] = {}
@@ -268,11 +312,11 @@ class _Reader:
             case _:
                 pass
 
-    def answers(self) -> list[Answer]:
+    def responses(self) -> list[UpstreamResponse]:
         for block in self._blocks:
             if "json" in block:
                 block["input"] = json.loads(block.pop("json") or "{}")
-        return read_answer({**self._body, "content": self._blocks}) if self.over else []
+        return read_response({**self._body, "content": self._blocks}) if self.over else []
 
 
 def stream_reader() -> _Reader:
@@ -281,7 +325,10 @@ def stream_reader() -> _Reader:
 
 
 def error_body(message: str, *, status: int, param: str | None = None) -> dict[str, Any]:
-    """See `Dialect.error_body`. Anthropic's errors have no place for ``param``; the message names it."""
+    """See `Dialect.error_body`.
+
+    Anthropic's errors have no ``param``; the message names the field.
+    """
     kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 

@@ -1,7 +1,7 @@
-"""What a request demands of the form of its answer: JSON, a schema, a tool call.
+"""What a request requires of the response: JSON, a JSON schema, or a tool call.
 
-The model is told of it in the prompt. A schema constrains the sampling besides (``SamplingParams.json_schema``). A tool call is asked for
-and not forced: an answer without one is the agent's own failure, and what its training is there to mend.
+Requirements are added to the prompt as an instruction. A schema also constrains sampling (``SamplingParams.json_schema``); a tool call
+does not, so the model may fail to make it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ from typing import Any
 from lightning_core.errors import PolicyRequestError
 
 ANY_TOOL = ""
-"""Stands for the name of the tool to call where each of them will do."""
+"""Stands for the name of the tool to call if any tool may be called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demands:
-    """Everything None and False asks for nothing."""
+class OutputRequirements:
+    """Requirements of one request; the defaults require nothing."""
 
     schema: Mapping[str, Any] | None = None
-    """A JSON schema that the answer is to satisfy; the empty one means any JSON object."""
+    """A JSON schema of the response; the empty one means any JSON object."""
+    description: str | None = None
+    """What the schema is for, for the model."""
     tool: str | None = None
     """The name of the tool to call, or `ANY_TOOL`."""
     one_call: bool = False
-    """At most one tool call in an answer."""
+    """At most one tool call in a response."""
 
-    def in_words(self) -> str:
-        """The instruction that the system message ends with; empty where nothing is asked for."""
+    def instruction(self) -> str:
+        """The instruction at the end of the system message; empty if nothing is required."""
         lines: list[str] = []
         if self.tool is not None:
             lines.append(
@@ -40,15 +42,17 @@ class Demands:
         if self.schema is not None:
             what = f"satisfies this JSON schema:\n{json.dumps(self.schema)}" if self.schema else "is a JSON object."
             lines.append(f"Write your final answer as JSON, with no text around it, such that it {what}")
+            if self.description:
+                lines.append(f"The JSON is for: {self.description}")
         return "\n".join(lines)
 
 
-def check_tool(name: str | None, tools: Sequence[Mapping[str, Any]] | None) -> str | None:
-    """``name``, if it is among ``tools`` (or is `ANY_TOOL`, and there are some). Raises `PolicyRequestError` otherwise."""
+def check_tool_choice(name: str | None, tools: Sequence[Mapping[str, Any]] | None) -> str | None:
+    """Raise `PolicyRequestError` if no tool has ``name``; returns ``name``."""
     names = [str((tool.get("function") or {}).get("name")) for tool in tools or ()]
     if name is not None and (name not in names if name else not names):
         raise PolicyRequestError(
-            f"tool_choice demands a call of {name or 'a tool'!r}, but the request's tools are {names!r}",
+            f"tool_choice requires a call of {name or 'a tool'!r}, but the tools of the request are {names!r}",
             param="tool_choice",
         )
     return name

@@ -1,8 +1,7 @@
-"""OpenAI's Responses API on the wire: items in, items out, and the events of a stream.
+"""The wire format of OpenAI's Responses API: request fields, responses and stream events.
 
-Items are the turns of a chat: a message and the function calls beside it are one assistant message. Reasoning is an item of its own. One
-that comes back is left out: what was sampled here is known here, and other reasoning belongs to another model. What an earlier response
-said is known for as long as its rollout lasts (``previous_response_id``); nothing can be retrieved.
+Items are the turns of a chat: a message and the function calls beside it are one assistant message. ``previous_response_id`` names a
+response of the same rollout; responses cannot be retrieved.
 """
 
 from __future__ import annotations
@@ -12,17 +11,25 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightning_core.chat.messages import Message
 from lightning_core.chat.reasoning import CLOSE
 from lightning_core.endpoint.dialects.chat_completions import error_body as error_body
 from lightning_core.endpoint.dialects.chat_completions import token_logprobs
 from lightning_core.endpoint.dialects.chat_shape import check_tools
 from lightning_core.endpoint.dialects.dialect import sse
-from lightning_core.endpoint.dialects.exchange import Answer, ChatRequest, Choice, Message, Reply, model_name
+from lightning_core.endpoint.dialects.exchange import (
+    ChatRequest,
+    Choice,
+    ResponseContext,
+    UpstreamResponse,
+    model_name,
+)
 from lightning_core.endpoint.dialects.fields import (
-    NOT_KEPT,
+    NOT_STORED,
     ONLY_SAMPLED,
     Fields,
-    Refusal,
+    RefusedField,
+    check_variant,
     flag,
     integer,
     objects,
@@ -31,64 +38,77 @@ from lightning_core.endpoint.dialects.fields import (
     text,
     top_p,
 )
-from lightning_core.endpoint.dialects.response_format import ANY_TOOL, Demands, check_tool
-from lightning_core.endpoint.dialects.response_items import function_tool, items_to_messages
+from lightning_core.endpoint.dialects.response_format import ANY_TOOL, OutputRequirements, check_tool_choice
+from lightning_core.endpoint.dialects.response_items import (
+    FORMATS,
+    INCLUDED,
+    LOGPROBS,
+    TOOL_CHOICE,
+    function_tool,
+    items_to_messages,
+)
+from lightning_core.endpoint.dialects.response_items import NESTED as NESTED
 from lightning_core.errors import PolicyRequestError
 
 PATH = "/responses"
 KEY_HEADER = "authorization"
-PASSED_HEADERS = ("openai-organization", "openai-project", "openai-beta")
+FORWARDED_HEADERS = ("openai-organization", "openai-project", "openai-beta")
 
 _ID = "resp_"
 
 FIELDS = Fields(
-    honoured=frozenset({
+    supported=frozenset({
         "model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls", "text.format",
         "temperature", "top_p", "max_output_tokens", "stream", "include",
     }),
-    inert=frozenset({
+    ignored=frozenset({
         "access_programs", "image", "max_tool_calls", "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-        "reasoning", "safety_identifier", "service_tier", "store", "stream_options", "text.verbosity", "user",
+        "reasoning.context", "reasoning.effort", "reasoning.generate_summary", "reasoning.mode", "reasoning.summary",
+        "safety_identifier", "service_tier", "store", "stream_options.include_obfuscation", "text.verbosity", "user",
     }),
     refused={
-        "background": Refusal("an answer cannot be retrieved later", unless=(False,)),
-        "context_management": Refusal("a conversation is never compacted here", unless=([],)),
-        "conversation": Refusal(NOT_KEPT),
-        "moderation": Refusal("nothing is moderated here"),
-        "prompt": Refusal(NOT_KEPT),
-        "top_logprobs": Refusal(ONLY_SAMPLED, unless=(0,)),
-        "truncation": Refusal("a prompt is never truncated here", unless=("disabled",)),
+        "background": RefusedField("a response cannot be retrieved later", unless=(False,)),
+        "context_management": RefusedField("a conversation is never compacted", unless=([],)),
+        "conversation": RefusedField(NOT_STORED),
+        "moderation": RefusedField("the endpoint does not moderate"),
+        "prompt": RefusedField(NOT_STORED),
+        "top_logprobs": RefusedField(ONLY_SAMPLED, unless=(0,)),
+        "truncation": RefusedField("a prompt is never truncated", unless=("disabled",)),
     },
 )  # fmt: skip
 
 
-def parse_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
+def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
     """See `Dialect.parse_request`."""
     FIELDS.check(body)
-    carried = [*_earlier(body, said, check=True), *items_to_messages(body.get("input"), check=True)]
+    earlier = _earlier(body, conversations, check=True)
+    history = [*earlier, *items_to_messages(body.get("input"), check=True, earlier=earlier)]
     tools = [function_tool(tool, i, check=True) for i, tool in enumerate(objects(body, "tools"))]
     check_tools(tools)
     instructions = text(body, "instructions")
     flag(body, "parallel_tool_calls")
-    strings(body, "include")
+    if unknown := set(strings(body, "include")) - INCLUDED:
+        raise PolicyRequestError(
+            f"include has {sorted(unknown)!r}; expected only names in {sorted(INCLUDED)!r}", param="include"
+        )
     return ChatRequest(
         model=model_name(body),
-        messages=[{"role": "system", "content": instructions}, *carried] if instructions else carried,
-        prompt_field="input",
+        messages=[{"role": "system", "content": instructions}, *history] if instructions else history,
+        input_field="input",
         tools=None if body.get("tool_choice") == "none" else tools or None,
         temperature=temperature(body),
         top_p=top_p(body),
         max_tokens=integer(body, "max_output_tokens", 1),
         stream=flag(body, "stream") or False,
-        demands=_demands(body, tools),
-        carried=carried,
+        requirements=_requirements(body, tools),
+        history=history,
         body=body,
     )
 
 
-def read_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message]]) -> ChatRequest:
+def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
     """See `Dialect.read_request`."""
-    messages = [*_earlier(body, said, check=False), *items_to_messages(body.get("input"), check=False)]
+    messages = [*_earlier(body, conversations, check=False), *items_to_messages(body.get("input"), check=False)]
     instructions = body.get("instructions")
     return ChatRequest(
         model=model_name(body),
@@ -99,123 +119,131 @@ def read_request(body: Mapping[str, Any], *, said: Mapping[str, Sequence[Message
     )
 
 
-def _earlier(body: Mapping[str, Any], said: Mapping[str, Sequence[Message]], *, check: bool) -> Sequence[Message]:
+def _earlier(
+    body: Mapping[str, Any], conversations: Mapping[str, Sequence[Message]], *, check: bool
+) -> Sequence[Message]:
     name = text(body, "previous_response_id")
     if name is None:
         return ()
-    earlier = said.get(name.removeprefix(_ID))
+    earlier = conversations.get(name.removeprefix(_ID))
     if earlier is None and check:
         raise PolicyRequestError(
-            f"previous_response_id {name!r} is no response of this rollout", param="previous_response_id"
+            f"previous_response_id is {name!r}; expected the id of an earlier response of this rollout",
+            param="previous_response_id",
         )
     return earlier or ()
 
 
-def _demands(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Demands:
+def _requirements(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> OutputRequirements:
     match body.get("tool_choice"):
         case None | "auto" | "none":
             tool = None
         case "required":
             tool = ANY_TOOL
-        case {"type": "function", "name": str(tool)}:
-            pass
+        case {"type": "function", "name": str(tool)} as choice:
+            TOOL_CHOICE.check(choice, "tool_choice")
         case choice:
             raise PolicyRequestError(
-                f"tool_choice is {choice!r}; expected 'auto', 'none', 'required' or a function", param="tool_choice"
+                f"tool_choice is {choice!r}; expected 'auto', 'none', 'required' or a function with a name",
+                param="tool_choice",
             )
-    match (body.get("text") or {}).get("format"):
+    form, description = (body.get("text") or {}).get("format"), None
+    if isinstance(form, Mapping):
+        check_variant(FORMATS, form, "text.format")
+    match form:
         case None | {"type": "text"}:
             schema = None
         case {"type": "json_object"}:
             schema = {}
-        case {"type": "json_schema", "schema": dict(schema)}:
-            pass
-        case form:
+        case {"type": "json_schema", "schema": dict(schema), **more}:
+            description = text(more, "description", "text.format")
+        case _:
             raise PolicyRequestError(
-                f"text.format is {form!r}; expected the type text, json_object or json_schema with a schema",
+                f"text.format is {form!r}; expected the type text, json_object, or json_schema with a schema",
                 param="text.format",
             )
     one_call = bool(tools) and body.get("parallel_tool_calls") is False
-    return Demands(schema=schema, tool=check_tool(tool, tools), one_call=one_call)
+    tool = check_tool_choice(tool, tools)
+    return OutputRequirements(schema=schema, description=description, tool=tool, one_call=one_call)
 
 
-def write_answer(reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
-    """See `Dialect.write_answer`."""
+def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[str, Any]:
+    """See `Dialect.write_response`."""
     (choice,) = choices
-    return _response(reply, choice)
+    return _response(context, choice)
 
 
-def _response(reply: Reply, choice: Choice | None) -> dict[str, Any]:
-    """The response object: in progress where there is no ``choice`` yet."""
-    asked = reply.request.body
+def _response(context: ResponseContext, choice: Choice | None) -> dict[str, Any]:
+    """The response object, in progress if there is no ``choice`` yet."""
+    options = context.request.body
     truncated = choice is not None and choice.finish_reason == "length"
     body: dict[str, Any] = {
-        "id": f"{_ID}{reply.call}",
+        "id": f"{_ID}{context.call}",
         "object": "response",
         "created_at": int(time.time()),
-        "model": reply.model,
+        "model": context.model,
         "status": "in_progress" if choice is None else "incomplete" if truncated else "completed",
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if truncated else None,
-        "output": [] if choice is None else _items(reply, choice),
-        "usage": None if choice is None else _usage(reply, choice),
+        "output": [] if choice is None else _items(context, choice),
+        "usage": None if choice is None else _usage(context, choice),
     }
     for name, default in (
         ("instructions", None), ("max_output_tokens", None), ("metadata", {}), ("parallel_tool_calls", True), ("temperature", 1.0),
         ("previous_response_id", None), ("text", {"format": {"type": "text"}}), ("tool_choice", "auto"), ("tools", []), ("top_p", 1.0),
     ):  # fmt: skip
-        body[name] = default if asked.get(name) is None else asked[name]
+        body[name] = default if options.get(name) is None else options[name]
     return body
 
 
-def _usage(reply: Reply, choice: Choice) -> dict[str, Any]:
-    prompt, sampled = reply.prompt_tokens, len(choice.token_ids)
+def _usage(context: ResponseContext, choice: Choice) -> dict[str, Any]:
+    prompt, sampled = context.prompt_tokens, len(choice.token_ids)
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": sampled,
-        "output_tokens_details": {"reasoning_tokens": _reasoning_tokens(reply, choice)},
+        "output_tokens_details": {"reasoning_tokens": _reasoning_tokens(context, choice)},
         "total_tokens": prompt + sampled,
     }
 
 
-def _reasoning_tokens(reply: Reply, choice: Choice) -> int:
-    """How many tokens were sampled until the reasoning ended."""
+def _reasoning_tokens(context: ResponseContext, choice: Choice) -> int:
+    """The number of tokens sampled before the end of the reasoning."""
     if not choice.message.get("reasoning_content"):
         return 0
     ids = choice.token_ids
-    return bisect_left(range(len(ids)), True, key=lambda count: CLOSE in reply.decode(ids[:count]))
+    return bisect_left(range(len(ids)), True, key=lambda count: CLOSE in context.decode(ids[:count]))
 
 
-def _reasoning(reply: Reply, status: str, text: str) -> dict[str, Any]:
+def _reasoning(context: ResponseContext, status: str, text: str) -> dict[str, Any]:
     content = [{"type": "reasoning_text", "text": text}] if text else []
-    return {"id": f"rs_{reply.call}", "type": "reasoning", "summary": [], "status": status, "content": content}
+    return {"id": f"rs_{context.call}", "type": "reasoning", "summary": [], "status": status, "content": content}
 
 
-def _items(reply: Reply, choice: Choice) -> list[dict[str, Any]]:
+def _items(context: ResponseContext, choice: Choice) -> list[dict[str, Any]]:
     status = "incomplete" if choice.finish_reason == "length" else "completed"
     text, calls = choice.message.get("content") or "", choice.message.get("tool_calls") or ()
     items: list[dict[str, Any]] = []
     if reasoning := choice.message.get("reasoning_content"):
-        items.append(_reasoning(reply, status, reasoning))
+        items.append(_reasoning(context, status, reasoning))
     if text or not calls:
-        logprobs = token_logprobs(choice.token_ids, choice.logprobs, reply.decode) if _wants_logprobs(reply) else []
-        items.append(_message(reply, status, [_part(text, logprobs)]))
-    return [*items, *(_function_call(reply, i, call, status) for i, call in enumerate(calls))]
+        logprobs = token_logprobs(choice.token_ids, choice.logprobs, context.decode) if _wants_logprobs(context) else []
+        items.append(_message(context, status, [_part(text, logprobs)]))
+    return [*items, *(_function_call(context, i, call, status) for i, call in enumerate(calls))]
 
 
-def _message(reply: Reply, status: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"id": f"msg_{reply.call}", "type": "message", "role": "assistant", "status": status, "content": parts}
+def _message(context: ResponseContext, status: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"id": f"msg_{context.call}", "type": "message", "role": "assistant", "status": status, "content": parts}
 
 
 def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def _function_call(reply: Reply, index: int, call: Mapping[str, Any], status: str) -> dict[str, Any]:
+def _function_call(context: ResponseContext, index: int, call: Mapping[str, Any], status: str) -> dict[str, Any]:
     function = call["function"]
     return {
-        "id": f"fc_{reply.call}_{index}",
+        "id": f"fc_{context.call}_{index}",
         "type": "function_call",
         "call_id": call["id"],
         "name": function["name"],
@@ -224,27 +252,27 @@ def _function_call(reply: Reply, index: int, call: Mapping[str, Any], status: st
     }
 
 
-def _wants_logprobs(reply: Reply) -> bool:
-    return "message.output_text.logprobs" in (reply.request.body.get("include") or ())
+def _wants_logprobs(context: ResponseContext) -> bool:
+    return LOGPROBS in (context.request.body.get("include") or ())
 
 
 class _Writer:
-    def __init__(self, reply: Reply) -> None:
-        self._reply = reply
-        self._sent = 0
-        self._speaking = False
-        self._thoughts = 0
-        """1 if there is a reasoning item before the others."""
-        self._unsaid: list[dict[str, Any]] = []
-        """Logprobs of tokens whose text is held back."""
+    def __init__(self, context: ResponseContext) -> None:
+        self._context = context
+        self._sequence = 0
+        self._text_started = False
+        self._reasoning_items = 0
+        """1 if there is a reasoning item before the others, otherwise 0."""
+        self._held_logprobs: list[dict[str, Any]] = []
+        """Logprobs of tokens whose text is not sent yet."""
 
     def begin(self, index: int) -> bytes:
-        started = _response(self._reply, None)
+        started = _response(self._context, None)
         return self._event("response.created", response=started) + self._event("response.in_progress", response=started)
 
     def think(self, index: int, reasoning: str) -> bytes:
-        self._thoughts = 1
-        begun, done = (_reasoning(self._reply, s, t) for s, t in (("in_progress", ""), ("completed", reasoning)))
+        self._reasoning_items = 1
+        begun, done = (_reasoning(self._context, s, t) for s, t in (("in_progress", ""), ("completed", reasoning)))
         place = {"item_id": done["id"], "output_index": 0, "content_index": 0}
         empty = {"type": "reasoning_text", "text": ""}
         return b"".join((
@@ -257,18 +285,18 @@ class _Writer:
         ))  # fmt: skip
 
     def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
-        if _wants_logprobs(self._reply):
-            self._unsaid += token_logprobs(token_ids, logprobs, self._reply.decode)
+        if _wants_logprobs(self._context):
+            self._held_logprobs += token_logprobs(token_ids, logprobs, self._context.decode)
         return self._delta(text) if text else b""
 
     def finish(self, index: int, choice: Choice, rest: str) -> bytes:
-        items = _items(self._reply, choice)
+        items = _items(self._context, choice)
         events = b""
         for i, item in enumerate(items):
             if item["type"] == "reasoning":
-                continue  # said already
+                continue  # already sent
             if item["type"] == "message":
-                events += (self._delta(rest) if rest or not self._speaking else b"") + self._end_text(item)
+                events += (self._delta(rest) if rest or not self._text_started else b"") + self._end_text(item)
             else:
                 started = {**item, "arguments": "", "status": "in_progress"}
                 events += self._event("response.output_item.added", output_index=i, item=started)
@@ -279,7 +307,7 @@ class _Writer:
                     "response.function_call_arguments.done", **written, name=item["name"], arguments=arguments
                 )
             events += self._event("response.output_item.done", output_index=i, item=item)
-        response = _response(self._reply, choice)
+        response = _response(self._context, choice)
         return events + self._event(f"response.{response['status']}", response=response)
 
     def end(self, choices: Sequence[Choice]) -> bytes:
@@ -287,13 +315,13 @@ class _Writer:
 
     def _delta(self, text: str) -> bytes:
         events = b""
-        if not self._speaking:
-            self._speaking = True
-            item = _message(self._reply, "in_progress", [])
-            events += self._event("response.output_item.added", output_index=self._thoughts, item=item)
+        if not self._text_started:
+            self._text_started = True
+            item = _message(self._context, "in_progress", [])
+            events += self._event("response.output_item.added", output_index=self._reasoning_items, item=item)
             events += self._event("response.content_part.added", **self._place(item), part=_part("", []))
-        logprobs, self._unsaid = self._unsaid, []
-        place = self._place(_message(self._reply, "in_progress", []))
+        logprobs, self._held_logprobs = self._held_logprobs, []
+        place = self._place(_message(self._context, "in_progress", []))
         return events + self._event("response.output_text.delta", **place, delta=text, logprobs=logprobs)
 
     def _end_text(self, item: Mapping[str, Any]) -> bytes:
@@ -304,20 +332,20 @@ class _Writer:
         return done + self._event("response.content_part.done", **self._place(item), part=part)
 
     def _place(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        return {"item_id": item["id"], "output_index": self._thoughts, "content_index": 0}
+        return {"item_id": item["id"], "output_index": self._reasoning_items, "content_index": 0}
 
     def _event(self, kind: str, **more: Any) -> bytes:
-        self._sent += 1
-        return sse({"type": kind, "sequence_number": self._sent - 1, **more}, kind)
+        self._sequence += 1
+        return sse({"type": kind, "sequence_number": self._sequence - 1, **more}, kind)
 
 
-def stream_writer(reply: Reply) -> _Writer:
+def stream_writer(context: ResponseContext) -> _Writer:
     """See `Dialect.stream_writer`."""
-    return _Writer(reply)
+    return _Writer(context)
 
 
-def read_answer(body: Mapping[str, Any]) -> list[Answer]:
-    """See `Dialect.read_answer`."""
+def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
+    """See `Dialect.read_response`."""
     if body.get("object") != "response" or body.get("status") not in ("completed", "incomplete"):
         return []
     turns = [m for m in items_to_messages(body.get("output"), check=False) if m["role"] == "assistant"]
@@ -325,7 +353,7 @@ def read_answer(body: Mapping[str, Any]) -> list[Answer]:
     message = {"role": "assistant", "content": "".join(turn["content"] for turn in turns)}
     counts = body.get("usage") or {}
     return [
-        Answer(
+        UpstreamResponse(
             message={**message, "tool_calls": calls} if calls else message,
             finish_reason="length" if body["status"] == "incomplete" else "tool_calls" if calls else "stop",
             model=body.get("model"),
@@ -336,7 +364,7 @@ def read_answer(body: Mapping[str, Any]) -> list[Answer]:
 
 
 class _Reader:
-    """The last event of a stream holds the whole response."""
+    """Reads the last event of a stream, which has the whole response."""
 
     def __init__(self) -> None:
         self.over = False
@@ -347,8 +375,8 @@ class _Reader:
             self._response = event.get("response") or {}
             self.over = True
 
-    def answers(self) -> list[Answer]:
-        return read_answer(self._response)
+    def responses(self) -> list[UpstreamResponse]:
+        return read_response(self._response)
 
 
 def stream_reader() -> _Reader:
@@ -357,6 +385,9 @@ def stream_reader() -> _Reader:
 
 
 def error_event(message: str) -> bytes:
-    """See `Dialect.error_event`. The client raises where it finds an ``error``; the rest is the event as the API describes it."""
+    """See `Dialect.error_event`.
+
+    ``error`` makes the client raise; the rest is the documented event.
+    """
     body = error_body(message, status=500)
     return sse({"type": "error", "code": "server_error", "message": message, "param": None, **body}, "error")

@@ -18,14 +18,15 @@ from lightning_core.backends.torch.engine import TorchBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.resolve import PolicySettings
-from lightning_core.config.trainer import Trainer as TrainerSection
+from lightning_core.config.trainer import TrainerSection
 from lightning_core.errors import TrainingError
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.source import resolve_model
 from lightning_core.trace import BASE
 from lightning_core.trainers.torch import checkpoint
+from lightning_core.trainers.torch.parts import load_policy, open_backend
 from lightning_core.trainers.torch.proof import prove_once
-from lightning_core.trainers.torch.trainer import TorchTrainer, load_policy, open_backend
+from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row, Transition
 
 _FILE = "policies.json"

@@ -24,16 +24,16 @@ from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.checks import impossible_algorithm
 from lightning_core.config.resolve import PolicySettings
 from lightning_core.config.source import dotted
-from lightning_core.config.trainer import Trainer as TrainerSection
+from lightning_core.config.trainer import TrainerSection
 from lightning_core.errors import ConfigError, TrainingError
-from lightning_core.model.load import LoadedModel, load
-from lightning_core.model.tuning import Tuning, tune_adapter, tune_weights
+from lightning_core.model.load import LoadedModel
 from lightning_core.model.untied import is_tied, untie_saved
 from lightning_core.trace import BASE, POLICY
 from lightning_core.trainers.torch import checkpoint
 from lightning_core.trainers.torch.forward import Forward, Reference
 from lightning_core.trainers.torch.objective import Objective, rows_to_train
 from lightning_core.trainers.torch.packing import PackedBatch, pack_rows
+from lightning_core.trainers.torch.parts import load_policy, open_backend, tune_policy
 from lightning_core.trainers.torch.proof import prove_batch, prove_once
 from lightning_core.trainers.torch.value_head import ValueHead, prompt_states
 from lightning_core.transitions import Row, Transition, transitions_to_rows
@@ -69,7 +69,7 @@ class TorchTrainer:
         self.name = name
         self._loaded = loaded or load_policy(policy)
         self._model = self._loaded.model
-        self._tuning = _tune(self._loaded, policy, name=name, seed=seed, keep_base=algorithm.kl is not None)
+        self._tuning = tune_policy(self._loaded, policy, name=name, seed=seed, keep_base=algorithm.kl is not None)
         with self._tuning.active():
             self._forward = Forward(self._model, self._loaded.geometry, self._loaded.constraints)
         self._optimizer = torch.optim.AdamW(
@@ -339,40 +339,3 @@ class TorchTrainer:
             self._value_head.restore(state.critic)
         self._version = self._backend.versions[self.name] = state.version
         self._backend.submitted = state.submitted
-
-
-def load_policy(policy: PolicySettings) -> LoadedModel:
-    """Load the model of ``policy``; see `load`."""
-    return load(
-        policy.model,
-        device=policy.device,
-        dtype=policy.dtype,
-        max_context=policy.max_context,
-        gradient_checkpointing=policy.gradient_checkpointing,
-    )
-
-
-def open_backend(settings: TrainerSection, max_context: int, *, seed: int) -> TorchBackend:
-    """A sampling engine without models."""
-    return TorchBackend(
-        {}, max_context=max_context, max_batch=settings.max_batch, gather_ms=settings.gather_ms, seed=seed
-    )
-
-
-def _tune(loaded: LoadedModel, policy: PolicySettings, *, name: str, seed: int, keep_base: bool) -> Tuning:
-    """The trained weights of ``policy``.
-
-    ``keep_base``: keep the initial weights even if they are not served.
-    """
-    lora = policy.lora
-    if lora is None:
-        return tune_weights(loaded.model, layers=policy.train_layers, keep_base=keep_base or policy.keep_base)
-    return tune_adapter(
-        loaded.model,
-        loaded.adapters,
-        name=name,
-        rank=lora.rank,
-        alpha=lora.alpha,
-        targets=lora.target_modules,
-        seed=seed,
-    )

@@ -1,4 +1,4 @@
-"""A real HTTP server that notes every request, and answers like an OpenAI-compatible one: for tests of what goes over the wire."""
+"""An HTTP server that records every request and answers like an OpenAI-compatible one, for tests of what goes over the wire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from starlette.routing import Route
 
 
 @dataclass(frozen=True)
-class Noted:
+class RecordedRequest:
+    """One request as it arrived."""
+
     url: str
     headers: dict[str, str]
     body: Any
@@ -26,16 +28,19 @@ class Noted:
 
 @dataclass
 class RecordingServer:
+    """What the server received, and how it answers."""
+
     url: str = ""
-    requests: list[Noted] = field(default_factory=list)
+    requests: list[RecordedRequest] = field(default_factory=list[RecordedRequest])
     fail_next: int = 0
-    """How many requests to answer with status 500 first."""
+    """Number of requests to answer with status 500 first."""
     refusal: Response | None = None
-    """What to answer everything with instead."""
+    """The answer to every request, if set."""
 
     async def answer(self, request: Request) -> Response:
+        """Record the request, then fail, refuse or answer it."""
         body = json.loads(await request.body() or b"null")
-        self.requests.append(Noted(str(request.url), dict(request.headers), body))
+        self.requests.append(RecordedRequest(str(request.url), dict(request.headers), body))
         if self.refusal is not None:
             return self.refusal
         if self.fail_next > 0:
@@ -61,6 +66,7 @@ async def _events(head: dict[str, Any]) -> AsyncGenerator[str]:
 
 @contextmanager
 def recording_server(*, refusal: Response | None = None) -> Generator[RecordingServer]:
+    """Serve on a free port of this machine; ``refusal`` is the answer to everything."""
     server = RecordingServer(refusal=refusal)
     app = Starlette(routes=[Route("/{path:path}", server.answer, methods=["GET", "POST"])])
     uvicorn_server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))

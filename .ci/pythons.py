@@ -1,0 +1,92 @@
+"""Runs the fast tests, without torch, on every other CPython from 3.12 to 3.14 that this machine has.
+
+Looks for python3.12, python3.13 and python3.14 on the PATH and among pyenv's versions. Each gets an environment of its own,
+.venv-3.12 and so on, made again when pyproject.toml or constraints.txt changes. Arguments go to pytest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+MINORS = (12, 13, 14)
+# transformers without torch has the chat templates and tokenizers; verl, vLLM and training are tested elsewhere.
+MORE = ("transformers", "jinja2")
+PYTEST = ("-n", "2", "--dist", "loadfile", "-m", "not slow", "-p", "tests.without_torch")
+
+
+def extras() -> str:
+    """The extras of the announced integrations and of the tests, separated by commas."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return ",".join([*project["entry-points"]["lightning_core.integrations"], "dev"])
+
+
+def candidates() -> Iterator[Path]:
+    """Interpreters of any version, which need not work: pyenv's shims fail for versions that are not active."""
+    for minor in MINORS:
+        if found := shutil.which(f"python3.{minor}"):
+            yield Path(found)
+    if pyenv := shutil.which("pyenv"):
+        root = subprocess.run([pyenv, "root"], capture_output=True, text=True, check=False).stdout.strip()
+        if root:
+            yield from sorted(Path(root, "versions").glob("3.*/bin/python"), reverse=True)
+
+
+def minor_version(python: Path) -> int | None:
+    """The minor version of a CPython 3 that works and can make environments; None for all else."""
+    code = "import ensurepip, sys, venv; print(sys.implementation.name, *sys.version_info[:2])"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    name, major, minor = (*done.stdout.split(), "", "", "")[:3]
+    return int(minor) if done.returncode == 0 and (name, major) == ("cpython", "3") else None
+
+
+def find_pythons() -> dict[int, Path]:
+    found: dict[int, Path] = {}
+    for python in candidates():
+        minor = minor_version(python)
+        if minor in MINORS and minor != sys.version_info.minor:
+            found.setdefault(minor, python)
+    return dict(sorted(found.items()))
+
+
+def install(python: Path, folder: Path) -> None:
+    """Make the environment in ``folder`` unless it is there and up to date."""
+    sources = b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt", ".ci/pythons.py"))
+    stamp, digest = folder / ".installed", hashlib.sha256(sources).hexdigest()
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == digest:
+        return
+    subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
+    pip = (folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-qq")
+    subprocess.run([*pip, "-c", "constraints.txt", "-e", f".[{extras()}]", *MORE], cwd=ROOT, check=True)
+    stamp.write_text(digest, encoding="utf-8")
+
+
+def main(arguments: list[str]) -> int:
+    pythons = find_pythons()
+    if not pythons:
+        print("no other CPython from 3.12 to 3.14 found on the PATH or in pyenv: NOTHING WAS TESTED HERE", flush=True)
+    failed: list[str] = []
+    for minor, python in pythons.items():
+        started = time.monotonic()
+        print(f"== Python 3.{minor}: {python}", flush=True)
+        folder = ROOT / f".venv-3.{minor}"
+        install(python, folder)
+        print(f"== Python 3.{minor}: installed after {time.monotonic() - started:.0f} s", flush=True)
+        command = [folder / "bin" / "python", "-m", "pytest", *PYTEST, *arguments]
+        if subprocess.run(command, cwd=ROOT, check=False).returncode:
+            failed.append(f"3.{minor}")
+        print(f"== Python 3.{minor}: done after {time.monotonic() - started:.0f} s", flush=True)
+    if failed:
+        print(f"tests failed on Python {', '.join(failed)}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,157 @@
+"""Rollouts of an agent in this process, answered by a script or by any other backend.
+
+Everything but the model is real: HTTP, the chat template, tokens, spans, the patches of the installed integrations. The tokens of
+a scripted model are bytes, so nothing is downloaded. `Playground` is the endpoint with its rollouts, `open_playground` adds the
+patches, and `playground` adds one rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self, cast
+
+from lightning_core.backends.backend import Backend
+from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.capture import Run, rollout
+from lightning_core.chat.chat import Chat
+from lightning_core.chat.tool_formats import HERMES, ToolCall
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.errors import InfrastructureError
+from lightning_core.rollouts.environment import patched
+
+Script = Callable[[str], str] | Iterable[str]
+"""The model's answers: a list of texts, in order, or a function from the prompt's text (in ChatML) to the answer."""
+
+
+def tool_call(name: str, **arguments: Any) -> str:
+    """The text of an answer that calls the tool ``name`` with ``arguments``."""
+    return HERMES.write([ToolCall(name, arguments)])
+
+
+class _EveryModel(tuple[str, ...]):
+    """Model names that contain every string, so that no request is forwarded to a real provider."""
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str)
+
+
+class _SameChat(Mapping[str, Chat]):
+    """One chat format for every model."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+
+    def __getitem__(self, key: str) -> Chat:
+        return self._chat
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+class Playground:
+    """A policy endpoint and rollouts against it. Use as a context manager; `open_playground` adds the patches.
+
+    With a script, every model name is served, and each request is answered by the script. A backend needs ``chats``: the chat
+    format of its models, or of each by its name. ``delay``: seconds before a scripted answer and between its streamed parts.
+    """
+
+    def __init__(
+        self, model: Script | Backend, *, chats: Chat | Mapping[str, Chat] | None = None, delay: float = 0.0
+    ) -> None:
+        if chats is not None:
+            self._endpoint = PolicyEndpoint(cast("Backend", model), chats)
+        elif hasattr(model, "generate"):
+            raise TypeError("a backend needs the chat format of its models: pass chats=Chat(tokenizer)")
+        elif isinstance(model, str):
+            raise TypeError(
+                "expected a list of answers or a function of the prompt, found a string: put it into a list"
+            )
+        else:
+            backend = ScriptedBackend(cast("Script", model), delay=delay)
+            backend.models = _EveryModel(backend.models)
+            self._endpoint = PolicyEndpoint(backend, _SameChat(Chat(backend.tokenizer)))
+
+    @property
+    def url(self) -> str:
+        """Base URL of the endpoint, such as ``http://127.0.0.1:8000/v1``."""
+        return self._endpoint.url
+
+    def __enter__(self) -> Self:
+        self._endpoint.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._endpoint.__exit__(*error)
+
+    @contextmanager
+    def rollout(
+        self,
+        task: Any = None,
+        *,
+        train: Iterable[str] = (),
+        temperature: float | None = None,
+        max_tokens: int = 1024,
+        strict: bool = True,
+    ) -> Generator[Run]:
+        """One rollout. Model requests made in the body go to this endpoint; the trace is ``run.trace``.
+
+        ``train``: names of the trained agents, as ``agents.train`` in a configuration; they need no mark if their framework names
+        them. ``temperature`` and ``max_tokens`` apply to them. A ``strict`` rollout raises `CaptureError` at its end if something
+        could not be recorded, and `InfrastructureError` if a request failed and the agent swallowed the error.
+        """
+        trained = frozenset(train)
+        routing = Routing(trained=trained, temperature=temperature, max_tokens=max_tokens)
+        key = self._endpoint.new_key()
+        with rollout(task, agents=trained, endpoint=self.url, api_key=key, strict=strict) as run:
+            self._endpoint.open(key, run.address, routing)
+            try:
+                yield run
+            finally:
+                self._endpoint.close(key)
+        if strict and run.infrastructure:
+            raise InfrastructureError(f"a model request of the agent failed: {'; '.join(run.infrastructure[:5])}")
+
+
+@contextmanager
+def open_playground(
+    model: Script | Backend,
+    *,
+    chats: Chat | Mapping[str, Chat] | None = None,
+    integrations: Iterable[str] | None = None,
+    delay: float = 0.0,
+) -> Generator[Playground]:
+    """A playground for several rollouts, with the patches on HTTP clients, threads and frameworks; all undone at the end.
+
+    ``integrations``: names of those to install; None installs all that fit the installed frameworks, as a training run does.
+    See `Playground` for the other arguments.
+    """
+    with patched(integrations), Playground(model, chats=chats, delay=delay) as opened:
+        yield opened
+
+
+@contextmanager
+def playground(
+    model: Script | Backend,
+    *,
+    train: Iterable[str],
+    task: Any = None,
+    chats: Chat | Mapping[str, Chat] | None = None,
+    integrations: Iterable[str] | None = None,
+    temperature: float | None = None,
+    max_tokens: int = 1024,
+    strict: bool = True,
+    delay: float = 0.0,
+) -> Generator[Run]:
+    """One rollout with everything around it open: ``with playground(["Four."], train=["solver"]) as run: solve(task)``.
+
+    The trace is ``run.trace``, in the body and after it. See `open_playground` and `Playground.rollout` for the arguments.
+    """
+    with (
+        open_playground(model, chats=chats, integrations=integrations, delay=delay) as opened,
+        opened.rollout(task, train=train, temperature=temperature, max_tokens=max_tokens, strict=strict) as run,
+    ):
+        yield run
