@@ -10,18 +10,18 @@ The flow, one place for each arrow::
          rows ──▶ new weights              trainers/       torch on this machine, verl on a cluster
          the whole algorithm               loop.py         tasks → rollouts → the above → policy version + 1
 
-Importing the package loads no framework and no torch; most names below are loaded when they are first used.
+Importing the package loads no framework, no torch and no numpy; the names below are loaded when they are first used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lightning_core.capture import old_paths
-from lightning_core.capture.mark import trainable
+from lightning_core import old_paths
 
 if TYPE_CHECKING:
     from lightning_core.capture import reward, rollout
     from lightning_core.capture.integration import install, uninstall
+    from lightning_core.capture.mark import trainable
     from lightning_core.config import Config, load_config
     from lightning_core.credit import CreditRules, Episode, assign_credit
     from lightning_core.errors import LightningError
@@ -40,8 +40,8 @@ _HOMES = {
     "CreditRules": "credit",
     "assign_credit": "credit",
     "LightningError": "errors",
-    "install": "integration",
-    "uninstall": "integration",
+    "install": "capture.integration",
+    "uninstall": "capture.integration",
     "Result": "loop",
     "evaluate": "loop",
     "fit": "loop",
@@ -51,6 +51,7 @@ _HOMES = {
     "trace_to_transitions": "transitions",
     "transitions_to_rows": "transitions",
     "Transition": "transitions",
+    "trainable": "capture.mark",
 }
 
 __all__ = [

@@ -16,8 +16,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any, Literal
 from urllib.parse import quote, unquote
@@ -123,7 +123,11 @@ class SpanRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One response of one model. A request for n choices makes n calls."""
+    """One response of one model. A request for n choices makes n calls.
+
+    ``messages`` and ``response`` may be given as JSON texts, which are parsed when first read: the prompts of a
+    rollout's calls repeat each other, and training reads tokens only.
+    """
 
     id: str
     rollout: str
@@ -157,6 +161,42 @@ class Call:
     error: str | None
     start_ns: int
     end_ns: int
+
+    def __getstate__(self) -> list[Any]:
+        """The fields' values, for pickling; JSON texts stay unparsed."""
+        return [_JSON[f.name].slot.__get__(self) if f.name in _JSON else getattr(self, f.name) for f in fields(self)]
+
+    def __setstate__(self, state: list[Any]) -> None:
+        for f, value in zip(fields(self), state, strict=True):
+            object.__setattr__(self, f.name, value)
+
+
+class _JsonField:
+    """Descriptor of a field that contains a value, or its JSON text until it is first read."""
+
+    def __init__(self, slot: Any, parse: Callable[[str], Any]) -> None:
+        self.slot = slot
+        self._parse = parse
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        value = self.slot.__get__(instance, owner)
+        if isinstance(value, str):
+            value = self._parse(value)
+            self.slot.__set__(instance, value)
+        return value
+
+    def __set__(self, instance: object, value: Any) -> None:
+        self.slot.__set__(instance, value)
+
+
+_JSON = {
+    "messages": _JsonField(Call.messages, lambda text: tuple(json.loads(text))),
+    "response": _JsonField(Call.response, lambda text: json.loads(text)[0]),
+}
+for _name, _field in _JSON.items():
+    setattr(Call, _name, _field)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,8 +311,8 @@ def _call(span: SpanRecord) -> Call:
         model=str(a.get(RESPONSE_MODEL) or a.get(REQUEST_MODEL) or ""),
         policy_version=a.get(VERSION),
         first_version=a.get(FIRST_VERSION),
-        messages=tuple(json.loads(a.get(INPUT_MESSAGES, "[]"))),
-        response=json.loads(a[OUTPUT_MESSAGES])[0] if OUTPUT_MESSAGES in a else None,
+        messages=a.get(INPUT_MESSAGES, ()),
+        response=a.get(OUTPUT_MESSAGES),
         prompt_ids=_unpack(a.get(PROMPT_IDS), "<u4"),
         output_ids=_unpack(a.get(OUTPUT_IDS), "<u4"),
         logprobs=_unpack(a.get(LOGPROBS), "<f4"),

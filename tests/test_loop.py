@@ -214,5 +214,5 @@ def test_resuming_nothing_and_overwriting_something_are_refused(model: Path, tmp
     with pytest.raises(ConfigError, match="no checkpoint under"):
         fit(config=load_config(settings(model, tmp_path, run={"resume": True})))
     (tmp_path / "run").mkdir(exist_ok=True)
-    with pytest.raises(ConfigError, match=r"exists; give another run\.name"):
+    with pytest.raises(ConfigError, match=r"exists; set another run\.name"):
         fit(config=load_config(settings(model, tmp_path)))

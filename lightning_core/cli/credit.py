@@ -7,10 +7,7 @@ import re
 from collections.abc import Sequence
 
 from lightning_core.cli.trace import as_run_folder
-from lightning_core.config import load_config
-from lightning_core.config.credit_rules import policy_rules
 from lightning_core.errors import ConfigError
-from lightning_core.records.store import Store
 
 _SETTING = re.compile(r"credit\.|policies\.[^=]+\.credit\.")
 
@@ -27,6 +24,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def credit(options: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
+    from lightning_core.config import load_config
+    from lightning_core.config.credit_rules import policy_rules
+
     folder = as_run_folder(options.config)
     if folder is None:
         raise ConfigError(f"{options.config!r} is a file; expected a run's folder, such as runs/latest")
@@ -42,6 +42,7 @@ def credit(options: argparse.Namespace) -> int:
         )
     from lightning_core.cli.console import show
     from lightning_core.cli.credit_report import find_changes, make_report
+    from lightning_core.records.store import Store
 
     with Store(folder / "store.db", read_only=True) as store:
         steps = sorted({r.step for r in store.rollouts(phase="train")} & {c.step for c in store.credit()})

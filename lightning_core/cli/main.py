@@ -15,14 +15,16 @@ import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from statistics import fmean
+from typing import TYPE_CHECKING
 
 from lightning_core.cli import credit as cli_credit
 from lightning_core.cli import serve as cli_serve
 from lightning_core.cli import trace as cli_trace
 from lightning_core.cli.trace import as_run_folder
-from lightning_core.config import Config, dump_config, load_config
 from lightning_core.errors import ConfigError, IntegrationUnavailable, LightningError, MissingExtra
+
+if TYPE_CHECKING:
+    from lightning_core.config import Config
 
 EXIT_OK, EXIT_NOT_SHOWN, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -103,6 +105,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _train(options: argparse.Namespace) -> int:
+    from lightning_core.config import load_config
+
     overrides = [*options.overrides, *(["run.resume=true"] if options.resume else [])]
     config = load_config(options.config, overrides, needs=("agent", "tasks.train"))
     if config.eval.every and config.tasks.eval is None:
@@ -149,7 +153,10 @@ def _how_to_resume(config: Config, file: str) -> str:
 
 
 def _eval(options: argparse.Namespace) -> int:
+    from statistics import fmean
+
     from lightning_core.cli.summary import format_estimate
+    from lightning_core.config import dump_config, load_config
     from lightning_core.loop import evaluate
     from lightning_core.records.checkpoints import checkpoints
     from lightning_core.records.intervals import confidence_interval

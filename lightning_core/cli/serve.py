@@ -8,9 +8,12 @@ import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lightning_core.config import Config, load_config
 from lightning_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lightning_core.config import Config
 
 API_KEY_ENV = "LIGHTNING_API_KEY"
 
@@ -50,6 +53,8 @@ def serve(options: argparse.Namespace) -> int:
 
 def _resolve_model(model: str, checkpoint: str | None, overrides: Sequence[str]) -> tuple[Config, Path | None]:
     """The configuration to serve, and the checkpoint to load its weights from, if any."""
+    from lightning_core.config import load_config
+
     folder = Path(model)
     if (folder / "config.yaml").is_file():
         from lightning_core.records.checkpoints import checkpoints, sampling_config

@@ -7,12 +7,10 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from lightning_core.config import load_config
 from lightning_core.errors import ConfigError, LightningError
 
 TRACE_FILES = (".json", ".jsonl", ".pb")
 """File name endings of stored traces; any other file is a configuration."""
-_HINT = "show one: --rollout N"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +21,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a run's folder such as runs/latest, a file of traces (.json, .jsonl, .pb), or a YAML file",
     )
     parser.add_argument(
-        "--rollout", metavar="N", help="number or id of the rollout to show; without it, all are listed"
+        "--rollout", metavar="N", help="number or id of the rollout to show; without it, the newest are listed"
+    )
+    parser.add_argument(
+        "--last", metavar="N", type=int, default=50, help="number of rollouts to list (default: %(default)s)"
     )
     parser.add_argument("--task", metavar="ID", help="with CONFIG: the task to run (default: the first)")
     parser.add_argument("--full", action="store_true", help="show whole prompts and responses")
@@ -39,15 +40,17 @@ def trace(options: argparse.Namespace) -> int:
                 f"--rollout is for a run's folder or a file of traces; {options.config!r} is a configuration: use --task"
             )
         return _run_task(options)
+    if options.last < 1:
+        raise ConfigError(f"--last {options.last}: expected a number of rollouts, from 1")
     if options.overrides or options.task is not None:
         raise ConfigError(
             "--task and key=value are for a configuration; "
             "recorded rollouts cannot be reconfigured; select one with --rollout"
         )
     if run is None:
-        _show_stored(Path(options.config), options.rollout, options.full)
+        _show_stored(Path(options.config), options.rollout, options.full, options.last)
     else:
-        _show_run(run / "store.db", options.rollout, options.full)
+        _show_run(run / "store.db", options.rollout, options.full, options.last)
     return 0
 
 
@@ -62,6 +65,8 @@ def as_run_folder(path: str) -> Path | None:
 
 
 def _run_task(options: argparse.Namespace) -> int:
+    from lightning_core.config import load_config
+
     config = load_config(options.config, options.overrides, needs=("agent",))
     from lightning_core.loop import evaluate
     from lightning_core.rollouts.tasks import load_tasks
@@ -96,19 +101,20 @@ def _last_rollout(path: Path) -> int | None:
     if not path.is_file():
         return None
     with Store(path, read_only=True) as store:
-        records = store.rollouts()
+        records = store.rollouts(last=1)
     return records[-1].ordinal if records else None
 
 
-def _show_run(store_path: Path, rollout: str | None, full: bool) -> None:
+def _show_run(store_path: Path, rollout: str | None, full: bool, last: int = 1) -> None:
     from lightning_core.cli.console import show
     from lightning_core.cli.tree import format_agents, make_rollout_table, make_tree
     from lightning_core.records.store import Store
 
     with Store(store_path, read_only=True) as store:
         if rollout is None:
-            agents = format_agents(store.agents(), {row.agent for row in store.credit()})
-            show(make_rollout_table(store.rollouts()), agents, _HINT)
+            records = store.rollouts(last=last)
+            agents = format_agents(store.agents(), store.credited_agents())
+            show(make_rollout_table(records), agents, _hint(len(records), store.count()))
             return
         try:
             record = store.rollout(rollout if (number := _number(rollout)) is None else number)
@@ -120,7 +126,7 @@ def _show_run(store_path: Path, rollout: str | None, full: bool) -> None:
     show(make_tree(found, record, credit, full=full), agents)
 
 
-def _show_stored(path: Path, rollout: str | None, full: bool) -> None:
+def _show_stored(path: Path, rollout: str | None, full: bool, last: int) -> None:
     from lightning_core.cli.console import show
     from lightning_core.cli.tree import format_agents, make_trace_table, make_tree
     from lightning_core.otel import read_traces
@@ -130,12 +136,20 @@ def _show_stored(path: Path, rollout: str | None, full: bool) -> None:
     except (OSError, ValueError) as error:
         raise ConfigError(f"no traces could be read from {str(path)!r}: {error}") from None
     if rollout is None:
-        show(make_trace_table(traces), format_agents(Counter(call.agent for t in traces for call in t.calls)), _HINT)
+        agents = format_agents(Counter(call.agent for t in traces for call in t.calls))
+        listed = list(enumerate(traces, 1))[-last:]
+        show(make_trace_table(listed), agents, _hint(len(listed), len(traces)))
         return
     found = next((t for n, t in enumerate(traces, 1) if n == _number(rollout) or t.rollout == rollout), None)
     if found is None:
         raise ConfigError(f"--rollout {rollout}: expected a number from 1 to {len(traces)}, or a trace id")
     show(make_tree(found, full=full), format_agents(Counter(call.agent for call in found.calls)))
+
+
+def _hint(listed: int, count: int) -> str:
+    """The options to go on with; the number of rollouts, unless all are listed."""
+    newest = f"the newest {listed} of {count} rollouts; list more: --last N; " if listed < count else ""
+    return f"{newest}show one: --rollout N"
 
 
 def _number(rollout: str) -> int | None:

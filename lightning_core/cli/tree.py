@@ -58,8 +58,8 @@ def make_rollout_table(records: Sequence[RolloutRecord]) -> Table:
     )
 
 
-def make_trace_table(traces: Sequence[Trace]) -> Table:
-    """A table of traces that were not recorded by a run, one per line, numbered from 1."""
+def make_trace_table(traces: Sequence[tuple[int, Trace]]) -> Table:
+    """A table of numbered traces that were not recorded by a run, one per line."""
     columns = (Column("N"), Column("task", cut=True), Column("reward"), Column("calls"), Column("status", cut=True))
     return make_table(
         columns,
@@ -71,7 +71,7 @@ def make_trace_table(traces: Sequence[Trace]) -> Table:
                 str(len(trace.calls)),
                 _status(_outcome(trace), trace.error),
             )
-            for number, trace in enumerate(traces, 1)
+            for number, trace in traces
         ),
     )
 

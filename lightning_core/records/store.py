@@ -1,8 +1,8 @@
 """The durable record of a run in one SQLite file: rollouts, spans, credit, steps.
 
-Writes are on disk when a method returns: they survive a crash of the process or the machine. Only
-the trainer's process writes; others can read at the same time (``read_only``), through SQLite's
-write-ahead log. All methods are thread-safe.
+Writes are on disk when a method returns (`Store.queue_rollouts`: when its future is done): they
+survive a crash of the process or the machine. Only the trainer's process writes; others can read
+at the same time (``read_only``), through SQLite's write-ahead log. All methods are thread-safe.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -19,12 +20,15 @@ from types import TracebackType
 from typing import Any, Literal
 
 from lightning_core.errors import ConfigError
+from lightning_core.records.group_commit import GroupCommit
 from lightning_core.trace import AGENT, OPERATION, OUTPUT_IDS, SpanRecord, Trace, spans_to_trace
 
 Phase = Literal["train", "eval_before", "eval", "eval_after", "judge"]
 Status = Literal["ok", "failed", "infrastructure"]
 
 _VERSION = 1
+_CACHE_KIB = 65_536
+"""Largest page cache of a store that is written to."""
 _SCHEMA = """
 CREATE TABLE rollouts (
     ordinal INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, step INTEGER NOT NULL, task_id TEXT NOT NULL, phase TEXT NOT NULL,
@@ -110,6 +114,7 @@ class Store:
         self._lock = threading.RLock()
         self._db = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=30)
         self._db.row_factory = sqlite3.Row
+        self._queue = GroupCommit(self.add_rollouts)
         try:
             self._prepare(read_only)
         except sqlite3.DatabaseError as error:
@@ -125,6 +130,10 @@ class Store:
             self._db.execute("PRAGMA journal_mode = WAL")
             # FULL: a commit waits for the disk; NORMAL can lose the last commits on a power failure.
             self._db.execute("PRAGMA synchronous = FULL")
+            # Some builds of SQLite overwrite deleted pages with zeros, and by default only 2 MB of pages are cached:
+            # both make `rewind` slow, since rollouts lie in the file in the order of their random ids.
+            self._db.execute("PRAGMA secure_delete = OFF")
+            self._db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             with self._transaction():
                 tables = self._db.execute("SELECT count(*) AS count FROM sqlite_master").fetchone()["count"]
                 if tables == 0:
@@ -160,6 +169,10 @@ class Store:
         """`add_rollout` for several rollouts in one transaction: all are written, or none."""
         with self._transaction():
             return [self._add_rollout(record, spans) for record, spans in rollouts]
+
+    def queue_rollouts(self, rollouts: Sequence[tuple[RolloutRecord, Iterable[SpanRecord]]]) -> Future[None]:
+        """`add_rollouts` on the store's own thread; rollouts queued during a write share the next transaction."""
+        return self._queue.add(rollouts)
 
     def _add_rollout(self, r: RolloutRecord, spans: Iterable[SpanRecord]) -> int:
         spans = {span.span_id: span for span in spans}.values()
@@ -236,29 +249,40 @@ class Store:
         """Delete what a run resumed after ``step`` updates repeats."""
         repeated = "(phase = 'train' AND step >= ?) OR (phase <> 'train' AND step > ?) OR phase = 'eval_after'"
         with self._transaction():
+            # The tables that refer to rollouts first: a cascade would delete from them rollout by rollout.
+            for table in ("arrays", "spans", "credit"):
+                ids = f"SELECT id FROM rollouts WHERE {repeated}"
+                self._db.execute(f"DELETE FROM {table} WHERE rollout IN ({ids})", (step, step))
             self._db.execute(f"DELETE FROM rollouts WHERE {repeated}", (step, step))
             self._db.execute("DELETE FROM steps WHERE step > ?", (step,))
 
     def rollouts(
-        self, *, phase: Phase | None = None, step: int | None = None, status: Status | None = None
+        self,
+        *,
+        phase: Phase | None = None,
+        step: int | None = None,
+        status: Status | None = None,
+        last: int | None = None,
     ) -> list[RolloutRecord]:
-        """Rollouts that match all given filters, in the order they were stored."""
+        """Rollouts that match all given filters, in the order they were stored; of these the ``last`` ones, if given."""
         filters = {"phase": phase, "step": step, "status": status}
         given = {key: value for key, value in filters.items() if value is not None}
         where = " AND ".join(f"{key} = ?" for key in given) or "1"
-        return [
-            _record(row)
-            for row in self._rows(f"SELECT * FROM rollouts WHERE {where} ORDER BY ordinal", *given.values())
-        ]
+        query = f"SELECT * FROM rollouts WHERE {where} ORDER BY ordinal DESC LIMIT ?"
+        rows = self._rows(query, *given.values(), -1 if last is None else last)
+        return [_record(row) for row in reversed(rows)]
 
     def rollout(self, which: str | int) -> RolloutRecord:
         """One rollout by id or ordinal. Raises LookupError if it is not stored."""
         key = "ordinal" if isinstance(which, int) else "id"
         rows = self._rows(f"SELECT * FROM rollouts WHERE {key} = ?", which)
         if not rows:
-            count = self._rows("SELECT count(*) AS count FROM rollouts")[0]["count"]
-            raise LookupError(f"no rollout with {key} {which!r}; the store has {count}, numbered from 1")
+            raise LookupError(f"no rollout with {key} {which!r}; the store has {self.count()}, numbered from 1")
         return _record(rows[0])
+
+    def count(self) -> int:
+        """Number of rollouts."""
+        return int(self._rows("SELECT count(*) AS count FROM rollouts")[0]["count"])
 
     def spans(self, which: str | int) -> tuple[SpanRecord, ...]:
         """The spans of one rollout, in order of start."""
@@ -316,12 +340,17 @@ class Store:
         )
         return {row["agent"]: row["calls"] for row in self._rows(query)}
 
+    def credited_agents(self) -> set[str]:
+        """The agents with credit: those that were trained."""
+        return {row["agent"] for row in self._rows("SELECT DISTINCT agent FROM credit")}
+
     def _rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
         with self._lock:
             return self._db.execute(query, values).fetchall()
 
     def close(self) -> None:
-        """Close the file; closing twice does nothing."""
+        """Write what is queued and close the file; closing twice does nothing."""
+        self._queue.close()
         with self._lock:
             self._db.close()
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -115,16 +116,17 @@ class Collector:
         self._names_checked = False
 
     async def roll_out(self, task: Task, phase: Phase, step: int) -> Group:
-        """tasks → rollouts: run and record all attempts at ``task`` under the current policy."""
+        """tasks → rollouts: run all attempts at ``task`` under the current policy; recorded on return."""
         c = self.config
         copies = c.rollouts.group_size if phase == "train" else c.eval.samples
         jobs = make_jobs([task], c, copies=copies, phase=phase, step=step)
         version = None if c.policies else step
 
+        writes: list[Future[None]] = []
+
         def record(attempts: Sequence[Attempt]) -> None:
-            self._store.add_rollouts([
-                (rollout_record(a.rollout, step, phase, version), a.rollout.spans) for a in attempts
-            ])  # fmt: skip
+            records = [(rollout_record(a.rollout, step, phase, version), a.rollout.spans) for a in attempts]
+            writes.append(self._store.queue_rollouts(records))
             for attempt in attempts:
                 if attempt.final:
                     self._on_rollout(attempt.rollout)
@@ -134,6 +136,8 @@ class Collector:
         except InfrastructureError as error:
             logger.error("task %r: %d rollouts are left out: %s", task["id"], len(jobs), error)
             return Group(task=task, step=step, rollouts=(), lost=len(jobs), error=str(error))
+        finally:
+            await asyncio.gather(*map(asyncio.wrap_future, writes))
         return Group(task=task, step=step, rollouts=rollouts)
 
     async def roll_out_all(self, tasks: Sequence[Task], phase: Phase, step: int) -> list[Group]:

@@ -22,7 +22,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -38,6 +38,11 @@ logger = logging.getLogger(__name__)
 
 Solve = Callable[[Any], Any]
 RewardFunction = Callable[[Any, Any], float]
+
+_THREADS_PER_ROLLOUT = 2
+_MIN_THREADS, _MAX_THREADS = 32, 1024
+"""Bounds of the number of threads for `asyncio.to_thread` in agents. Threads are started only when needed."""
+_CLOSING_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +111,11 @@ class Runner:
         self._reward_function = reward_function
         self._strict = strict
         self._loop = asyncio.new_event_loop()
+        # asyncio's own default runs `asyncio.to_thread` of all agents on a handful of threads.
+        threads = min(max(_THREADS_PER_ROLLOUT * settings.concurrency, _MIN_THREADS), _MAX_THREADS)
+        self._loop.set_default_executor(ThreadPoolExecutor(threads, thread_name_prefix="lightning-tools"))
+        # Not on the agents' threads, all of which may hang.
+        self._closing = ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="lightning-closing")
         self._gate = asyncio.Semaphore(settings.concurrency)
         self._thread = threading.Thread(target=self._loop.run_forever, name="lightning-runner", daemon=True)
 
@@ -117,7 +127,8 @@ class Runner:
         asyncio.run_coroutine_threadsafe(_cancel_everything(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
+        self._loop.close()  # does not wait for the agents' threads
+        self._closing.shutdown(wait=False)
 
     def run(self, jobs: Sequence[Job], *, routing: Routing, on_attempt: OnAttempt | None = None) -> list[Rollout]:
         """Run one rollout per job and return the last attempt of each, in the order of ``jobs``.
@@ -195,7 +206,7 @@ class Runner:
                     result = await self._call(job.task)
                     self._settle_reward(job, run, result)
                 finally:
-                    await asyncio.to_thread(self._endpoint.close, key)
+                    await self._loop.run_in_executor(self._closing, self._endpoint.close, key)
         except RewardError:
             raise
         except (InfrastructureError, CaptureError) as failure:

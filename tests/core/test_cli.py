@@ -272,6 +272,22 @@ def test_the_list_of_rollouts(run_folder: Path, capsys: pytest.CaptureFixture[st
     assert lines[3:] == ["agents: judge 2 calls; writer 2 calls, trained", "show one: --rollout N"]
 
 
+def test_of_many_rollouts_the_newest_are_listed(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Store(run_folder / "store.db") as store:
+        for _ in range(50):
+            keep(store, try_it()[0])
+    for options, first, count in (([], 3, 50), (["--last", "1"], 52, 1), (["--last", "51"], 2, 51)):
+        assert main(["trace", "runs/latest", *options]) == 0
+        _, *listed, agents, hint = capsys.readouterr().out.splitlines()
+        assert [int(line.split()[0]) for line in listed] == list(range(first, 53))
+        assert agents == "agents: judge 52 calls; writer 52 calls, trained"
+        assert hint == f"the newest {count} of 52 rollouts; list more: --last N; show one: --rollout N"
+    assert main(["trace", "runs/latest", "--last", "52"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "show one: --rollout N"
+    assert main(["trace", "runs/latest", "--rollout", "1"]) == 0
+    assert capsys.readouterr().out.startswith("rollout 1 ")
+
+
 def test_one_rollout_as_a_tree(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "runs/latest", "--rollout", "1"]) == 0
     assert capsys.readouterr().out == (
@@ -374,6 +390,7 @@ def test_text_in_square_brackets_and_deep_nesting_are_shown(
         (["nowhere.json"], "no traces could be read from 'nowhere.json'"),
         (["c.jsonl"], "no traces could be read from 'c.jsonl'"),
         (["two.json", "--rollout", "3"], "--rollout 3: expected a number from 1 to 2, or a trace id"),
+        (["runs/one", "--last", "0"], "--last 0: expected a number of rollouts, from 1"),
         (["two.json", "--task", "q17"], "--task and key=value are for a configuration"),
     ],
 )
@@ -400,6 +417,12 @@ def test_stored_traces(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "2  q17   1.000   2      ok",
         "agents: writer 2 calls; judge 2 calls",
         "show one: --rollout N",
+    ]
+    assert main(["trace", "two.jsonl", "--last", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "2  q17   1.000   2      ok",
+        "agents: writer 2 calls; judge 2 calls",
+        "the newest 1 of 2 rollouts; list more: --last N; show one: --rollout N",
     ]
     for chosen, run in (("1", first), ("2", second), (second.trace.rollout, second)):
         assert main(["trace", "two.jsonl", "--rollout", chosen]) == 0
@@ -442,7 +465,7 @@ def test_trace_of_one_task_shows_the_tree_even_if_names_are_wrong(
 
 
 def test_the_command_is_quick_to_start() -> None:
-    heavy = "{'torch', 'transformers', 'matplotlib', 'langchain_core', 'rich', 'starlette'}"
+    heavy = "{'torch', 'transformers', 'matplotlib', 'langchain_core', 'rich', 'starlette', 'numpy', 'pydantic', 'opentelemetry'}"
     script = f"import sys, lightning_core.cli.main; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

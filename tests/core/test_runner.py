@@ -246,3 +246,28 @@ def test_infrastructure_errors_of_the_agent_itself_are_not_its_failure(endpoint:
 
     (r,) = run(endpoint, solve, retries=0)
     assert r.status == "infrastructure"
+
+
+def test_blocking_tools_of_many_agents_run_at_the_same_time(endpoint: PolicyEndpoint):
+    together = threading.Barrier(100)
+
+    async def solve(task: Any) -> float:
+        await asyncio.to_thread(together.wait, 30)
+        return 1.0
+
+    rollouts = run(endpoint, solve, 100, concurrency=100, timeout_seconds=60, retries=0)
+    assert [r.status for r in rollouts] == ["ok"] * 100
+
+
+def test_tools_that_hang_on_every_thread_end_with_their_rollouts(endpoint: PolicyEndpoint):
+    release = threading.Event()
+
+    async def solve(task: Any) -> float:
+        await asyncio.gather(*(asyncio.to_thread(release.wait, 60) for _ in range(40)))
+        return 1.0
+
+    began = time.monotonic()
+    rollouts = run(endpoint, solve, 2, concurrency=1, timeout_seconds=0.3, retries=0)
+    release.set()
+    assert time.monotonic() - began < 20
+    assert [r.status for r in rollouts] == ["infrastructure"] * 2

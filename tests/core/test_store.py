@@ -6,6 +6,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +103,9 @@ def test_lists_and_filters(tmp_path: Path) -> None:
         assert [(r.ordinal, r.id, r.calls) for r in store.rollouts()] == [(1, a, 1), (2, b, 2), (3, c, 0)]
         assert [r.id for r in store.rollouts(phase="train")] == [b, c]
         assert [r.id for r in store.rollouts(step=1, status="ok")] == [b]
+        assert [r.id for r in store.rollouts(last=2)] == [b, c]
+        assert [r.id for r in store.rollouts(phase="train", last=1)] == [c]
+        assert store.count() == 3
         assert store.rollout(c).error == "Timeout: x"
         assert store.agents() == {"w": 2, None: 1}
         with pytest.raises(LookupError, match="no rollout with ordinal 9; the store has 3, numbered from 1"):
@@ -119,6 +124,7 @@ def test_credit_and_steps(tmp_path: Path) -> None:
         store.add_credit([credit])
         assert store.credit() == store.credit(rollout=1) == store.credit(step=1) == [credit]
         assert store.credit(step=2) == []
+        assert store.credited_agents() == {"w"}
         store.add_step(1, {"reward": 0.25})
         store.add_step(2, {"reward": 0.5})
         store.add_step(2, {"reward": 0.75})
@@ -129,11 +135,17 @@ def test_rewind_forgets_what_will_be_done_again(tmp_path: Path) -> None:
     names = {"a": (0, "eval_before"), "b": (0, "train"), "c": (1, "train"), "d": (1, "eval"), "e": (1, "eval_after")}
     with Store(tmp_path / "store.db") as store:
         for name, (step, phase) in names.items():
-            store.add_rollout(record(name * 32, step=step, phase=phase), [root(name * 32)])
+            sampled = chat(name * 32, "1" * 16, "w")
+            sampled = replace(sampled, attributes={**sampled.attributes, tr.OUTPUT_IDS: b"\0" * 4})
+            store.add_rollout(record(name * 32, step=step, phase=phase), [root(name * 32), sampled])
             call = CallCredit(rollout=name * 32, call="1" * 16, agent="w", step=step, reward=1, advantage=1, tokens=1)
             store.add_credit([call])
             store.add_step(step, {})
         store.rewind(1)
+        assert store.agents() == {"w": 3}
+        left = sqlite3.connect(tmp_path / "store.db")
+        assert left.execute("SELECT count(*), count(DISTINCT rollout) FROM arrays").fetchone() == (3, 3)
+        left.close()
         assert [r.id[0] for r in store.rollouts()] == ["a", "b", "d"]
         assert [c.rollout[0] for c in store.credit()] == ["a", "b", "d"]
         assert list(store.steps()) == [0, 1]
@@ -173,6 +185,51 @@ os._exit(9)
     with Store(path) as store:
         store.add_step(2, {"reward": 2.0})
         assert list(store.steps()) == [1, 2]
+
+
+def test_what_is_queued_survives_a_killed_process_when_its_future_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    script = f"""
+import os
+from lightning_core.records.store import Store
+from tests.core.test_store import record, root
+store = Store({str(path)!r})
+ids = [f"{{number:032x}}" for number in range(20)]
+for done in [store.queue_rollouts([(record(i), [root(i)])]) for i in ids]:
+    done.result()
+os._exit(9)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False)
+    assert done.returncode == 9
+    with Store(path, read_only=True) as store:
+        assert [r.id for r in store.rollouts()] == [f"{number:032x}" for number in range(20)]
+        assert len(store.spans(20)) == 1
+
+
+def test_rollouts_queued_during_a_write_share_a_transaction_but_not_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    ids = [f"{number:032x}" for number in range(10)]
+    with Store(path) as store:
+        commits: list[str] = []
+        store._db.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
+        with store._transaction():  # holds the writer back until all are queued
+            first = store.queue_rollouts([(record("f" * 32), [])])
+            time.sleep(0.05)
+            queued = [store.queue_rollouts([(record(i), [root(i)])]) for i in ids]
+        assert [f.result() for f in (first, *queued)] == [None] * 11
+        assert len(commits) <= 3, "the transaction that held it back, the first rollout, and all others"
+        with store._transaction():
+            first = store.queue_rollouts([(record("e" * 32), [])])
+            time.sleep(0.05)
+            again = store.queue_rollouts([(record(ids[0]), [])])
+            other = store.queue_rollouts([(record("d" * 32), [])])
+        with pytest.raises(ValueError, match="cannot be stored"):
+            again.result()
+        other.result()
+        store.queue_rollouts([(record("c" * 32), [])])
+    with Store(path, read_only=True) as store:
+        assert [r.id[0] for r in store.rollouts(last=3)] == ["e", "d", "c"], "closing writes what is queued"
+        assert store.count() == 14
 
 
 def test_many_threads_and_a_reader(tmp_path: Path) -> None:

@@ -1,5 +1,9 @@
 """Traces → transitions → rows, against cases worked out by hand."""
 
+import dataclasses
+import json
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -38,6 +42,34 @@ def call(sequence: int, agent: str | None, prompt: list[int], output: list[int],
 
 def trace(*calls: Call) -> Trace:
     return Trace(rollout="r", task_id="t", task=None, calls=calls, events=(), rewards=())
+
+
+def test_messages_given_as_json_are_parsed_when_read_and_equal_to_those_given_as_values():
+    messages = ({"role": "user", "content": "ü"},)
+    answer = {"role": "assistant", "content": "ja"}
+    ids = {"prompt_ids": None, "output_ids": None, "logprobs": None}  # arrays have no truth value to compare by
+
+    def unread() -> Call:
+        return call(1, "a", [], [], messages=json.dumps(messages), response=json.dumps([answer]), **ids)
+
+    plain = call(1, "a", [], [], messages=messages, response=answer, **ids)
+    one = unread()
+    assert (one.messages, one.response) == (messages, answer)
+    assert one.messages is one.messages, "parsed once"
+    assert unread() == plain
+    assert repr(unread()) == repr(plain)
+    assert dataclasses.asdict(unread()) == dataclasses.asdict(plain)
+    assert dataclasses.replace(unread(), agent="b") == dataclasses.replace(plain, agent="b")
+    assert pickle.loads(pickle.dumps(unread())) == plain
+    assert pickle.loads(pickle.dumps(one)) == plain
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        unread().messages = ()  # type: ignore[misc]
+
+
+def test_reading_tokens_parses_no_messages():
+    t = trace(call(1, "a", [1], [2], messages="not JSON", response="not JSON"))
+    assert len(transitions_to_rows(trace_to_transitions(t, agents={"a"}))) == 1
+    pickle.loads(pickle.dumps(t))
 
 
 def test_only_calls_of_the_named_agents_become_transitions():

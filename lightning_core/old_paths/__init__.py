@@ -64,6 +64,8 @@ class _OldPaths(MetaPathFinder, Loader):
 
 def install() -> None:
     """Make the old paths importable."""
-    # Loaded now: importing it later would replace the function ``lightning_core.trainable`` with the module.
-    sys.modules["lightning_core.trainable"] = import_module(_MOVED["lightning_core.trainable"])
+    # In place before it is imported: an import would replace the function ``lightning_core.trainable`` with the module.
+    trainable = "lightning_core.trainable"
+    lazy = sys.modules[trainable] = ModuleType(trainable)
+    lazy.__getattr__ = lambda name: getattr(import_module(_MOVED[trainable]), name)  # pyright: ignore[reportAttributeAccessIssue]
     sys.meta_path.insert(0, _OldPaths())

@@ -1,0 +1,55 @@
+"""Group commit: items that arrive during a write share the next one, and with it one wait for the disk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class GroupCommit(Generic[T]):
+    """Calls ``write`` on a thread of its own, each time with all items that wait. Thread-safe."""
+
+    def __init__(self, write: Callable[[Sequence[T]], object]) -> None:
+        """``write``: writes all items durably, or raises and writes none."""
+        self._write = write
+        self._waiting: list[tuple[Sequence[T], Future[None]]] = []
+        self._lock = threading.Lock()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="lightning-store")
+
+    def add(self, items: Sequence[T]) -> Future[None]:
+        """Queue ``items`` and return at once. The future is done when they are written; it cannot be cancelled."""
+        done: Future[None] = Future()
+        done.set_running_or_notify_cancel()
+        with self._lock:
+            self._waiting.append((items, done))
+        self._writer.submit(self._write_waiting)
+        return done
+
+    def close(self) -> None:
+        """Write what waits, and end the thread. Closing twice does nothing."""
+        self._writer.shutdown()
+
+    def _write_waiting(self) -> None:
+        with self._lock:
+            batch, self._waiting = self._waiting, []
+        if batch:
+            self._settle(batch)
+
+    def _settle(self, batch: Sequence[tuple[Sequence[T], Future[None]]]) -> None:
+        try:
+            self._write([item for items, _ in batch for item in items])
+        except Exception as error:  # noqa: BLE001 - raised by the future
+            if len(batch) > 1 and isinstance(error, (ValueError, TypeError)):
+                # One of them is invalid; that is no reason to lose the others.
+                for one in batch:
+                    self._settle([one])
+                return
+            for _, done in batch:
+                done.set_exception(error)
+        else:
+            for _, done in batch:
+                done.set_result(None)
