@@ -20,9 +20,9 @@ from lightning_core.endpoint.dialects.dialect import Dialect
 from lightning_core.endpoint.dialects.fields import Fields
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.testing.recording_server import recording_server
 from tests.policy.test_endpoint import serve
 from tests.policy.test_fields import LEAST, asking
-from tests.recording_server import recording_server
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 HI: dict[str, Any] = {"role": "user", "content": "hi"}
