@@ -184,7 +184,7 @@ def test_an_answer_that_cannot_be_trained_on(answer: Any, expected: str):
         (events({**CHOICE, "finish_reason": None}), "an incomplete response"),
         (events(), "shutting down, or another program paused it"),
         ('data: {"error": {"message": "engine died"}}\n\n', "failed while sampling.*engine died"),
-        ("not a stream", "expected what vLLM 0.27 or later does"),
+        ("not a stream", "expected a response of vLLM 0.27 or later"),
     ],
 )
 def test_a_stream_that_cannot_be_trained_on(answer: str, expected: str):
