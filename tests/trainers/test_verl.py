@@ -19,12 +19,12 @@ from lightning_core.records.store import Store
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.counts import add_counts, counts_to_metrics
 from lightning_core.trainers.verl.records import FAILURE, LOG, archive_log, read_metrics_of_verl, write_failure
-from lightning_core.trainers.verl.rows import SIGNAL, Group, train_rows, validation_row
+from lightning_core.trainers.verl.rows import SIGNAL, PromptGroup, train_rows, validation_row
 from lightning_core.trainers.verl.settings import flatten, rows_per_update, translate
 from tests.collected import ScriptedAgents, collect_step
 from tests.verl.rows import made_row
 
-GROUP = Group(uid="u-1", columns={"raw_prompt": ["x"]}, step=4)
+GROUP = PromptGroup(uid="u-1", columns={"raw_prompt": ["x"]}, step=4)
 
 
 def config(**sections: Any) -> Config:

@@ -33,7 +33,7 @@ from lightning_core.trainers.verl.estimator import ESTIMATOR
 from lightning_core.trainers.verl.manager import LightningManager
 from lightning_core.trainers.verl.policy_loss import loss_mode
 from lightning_core.trainers.verl.prompts import read_prompts
-from lightning_core.trainers.verl.rows import Group, train_rows, validation_row
+from lightning_core.trainers.verl.rows import PromptGroup, train_rows, validation_row
 from lightning_core.trainers.verl.settings import MANAGER, defaults, translate
 from tests.verl.rows import made_row
 
@@ -206,8 +206,8 @@ def test_keys_that_verl_does_not_have_and_keys_of_ours_are_refused(tmp_path: Pat
     assert added.trainer.of_mine == 3
 
 
-def group() -> Group:
-    return Group(uid="uid-1", columns={"raw_prompt": [], "reward_model": {}, "data_source": "t"}, step=1)
+def group() -> PromptGroup:
+    return PromptGroup(uid="uid-1", columns={"raw_prompt": [], "reward_model": {}, "data_source": "t"}, step=1)
 
 
 def calls(source: str) -> Iterator[ast.Call]:

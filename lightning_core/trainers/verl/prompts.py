@@ -12,14 +12,14 @@ from torch import Tensor
 
 from lightning_core.rollouts.runner import Task
 from lightning_core.trainers.verl.dataset import TASK
-from lightning_core.trainers.verl.rows import Group
+from lightning_core.trainers.verl.rows import PromptGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """One prompt in verl: a task to attempt several times."""
 
-    group: Group
+    group: PromptGroup
     task: Task
     training: bool
 
@@ -50,7 +50,7 @@ def read_prompts(batch: Any) -> list[Prompt]:
     for index in range(len(batch)):
         row: Mapping[str, Any] = {key: column[index] for key, column in columns.items()}
         kept = {key: value for key, value in row.items() if key not in ("uid", "global_steps")}
-        group = Group(uid=str(row["uid"]), columns=kept, step=int(row["global_steps"]))
+        group = PromptGroup(uid=str(row["uid"]), columns=kept, step=int(row["global_steps"]))
         prompts.append(Prompt(group=group, task=json.loads(row[TASK]), training=training))
     return prompts
 

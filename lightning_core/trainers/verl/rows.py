@@ -37,7 +37,7 @@ class VerlRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class PromptGroup:
     """The attempts at one prompt in verl."""
 
     uid: str
@@ -48,7 +48,7 @@ class Group:
     """verl's ``global_steps`` when it requested the prompt."""
 
 
-def train_rows(group: Group, session: int, rows: Sequence[Row], *, reward: float, signal: bool) -> list[VerlRow]:
+def train_rows(group: PromptGroup, session: int, rows: Sequence[Row], *, reward: float, signal: bool) -> list[VerlRow]:
     """The rows of one rollout. ``signal``: False if verl is to replace the group (`SIGNAL`).
 
     The advantages are in the field of the token-level rewards, and the rollout's ``reward`` is in the extra fields. Raises TypeError for
@@ -65,7 +65,7 @@ def train_rows(group: Group, session: int, rows: Sequence[Row], *, reward: float
     return found
 
 
-def validation_row(group: Group, session: int, row: Row, *, reward: float) -> VerlRow:
+def validation_row(group: PromptGroup, session: int, row: Row, *, reward: float) -> VerlRow:
     """A row of a validation rollout, with the ``reward`` at its last token."""
     rewards = np.zeros(len(row.token_ids), dtype=np.float32)
     rewards[-1] = reward
@@ -73,7 +73,7 @@ def validation_row(group: Group, session: int, row: Row, *, reward: float) -> Ve
 
 
 def _row(
-    group: Group, session: int, index: int, row: Row, rewards: Any, *, owner: str, info: Mapping[str, float]
+    group: PromptGroup, session: int, index: int, row: Row, rewards: Any, *, owner: str, info: Mapping[str, float]
 ) -> VerlRow:
     """``owner``: the field ``uid``.
 
