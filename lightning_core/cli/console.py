@@ -31,8 +31,8 @@ class Column:
 def show(*renderables: RenderableType) -> None:
     """Print each of ``renderables`` to standard output.
 
-    On a terminal they are fitted to its width. Otherwise lines are neither wrapped nor cut, whatever
-    ``COLUMNS`` says, which ``readline`` sets for child processes; escape codes need ``FORCE_COLOR``.
+    On a terminal they are fitted to its width. Otherwise lines are neither wrapped nor cut:
+    ``COLUMNS`` is ignored, since ``readline`` sets it for child processes.
     """
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     if not sys.stdout.isatty():

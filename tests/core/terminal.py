@@ -1,4 +1,4 @@
-"""The command line on a real terminal."""
+"""Programs on a real terminal."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ENVIRONMENT = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE",
 
 
 def on_terminal(columns: int, *arguments: str) -> str:
-    """What ``lightning-rl`` with `arguments` prints on a pseudo-terminal, without styles and padding."""
+    """What Python with `arguments` prints on a pseudo-terminal, without styles and padding."""
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in _ENVIRONMENT}
     process = subprocess.Popen(
-        [sys.executable, "-m", "lightning_core.cli.main", *arguments],
+        [sys.executable, *arguments],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

@@ -25,6 +25,7 @@ from lightning_core.records.report import Summary
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
 from tests.core.terminal import on_terminal
 
+COMMAND = ("-m", "lightning_core.cli.main")
 CONFIG = """\
 agent: some.module:solve
 tasks: {train: train.jsonl, eval: eval.jsonl}
@@ -262,7 +263,7 @@ def test_eval_without_a_checkpoint(run_folder: Path, loop: Install, capsys: pyte
 
 
 def test_the_list_of_rollouts(run_folder: Path) -> None:
-    lines = on_terminal(110, "trace", "runs/latest").splitlines()
+    lines = on_terminal(110, *COMMAND, "trace", "runs/latest").splitlines()
     assert lines[0] == "N  phase       step  task  reward  calls  status"
     assert lines[1] == "1  train       2     q17   1.000   2      ok"
     assert lines[2].startswith("2  eval_after  2     q17   none    2      infrastructure: TimeoutError: 120 s xxx")
@@ -288,7 +289,7 @@ def test_of_many_rollouts_the_newest_are_listed(run_folder: Path, capsys: pytest
 
 
 def test_one_rollout_as_a_tree(run_folder: Path) -> None:
-    assert on_terminal(110, "trace", "runs/latest", "--rollout", "1") == (
+    assert on_terminal(110, *COMMAND, "trace", "runs/latest", "--rollout", "1") == (
         "rollout 1  train at step 2  reward 1.000  ok  2.0 s\n"
         'task q17: {"id": "q17", "q": "How many?"}\n'
         "reward -0.500 to agent judge\n"
@@ -332,12 +333,12 @@ def test_a_pipe_gets_plain_lines_that_are_not_cut(
 
 
 def test_a_narrow_terminal_keeps_every_column(run_folder: Path) -> None:
-    assert on_terminal(48, "trace", "runs/latest").splitlines()[:3] == [
+    assert on_terminal(48, *COMMAND, "trace", "runs/latest").splitlines()[:3] == [
         "N  phase       step  task  reward  calls  status",
         "1  train       2     q17   1.000   2      ok",
         "2  eval_after  2     q17   none    2      infra…",
     ]
-    out = on_terminal(30, "trace", "runs/latest", "--rollout", "1", "--full")
+    out = on_terminal(30, *COMMAND, "trace", "runs/latest", "--rollout", "1", "--full")
     assert max(map(len, out.splitlines())) <= 30
     words = " ".join(out.replace("│", " ").split())
     assert "advantage +0.500, 5 trained" in words
