@@ -2,56 +2,26 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 
-from lightning_core.model.source import cache_folder
+from tests.bench import environment
 from tests.bench.processes import process
 
 PACKAGE = "agentlightning==1.0.2"
 MODEL = "policy"
-_INTERPRETERS = ("python3.12", "python3.13", "python3.14", "python3")
 
 
 def install(interpreter: str | None) -> Path:
     """Its command, installed on first use under the cache folder. Exits with what is missing."""
-    folder = cache_folder() / "bench" / PACKAGE.replace("==", "-")
-    command = folder / "bin" / "agl-server"
-    if not command.is_file():
-        python = _find_python([interpreter] if interpreter else [*_INTERPRETERS, sys.executable])
-        if python is None:
-            sys.exit(
-                f"endpoint: {PACKAGE} needs Python 3.12 or later, and none was found among {interpreter or _INTERPRETERS!r}. "
-                "Give one with --anchor-python PATH, or measure ours alone with --no-anchor"
-            )
-        print(f"installing {PACKAGE} into {folder} with {python}", file=sys.stderr)
-        shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([python, "-m", "venv", str(folder)], check=True)
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
-        done = subprocess.run([*pip, "install", "--quiet", PACKAGE], check=False, capture_output=True, text=True)
-        if done.returncode:
-            shutil.rmtree(folder, ignore_errors=True)
-            sys.exit(f"endpoint: pip could not install {PACKAGE}: {done.stderr.strip()[-500:]}")
-    return command
-
-
-def _find_python(candidates: Sequence[str]) -> str | None:
-    check = "import sys, venv; sys.exit(sys.version_info < (3, 12))"
-    for name in candidates:
-        # A name on PATH may be a version manager's stand-in for an interpreter that is not there, so each is tried.
-        found = shutil.which(name)
-        if found and subprocess.run([found, "-c", check], check=False, capture_output=True).returncode == 0:
-            return found
-    return None
+    return environment.install(PACKAGE, "agl-server", oldest=(3, 12), interpreter=interpreter)
 
 
 @contextmanager
