@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.credit import CreditSection
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyName
-from lightning_core.config.problems import OWN
+from lightning_core.config.problems import INVALID_VALUE
 from lightning_core.config.trainer import Ray, TrainerSection
 from lightning_core.config.types import (
     CallableName,
@@ -33,7 +33,9 @@ _TASK_FILES = (".jsonl", ".json", ".parquet")
 
 def _task_source(text: str) -> str:
     if not is_callable_name(text) and not text.lower().endswith(_TASK_FILES):
-        raise PydanticCustomError(OWN, f"expected a path that ends in {', '.join(_TASK_FILES)}, or 'module:callable'")
+        raise PydanticCustomError(
+            INVALID_VALUE, f"expected a path that ends in {', '.join(_TASK_FILES)}, or 'module:callable'"
+        )
     return text
 
 

@@ -94,8 +94,8 @@ def apply_overrides(
 ) -> Source:
     """``source`` with the overrides ``key.sub=value`` applied in order; values are YAML.
 
-    An invalid override becomes a `Problem`. ``short_forms`` maps the path of a section that can be
-    written as a string to the key that the string stands for.
+    An invalid override becomes a `Problem`. ``short_forms``: paths of sections that can be written as a string, and the key that
+    the string is the value of.
     """
     data: dict[str, Any] = _copy(source.data)
     places = dict(source.places)

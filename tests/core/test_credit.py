@@ -98,11 +98,11 @@ def test_more_calls_in_one_rollout_change_nobodys_advantage(group: list[tuple[fl
 
 
 def test_unknown_names_list_the_known_ones():
-    with pytest.raises(CreditError, match=r"unknown advantage rule 'gpro'; known are .*'grpo'"):
+    with pytest.raises(CreditError, match=r"unknown advantage rule 'gpro'; expected one of .*'grpo'"):
         assign_credit([], CreditRules(advantage="gpro"))
-    with pytest.raises(CreditError, match=r"unknown group key 'step'; known are .*'turn'"):
+    with pytest.raises(CreditError, match=r"unknown group key 'step'; expected one of .*'turn'"):
         CreditRules(group_by=("step",))
-    with pytest.raises(CreditError, match=r"unknown reward rule 'outcome'; known are .*'broadcast'.*'gigpo'"):
+    with pytest.raises(CreditError, match=r"unknown reward rule 'outcome'; expected one of .*'broadcast'.*'gigpo'"):
         CreditRules(rewards="outcome")
 
 

@@ -232,7 +232,7 @@ def test_without_the_exporter_a_run_does_not_begin(tmp_path: Path, monkeypatch: 
 
 
 def test_headers_need_an_endpoint() -> None:
-    with pytest.raises(ConfigError, match=r"otlp\.headers_env: headers for no endpoint"):
+    with pytest.raises(ConfigError, match=r"otlp\.headers_env: requires otlp\.endpoint"):
         load_config({"policy": {"model": "m"}, "otlp": {"headers_env": "H"}})
 
 

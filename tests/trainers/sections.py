@@ -40,7 +40,7 @@ def parts(**overrides: Any) -> Parts:
     if overrides:
         raise TypeError(f"unknown settings: {list(overrides)!r}")
     own["policy"] = {"device": "cpu", **own["policy"]}
-    # `Sections`, not `Config`: a trainer has to refuse impossible combinations itself.
+    # `Sections`, not `Config`: a trainer has to refuse invalid combinations itself.
     sections = Sections(**own)  # pyright: ignore[reportArgumentType]
     if keep_base:
         sections = sections.model_copy(

@@ -364,5 +364,5 @@ def test_kl_of_the_initial_weights_is_zero(tiny_llama: Path) -> None:
 
 
 def test_a_trainer_refuses_what_a_configuration_would(tiny_llama: Path) -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.sequence: 'gspo' needs a definition of a sequence"):
+    with pytest.raises(ConfigError, match=r"algorithm\.sequence: 'gspo' needs algorithm\.sequence"):
         TorchTrainer(**parts(model=str(tiny_llama), algorithm=Algorithm(loss="gspo", **CLIPS)))  # type: ignore[arg-type]

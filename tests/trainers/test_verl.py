@@ -80,27 +80,27 @@ def test_groups_without_signal_have_one_value_and_others_several() -> None:
 def test_in_validation_the_last_token_has_the_reward() -> None:
     row = validation_row(GROUP, 1, made_row(), reward=0.75)
     assert row.fields["rm_scores"].tolist() == [0.0, 0.0, 0.75]
-    assert row.fields["uid"] == "u-1", "the prompt, by which verl takes means"
+    assert row.fields["uid"] == "u-1", "the prompt, by which verl averages"
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"policies": {"a": {"agents": ["x"]}}}, "policies: verl trains one model"),
+    ({"policies": {"a": {"agents": ["x"]}}}, "policies: verl trains one policy"),
     ({"policy": {"train_layers": 2}}, "policy.train_layers: verl trains all layers"),
     ({"policy": {"device": "cpu"}}, "policy.device: verl runs on GPUs"),
     ({"policy": {"backend": "vllm"}}, "policy.backend: verl's own servers"),
-    ({"agents": {"frozen": {"checker": "base"}}}, "agents.frozen.checker: 'base' is not served"),
+    ({"agents": {"frozen": {"checker": "base"}}}, "agents.frozen.checker: 'base' is not available with verl"),
     ({"credit": {"judge": {"model": "base"}}}, "credit.judge.model: found 'base'"),
     ({"credit": {"rewards": "gae", "gamma": 1.0, "advantage": "none"}}, "credit.rewards: 'gae' needs"),
-    ({"credit": {"advantage": "reinforce++"}, "trainer": {"mode": "colocate_async"}}, "compares with all rollouts"),
-    ({"algorithm": {"kl": {"weight": 0.1}}}, "algorithm.kl: verl means it over rows or tokens"),
-    ({"algorithm": {"entropy_weight": 0.1}}, "algorithm.entropy_weight: verl means"),
-    ({"algorithm": {"importance": {"level": "rollout"}}}, "algorithm.importance: verl corrects"),
+    ({"credit": {"advantage": "reinforce++"}, "trainer": {"mode": "colocate_async"}}, "compares all rollouts"),
+    ({"algorithm": {"kl": {"weight": 0.1}}}, "algorithm.kl: verl does not support it with algorithm.aggregation"),
+    ({"algorithm": {"entropy_weight": 0.1}}, "algorithm.entropy_weight: verl does not support it"),
+    ({"algorithm": {"importance": {"level": "rollout"}}}, "algorithm.importance: found"),
     (
         {"algorithm": {"loss": "gspo", "sequence": "rollout", "clip_low": 3e-4, "clip_high": 4e-4}},
-        "algorithm.sequence: verl's micro-batches",
+        "algorithm.sequence: found 'rollout', expected 'row'",
     ),
-    ({"trainer": {"threads": 2}}, "trainer.threads: is for another trainer"),
-    ({"trainer": {"name": "torch", "nodes": 2}}, "trainer.nodes: is for another trainer"),
+    ({"trainer": {"threads": 2}}, "trainer.threads: goes with trainer.name: torch only"),
+    ({"trainer": {"name": "torch", "nodes": 2}}, "trainer.nodes: goes with trainer.name: verl only"),
     ({"trainer": {"name": "torch"}, "ray": {"address": "auto"}}, "ray.address: goes with trainer.name: verl"),
     ({"trainer": {"mode": "separate_async"}}, "trainer.rollout_nodes: found 0"),
     ({"trainer": {"rollout_nodes": 1}}, "trainer.rollout_nodes: found 1 with trainer.mode 'sync'"),
@@ -108,7 +108,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("sections", "text"), REFUSED, ids=[text[:40] for _, text in REFUSED])
-def test_what_verl_cannot_honour_is_refused_by_name(sections: dict[str, Any], text: str) -> None:
+def test_what_verl_does_not_support_is_rejected_by_name(sections: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as error:
         config(**sections)
     assert text in str(error.value)
