@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 _INTRODUCTION = """\
 # Compatibility
 
-<!-- Generated from the extras in pyproject.toml: python -m docs._generate.compatibility > docs/compatibility.md -->
+<!-- Generated: python -m docs._generate.compatibility > docs/compatibility.md -->
 
 Python {python}. The extras are the only place that defines version ranges, and `install("langgraph")`
 reads them: a framework outside its range raises an error with the version found and the one

@@ -26,7 +26,7 @@ from lightning_core.credit import LOSSES, REWARD_RULES
 _INTRODUCTION = """\
 # Configuration
 
-<!-- Generated from lightning_core/config/config.py: python -m docs._generate.configuration > docs/configuration.md -->
+<!-- Generated: python -m docs._generate.configuration > docs/configuration.md -->
 
 One YAML file describes a run. On the command line, `key.sub=value` overrides a key; the value is
 parsed as YAML:

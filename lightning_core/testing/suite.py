@@ -25,7 +25,7 @@ from lightning_core.testing.playground import Playground
 from lightning_core.testing.programs import ADD_PROMPT, AgentSpec, HostAdapter, answer_prompt, run_async
 from lightning_core.testing.recording_server import RecordingServer, recording_server
 from lightning_core.testing.traces import ancestors, parent_of, user_message
-from lightning_core.trace import Trace
+from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT, Trace
 
 
 class IntegrationContract:
@@ -131,9 +131,9 @@ class IntegrationContract:
         assert critic.agent != "solver"
         (tool,) = [event for event in trace.events if event.kind == "tool"]
         assert tool.name == "add"
-        assert tool.attributes["gen_ai.tool.call.arguments"] == '{"a": 2, "b": 3}'
-        assert tool.attributes["gen_ai.tool.call.result"] == "5"
-        assert tool.attributes["gen_ai.tool.call.id"] == first.response["tool_calls"][0]["id"]
+        assert tool.attributes[TOOL_ARGUMENTS] == '{"a": 2, "b": 3}'
+        assert tool.attributes[TOOL_RESULT] == "5"
+        assert tool.attributes[TOOL_CALL_ID] == first.response["tool_calls"][0]["id"]
         assert tool.error is None
         assert tool.agent == "solver"
         assert "solver" in ancestors(trace, tool)

@@ -184,4 +184,4 @@ try:
 except ModuleNotFoundError as error:
     print(error)
 """
-    assert in_new_process(program) == "lightning_core.testing.contract needs pytest: pip install pytest"
+    assert in_new_process(program) == "lightning_core.testing.contract requires pytest: pip install pytest"
