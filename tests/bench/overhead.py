@@ -1,11 +1,10 @@
-"""What capture costs an agent whose model answers in 10 ms: decorated against plain, in one run.
+"""Measures the cost of capture for an agent whose model answers in 10 ms: decorated against plain.
 
     python -m tests.bench.overhead [--calls 50] [--repeats 5]
 
-Each host runs the same agent, one model call a run, three ways: *plain*, against a small server that waits 10 ms; *captured*, marked
-and in a rollout, with all integrations installed, against that same server; *endpoint*, the same but led to the policy endpoint,
-whose scripted model waits 10 ms and which tokenises and records every call. Prints the median milliseconds of a run and the ratios
-to plain.
+Each host runs the same agent, one model call per run, in three ways. *plain*: against a small server that waits 10 ms. *captured*: marked
+and in a rollout, with all integrations installed, against the same server. *endpoint*: the same, but routed to the policy endpoint, whose
+scripted model waits 10 ms and which tokenises and records every call. Prints the median milliseconds of a run and the ratios to plain.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ async def compare(
                     stack.enter_context(patched())
                     stack.enter_context(rollout("task") if i == 1 else endpoint.rollout())
                 took = await measure(run, options.calls)
-            if repeat:  # the first warms up
+            if repeat:  # the first run warms up
                 times[i].append(took)
     return [statistics.median(t) for t in times]
 

@@ -1,4 +1,4 @@
-"""Every HTTP client library, by its own means: what it adds to requests of its own accord gives way to the stamp, inside a rollout only."""
+"""Each HTTP client library: inside a rollout the stamp overrides headers that the library adds itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def client_patches() -> Iterator[None]:
 
 @pytest.fixture
 def netrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials for every host there is."""
+    """Credentials for every host."""
     path = tmp_path / "netrc"
     path.write_text("default login someone password secret\n")
     path.chmod(0o600)
@@ -114,7 +114,7 @@ def test_redirected_inside_a_rollout_and_untouched_outside(
 
 
 class Redirecting(BaseHTTPRequestHandler):
-    """Answers every request, one for another host as well, with a redirect to the server's ``target``."""
+    """Redirects every request to the server's ``target``, also to another host."""
 
     def do_POST(self) -> None:
         self.server.asked.append(self.path)  # type: ignore[attr-defined]
@@ -153,7 +153,7 @@ def test_no_proxy_stands_before_an_endpoint_on_this_machine(
         with rollout_at(server), scope("writer"):
             post(CHAT)
             assert asked == []
-            if post is not aiohttp_post:  # which minds the environment only where a session is told to
+            if post is not aiohttp_post:  # aiohttp reads the environment only if a session enables it
                 post("http://models.invalid/v1/chat/completions")
                 assert asked[0] == "http://models.invalid/v1/chat/completions"
     assert_stamped(server.requests[0], "writer")

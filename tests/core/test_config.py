@@ -1,4 +1,4 @@
-"""The configuration: what it accepts, and how it refuses the rest."""
+"""The configuration: valid values, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load_text(folder: Path, text: str, *overrides: str, needs: tuple[str, ...] =
 
 
 def refusal(folder: Path, text: str, *overrides: str, needs: tuple[str, ...] = ()) -> list[str]:
-    """The problems that are listed, without the file's folder."""
+    """The listed problems, without the file's folder."""
     with pytest.raises(ConfigError) as caught:
         load_text(folder, text, *overrides, needs=needs)
     head, *lines = str(caught.value).replace(f"{folder}/", "").splitlines()

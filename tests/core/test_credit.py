@@ -1,4 +1,4 @@
-"""Credit against numbers worked out by hand."""
+"""Credit against hand-computed numbers."""
 
 import math
 
@@ -25,7 +25,7 @@ def test_rewards_of_calls_and_agents():
 
 
 def test_discounted_reward_to_go():
-    """Rewards 0.5 on call 1, 0.25 on agent b's last call (2), 1 at the end (call 3); γ = 0.5, worked backwards."""
+    """Rewards 0.5 on call 1, 0.25 on agent b's last call (2), 1 at the end (call 3); γ = 0.5, computed backwards."""
     extra = (Reward(value=0.5, call="x1"), Reward(value=0.25, agent="b"))
     credit = assign_credit([episode("x", 1, "aaba", extra=extra)], CreditRules(rewards="discounted", gamma=0.5))
     assert [credit.values[f"x{i}"] for i in range(4)] == [0.5 * 0.875, 0.5 + 0.5 * 0.75, 0.25 + 0.5 * 1, 1]
@@ -47,7 +47,7 @@ def test_grpo_by_hand():
 
 
 def test_rloo_by_hand():
-    """Each against the mean of the others: 1 − 0, 0 − 1/2, 0 − 1/2; the number is of rollouts, not of calls."""
+    """Each against the mean of the others: 1 − 0, 0 − 1/2, 0 − 1/2. It counts rollouts, not calls."""
     credit = assign_credit(
         [episode("x", 1, "aa"), episode("y", 0, "aaa"), episode("z", 0)], CreditRules(advantage="rloo")
     )
@@ -56,7 +56,7 @@ def test_rloo_by_hand():
 
 
 def test_reinforce_plus_plus_baseline_by_hand():
-    """Group means 0.5 and 0.25 come off, then one deviation over all six rollouts."""
+    """Group means 0.5 and 0.25 are subtracted, then one deviation over all six rollouts."""
     group_1 = [episode("a", 1, task="1"), episode("b", 0, task="1")]
     group_2 = [episode(r, v, task="2") for r, v in zip("cdef", (1, 0, 0, 0), strict=True)]
     credit = assign_credit([*group_1, *group_2], CreditRules(advantage="reinforce++-baseline"))
@@ -74,7 +74,7 @@ def test_single_and_equal_groups_get_nothing_and_are_counted(rule: str):
 
 
 def test_groups_by_agent_compare_an_agent_with_itself():
-    """Agent b only appears in rollouts x and y; its baseline is theirs alone (per-agent normalisation, arXiv 2602.08847)."""
+    """Agent b is only in rollouts x and y; its baseline is over these (per-agent normalisation, arXiv 2602.08847)."""
     episodes = [episode("x", 1, "ab"), episode("y", 0, "ab"), episode("z", 0, "a")]
     credit = assign_credit(episodes, CreditRules(advantage="rloo", group_by=("task", "agent")))
     assert credit.advantages["x0"] == pytest.approx(1)

@@ -1,4 +1,4 @@
-"""Each reward rule, key and advantage rule against numbers worked out by hand."""
+"""Each reward rule, group key and advantage rule against hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ FLAT = episode("y", 0)
 
 
 def values(one: Episode, rules: CreditRules) -> list[float]:
-    """What ``one``'s calls are worth."""
+    """Values of ``one``'s calls."""
     credit = assign_credit([one, FLAT], rules)
     return [credit.values[t.call] for t in one.transitions]
 
 
 EXTRA = (Reward(value=0.5, call="x1"), Reward(value=0.25, agent="b"))
-"""Given to the second call, and to agent b, whose calls are the third and fourth of ``aabba``."""
+"""Rewards on the second call, and on agent b, whose calls are the third and fourth of ``aabba``."""
 
 
 def test_last_call():
@@ -55,7 +55,7 @@ def test_a_rule_of_ones_own():
 
 
 def test_leave_one_branch_out():
-    """Two branches of agent a beside each other, given 0.6 and 0.2; one before and one after them belong to no branch."""
+    """Two parallel branches of agent a with rewards 0.6 and 0.2; calls before and after them are in no branch."""
     calls = [
         call("before", "x", "a", 0),
         call("left", "x", "a", 1, parent="l", start_ns=10 * 10**9),
@@ -95,7 +95,7 @@ def test_a_call_in_nested_branches_is_compared_in_the_innermost():
 
 
 def test_turn_gae_by_hand():
-    """r = 0, 0, 1; V = 0.5, 0.4, 0.8; γ = 0.9, λ = 0.5, worked backwards."""
+    """r = 0, 0, 1; V = 0.5, 0.4, 0.8; γ = 0.9, λ = 0.5, computed backwards."""
     d2, d1, d0 = 1 - 0.8, 0.9 * 0.8 - 0.4, 0.9 * 0.4 - 0.5
     a2 = d2
     a1 = d1 + 0.45 * a2
@@ -107,7 +107,7 @@ def test_turn_gae_by_hand():
 
 @given(st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2)), min_size=1, max_size=6), st.floats(0.1, 1))
 def test_turn_gae_at_the_ends_of_lambda(turns: list[tuple[float, float]], gamma: float):
-    """λ = 1: reward-to-go less V. λ = 0: one step ahead. A turn without a reward is a turn."""
+    """λ = 1: reward-to-go minus V. λ = 0: one step ahead. A turn without a reward is a turn."""
     rewards, expected = zip(*turns, strict=True)
     far, _ = turn_gae(rewards, expected, gamma=gamma, lam=1)
     near, _ = turn_gae(rewards, expected, gamma=gamma, lam=0)
@@ -136,10 +136,10 @@ def news(text: str) -> tuple[dict[str, str], ...]:
 
 
 def test_gigpo_by_hand():
-    """Both rollouts start at the same question and see the same page next; ω = 2, γ = 0.5.
+    """Both rollouts start at the same question and get the same page next; ω = 2, γ = 0.5.
 
-    Episode: returns 1 and 0, so ±0.5 (dr-grpo). Steps: from the question 0.5 against 0, from the page 1 against 0; x's last
-    call saw what nobody else did.
+    Episode: returns 1 and 0, so ±0.5 (dr-grpo). Steps: from the question 0.5 against 0, from the page 1 against 0. Only x
+    reached the observation of its last call.
     """
     x = [
         call("x0", "x", "a", 0),
@@ -170,7 +170,7 @@ def test_the_same_news_to_another_agent_is_another_anchor():
 
 
 def test_groups_by_turn_compare_the_same_turn_of_the_same_agent():
-    """AT-GRPO (arXiv 2510.11062). Agent a's second turn is there in x alone."""
+    """AT-GRPO (arXiv 2510.11062). Agent a has a second turn only in x."""
     episodes = [episode("x", 1, "aba"), episode("y", 0, "ab")]
     rules = CreditRules(advantage="rloo", group_by=("task", "agent", "turn"))
     assert dict(assign_credit(episodes, rules).advantages) == {"x0": 1, "y0": -1, "x1": 1, "y1": -1, "x2": 0}
@@ -194,7 +194,7 @@ def test_reinforce_plus_plus_needs_no_groups():
 
 
 def test_whitening_counts_a_rollout_once_however_many_groups_it_is_in():
-    """x is in two groups, y and z in one: over the batch each weighs 1."""
+    """x is in two groups, y and z in one. Over the batch each has weight 1."""
     episodes = [episode("x", 1, "ab"), episode("y", 0, "a"), episode("z", 0.5, "b")]
     found = assign_credit(episodes, CreditRules(advantage="reinforce++-baseline", group_by=("agent",))).advantages
     centred = {"x0": 0.5, "x1": 0.25, "y0": -0.5, "z0": -0.25}
@@ -205,7 +205,7 @@ def test_whitening_counts_a_rollout_once_however_many_groups_it_is_in():
 
 
 def worked(**changes: str) -> Episode:
-    """Agent a asks for three tools: one works, one fails, one never runs; then it answers, and is cut short."""
+    """Agent a calls three tools: one works, one fails, one never runs. Then its answer is cut off."""
     calls = [
         call("x0", "x", "a", 0, response=wants("1", "2", "3")),
         call("x1", "x", "a", 1, finish_reason="length", response={"role": "assistant", "content": "Answer:\n 42"}),

@@ -1,4 +1,4 @@
-"""What the judge is shown."""
+"""The judge's prompt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def asks(text: str) -> dict[str, Any]:
 
 
 def conversation(rollout: str, *answers: str) -> Trace:
-    """The user says "more" after each answer; every call's prompt holds all that came before."""
+    """The user says "more" after each answer; every prompt contains the whole conversation so far."""
     messages: list[dict[str, Any]] = [asks("tell me")]
     calls = []
     for i, answer in enumerate(answers):

@@ -1,4 +1,4 @@
-"""The playground: rollouts of an agent against a scripted model, with everything undone at the end."""
+"""The playground: rollouts of an agent against a scripted model; all patches are removed at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ADD: list[Any] = [{"type": "function", "function": {"name": "add", "parameters":
 
 
 def ask(text: str, *, model: str = "gpt-4o-mini", **options: Any) -> Any:
-    """One model call with a client for the provider; the message of the answer."""
+    """One model call with a client for the provider; returns the message of the response."""
     with openai.OpenAI(api_key="sk-own", max_retries=0) as client:
         messages: list[Any] = [{"role": "user", "content": text}]
         return client.chat.completions.create(model=model, messages=messages, **options).choices[0].message
@@ -102,7 +102,7 @@ def test_several_rollouts_one_after_the_other_and_at_once() -> None:
 
 
 def attributes() -> list[tuple[str, int]]:
-    """What the patched classes hold, by identity: a wrapper equals what it wraps."""
+    """Attributes of the patched classes by identity: a wrapper compares equal to the function that it wraps."""
     patched = (httpx.Client, httpx.AsyncClient, threading.Thread, ThreadPoolExecutor)
     return [(name, id(value)) for owner in patched for name, value in vars(owner).items()]
 

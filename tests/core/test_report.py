@@ -136,7 +136,7 @@ def test_summary_file(tmp_path: Path) -> None:
 
 
 def printed(shown: Summary, capsys: pytest.CaptureFixture[str]) -> str:
-    """``shown`` in a pipe."""
+    """``shown`` without a terminal."""
     show(make_summary(shown))
     return capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""Declaring rules: the registry, the configuration that asks it, and the pages that are written from it."""
+"""Declaring rules: the registry, the configuration that uses it, and the pages generated from it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rules(**credit: Any) -> CreditRules:
 
 @pytest.mark.usefixtures("no_rule_leaks")
 def test_the_recipe_an_advantage_rule() -> None:
-    """One function, and it can be configured, has errors and is documented. MaxRL, arXiv 2602.02710."""
+    """One function is configurable, validated and documented. MaxRL, arXiv 2602.02710."""
 
     @advantage_rule("max-rl")
     def max_rl(groups: list[list[Value]], *, floor: Annotated[float, Ge(0)] = 0.0) -> dict[str, float]:
@@ -79,13 +79,13 @@ def test_the_recipe_an_advantage_rule() -> None:
 def test_declared_properties_reach_the_configuration() -> None:
     @advantage_rule("over-all", compares="batch")
     def over_all(groups: list[list[Value]]) -> dict[str, float]:
-        """One group of everything."""
+        """Everything in one group."""
         (group,) = groups
         return {v.call: float(len(group)) for v in group}
 
     @reward_rule("by-turn", group=("task", "turn"))
     def by_turn(episode: Episode, *, gamma: float, sharpness: float) -> list[float]:
-        """Values that need two arguments."""
+        """Values that depend on two arguments."""
         return [gamma**turn * sharpness * episode.reward for turn in episode.turns]
 
     @group_key("odd")
@@ -98,7 +98,7 @@ def test_declared_properties_reach_the_configuration() -> None:
     config(credit={"advantage": "over-all"}, rollouts={"group_size": 1})
     with pytest.raises(ConfigError, match=r"rollouts\.refill: goes with advantages that compare within groups"):
         config(credit={"advantage": "over-all"}, rollouts={"refill": 1})
-    with pytest.raises(ConfigError, match=r"'over-all' compares with all rollouts of a step"):
+    with pytest.raises(ConfigError, match=r"'over-all' compares all rollouts of a step"):
         config(credit={"advantage": "over-all"}, trainer={"name": "verl", "mode": "colocate_async"})
     with pytest.raises(ConfigError, match=r"credit\.rewards: 'by-turn' needs credit\.gamma"):
         config(credit={"rewards": "by-turn", "rewards_args": {"sharpness": 1.0}})

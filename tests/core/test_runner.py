@@ -1,4 +1,4 @@
-"""Rollouts of agents that work, fail, hang, and reward badly; with real HTTP behind them."""
+"""Rollouts of agents that succeed, fail, hang, or return invalid rewards, over real HTTP."""
 
 import asyncio
 import contextvars
@@ -43,7 +43,7 @@ def run(endpoint: PolicyEndpoint, solve: Callable[[Any], Any], n: int = 1, **opt
 
 
 def ask(text: str = "hi") -> str:
-    """One model call of the agent ``a``, by hand."""
+    """One hand-written model call of the agent ``a``."""
     run, address = current_run(), current_address()
     assert run is not None
     assert address is not None
@@ -122,7 +122,7 @@ def test_a_hanging_agent_is_stopped_repeated_and_left_out(endpoint: PolicyEndpoi
 
 
 def test_a_failure_of_the_machinery_is_repeated_even_if_the_agent_swallows_it():
-    answers = iter(["fine"])  # the second request finds the script empty: a backend that fails
+    answers = iter(["fine"])  # the second request finds the script empty: a backend failure
     backend = ScriptedBackend(answers)
     outcomes: list[str] = []
 
@@ -199,7 +199,7 @@ def test_the_callers_context_reaches_the_agent_and_rollouts_do_not_share_one(end
 
 
 def test_a_superseded_agents_late_calls_are_refused(endpoint: PolicyEndpoint):
-    """An agent that was given up must not add calls to a rollout that is over."""
+    """An agent that timed out must not add calls to a closed rollout."""
     late: list[int] = []
     done = threading.Event()
 

@@ -1,4 +1,4 @@
-"""The LangChain example without a model: tasks are held out, the tool finds what there is, the agent goes its turns."""
+"""The LangChain example without a model: held-out tasks, the tool's results, and the agent's turns."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_tool_finds_what_there_is(item: str, column: str, found: str) -> Non
 
 
 def _play(*turns: str, integration: bool = True) -> tuple[float, Trace]:
-    """Solve `TASK` with a model that says ``turns``. The integration selects the agent by its own name; else a mark does."""
+    """Solve `TASK` with a model that responds with ``turns``, with the agent selected by its name or by a mark."""
     solve = agent.solve if integration else trainable("clerk")(agent.solve)
     integrations = ["langgraph"] if integration else []
     with playground(turns, train=["clerk"], task=TASK, integrations=integrations) as run:

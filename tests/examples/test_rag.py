@@ -1,4 +1,4 @@
-"""The RAG example without a model: rewards by hand, honest splits, real retrieval, MuSiQue's format, and the program over real HTTP."""
+"""The RAG example without a model: rewards, held-out splits, real retrieval, MuSiQue's format, and the program over real HTTP."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_search_without_a_known_word_finds_nothing() -> None:
 
 @contextmanager
 def scripted(*answers: str) -> Iterator[tuple[Run, list[str]]]:
-    """A rollout whose researcher says ``answers``; and the prompts that it was shown."""
+    """A rollout whose researcher responds with ``answers``, and the prompts that it received."""
     prompts: list[str] = []
     rest = iter(answers)
 

@@ -1,4 +1,4 @@
-"""The SQL example without a model: the task set is honest, execution is safe, the graph goes its rounds."""
+"""The SQL example without a model: held-out tasks, safe execution, and the paths through the graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALL = {"train": tasks.train, "test": tasks.test, "test_schema": tasks.test_schem
 
 @pytest.fixture(scope="module", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Databases are built afresh, not taken from the user's cache."""
+    """Databases are built anew, not read from the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         databases.locate.cache_clear()
@@ -127,7 +127,7 @@ def test_gold_queries_give_rows_and_differ_on_the_two_fillings() -> None:
 
 
 def _mutants(task: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Queries that answer another question, by what is wrong with them."""
+    """Queries that answer another question, by their mistake."""
     sql = task["sql"]
     schema = next(schema for schema in SCHEMAS.values() if schema.text == task["schema"])
     tables = [table for table in schema.tables if re.search(rf"\b(FROM|JOIN) {table.name}\b", sql)]
@@ -286,7 +286,7 @@ def test_results_are_compared_as_multisets(rows: list, wanted: list, ordered: bo
 
 @pytest.fixture
 def spider_folder(tmp_path: Path) -> Path:
-    """Two questions about a tiny database in Spider's layout, one of whose gold queries is broken."""
+    """Two questions about a tiny database in Spider's layout, one of them with a broken gold query."""
     path = tmp_path / "database" / "pets_1" / "pets_1.sqlite"
     path.parent.mkdir(parents=True)
     connection = sqlite3.connect(path)
@@ -334,7 +334,7 @@ def test_spider_folder(spider_folder: Path) -> None:
 
 
 class Model:
-    """An OpenAI-compatible server that answers from a script, by who asks."""
+    """An OpenAI-compatible server that answers from a script by agent."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[str]] = {"writer": [], "checker": [], "rewriter": []}

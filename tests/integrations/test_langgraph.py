@@ -1,4 +1,4 @@
-"""LangGraph: the contract, and what only graphs have."""
+"""LangGraph: the contract suite, and tests of graphs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def chat_model(base_url: str | None = None) -> ChatOpenAI:
 
 
 class LangGraphAdapter(HostAdapter):
-    """Every part a node with a function: sync and async ones, since LangGraph runs either kind."""
+    """Every part is a node with a sync or async function, since LangGraph runs both kinds."""
 
     integration = "langgraph"
     host = "langgraph"
@@ -158,7 +158,7 @@ async def aspeak(state: MessagesState) -> Any:
 
 
 def test_private_api() -> None:
-    """The private places that are wrapped are where and what they are taken for."""
+    """The private functions that are wrapped exist with the expected signatures."""
     import langgraph.pregel._runner as runner
 
     for function, is_async in ((runner.run_with_retry, False), (runner.arun_with_retry, True)):
@@ -267,7 +267,7 @@ def test_a_graph_compiled_long_before(playground: Playground) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_subgraphs(playground: Playground) -> None:
-    """By default the innermost node speaks; a selected one speaks for all that it contains, and is contained in."""
+    """By default calls belong to the innermost node; a selected node owns all calls inside it."""
     graph = one_node("team", one_node("member", speak).compile()).compile()
     for agents, speaker in (
         ((), "member"),

@@ -1,4 +1,4 @@
-"""Whole programs in the manner of LangChain's and LangGraph's documentation, unchanged: every call has its agent.
+"""Programs from LangChain's and LangGraph's documentation, unchanged: every call has its agent.
 
 The scripted model plays each role by its system prompt. Names and numbers of calls are those that a reader of each program expects.
 """
@@ -74,7 +74,7 @@ def test_tool_agent(how: str) -> None:
     assert ancestors(run.trace, event) == ["multiply", "calculator", "rollout"]
 
 
-# A SQL agent: list tables, ask for a schema, write a query, have it checked, run it, answer.
+# A SQL agent: list tables, request a schema, write a query, check it, run it, answer.
 
 
 def sql_agent(database: sqlite3.Connection) -> Any:
@@ -160,7 +160,7 @@ def test_sql_agent(how: str) -> None:
     assert tools[-1].attributes["gen_ai.tool.call.result"] == "[('Chopin',)]"
 
 
-# A supervisor that hands work to a researcher and to a mathematician.
+# A supervisor that delegates to a researcher and a mathematician.
 
 
 def handoff_to(name: str) -> Any:

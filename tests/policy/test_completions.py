@@ -31,7 +31,7 @@ def test_a_prompt_is_its_tokens_and_nothing_else():
     assert (call.agent, call.model, call.policy_version, call.temperature) == ("writer", "policy", 0, 0.7)
     assert call.prompt_ids is not None
     assert call.output_ids is not None
-    assert call.prompt_ids.tolist() == [*b"once ", 256], "no template, and special tokens are what they are"
+    assert call.prompt_ids.tolist() == [*b"once ", 256], "no template, and special tokens are encoded as such"
     assert call.output_ids.tolist() == [*"töld".encode(), 257]
     assert call.messages == ({"role": "user", "content": "once <|im_start|>"},)
     assert call.response == {"role": "assistant", "content": "töld"}
@@ -85,12 +85,12 @@ def test_a_stream_adds_up_to_the_answer(text: str):
         mine = [part.choices[0] for part in parts if part.choices[0].index == whole.index]
         assert "".join(part.text for part in mine) == whole.text == text.partition("\n")[0]
         assert [part.finish_reason for part in mine if part.finish_reason] == [whole.finish_reason] == ["stop"]
-        told = [part.logprobs for part in mine if part.logprobs is not None]
+        with_logprobs = [part.logprobs for part in mine if part.logprobs is not None]
         assert whole.logprobs is not None
         for name in ("tokens", "token_logprobs", "text_offset"):
-            assert [v for part in told for v in getattr(part, name)][: len(whole.logprobs.tokens or ())] == getattr(
-                whole.logprobs, name
-            )
+            assert [v for part in with_logprobs for v in getattr(part, name)][
+                : len(whole.logprobs.tokens or ())
+            ] == getattr(whole.logprobs, name)
     assert len(run.trace.calls) == 4
 
 

@@ -1,4 +1,4 @@
-"""What is passed on or listed, and never sampled: embeddings, and the models that are served."""
+"""Requests that are forwarded or listed, but never sampled: embeddings, and the served models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def embeddings_of(run: Run) -> list[SpanRecord]:
 
 @pytest.mark.parametrize("agent", ["writer", "critic"])
 def test_embeddings_pass_through_unchanged_and_are_recorded(server: RecordingServer, agent: str):
-    """A trained agent's too: no policy makes them. A model under agents.frozen is not one for embeddings."""
+    """Also for a trained agent: no policy computes embeddings. A model under agents.frozen is not for embeddings."""
     upstream = UpstreamServer(base_url=f"{server.url}/v1", api_key="sk-upstream")
     routing = Routing(trained=frozenset({"writer"}), frozen={"critic": "base"})
     with serve(upstream=upstream) as endpoint, speak(endpoint, routing, agent) as (run, client):
@@ -42,7 +42,7 @@ def test_embeddings_pass_through_unchanged_and_are_recorded(server: RecordingSer
     assert first.url == f"{server.url}/v1/embeddings"
     asked = {"model": "embed-3", "input": ["a", "b"], "dimensions": 3, "encoding_format": "float", "user": "me"}
     assert first.body == asked
-    assert second.body["encoding_format"] == "base64", "what the client says by itself is passed on too"
+    assert second.body["encoding_format"] == "base64", "defaults of the client are forwarded too"
     assert first.headers["authorization"] == "Bearer sk-upstream"
     assert raw.http_response.headers["content-type"] == "application/json"
     span, _ = embeddings_of(run)
@@ -58,7 +58,7 @@ def test_embeddings_pass_through_unchanged_and_are_recorded(server: RecordingSer
         "gen_ai.request.encoding_formats": ("float",),
     }
     assert span.name == "embeddings embed-3"
-    assert run.trace.calls == (), "they are no calls, so that nothing can train on them"
+    assert run.trace.calls == (), "embeddings are not calls and cannot be trained on"
     assert trace_to_transitions(run.trace, agents={"writer", "critic"}) == []
     assert refused_calls(run.trace, agents={"writer"}) == []
 
@@ -95,7 +95,7 @@ def test_embeddings_that_fail_are_the_machinery_s_failure():
 
 
 def test_an_agent_s_own_client_for_embeddings_is_left_alone(playground: Playground, server: RecordingServer):
-    """Inside a rollout its requests go where they always went: they are not led to the endpoint, and not recorded."""
+    """Inside a rollout these requests keep their original destination: not routed to the endpoint, not recorded."""
     model = OpenAIEmbeddings(
         model="embed-3",
         api_key="sk-own",  # pyright: ignore

@@ -147,7 +147,9 @@ def test_stop_strings_cut_the_text_but_not_the_record():
     assert "".join(c.choices[0].delta.content or "" for c in streamed) == "a"
     for call in run.trace.calls:
         assert call.output_ids is not None
-        assert bytes(call.output_ids.astype("u1")).startswith(b"a;"), "what was sampled is recorded, past the cut too"
+        assert bytes(call.output_ids.astype("u1")).startswith(b"a;"), (
+            "all sampled tokens are recorded, also after the cut"
+        )
 
 
 def test_max_tokens_truncates_and_says_so():
@@ -198,7 +200,7 @@ def test_an_unknown_model_of_an_untrained_agent_is_a_clear_404():
 
 
 def test_calls_of_untrained_agents_go_upstream_and_are_recorded():
-    """The upstream is a second endpoint, real HTTP included."""
+    """The upstream is a second endpoint, over real HTTP."""
     with serve(lambda p: "from afar") as far, rollout({"id": "far"}) as far_run:
         key = far.new_key()
         far.open(key, far_run.address, Routing(frozen={"": "policy"}))
@@ -229,7 +231,7 @@ def test_a_configured_model_is_the_one_that_the_upstream_is_asked_for():
 
 
 def test_what_an_upstream_can_do_is_for_the_upstream_to_say():
-    """A frozen agent's grammar is passed on untouched, and refused by the server that cannot do it."""
+    """A frozen agent's grammar is forwarded unchanged and rejected by a server that does not support it."""
     with serve() as far, rollout({"id": "far"}) as far_run:
         key = far.new_key()
         far.open(key, far_run.address, Routing(frozen={"": "policy"}))
@@ -241,7 +243,7 @@ def test_what_an_upstream_can_do_is_for_the_upstream_to_say():
         ):
             client.chat.completions.create(model="far", messages=HI, extra_body={"guided_grammar": "x"})
     assert caught.value.param == "guided_grammar", "the error's body is the upstream's own"
-    assert run.infrastructure == [], "the request was at fault"
+    assert run.infrastructure == [], "an error of the request is not an infrastructure failure"
     (call,) = run.trace.calls
     assert call.error is not None
     assert f"{far.url}/chat/completions returned status 400" in call.error
@@ -250,7 +252,7 @@ def test_what_an_upstream_can_do_is_for_the_upstream_to_say():
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("status", "blamed"), [(400, False), (422, False), (401, True), (429, True), (503, True)])
 def test_an_upstream_s_refusal_reaches_the_agent_as_it_is(status: int, blamed: bool, stream: bool):
-    """So that an agent's own way of coping works. Whose fault it was decides whether the rollout counts."""
+    """The agent can handle the error itself. The status decides whether the rollout counts."""
     body = {"error": {"message": "no", "code": "context_length_exceeded"}}
     with (
         recording_server(refusal=JSONResponse(body, status, {"retry-after": "7"})) as server,
@@ -383,7 +385,7 @@ def test_all_that_an_upstream_says_is_recorded(stream: bool):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_upstream_answer_that_cannot_be_recorded_fails_the_call(server: RecordingServer, stream: bool):
-    """A server that answers a request for the Responses API with something else."""
+    """A server that returns something else for a request of the Responses API."""
     upstream = UpstreamServer(base_url=f"{server.url}/v1")
     with serve(upstream=upstream) as endpoint, speak(endpoint, agent="critic") as (run, client):
         with pytest.raises(openai.APIError, match="returned 0 complete responses; expected 1"):
@@ -395,7 +397,7 @@ def test_an_upstream_answer_that_cannot_be_recorded_fails_the_call(server: Recor
 
 
 def test_an_upstream_s_events_reach_the_agent_byte_for_byte():
-    """Comments, other line ends, data of several lines, and a last event that nothing closes."""
+    """Comments, other line ends, data of several lines, and an unterminated last event."""
     head = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "far"}
     chunks = [
         json.dumps({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}, ensure_ascii=False)
@@ -423,7 +425,7 @@ def test_an_upstream_s_events_reach_the_agent_byte_for_byte():
 
 
 def test_a_call_passed_on_to_its_origin_keeps_its_credentials(server: RecordingServer):
-    """An untrained agent's redirected request, unchanged but for the address it came from."""
+    """An untrained agent's redirected request, unchanged except for its original address."""
     origin = f"{server.url}/v1/chat/completions"
     headers = {"lightning-origin": origin, "lightning-origin-authorization": "Bearer sk-own", "OpenAI-Project": "p"}
     with serve() as endpoint, speak(endpoint, agent="critic") as (run, client):
@@ -441,8 +443,8 @@ def test_an_idle_connection_outlives_what_clients_keep():
         connection = HTTPConnection(endpoint.url.removeprefix("http://").removesuffix("/v1"))
         connection.request("GET", "/health")
         connection.getresponse().read()
-        time.sleep(5.5)  # httpx drops its own after 5
-        connection.sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")  # a request() would connect again
+        time.sleep(5.5)  # httpx drops its own connections after 5
+        connection.sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")  # a request() would reconnect
         assert connection.sock.recv(64).startswith(b"HTTP/1.1 200")
         connection.close()
 

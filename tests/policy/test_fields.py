@@ -1,4 +1,4 @@
-"""Every field that an installed SDK can send is supported, ignored on purpose, or refused by its name."""
+"""Every field that an installed SDK can send is supported, ignored on purpose, or refused by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEAST: dict[str, dict[str, Any]] = {
     messages.PATH: {"model": "base", "messages": HI, "max_tokens": 64},
     completions.PATH: {"model": "base", "prompt": "hi"},
 }
-"""The least that a request needs."""
+"""The minimal request."""
 
 DOCUMENTED: list[tuple[Dialect, list[Any], set[str]]] = [
     (chat_completions, [chat_create_params.CompletionCreateParamsStreaming], {"return_token_ids"}),
@@ -41,18 +41,18 @@ DOCUMENTED: list[tuple[Dialect, list[Any], set[str]]] = [
     (
         messages,
         [message_create_params.MessageCreateParamsStreaming, beta_message_create_params.MessageCreateParamsStreaming],
-        # The API has them; the SDK leaves them to extra_body, or writes them into another field.
+        # The API has them; the SDK leaves them to extra_body, or maps them to another field.
         {"temperature", "top_p", "top_k", "output_format"},
     ),
 ]
-"""A wire format, what its SDK's requests may hold, and what is in our table besides."""
+"""A wire format, the fields of its SDK's requests, and the additional ones in our table."""
 
 HEADERS = {"betas"}
-"""Parameters of the SDKs that travel as headers."""
+"""Parameters of the SDKs that are sent as headers."""
 
 
 def typed_dicts(hint: Any) -> Iterator[Any]:
-    """The TypedDicts that a field may hold directly."""
+    """The TypedDicts that a field can contain directly."""
     if is_typeddict(hint):
         yield hint
     elif get_origin(hint) in (Union, UnionType) or getattr(get_origin(hint), "__name__", "") in (
@@ -65,7 +65,7 @@ def typed_dicts(hint: Any) -> Iterator[Any]:
 
 
 def documented(wire: Dialect, params: list[Any]) -> set[str]:
-    """Names of all fields; those of an object that our table looks into as ``outer.inner``."""
+    """Names of all fields; fields of a checked object as ``outer.inner``."""
     table = wire.FIELDS.supported | wire.FIELDS.ignored | wire.FIELDS.refused.keys()
     looked_into = {name.partition(".")[0] for name in table if "." in name}
     found: set[str] = set()
@@ -80,9 +80,9 @@ def documented(wire: Dialect, params: list[Any]) -> set[str]:
 
 @pytest.mark.parametrize(("wire", "params", "besides"), DOCUMENTED, ids=lambda v: getattr(v, "PATH", None))
 def test_the_table_is_what_the_sdk_documents(wire: Dialect, params: list[Any], besides: set[str]):
-    """Fails when a new SDK documents a field that nobody has decided about."""
+    """Fails if a new SDK documents a field that is in no table."""
     table = [*wire.FIELDS.supported, *wire.FIELDS.ignored, *wire.FIELDS.refused]
-    assert len(table) == len(set(table)), "a field is in one of the three"
+    assert len(table) == len(set(table)), "a field is in exactly one of the three"
     assert documented(wire, params) - set(table) == set()
     assert set(table) - documented(wire, params) == besides
 
@@ -157,7 +157,7 @@ def test_ignored_fields_change_nothing(endpoint: PolicyEndpoint, wire: Dialect):
 
 
 class Spy(ScriptedBackend):
-    """Notes how it is asked to sample."""
+    """Records the sampling settings."""
 
     def __init__(self) -> None:
         super().__init__(lambda prompt: "one; two")
@@ -175,7 +175,7 @@ STOP = {chat_completions: "stop", completions: "stop", messages: "stop_sequences
 
 @pytest.mark.parametrize("wire", DIALECTS, ids=lambda wire: wire.PATH)
 def test_settings_reach_the_backend(wire: Any):
-    """Of an agent that is not trained; a trained one samples as the run does."""
+    """For an agent that is not trained; a trained one samples with the run's settings."""
     backend = Spy()
     settings: dict[str, Any] = {"temperature": 0, "top_p": 0.5, MOST.get(wire, "max_tokens"): 5}
     if "seed" in wire.FIELDS.supported:

@@ -1,4 +1,4 @@
-"""Whatever is sent: never a status of 500 or above, never a hang, never a span left open, and the endpoint still answers."""
+"""For any request: no status of 500 or above, no hang, no open span, and the endpoint still answers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from tests.policy.test_fields import DOCUMENTED, LEAST, asking
 from tests.policy.test_hanging_up import connect
 
 SECONDS = 5.0
-"""For each test; what hypothesis would do beyond is left out."""
+"""Examples per test; hypothesis stops there."""
 
 LONGEST = 5.0
-"""Seconds for one answer on a machine that does much else."""
+"""Seconds for one response on a busy machine."""
 
 FUZZING = settings(
     max_examples=300,
@@ -44,7 +44,7 @@ FUZZING = settings(
 
 
 class OpenSpans(SpanProcessor):
-    """The spans of model calls that have begun and not ended."""
+    """The spans of model calls that have started and not ended."""
 
     def __init__(self) -> None:
         self.open: set[int] = set()
@@ -61,7 +61,7 @@ class OpenSpans(SpanProcessor):
 
 @contextmanager
 def nothing_left(endpoint: PolicyEndpoint, run: Run, client: httpx.Client) -> Iterator[OpenSpans]:
-    """Afterwards no span is open, nothing is in progress, and a good request is answered."""
+    """Afterwards no span is open, no request is in progress, and a valid request is answered."""
     spans = OpenSpans()
     add_span_processor(spans)
     try:
@@ -79,7 +79,7 @@ def nothing_left(endpoint: PolicyEndpoint, run: Run, client: httpx.Client) -> It
 
 
 def answer(prompt: str) -> str:
-    """Now text, now a tool call, now half of one."""
+    """Alternates text, a tool call, and half of a tool call."""
     return (
         prompt[-30:] if len(prompt) % 3 else '<tool_call>{"name": "f", "arguments": {}}</tool_call'[: len(prompt) % 60]
     )
@@ -109,9 +109,7 @@ def test_requests_as_the_sdk_describes_them(wire: Dialect, params: Any):
             assert run.infrastructure == []
             if given_back.status_code == 400:
                 assert given_back.json()["error"]["message"]
-                assert "Error:" not in given_back.json()["error"]["message"], (
-                    "an exception of ours, and no words for it"
-                )
+                assert "Error:" not in given_back.json()["error"]["message"], "an exception of ours without a message"
 
         ask()
         client.headers.pop("lightning-agent")
@@ -119,7 +117,7 @@ def test_requests_as_the_sdk_describes_them(wire: Dialect, params: Any):
     assert set(statuses) == {200, 400}
 
 
-# Unlike elsewhere, the server is still at work while the next bytes are drawn, and draws its spans' ids from `random`.
+# Unlike elsewhere, the server is still active while the next bytes are drawn, and takes its span ids from `random`.
 @pytest.mark.filterwarnings("ignore:Do not use the .random. module:hypothesis.errors.HypothesisDeprecationWarning")
 def test_bytes_that_are_no_http():
     over = time.monotonic() + SECONDS

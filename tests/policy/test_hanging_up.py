@@ -1,4 +1,4 @@
-"""A client that hangs up, a rollout that ends, an answer that fails half-way: what was being sampled stops at once, and is recorded."""
+"""A client that disconnects, a rollout that ends, a response that fails halfway: sampling stops at once and is recorded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CASES = [(wire, stream) for wire in DIALECTS for stream in (False, True)]
 
 
 class Endless(ScriptedBackend):
-    """Says something once, and then nothing until it is stopped."""
+    """Sends one token, then nothing until it is stopped."""
 
     def __init__(self, expected: int = 1) -> None:
         super().__init__(lambda prompt: "")
@@ -57,7 +57,7 @@ class Endless(ScriptedBackend):
 
 
 def request_of(endpoint: PolicyEndpoint, key: str, path: str, body: dict[str, Any]) -> bytes:
-    """A request as bytes, so that a test may hang up wherever it likes."""
+    """A request as bytes, so that a test can disconnect at any point."""
     content = json.dumps(body).encode()
     head = (
         f"POST /v1{path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\ncontent-length: {len(content)}\r\n\r\n"
@@ -73,7 +73,7 @@ def connect(endpoint: PolicyEndpoint) -> socket.socket:
 def assert_recorded_as_failed(run: Run, count: int = 1) -> None:
     calls = run.trace.calls
     assert [call.error for call in calls] == ["CancelledError: the client closed the connection"] * count
-    assert run.infrastructure == [], "hanging up is the agent's own doing"
+    assert run.infrastructure == [], "disconnecting is not an infrastructure failure"
 
 
 @pytest.mark.parametrize(("wire", "stream"), CASES)
@@ -93,7 +93,7 @@ def test_a_client_that_hangs_up_stops_the_sampling(wire: Dialect, stream: bool):
 
 
 class Slow(Endless):
-    """Takes the endpoint's thread for a while when it is stopped, as thousands of others would."""
+    """Blocks the endpoint's thread when it is stopped, as thousands of clients would."""
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
@@ -212,7 +212,7 @@ def test_when_one_choice_fails_the_others_stop(wire: Dialect, stream: bool):
 
 
 class Verbose(ScriptedBackend):
-    """Says far more than a connection takes in at once."""
+    """Sends far more than a connection buffers."""
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
@@ -241,6 +241,6 @@ def test_a_slow_reader_holds_up_nobody(ends: str):
                 endpoint.close(key)
         endpoint.close(key)
     (call,) = run.trace.calls
-    assert call.error is None, "it was sampled to its end, whoever read it"
+    assert call.error is None, "it was sampled to its end, although the client disconnected"
     assert call.output_ids is not None
     assert len(call.output_ids) == 20 * 4096

@@ -26,7 +26,7 @@ ASK: dict[str, Any] = {"model": "m", "max_tokens": 1000, "messages": HI}
 
 @contextmanager
 def talk(endpoint: PolicyEndpoint, routing: Routing = WRITER, agent: str = "writer") -> Iterator[tuple[Run, Anthropic]]:
-    """A rollout with a client in the scope of ``agent``; its key is all that the client says about who it is for."""
+    """A rollout with a client in the scope of ``agent``; only its key identifies the rollout."""
     with speak(endpoint, routing, agent) as (run, client):
         address = {name: str(client.default_headers[name]) for name in ("traceparent", "lightning-agent")}
         url = endpoint.url.removesuffix("/v1")
@@ -220,7 +220,7 @@ def test_a_provider_s_client_is_redirected_with_the_address(playground: Playgrou
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_untrained_agent_s_call_passes_through_unchanged_and_is_recorded(stream: bool):
-    """The upstream is a second endpoint, which knows the call by the key in its ``x-api-key``."""
+    """The upstream is a second endpoint, which identifies the call by the key in ``x-api-key``."""
     with serve(lambda p: TWO_CALLS) as far, rollout({"id": "far"}) as far_run:
         key = far.new_key()
         far.open(key, far_run.address, Routing(frozen={"": "policy"}))

@@ -1,4 +1,4 @@
-"""Every field inside a request is supported, ignored on purpose, or refused by its path."""
+"""Every field inside a request is supported, ignored on purpose, or refused by path."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ DOCUMENTED: list[tuple[Dialect, str, list[Any]]] = [
     (messages, "tool_choice (none)", [anthropic_types.ToolChoiceNoneParam]),
     (messages, "output_config.format", [anthropic_types.JSONOutputFormatParam]),
 ]
-"""An object inside a request, and the types of the SDK that describe it; after ``>``, an object in it."""
+"""An object inside a request, and the SDK types that describe it; after ``>``, a nested object."""
 
 
 @pytest.mark.parametrize(("wire", "place", "types"), DOCUMENTED, ids=lambda v: v if isinstance(v, str) else None)
 def test_the_table_covers_what_the_sdk_documents(wire: Dialect, place: str, types: list[Any]):
-    """Fails when a new SDK documents a field that nobody has decided about."""
+    """Fails if a new SDK documents a field that is in no table."""
     place, _, within = place.partition(" > ")
     fields = wire.NESTED[place]
     names = {*fields.supported, *fields.ignored, *fields.refused}

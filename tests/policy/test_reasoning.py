@@ -1,4 +1,4 @@
-"""Reasoning told apart in all three wire formats, and nothing streamed that is not yet said: neither reasoning nor a call in the making."""
+"""Reasoning is separated in all three wire formats; streaming sends neither reasoning nor partial tool calls."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_stop_string_ends_reasoning_too():
 def held(
     family: Family, text: str, *, stops: tuple[str, ...] = (), thinking: bool = False
 ) -> tuple[list[str], dict[str, Any]]:
-    """The text of a response as it is let go, token by token, and what remains at the end; and the final message."""
+    """The text of a response as it is streamed, token by token, the rest at the end, and the final message."""
     chat = make_chat(family)
     ids = encode(family, text, letter_by_letter=True)
     state = HeldText(
@@ -150,7 +150,7 @@ def test_a_call_in_the_making_is_held_back(family: Family):
     parts, message = held(family, f"a < b [so] {{x}}, wörld: \n{call}")
     assert len(message["tool_calls"]) == 2
     assert "".join(parts) == message["content"] == "a < b [so] {x}, wörld:"
-    assert parts[-1] == "", "what is text is said at once"
+    assert parts[-1] == "", "text is streamed at once"
 
 
 @every_family

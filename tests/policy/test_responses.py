@@ -33,7 +33,7 @@ def sum_up(prompt: str) -> str:
 
 
 def rows_of(run: Run) -> list[int]:
-    """How many responses each training row has."""
+    """Number of responses in each training row."""
     return [len(row.segments) for row in transitions_to_rows(trace_to_transitions(run.trace, agents={"writer"}))]
 
 
@@ -263,7 +263,7 @@ def test_a_provider_s_client_is_redirected_with_the_address(playground: Playgrou
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_untrained_agent_s_call_passes_through_unchanged_and_is_recorded(stream: bool):
-    """The upstream is a second endpoint; what it is asked for and answers is its own affair."""
+    """The upstream is a second endpoint; its requests and responses are not checked."""
     with serve(lambda p: TWO_CALLS) as far, rollout({"id": "far"}) as far_run:
         key = far.new_key()
         far.open(key, far_run.address, Routing(frozen={"": "policy"}))

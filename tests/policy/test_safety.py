@@ -1,4 +1,4 @@
-"""What a stranger, a clumsy client and a hostile one get: a clear answer below 500, and nothing else is affected."""
+"""Clients without a key, broken clients and hostile ones get an error below 500, and affect no other client."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_it_listens_on_this_machine_only():
     "path", [*(f"POST {path}" for path in POSTS), *(f"GET {path}" for path in GETS), "DELETE /messages", "PUT /models"]
 )
 def test_a_wrong_key_is_told_nothing(path: str):
-    """The same words for a key that was never there, one that is closed, and none at all; whether or not the path exists."""
+    """The same message for an unknown key, a closed one and a missing one, whether or not the path exists."""
     method, _, path = path.partition(" ")
     with serve() as endpoint:
         with asking(endpoint) as (_, client):
@@ -76,7 +76,7 @@ def test_a_stranger_s_body_is_not_even_read():
 
 
 def test_a_key_reaches_its_own_rollout_only():
-    """Neither by another's address, nor by another's responses."""
+    """Neither by another rollout's address nor by its responses."""
     with serve() as endpoint, asking(endpoint) as (other, _), asking(endpoint) as (run, client):
         answer = client.post("/responses", json=LEAST["/responses"], headers=other.address.to_headers())
         with asking(endpoint) as (_, stranger):
@@ -214,7 +214,7 @@ def test_a_rollout_that_asks_too_much_at_a_time_is_asked_to_wait():
             assert admitted.result(5).status_code == 401
         endpoint.close(key_of(client))
         assert [future.result(5).status_code for future in waiting] == [200, 401]
-        assert run.infrastructure == [], "that many at a time is the agent's own doing"
+        assert run.infrastructure == [], "too many requests are not an infrastructure failure"
         assert len(run.trace.calls) == 2
 
 
@@ -336,12 +336,12 @@ def test_what_is_hardly_http_is_refused(said: bytes):
                 answer.begin()
                 assert 400 <= answer.status < 500
             except (RemoteDisconnected, ConnectionResetError):
-                pass  # closed without a word
+                pass  # closed without a response
         assert httpx.get(endpoint.url.replace("/v1", "/health")).status_code == 200
 
 
 def test_a_good_client_is_served_while_bad_ones_do_what_they_can():
-    """Slow ones, huge ones, malformed ones, floods and hang-ups at the same time; each answer of the good one is right and prompt."""
+    """Slow, huge and malformed requests, floods and disconnects at the same time; a valid client gets correct, prompt responses."""
     limits = Limits(body_bytes=1 << 20, header_seconds=1, body_seconds=1, requests_per_rollout=8)
     over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What becomes of a vLLM server that is not there, was started wrongly, or answers what it should not. tests/vllm has the real one."""
+"""Errors for a vLLM server that is missing, started with wrong arguments, or returns wrong data. tests/vllm has the real one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RIGHT: dict[str, Any] = {
 
 @contextmanager
 def answering(**changes: Any) -> Generator[str]:
-    """A server that answers as vLLM does, but for ``changes`` (path with underscores for slashes): JSON, raw text, or a status."""
+    """A server that responds as vLLM does, except for ``changes`` (path with underscores for slashes): JSON, raw text, or a status."""
     answers = {**RIGHT, **{"/" + path.replace("__", "/"): answer for path, answer in changes.items()}}
 
     class Handler(BaseHTTPRequestHandler):

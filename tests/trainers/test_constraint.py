@@ -1,4 +1,4 @@
-"""Structured output: only what the schema allows is sampled, and what is trained is the distribution that was sampled from."""
+"""Structured output: only tokens that the schema allows are sampled, and training uses the same distribution."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_logprobs_are_those_among_the_allowed_tokens(trainer: TorchTrainer, tiny
 
 
 def test_a_trained_agent_with_structured_output_from_request_to_update(trainer: TorchTrainer) -> None:
-    """The trainer finds the sampler's own logprobs, for constrained and free responses in one batch."""
+    """The trainer computes the sampler's logprobs, for constrained and free responses in one batch."""
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": SCHEMA}}
     rows: list[Row] = []
     with PolicyEndpoint(trainer.backend, Chat(trainer.tokenizer)) as endpoint:

@@ -1,4 +1,4 @@
-"""The sum that is the loss against numbers worked out by hand."""
+"""The summed loss against hand-computed numbers."""
 
 from __future__ import annotations
 

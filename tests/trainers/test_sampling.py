@@ -1,4 +1,4 @@
-"""Choosing tokens: right probabilities, right logprobs, each row for itself."""
+"""Choosing tokens: correct probabilities and logprobs, independently per row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of the trainer with verl that need no verl: rows, configuration, records. The rest is in tests/verl."""
+"""The parts of the trainer with verl that do not require verl: rows, configuration, records. The rest is in tests/verl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of verl that we rely on, checked in the installed version, so that a change in verl is reported instead of a hang."""
+"""Checks our assumptions about the installed verl, so that a change in verl is reported instead of causing a hang."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def test_manager_is_made_and_asked_as_it_expects() -> None:
     made = next(c for c in calls(source) if name_of(c.func) == "create")
     found = {keyword.arg for keyword in made.keywords}
     expected = set(inspect.signature(LightningManager.create).parameters)
-    assert found <= expected, moved("what create() is called with", found, expected)
+    assert found <= expected, moved("the arguments of create()", found, expected)
     asked = [c for c in calls(inspect.getsource(trainer_base)) if name_of(c.func) == "generate_sequences"]
-    assert asked, moved("how rollouts are asked for", "not generate_sequences", "generate_sequences(batch)")
+    assert asked, moved("the request for rollouts", "not generate_sequences", "generate_sequences(batch)")
     assert all(len(c.args) == 1 and not c.keywords for c in asked), moved(
         "generate_sequences", ast.unparse(asked[0]), "generate_sequences(batch)"
     )
@@ -92,7 +92,7 @@ def test_rows_have_the_fields_that_the_trainer_reads() -> None:
     read = {name for names in string_lists(inspect.getsource(trainer_base.PPOTrainer)) for name in names}
     row = train_rows(group(), 0, [made_row()], reward=1.0, signal=True)[0]
     missing = read - set(row.fields) - COMPUTED
-    assert not missing, moved("what it reads of a row", sorted(missing), "no further fields")
+    assert not missing, moved("the fields that it reads from a row", sorted(missing), "no further fields")
 
 
 def test_tags_have_the_keys_that_the_trainer_reads() -> None:
@@ -103,7 +103,7 @@ def test_tags_have_the_keys_that_the_trainer_reads() -> None:
         if isinstance(node, ast.Subscript) and name_of(node.value) == "tag" and isinstance(node.slice, ast.Constant)
     }
     tag = train_rows(group(), 0, [made_row()], reward=1.0, signal=True)[0].tag
-    assert read <= set(tag), moved("what it reads of a tag", read, set(tag))
+    assert read <= set(tag), moved("the fields that it reads from a tag", read, set(tag))
     wrong = {key: value for key, value in tag.items() if key != "status" and type(value) is not int}
     assert not wrong, f"tags must be ints, which verl casts: {wrong}"
 

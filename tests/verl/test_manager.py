@@ -1,4 +1,4 @@
-"""The manager on real Ray and TransferQueue, without verl's trainer. A script answers, so that tests can choose the failures."""
+"""The manager on real Ray and TransferQueue, without verl's trainer. A script answers, so that tests can cause failures."""
 
 from __future__ import annotations
 
