@@ -30,8 +30,8 @@ class Kl(Section):
 
 
 class Importance(Section):
-    """Importance correction for the difference between sampler and trainer: another engine's rounding, or older
-    weights."""
+    """Importance correction for the difference between sampler and trainer.
+    Causes are another engine's rounding, and older weights."""
 
     kind: Literal["tis", "mask"] = "tis"
     """Treatment of weights outside `low` and `high`. `tis`: truncated to the bounds. `mask`: set to 0."""
@@ -44,7 +44,7 @@ class Importance(Section):
 
 
 class Algorithm(Section):
-    """The loss on sampled tokens. docs/algorithms.md has equations, sources and when to use each."""
+    """The loss on sampled tokens. docs/algorithms.md has equations, sources and uses."""
 
     loss: LossName = "ppo"
     """The loss of a token. `module:callable`: a function `loss(logprobs, log_ratio, advantages, *, …)` of float32

@@ -1,4 +1,4 @@
-"""Checks of settings that are valid one by one but not together. Each yields key and error."""
+"""Checks of settings that are valid alone but not together. Each yields key and error."""
 
 from __future__ import annotations
 

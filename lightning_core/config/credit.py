@@ -58,7 +58,7 @@ class Rule(Section):
 
 
 class AirSection(Section):
-    """Automatic intermediate rewards: rewards of calls, computed from tool outcomes and response formats."""
+    """Automatic intermediate rewards of calls, from tool outcomes and response formats."""
 
     tool_ok: float = 0.0
     """Reward per tool call that succeeded."""
@@ -86,7 +86,8 @@ class Critic(Section):
 
 
 class Judge(Section):
-    """A model that scores all rollouts of a group in one prompt. Its own calls are never trained."""
+    """A model that scores all rollouts of a group in one prompt.
+    Its own calls are never trained."""
 
     model: str
     """Name of the model: `base` for the initial weights, or a model of `policy.upstream`."""
@@ -99,7 +100,8 @@ class Judge(Section):
 
 
 class CreditSection(Section):
-    """Computes each call's advantage from an episode's rewards; docs/credit-assignment.md has the equations."""
+    """Computes each call's advantage from an episode's rewards.
+    docs/credit-assignment.md has the equations."""
 
     rewards: RewardRuleName = "broadcast"
     """The value of a call. `module:callable`: a function `rule(episode, *, …)` or `rule(episode, gamma)` that returns a

@@ -42,9 +42,10 @@ class Lora(Section):
 
 
 class PolicyCredit(Section):
-    """Credit settings of one policy. A null value falls back to the section `credit`. A policy that sets `rewards` does
-    not inherit `rewards_args`, `gamma`, `lam`, `step_weight`, `anchor` and `critic`; one that sets `advantage` does not
-    inherit `advantage_args`. Intermediate rewards and the judge apply to all policies."""
+    """Credit settings of one policy. A null value falls back to the section `credit`.
+    A policy that sets `rewards` does not inherit `rewards_args`, `gamma`, `lam`, `step_weight`, `anchor` and `critic`. A
+    policy that sets `advantage` does not inherit `advantage_args`. Intermediate rewards and the judge apply to all
+    policies."""
 
     rewards: RewardRuleName | None = None
     """See `credit.rewards`. With `gae` each policy has its own critic."""
@@ -69,9 +70,9 @@ class PolicyCredit(Section):
 
 
 class NamedPolicy(Section):
-    """One of several policies. A null value falls back to `policy` and `trainer`. Policies with the same `model` and
-    `tuning: lora` share the base weights, each with its own adapters. Every other policy has its own copy of its
-    model."""
+    """One of several policies. A null value falls back to `policy` and `trainer`.
+    Policies with the same `model` and `tuning: lora` share the base weights, each with its own adapters.
+    Every other policy has its own copy of its model."""
 
     agents: Names
     """Names of the agents that use and train this policy. Each agent belongs to exactly one policy."""

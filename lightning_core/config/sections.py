@@ -67,8 +67,8 @@ class Tasks(Section):
 
 
 class Agents(Section):
-    """The agents to train. A name is that of a `@trainable` mark, or of a framework's node or agent, and matches
-    exactly."""
+    """The agents to train. Names match exactly.
+    A name is that of a `@trainable` mark, or of a framework's node or agent."""
 
     train: Names | None = None
     """Names of the agents to train; null: the agents listed under `policies`, or else those marked with
@@ -87,8 +87,8 @@ class UpstreamSection(Section):
 
 
 class Vllm(Section):
-    """The vLLM server that samples from the policy. Lightning replaces its weights after every step, so the server must
-    have no other clients."""
+    """The vLLM server that samples from the policy. It must have no other clients.
+    Lightning replaces its weights after every step."""
 
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None
     """URL of a running server, such as `http://localhost:8000`, started as described in docs/vllm.md; null: a server is

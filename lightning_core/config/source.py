@@ -1,4 +1,4 @@
-"""Reads YAML as plain data with the position of each value, for errors with ``file:line``.
+"""Reads YAML as plain data with positions, for errors with ``file:line``.
 
 Scalars follow the core schema of YAML 1.2, not PyYAML's 1.1: ``1e-5`` is a number; ``no``,
 ``12:30`` and ``2026-01-31`` are strings; only ``true`` and ``false`` are booleans. Duplicate

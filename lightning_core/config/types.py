@@ -38,9 +38,9 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, strict about types, no unknown keys; an empty section has its defaults.
+    """Base of all sections: frozen, strict about types, without unknown keys.
 
-    A section's class name ends in ``Section`` if another class has the bare name, such as `Trainer`.
+    An empty section has its defaults. A section's class name ends in ``Section`` if another class has the bare name, such as `Trainer`.
     """
 
     model_config = ConfigDict(

@@ -1,4 +1,4 @@
-"""Registries of rules. A rule's signature is its configuration, its docstring its documentation.
+"""Registries of rules. Signature and docstring of a rule are configuration and documentation.
 
     @advantage_rule("dr-grpo")
     def dr_grpo(groups):
@@ -130,7 +130,7 @@ class AdvantageRule(DeclaredRule):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupKey(DeclaredRule):
-    """``key(episode)`` returns a string per transition; calls with equal strings form a group."""
+    """``key(episode)`` returns a string per transition; equal strings form a group."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ def tool_call(name: str, **arguments: Any) -> str:
 
 
 class _EveryModel(tuple[str, ...]):
-    """Model names that contain every string, so that no request is forwarded to a real provider."""
+    """Contains every model name, so that no request is forwarded to a real provider."""
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str)
@@ -97,7 +97,7 @@ class Playground:
         max_tokens: int = 1024,
         strict: bool = True,
     ) -> Generator[Run]:
-        """One rollout. Model requests made in the body go to this endpoint; the trace is ``run.trace``.
+        """One rollout. Its model requests go to this endpoint; the trace is ``run.trace``.
 
         ``train``: names of the trained agents, as ``agents.train`` in a configuration; agents that their framework names need no mark.
         ``temperature`` and ``max_tokens`` apply to trained agents. At its end a ``strict`` rollout raises `CaptureError` if recording
@@ -124,7 +124,7 @@ def open_playground(
     integrations: Iterable[str] | None = None,
     delay: float = 0.0,
 ) -> Generator[Playground]:
-    """A playground for several rollouts, with patches on HTTP clients, threads and frameworks.
+    """A playground for several rollouts, with patches on clients, threads and frameworks.
 
     All patches are removed at the end. ``integrations``: names of the integrations to install; None: all that the installed frameworks
     support, as in a training run.

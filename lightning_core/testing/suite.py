@@ -55,7 +55,7 @@ class IntegrationContract:
 
     @pytest.fixture
     def playground(self, served: Playground) -> Iterator[Playground]:
-        """The endpoint, with patches on HTTP clients and threads; tests install the integration themselves."""
+        """The endpoint, with patches on HTTP clients and threads, without the integration."""
         with patched(()):
             yield served
 

@@ -25,8 +25,8 @@ client = OpenAI(api_key="any", max_retries=0)
 def choose(prompt: str) -> str:
     """The model's response, or "-" if it is not one of `LETTERS`."""
     reply = client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": prompt}])
-    said = reply.choices[0].message.content
-    return said if said and said in LETTERS else "-"
+    letter = reply.choices[0].message.content
+    return letter if letter and letter in LETTERS else "-"
 
 
 def shifted(letter: str, by: int) -> str:
@@ -44,21 +44,21 @@ def write(question: str) -> str:
 
 
 @trainable("rewriter")
-def rewrite(question: str, said: str, outcome: str) -> str:
-    return choose(f"r{question}{said}{outcome}")
+def rewrite(question: str, letter: str, outcome: str) -> str:
+    return choose(f"r{question}{letter}{outcome}")
 
 
 def sql(task: dict[str, Any]) -> float:
     """Every second letter is executable. One of them is right."""
     question, right = task["prompt"], shifted(task["prompt"], 1)
-    said = write(question)
-    if said != right:
-        said = rewrite(question, said, "?" if executes(said, right) else "!")
-    return float(said == right)
+    letter = write(question)
+    if letter != right:
+        letter = rewrite(question, letter, "?" if executes(letter, right) else "!")
+    return float(letter == right)
 
 
-def executes(said: str, right: str) -> bool:
-    return said in LETTERS and LETTERS.index(said) % 2 == LETTERS.index(right) % 2
+def executes(letter: str, right: str) -> bool:
+    return letter in LETTERS and LETTERS.index(letter) % 2 == LETTERS.index(right) % 2
 
 
 # --- rag

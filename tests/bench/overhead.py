@@ -158,9 +158,9 @@ def main() -> None:
     print(f"{'':14s}" + "".join(f"{way:>12s}" for way in WAYS) + "    captured/plain  endpoint/plain")
     with serve_plain() as url, Playground(answer_prompt, delay=ANSWER_SECONDS) as endpoint:
         for make in (by_hand, langgraph, openai_agents, autogen):
-            plain, captured, led = asyncio.run(compare(make, url, endpoint, options))
-            cells = "".join(f"{ms:9.2f} ms" for ms in (plain, captured, led))
-            print(f"{make.__name__:14s}{cells}    {captured / plain:13.2f}x {led / plain:14.2f}x", flush=True)
+            plain, captured, routed = asyncio.run(compare(make, url, endpoint, options))
+            cells = "".join(f"{ms:9.2f} ms" for ms in (plain, captured, routed))
+            print(f"{make.__name__:14s}{cells}    {captured / plain:13.2f}x {routed / plain:14.2f}x", flush=True)
 
 
 if __name__ == "__main__":

@@ -58,12 +58,12 @@ def event(identity: str, kind: Any, start: float, end: float, *, parent: str | N
     return replace(made, **changes)
 
 
-def tool(identity: str, asked: str, start: float, *, error: str | None = None) -> Event:
+def tool(identity: str, requested: str, start: float, *, error: str | None = None) -> Event:
     """A tool that ran for the tool call with the id ``requested``."""
-    return event(identity, "tool", start, start + 0.5, attributes={"gen_ai.tool.call.id": asked}, error=error)
+    return event(identity, "tool", start, start + 0.5, attributes={"gen_ai.tool.call.id": requested}, error=error)
 
 
-def wants(*ids: str) -> Mapping[str, Any]:
+def calls_tools(*ids: str) -> Mapping[str, Any]:
     """A response with one tool call per id in ``ids``."""
     calls = [{"id": i, "type": "function", "function": {"name": "search", "arguments": "{}"}} for i in ids]
     return {"role": "assistant", "content": None, "tool_calls": calls}

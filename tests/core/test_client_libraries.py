@@ -117,7 +117,7 @@ class Redirecting(BaseHTTPRequestHandler):
     """Redirects every request to the server's ``target``, also to another host."""
 
     def do_POST(self) -> None:
-        self.server.asked.append(self.path)  # type: ignore[attr-defined]
+        self.server.paths.append(self.path)  # type: ignore[attr-defined]
         self.rfile.read(int(self.headers.get("content-length") or 0))
         self.send_response(307)
         self.send_header("location", self.server.target)  # type: ignore[attr-defined]
@@ -131,11 +131,11 @@ class Redirecting(BaseHTTPRequestHandler):
 @contextmanager
 def redirecting(target: str) -> Generator[tuple[str, list[str]]]:
     with HTTPServer(("127.0.0.1", 0), Redirecting) as server:
-        server.target, server.asked = target, []  # type: ignore[attr-defined]
+        server.target, server.paths = target, []  # type: ignore[attr-defined]
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", server.asked  # type: ignore[attr-defined]
+            yield f"http://127.0.0.1:{server.server_port}", server.paths  # type: ignore[attr-defined]
         finally:
             server.shutdown()
             thread.join()
@@ -147,15 +147,15 @@ def test_no_proxy_stands_before_an_endpoint_on_this_machine(
 ) -> None:
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    with redirecting(f"{server.url}/v1/chat/completions") as (proxy, asked):
+    with redirecting(f"{server.url}/v1/chat/completions") as (proxy, paths):
         for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy)
         with rollout_at(server), scope("writer"):
             post(CHAT)
-            assert asked == []
+            assert paths == []
             if post is not aiohttp_post:  # aiohttp reads the environment only if a session enables it
                 post("http://models.invalid/v1/chat/completions")
-                assert asked[0] == "http://models.invalid/v1/chat/completions"
+                assert paths[0] == "http://models.invalid/v1/chat/completions"
     assert_stamped(server.requests[0], "writer")
 
 

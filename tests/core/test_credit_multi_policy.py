@@ -8,14 +8,14 @@ import pytest
 
 from lightning_core.credit import Air, CreditRules, Episode, assign_by_policy, assign_credit
 from lightning_core.trace import Reward
-from tests.core.episodes import call, from_calls, tool, wants
+from tests.core.episodes import call, calls_tools, from_calls, tool
 
 
 def episode(rollout: str, reward: float, *, extra: tuple[Reward, ...] = ()) -> Episode:
     """Writer, critic, writer; the first call requests a tool that fails."""
     return from_calls(
         [
-            call(f"{rollout}1", rollout, "writer", 0, model="sql", response=wants(f"{rollout}x")),
+            call(f"{rollout}1", rollout, "writer", 0, model="sql", response=calls_tools(f"{rollout}x")),
             call(f"{rollout}2", rollout, "critic", 1, model="critic"),
             call(f"{rollout}3", rollout, "writer", 2, model="sql"),
         ],

@@ -13,7 +13,7 @@ from lightning_core.credit.gae import turn_gae
 from lightning_core.credit.signals import ToolSignal
 from lightning_core.errors import CreditError, RewardError
 from lightning_core.trace import Call, Reward
-from tests.core.episodes import call, episode, event, from_calls, tool, wants
+from tests.core.episodes import call, calls_tools, episode, event, from_calls, tool
 
 FLAT = episode("y", 0)
 
@@ -40,7 +40,7 @@ def test_the_reward_of_a_call_that_is_not_trained_reaches_the_trained_call_befor
     calls = [call(f"x{i}", "x", agent, i) for i, agent in enumerate("baba")]
     one = from_calls(calls, 1, extra=(Reward(value=0.5, call="x2"), Reward(value=0.25, call="x0")), trained="a")
     rules = CreditRules(rewards="discounted", gamma=0.5)
-    assert values(one, rules) == [0.5 + 0.25 + 0.5 * 1, 1], "x2's stands at x1, x0's at the first that there is"
+    assert values(one, rules) == [0.5 + 0.25 + 0.5 * 1, 1], "x2's reward counts at x1, x0's at the first call"
 
 
 def test_a_rule_of_ones_own():
@@ -207,7 +207,7 @@ def test_whitening_counts_a_rollout_once_however_many_groups_it_is_in():
 def worked(**changes: str) -> Episode:
     """Agent a calls three tools: one works, one fails, one never runs. Then its answer is cut off."""
     calls = [
-        call("x0", "x", "a", 0, response=wants("1", "2", "3")),
+        call("x0", "x", "a", 0, response=calls_tools("1", "2", "3")),
         call("x1", "x", "a", 1, finish_reason="length", response={"role": "assistant", "content": "Answer:\n 42"}),
     ]
     events = [tool("search", "1", 1), tool("search again", "2", 1, error="TimeoutError: too slow")]

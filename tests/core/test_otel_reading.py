@@ -102,12 +102,12 @@ def inside(trace: Trace, event: Event, name: str) -> bool:
 
 def conversation(client: openai.OpenAI) -> None:
     """A call with a tool, the turn after it, and a streamed call."""
-    asked: list[Any] = [{"role": "system", "content": "be nice"}, {"role": "user", "content": ADD}]
-    answer = client.chat.completions.create(model="policy", messages=asked, tools=TOOLS, temperature=0.5)
+    messages: list[Any] = [{"role": "system", "content": "be nice"}, {"role": "user", "content": ADD}]
+    answer = client.chat.completions.create(model="policy", messages=messages, tools=TOOLS, temperature=0.5)
     message = answer.choices[0].message
     assert message.tool_calls
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "2"}
-    turn = [*asked, message.model_dump(exclude_none=True), result]
+    turn = [*messages, message.model_dump(exclude_none=True), result]
     client.chat.completions.create(model="policy", messages=turn, tools=TOOLS)
     list(
         client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "streamed"}], stream=True)

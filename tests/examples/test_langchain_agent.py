@@ -43,11 +43,11 @@ def test_no_column_has_another_columns_value() -> None:
 
 
 def test_a_wording_asks_for_one_column_only() -> None:
-    asked: dict[str, set[str]] = {}
+    columns_by_question: dict[str, set[str]] = {}
     for task in (*tasks.train(), *tasks.test()):
-        asked.setdefault(task["question"].replace(task["item"], "…"), set()).add(task["column"])
-    assert len(asked) == 16
-    assert all(len(columns) == 1 for columns in asked.values())
+        columns_by_question.setdefault(task["question"].replace(task["item"], "…"), set()).add(task["column"])
+    assert len(columns_by_question) == 16
+    assert all(len(columns) == 1 for columns in columns_by_question.values())
 
 
 # --- the tool

@@ -88,8 +88,12 @@ def test_tasks_are_json_with_unique_ids_and_the_same_every_time() -> None:
 
 def test_a_question_means_one_query() -> None:
     for schema in SCHEMAS.values():
-        asked = questions(schema)
-        assert len({question.text for question in asked}) == len({question.sql for question in asked}) == len(asked)
+        written_questions = questions(schema)
+        assert (
+            len({question.text for question in written_questions})
+            == len({question.sql for question in written_questions})
+            == len(written_questions)
+        )
 
 
 def test_databases_are_built_from_fixed_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +342,7 @@ class Model:
 
     def __init__(self) -> None:
         self.answers: dict[str, list[str]] = {"writer": [], "checker": [], "rewriter": []}
-        self.asked: list[tuple[str, list[dict[str, str]], dict[str, Any]]] = []
+        self.requests: list[tuple[str, list[dict[str, str]], dict[str, Any]]] = []
         model = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -363,7 +367,7 @@ class Model:
         who = (
             "checker" if "wrong" in messages[0]["content"] else "rewriter" if self.answers["writer"] == [] else "writer"
         )
-        self.asked.append((who, messages, body))
+        self.requests.append((who, messages, body))
         message = {"role": "assistant", "content": self.answers[who].pop(0)}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
@@ -385,8 +389,8 @@ def test_a_query_that_runs_ends_the_program(model: Model) -> None:
     task = tasks.train()[0]
     model.answers["writer"] = [f"```sql\n{task['sql']};\n```\nThis query ..."]
     assert agent.solve(task) == 1.0
-    assert [who for who, _, _ in model.asked] == ["writer"]
-    _, messages, body = model.asked[0]
+    assert [who for who, _, _ in model.requests] == ["writer"]
+    _, messages, body = model.requests[0]
     assert messages[-1]["content"] == task["question"]
     assert task["schema"] in messages[1]["content"]
     assert len(messages) == 2 + 2 * len(task["examples"])
@@ -396,7 +400,7 @@ def test_a_query_that_runs_ends_the_program(model: Model) -> None:
 def test_a_wrong_query_that_runs_is_not_questioned(model: Model) -> None:
     model.answers["writer"] = ["SELECT 1"]
     assert agent.solve(tasks.train()[0]) == 0.0
-    assert len(model.asked) == 1
+    assert len(model.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -412,8 +416,8 @@ def test_a_failed_query_goes_to_checker_and_rewriter(model: Model, first: str, p
     task = tasks.train()[0]
     model.answers = {"writer": [first], "checker": ["The table is wrong."], "rewriter": [task["sql"]]}
     assert agent.solve(task) == 1.0
-    assert [who for who, _, _ in model.asked] == ["writer", "checker", "rewriter"]
-    (_, written, _), (_, checked, _), (_, rewritten, _) = model.asked
+    assert [who for who, _, _ in model.requests] == ["writer", "checker", "rewriter"]
+    (_, written, _), (_, checked, _), (_, rewritten, _) = model.requests
     assert checked[-1]["content"] == f"{first}\n{problem}"
     assert rewritten[:-1] == written[:-1]
     assert rewritten[-1]["content"] == f"{problem}. The table is wrong.\n{task['question']}"
@@ -422,7 +426,7 @@ def test_a_failed_query_goes_to_checker_and_rewriter(model: Model, first: str, p
 def test_the_program_ends_after_two_queries(model: Model) -> None:
     model.answers = {"writer": ["SELECT x"], "checker": ["Wrong."], "rewriter": ["SELECT y"]}
     assert agent.solve(tasks.train()[0]) == 0.0
-    assert len(model.asked) == 3
+    assert len(model.requests) == 3
 
 
 @pytest.mark.parametrize(

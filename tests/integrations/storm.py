@@ -1,8 +1,8 @@
 """Checks the identity of many concurrent calls of one graph that runs in many rollouts.
 
-Every prompt contains its rollout, agent and call number, so that records can be compared with what was sent. The graph has everything that
-makes attribution difficult: parallel branches, synchronous nodes in threads next to asynchronous ones, a sub-graph, a node that fails and is
-retried, streaming, an agent that calls another, one shared model client, and sleeps of random length.
+Every prompt contains its rollout, agent and call number, so that records can be compared with what was sent. The graph has everything
+that makes attribution difficult: parallel branches, synchronous nodes in threads next to asynchronous ones, a sub-graph, a node that
+fails and is retried, streaming, an agent that calls another, one shared model client, and sleeps of random length.
 """
 
 from __future__ import annotations

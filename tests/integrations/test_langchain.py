@@ -70,19 +70,19 @@ class LangChainAdapter(HostAdapter):
             model = create_agent(model, [add])
         inner = self.build([part.inner], base_url=base_url) if part.inner else None
 
-        def rest(said: Any) -> Any:
+        def rest(result: Any) -> Any:
             if inner is not None:
-                inner.invoke(said)
+                inner.invoke(result)
             if part.error is not None:
                 raise part.error
-            return said
+            return result
 
-        async def arest(said: Any) -> Any:
+        async def arest(result: Any) -> Any:
             if inner is not None:
-                await inner.ainvoke(said)
+                await inner.ainvoke(result)
             if part.error is not None:
                 raise part.error
-            return said
+            return result
 
         prompt = RunnableLambda(lambda _: {"messages": messages} if part.tool else messages)
         chain = prompt | model | RunnableLambda(rest, arest)

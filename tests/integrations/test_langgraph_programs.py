@@ -94,8 +94,8 @@ def sql_agent(database: sqlite3.Connection) -> Any:
         return str(database.execute(query).fetchall())
 
     def find_tables(state: MessagesState) -> Any:
-        wish = {"name": "list_tables", "args": {}, "id": "tables", "type": "tool_call"}
-        return {"messages": [AIMessage("", tool_calls=[wish]), list_tables.invoke(wish)]}
+        request = {"name": "list_tables", "args": {}, "id": "tables", "type": "tool_call"}
+        return {"messages": [AIMessage("", tool_calls=[request]), list_tables.invoke(request)]}
 
     def call_get_schema(state: MessagesState) -> Any:
         system = {"role": "system", "content": "Ask for the schema that you need."}

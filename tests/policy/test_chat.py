@@ -56,9 +56,9 @@ def test_chats_of_several_tokenizers_do_not_continue_each_others_tokens(tokenize
     """In one rollout, with one memory."""
     sql, critic, memory = Chat(tokenizer, name="sql"), Chat(tokenizer, name="critic"), Memory()
     prompt = sql.render([USER], None, memory)
-    said = {"role": "assistant", "content": "the answer"}
-    sql.remember(prompt, [*encode(sql, "the answer"), *sql.stop_token_ids], said, memory)
-    turn = [USER, said, USER]
+    response = {"role": "assistant", "content": "the answer"}
+    sql.remember(prompt, [*encode(sql, "the answer"), *sql.stop_token_ids], response, memory)
+    turn = [USER, response, USER]
     assert sql.render(turn, None, memory).context == "clean"
     assert critic.render(turn, None, memory).context == "new"
 

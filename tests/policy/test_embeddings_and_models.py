@@ -40,8 +40,8 @@ def test_embeddings_pass_through_unchanged_and_are_recorded(server: RecordingSer
     assert (answer.model, answer.usage.total_tokens) == ("recorded", 3)
     first, second = server.requests
     assert first.url == f"{server.url}/v1/embeddings"
-    asked = {"model": "embed-3", "input": ["a", "b"], "dimensions": 3, "encoding_format": "float", "user": "me"}
-    assert first.body == asked
+    expected = {"model": "embed-3", "input": ["a", "b"], "dimensions": 3, "encoding_format": "float", "user": "me"}
+    assert first.body == expected
     assert second.body["encoding_format"] == "base64", "defaults of the client are forwarded too"
     assert first.headers["authorization"] == "Bearer sk-upstream"
     assert raw.http_response.headers["content-type"] == "application/json"

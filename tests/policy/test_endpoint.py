@@ -575,9 +575,9 @@ def test_fifty_concurrent_rollouts_never_mix():
             endpoint.close(key)
         return number, [c.messages[0]["content"] for c in run.trace.calls]
 
-    async def everyone(endpoint: PolicyEndpoint) -> list[tuple[int, list[str]]]:
+    async def ask_all(endpoint: PolicyEndpoint) -> list[tuple[int, list[str]]]:
         return await asyncio.gather(*(one(endpoint, i) for i in range(50)))
 
     with serve(lambda prompt: prompt.split("user\n")[1].split("<")[0], delay=0.01) as endpoint:
-        for number, contents in asyncio.run(everyone(endpoint)):
+        for number, contents in asyncio.run(ask_all(endpoint)):
             assert contents == [f"{number}.{turn}" for turn in range(3)]

@@ -95,7 +95,7 @@ def test_every_dialect_is_checked():
 def asking(
     endpoint: PolicyEndpoint, routing: Routing | None = None, **options: Any
 ) -> Iterator[tuple[Run, httpx.Client]]:
-    """A rollout whose client speaks any wire format."""
+    """A rollout with a client for any wire format."""
     with rollout({"id": "t"}) as run:
         key = endpoint.new_key()
         endpoint.open(key, run.address, routing or Routing(), **options)
@@ -161,10 +161,10 @@ class Spy(ScriptedBackend):
 
     def __init__(self) -> None:
         super().__init__(lambda prompt: "one; two")
-        self.asked: list[SamplingParams] = []
+        self.sampling: list[SamplingParams] = []
 
     async def generate(self, prompt_ids: Any, params: SamplingParams, **options: Any):
-        self.asked.append(params)
+        self.sampling.append(params)
         async for delta in super().generate(prompt_ids, params, **options):
             yield delta
 
@@ -187,7 +187,7 @@ def test_settings_reach_the_backend(wire: Any):
             headers = {"lightning-agent": "writer"}
             for _ in range(2):
                 assert client.post(wire.PATH, json={**LEAST[wire.PATH], **settings}, headers=headers).status_code == 200
-    theirs, ours, again = backend.asked
+    theirs, ours, again = backend.sampling
     assert (theirs.temperature, theirs.top_p, theirs.max_tokens) == (0.0, 0.5, 5)
     assert (ours.temperature, ours.top_p, ours.max_tokens) == (0.9, 1.0, 5)
     if "seed" in settings:
@@ -201,8 +201,8 @@ def test_stop_strings_end_an_answer(wire: Any):
     with serve_backend(Spy()) as endpoint, asking(endpoint) as (_, client):
         answer = client.post(wire.PATH, json={**LEAST[wire.PATH], STOP[wire]: [";"]}).json()
         bad = client.post(wire.PATH, json={**LEAST[wire.PATH], STOP[wire]: [""]})
-    (said,) = answer.get("choices") or answer["content"]
-    assert (said.get("text") or said["message"]["content"]) == "one"
+    (choice,) = answer.get("choices") or answer["content"]
+    assert (choice.get("text") or choice["message"]["content"]) == "one"
     assert answer.get("stop_reason") == ("stop_sequence" if wire is messages else None)
     assert (bad.status_code, STOP[wire] in bad.json()["error"]["message"]) == (400, True)
 

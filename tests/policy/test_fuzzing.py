@@ -60,7 +60,7 @@ class OpenSpans(SpanProcessor):
 
 
 @contextmanager
-def nothing_left(endpoint: PolicyEndpoint, run: Run, client: httpx.Client) -> Iterator[OpenSpans]:
+def all_calls_end(endpoint: PolicyEndpoint, run: Run, client: httpx.Client) -> Iterator[OpenSpans]:
     """Afterwards no span is open, no request is in progress, and a valid request is answered."""
     spans = OpenSpans()
     add_span_processor(spans)
@@ -93,7 +93,7 @@ def test_requests_as_the_sdk_describes_them(wire: Dialect, params: Any):
     with (
         serve_backend(ScriptedBackend(answer)) as endpoint,
         asking(endpoint, trained) as (run, client),
-        nothing_left(endpoint, run, client) as spans,
+        all_calls_end(endpoint, run, client) as spans,
     ):
         client.headers["lightning-agent"] = "writer"
         read = {name.partition(".")[0] for name in wire.FIELDS.supported}
@@ -103,13 +103,13 @@ def test_requests_as_the_sdk_describes_them(wire: Dialect, params: Any):
         def ask(body: bytes) -> None:
             if time.monotonic() > over:
                 return
-            given_back = client.post(wire.PATH, content=body, timeout=LONGEST)
-            statuses[given_back.status_code] = statuses.get(given_back.status_code, 0) + 1
-            assert given_back.status_code in (200, 400), given_back.text
+            response = client.post(wire.PATH, content=body, timeout=LONGEST)
+            statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
+            assert response.status_code in (200, 400), response.text
             assert run.infrastructure == []
-            if given_back.status_code == 400:
-                assert given_back.json()["error"]["message"]
-                assert "Error:" not in given_back.json()["error"]["message"], "an exception of ours without a message"
+            if response.status_code == 400:
+                assert response.json()["error"]["message"]
+                assert "Error:" not in response.json()["error"]["message"], "an exception of ours without a message"
 
         ask()
         client.headers.pop("lightning-agent")
@@ -124,7 +124,7 @@ def test_bytes_that_are_no_http():
     with (
         serve(lambda prompt: "hello") as endpoint,
         asking(endpoint) as (run, client),
-        nothing_left(endpoint, run, client),
+        all_calls_end(endpoint, run, client),
     ):
         head = b"POST /v1/messages HTTP/1.1\r\nauthorization: " + client.headers["authorization"].encode()
         body = json.dumps(LEAST["/messages"]).encode()

@@ -91,10 +91,16 @@ def test_parallel_calls_and_the_second_turn_continues_their_tokens(stream: bool)
     with serve(sum_up) as endpoint, talk(endpoint) as (run, client):
 
         def ask(messages: list[Any]) -> Any:
-            said: Any = {"model": "m", "max_tokens": 1000, "system": "add up", "tools": TOOLS, "messages": messages}
+            arguments: Any = {
+                "model": "m",
+                "max_tokens": 1000,
+                "system": "add up",
+                "tools": TOOLS,
+                "messages": messages,
+            }
             if not stream:
-                return client.messages.create(**said)
-            with client.messages.stream(**said) as events:
+                return client.messages.create(**arguments)
+            with client.messages.stream(**arguments) as events:
                 return events.get_final_message()
 
         answer = ask([{"role": "user", "content": [{"type": "text", "text": "hi"}]}])

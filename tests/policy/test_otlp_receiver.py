@@ -160,9 +160,9 @@ def test_protobuf_gzip_and_its_answer() -> None:
             },
         )
         assert answer.headers["content-type"] == "application/x-protobuf"
-        said = ExportTraceServiceResponse.FromString(answer.content)
-    assert said.partial_success.rejected_spans == 1
-    assert said.partial_success.error_message.startswith(
+        result = ExportTraceServiceResponse.FromString(answer.content)
+    assert result.partial_success.rejected_spans == 1
+    assert result.partial_success.error_message.startswith(
         "span 0000000000000002 is a reward; record rewards in the process"
     )
     (event,) = run.trace.events[:1]
@@ -240,7 +240,7 @@ def ask(endpoint: PolicyEndpoint, key: str, **headers: str) -> Any:
         return client.chat.completions.create(model="policy", messages=HI)
 
 
-def their_call(number: int, parent: int | None = None, answer: str = "answer to hi", **more: Any) -> SpanRecord:
+def foreign_call(number: int, parent: int | None = None, answer: str = "answer to hi", **more: Any) -> SpanRecord:
     given = json.dumps([{"role": "user", "parts": [{"type": "text", "content": "hi"}]}])
     output_messages = json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": answer}]}])
     return span(
@@ -259,11 +259,11 @@ def test_a_call_that_both_recorded_counts_once() -> None:
         answers = [ask(endpoint, key) for _ in range(2)]
         post(endpoint, key, [
             span(10, gen_ai__operation__name="invoke_agent", gen_ai__agent__name="helper"),
-            their_call(1, 10),
-            their_call(2, 10, gen_ai__response__id=answers[0].id),
+            foreign_call(1, 10),
+            foreign_call(2, 10, gen_ai__response__id=answers[0].id),
             span(3, 2),
-            their_call(4, 10, answer="from elsewhere"),
-            their_call(5, 10),
+            foreign_call(4, 10, answer="from elsewhere"),
+            foreign_call(5, 10),
         ])  # fmt: skip
     first, second, *others = run.trace.calls
     assert f"chatcmpl-{first.id}" == answers[0].id
@@ -304,7 +304,7 @@ def test_a_rollouts_spans_out_to_an_endpoint_and_in_there(
                 pass
     (call,) = there.trace.calls
     (sent,) = here.trace.calls
-    assert said(call) == said(sent)
+    assert content_of(call) == content_of(sent)
     assert call.output_ids is None
     assert [(e.kind, e.name, e.agent) for e in there.trace.events if e.kind in ("agent", "tool")] == [
         ("agent", "writer", "writer"),
@@ -312,13 +312,13 @@ def test_a_rollouts_spans_out_to_an_endpoint_and_in_there(
     ]
 
 
-def said(call: Call) -> Any:
+def content_of(call: Call) -> Any:
     return (call.id, call.parent, call.agent, call.messages, call.response, call.finish_reason)
 
 
 def test_rewards_of_the_rollout_are_still_its_own() -> None:
     with opened() as (endpoint, run, key):
         reward(1.0)
-        post(endpoint, key, [their_call(1)])
+        post(endpoint, key, [foreign_call(1)])
     assert run.trace.reward == 1.0
     assert len(run.trace.calls) == 1

@@ -47,12 +47,12 @@ def test_reasoning_items_of_the_responses_api(stream: bool):
         def ask(items: list[Any]) -> Any:
             if not stream:
                 return client.responses.create(model="m", input=items, tools=tools)
-            said = ""
+            streamed = ""
             with client.responses.stream(model="m", input=items, tools=tools) as events:
                 for event in events:
-                    said += event.delta if event.type == "response.output_text.delta" else ""
+                    streamed += event.delta if event.type == "response.output_text.delta" else ""
                 final = events.get_final_response()
-            assert said == final.output_text
+            assert streamed == final.output_text
             return final
 
         first = ask([USER])
@@ -84,9 +84,9 @@ def test_thinking_blocks_of_the_messages_api(stream: bool):
                 if not stream:
                     return anthropic.messages.create(model="m", max_tokens=500, messages=messages, tools=tools)
                 with anthropic.messages.stream(model="m", max_tokens=500, messages=messages, tools=tools) as events:
-                    said = "".join(events.text_stream)
+                    streamed = "".join(events.text_stream)
                     final = events.get_final_message()
-                assert said == "".join(b.text for b in final.content if b.type == "text")
+                assert streamed == "".join(b.text for b in final.content if b.type == "text")
                 return final
 
             first = ask([USER])

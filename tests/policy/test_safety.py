@@ -169,14 +169,14 @@ def test_a_client_that_takes_too_long_is_cut_off(dawdle: Callable[[socket.socket
         with connect(endpoint) as connection:
             began = time.monotonic()
             dawdle(connection, whole)
-            said = b""
+            received = b""
             try:
                 while part := connection.recv(1 << 16):
-                    said += part
+                    received += part
             except ConnectionResetError:
                 pass
             assert time.monotonic() - began < 3
-        assert (status_of(said) if said else None) == status
+        assert (status_of(received) if received else None) == status
         assert client.post(CHAT, json=LEAST[CHAT]).status_code == 200
     assert run.infrastructure == []
 
@@ -313,7 +313,7 @@ def test_an_error_does_not_send_the_request_back(path: str):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         b"NOT HTTP\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
@@ -327,10 +327,10 @@ def test_an_error_does_not_send_the_request_back(path: str):
         b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n",
     ],
 )
-def test_what_is_hardly_http_is_refused(said: bytes):
+def test_what_is_hardly_http_is_refused(sent: bytes):
     with serve() as endpoint:
         with connect(endpoint) as connection:
-            connection.sendall(said)
+            connection.sendall(sent)
             answer = HTTPResponse(connection)
             try:
                 answer.begin()

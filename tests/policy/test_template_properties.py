@@ -110,7 +110,7 @@ def test_sampled_ids_are_found_in_the_next_prompt(
             messages += [{"role": "tool", "tool_call_id": i, "content": r} for i, r in zip(ids, follow, strict=True)]
         else:
             messages.append({"role": "user", "content": follow[0]})
-        said = (*prompt.ids, *output)
+        tokens = (*prompt.ids, *output)
         prompt = chat.render(messages, offered, memory)
         if prompt.context == "forked":
             # Only if the template rewrites earlier turns: everything is then encoded as rendered.
@@ -121,7 +121,7 @@ def test_sampled_ids_are_found_in_the_next_prompt(
             assert prompt.context == ("realigned" if prompt.reason else "clean")
             assert prompt.reason in (None, "the template renders earlier turns with other white space")
             assert prompt.reason is None or family.name == "hermes3"
-            assert prompt.ids[: len(said)] == said
+            assert prompt.ids[: len(tokens)] == tokens
 
 
 def test_text_beside_a_quoted_token_gets_no_space_of_its_own():

@@ -147,18 +147,20 @@ def test_each_stop_token_ends_a_response_and_is_part_of_it_once(family: Family):
             assert second.context == "forked"
             continue
         assert second.context == "clean"
-        said = recorded(memory)[0]
-        assert second.ids[: len(said)] == said
-        assert said[-1] == tokenizer.convert_tokens_to_ids(stop)
-        assert second.ids[len(said)] not in chat.stop_token_ids, "the template's own stop token is not written after it"
+        sampled = recorded(memory)[0]
+        assert second.ids[: len(sampled)] == sampled
+        assert sampled[-1] == tokenizer.convert_tokens_to_ids(stop)
+        assert second.ids[len(sampled)] not in chat.stop_token_ids, (
+            "the template's own stop token is not written after it"
+        )
     memory = Memory()
     prompt = chat.render([USER], None, memory)
     response = sample(family, memory, prompt, "answ", stop="")
     if not family.opens_thought:
-        said = recorded(memory)[0]
+        sampled = recorded(memory)[0]
         second = chat.render([USER, response, USER], None, memory)
-        assert second.ids[: len(said)] == said
-        assert second.ids[len(said)] in chat.stop_token_ids, "a response that was cut off is ended by the template"
+        assert second.ids[: len(sampled)] == sampled
+        assert second.ids[len(sampled)] in chat.stop_token_ids, "a response that was cut off is ended by the template"
 
 
 @contextmanager
@@ -207,9 +209,9 @@ def test_tool_calls_and_their_results_continue_the_row(family: Family, count: in
             if not stream:
                 return client.chat.completions.create(model="m", messages=messages, tools=TOOLS).choices[0]
             with client.chat.completions.stream(model="m", messages=messages, tools=TOOLS) as chunks:
-                said = "".join(event.delta for event in chunks if event.type == "content.delta")
+                text = "".join(event.delta for event in chunks if event.type == "content.delta")
                 choice = chunks.get_final_completion().choices[0]
-            assert said == (choice.message.content or "")
+            assert text == (choice.message.content or "")
             return choice
 
         # Mistral's third version shows the system message only if the last turn is a user's.
@@ -220,10 +222,10 @@ def test_tool_calls_and_their_results_continue_the_row(family: Family, count: in
         assert not first.message.content
         assert [(c.function.name, c.function.arguments) for c in calls] == [("add", ONE), ("add", TWO)][:count]
         results = [{"role": "tool", "tool_call_id": c.id, "content": "forty"} for c in calls]
-        asked = first.message.model_dump(exclude_none=True, exclude={"parsed", "reasoning_content"})
-        for c in asked["tool_calls"]:
+        returned = first.message.model_dump(exclude_none=True, exclude={"parsed", "reasoning_content"})
+        for c in returned["tool_calls"]:
             c["function"].pop("parsed_arguments", None)
-        second = ask([*start, asked, *results])
+        second = ask([*start, returned, *results])
         assert second.message.content == "the answer"
     one, two = run.trace.calls
     assert one.prompt_ids is not None

@@ -20,7 +20,7 @@ class Parts(TypedDict):
 
 
 def parts(**overrides: Any) -> Parts:
-    """The arguments of `TorchTrainer`, on the CPU unless ``device`` says otherwise.
+    """The arguments of `TorchTrainer`, on the CPU unless ``device`` is set.
 
     ``overrides``: fields of the sections ``policy``, ``trainer`` and ``lora`` (``lora_rank`` and so on), and of
     `PolicySettings` (``keep_base``); ``algorithm``, ``critic`` and ``seed``. Raises `TypeError` for any other name.

@@ -41,14 +41,18 @@ def two_turns(rollout: str, rng: random.Random, *, merged: bool) -> list[Row]:
     task, first, observation, second = (rng.choices(range(256), k=n) for n in (6, 3, 4, 5))
     prompt = [*range(20), *task]
     a, b = rng.uniform(-1, 1), rng.uniform(-1, 1)
-    said = [rng.uniform(-7, -4) for _ in range(8)]
+    sampler_logprobs = [rng.uniform(-7, -4) for _ in range(8)]
     if merged:
         parts = ((prompt, False), (first, True), (observation, False), (second, True))
-        return [make_row(*parts, rollout=rollout, advantage=[a] * 3 + [b] * 5, logprobs=said)]
+        return [make_row(*parts, rollout=rollout, advantage=[a] * 3 + [b] * 5, logprobs=sampler_logprobs)]
     return [
-        make_row((prompt, False), (first, True), rollout=rollout, advantage=a, logprobs=said[:3]),
+        make_row((prompt, False), (first, True), rollout=rollout, advantage=a, logprobs=sampler_logprobs[:3]),
         make_row(
-            ([*prompt, *first, *observation], False), (second, True), rollout=rollout, advantage=b, logprobs=said[3:]
+            ([*prompt, *first, *observation], False),
+            (second, True),
+            rollout=rollout,
+            advantage=b,
+            logprobs=sampler_logprobs[3:],
         ),
     ]
 

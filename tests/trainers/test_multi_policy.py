@@ -266,10 +266,10 @@ def test_the_gradient_of_other_policies_is_exactly_zero(three: MultiPolicyTraine
             }
 
         policy._optimizer.step = keep  # type: ignore[method-assign,assignment]
-    said = sample(three, [("b", tokens(1, 20))], GREEDY)[0].token_ids
+    output = sample(three, [("b", tokens(1, 20))], GREEDY)[0].token_ids
     three.step([
-        make_row((tokens(1, 20), False), (said, False), ([1, 2, 3], True), policy="a"),
-        make_row((tokens(1, 20), False), (said, True), rollout="r1", policy="b"),
+        make_row((tokens(1, 20), False), (output, False), ([1, 2, 3], True), policy="a"),
+        make_row((tokens(1, 20), False), (output, True), rollout="r1", policy="b"),
     ])  # fmt: skip
     assert found.keys() == {"a", "b"}, "c has no rows: its optimiser makes no step"
     for name, grads in found.items():

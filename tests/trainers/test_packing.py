@@ -88,9 +88,9 @@ def tree_of_calls(system: int, prompt: int, groups: int, attempts: int, turns: i
         for attempt in range(attempts):
             context = task
             for _ in range(turns):
-                said = rng.integers(0, 1000, turn).tolist()
-                rows.append(make_row((context, False), (said, True), rollout=f"{group}.{attempt}"))
-                context = context + said
+                output = rng.integers(0, 1000, turn).tolist()
+                rows.append(make_row((context, False), (output, True), rollout=f"{group}.{attempt}"))
+                context = context + output
     return rows
 
 

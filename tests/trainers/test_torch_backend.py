@@ -137,12 +137,12 @@ def test_a_seed_repeats_its_response_in_any_company(backend: TorchBackend) -> No
     prompt = tokens(1, 20)
     params = SamplingParams(max_tokens=20, temperature=1.2, top_p=0.9, seed=7)
 
-    async def in_company() -> Delta:
+    async def with_others() -> Delta:
         others = [collect(backend, tokens(i, 15 + i), SamplingParams(max_tokens=20)) for i in range(5)]
         return (await asyncio.gather(collect(backend, prompt, params), *others))[0]
 
     alone = asyncio.run(collect(backend, prompt, params))
-    assert asyncio.run(in_company()).token_ids == alone.token_ids
+    assert asyncio.run(with_others()).token_ids == alone.token_ids
     other_seed = SamplingParams(max_tokens=20, temperature=1.2, seed=8)
     assert asyncio.run(collect(backend, prompt, other_seed)).token_ids != alone.token_ids
 

@@ -86,7 +86,7 @@ def logprobs_apart(a: Delta, b: Delta) -> float:
     """The largest difference between the logprobs of two responses with the same tokens.
 
     The same weights give the same logprobs up to rounding only: which kernel multiplies depends on the CPU, and on where
-    in the cache a response stands.
+    in the cache a response is.
     """
     assert a.token_ids == b.token_ids
     return float(np.abs(np.subtract(a.logprobs, b.logprobs)).max())

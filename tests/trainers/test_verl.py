@@ -22,7 +22,7 @@ from lightning_core.trainers.verl.records import FAILURE, LOG, archive_log, read
 from lightning_core.trainers.verl.rows import SIGNAL, PromptGroup, train_rows, validation_row
 from lightning_core.trainers.verl.settings import flatten, rows_per_update, translate
 from tests.collected import ScriptedAgents, collect_step
-from tests.verl.rows import made_row
+from tests.verl.rows import recorded_row
 
 GROUP = PromptGroup(uid="u-1", columns={"raw_prompt": ["x"]}, step=4)
 
@@ -33,7 +33,7 @@ def config(**sections: Any) -> Config:
 
 
 def test_a_row_is_a_prompt_and_everything_after_it() -> None:
-    (row,) = train_rows(GROUP, 2, [made_row(prompt=4, output=3, advantage=0.5)], reward=0.25, signal=True)
+    (row,) = train_rows(GROUP, 2, [recorded_row(prompt=4, output=3, advantage=0.5)], reward=0.25, signal=True)
     assert row.key == "u-1_2_0"
     fields = row.fields
     assert fields["prompts"].tolist() == [10, 11, 12, 13]
@@ -47,14 +47,14 @@ def test_a_row_is_a_prompt_and_everything_after_it() -> None:
 
 
 def test_tags_hold_the_oldest_and_the_newest_version() -> None:
-    (row,) = train_rows(GROUP, 0, [made_row(version=7, first=5)], reward=0.0, signal=True)
+    (row,) = train_rows(GROUP, 0, [recorded_row(version=7, first=5)], reward=0.0, signal=True)
     assert (row.tag["global_steps"], row.tag["min_global_steps"], row.tag["max_global_steps"]) == (4, 5, 7)
-    (row,) = train_rows(GROUP, 0, [made_row(version=7)], reward=0.0, signal=True)
+    (row,) = train_rows(GROUP, 0, [recorded_row(version=7)], reward=0.0, signal=True)
     assert (row.tag["min_global_steps"], row.tag["max_global_steps"]) == (7, 7)
 
 
 def test_a_row_that_was_changed_on_its_way_is_refused() -> None:
-    row = made_row()
+    row = recorded_row()
     tokens = row.token_ids.copy()
     tokens[5] += 1
     with pytest.raises(ProofError, match="not those that were sampled"):
@@ -70,7 +70,7 @@ def test_groups_without_signal_have_one_value_and_others_several() -> None:
         return {
             row.fields["extra_fields"]["reward_extra_info"][SIGNAL]
             for session in range(3)
-            for row in train_rows(GROUP, session, [made_row()] * (1 + session), reward=0.0, signal=signal)
+            for row in train_rows(GROUP, session, [recorded_row()] * (1 + session), reward=0.0, signal=signal)
         }
 
     assert len(signals(False)) == 1
@@ -78,7 +78,7 @@ def test_groups_without_signal_have_one_value_and_others_several() -> None:
 
 
 def test_in_validation_the_last_token_has_the_reward() -> None:
-    row = validation_row(GROUP, 1, made_row(), reward=0.75)
+    row = validation_row(GROUP, 1, recorded_row(), reward=0.75)
     assert row.fields["rm_scores"].tolist() == [0.0, 0.0, 0.75]
     assert row.fields["uid"] == "u-1", "the prompt, by which verl averages"
 

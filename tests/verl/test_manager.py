@@ -207,8 +207,8 @@ def test_flat_groups_are_marked_as_often_as_may_be_replaced(start: Start, tmp_pa
 def test_a_judge_tells_attempts_apart_that_earned_the_same(start: Start, tmp_path: Path) -> None:
     message = {"role": "assistant", "content": '{"scores": [10, 5, 0]}'}
     answer = {"object": "chat.completion", "id": "1", "created": 0, "model": "j"}
-    said = JSONResponse({**answer, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
-    with recording_server(refusal=said) as server:
+    response = JSONResponse({**answer, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+    with recording_server(refusal=response) as server:
         upstream = {"upstream": {"base_url": f"{server.url}/v1"}}
         uids = request(start("earns_the_same", credit={"judge": {"model": "j"}}, policy=upstream), {"id": "a"})
         assert set(settled(uids).values()) == {"finished"}

@@ -160,13 +160,13 @@ def test_responses_under_way_live_through_a_push(backend: VllmBackend, model: Pa
     assert sum(len(v) > 1 for v in versions) >= 4
 
 
-def test_somebody_elses_abort_is_an_error_and_not_a_shorter_response(backend: VllmBackend, server: str):
+def test_an_abort_by_another_program_is_an_error_and_not_a_shorter_response(backend: VllmBackend, server: str):
     async def run() -> None:
         deltas = backend.generate(tokens(1, 10), SamplingParams(max_tokens=4000), model="policy", stream=True)
         await anext(deltas)
         async with httpx.AsyncClient(base_url=server) as client:
             await client.post("/pause", params={"mode": "abort"})
-            with pytest.raises(InfrastructureError, match="somebody else paused it"):
+            with pytest.raises(InfrastructureError, match="another program paused it"):
                 await collect(deltas)
             await client.post("/resume")
 
