@@ -88,7 +88,7 @@ fit(config=load_config(sys.argv[1], sys.argv[2:]), progress=PlainProgress(sys.st
 """
 
 
-def test_a_killed_run_goes_on_exactly_where_it_was(model: Path, tmp_path: Path):
+def test_a_killed_run_resumes_exactly_where_it_stopped(model: Path, tmp_path: Path):
     """Killed after its third step with a checkpoint at the second: steps 3 and 4 equal those of an uninterrupted run."""
     config = settings(model, tmp_path, rollouts={"concurrency": 1}, trainer={"steps": 4}, tasks={"eval": None})
     file = tmp_path / "config.json"

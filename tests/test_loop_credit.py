@@ -112,7 +112,7 @@ def test_the_untrained_weights_can_be_the_judge(model: Path, tmp_path: Path):
             assert len(json.loads((call.response or {})["content"])["scores"]) == 4
 
 
-def test_a_judge_that_scores_nobody_stops_the_run(model: Path, tmp_path: Path):
+def test_a_judge_without_scores_stops_the_run(model: Path, tmp_path: Path):
     backend = ScriptedBackend(lambda prompt: "they are all fine", models=["critic"])
     with (
         ServingEndpoint(backend, Chat(backend.tokenizer), routing=Routing(max_tokens=100)) as upstream,

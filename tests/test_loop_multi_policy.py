@@ -87,7 +87,7 @@ def test_two_agents_learn_two_bandits_at_once(
         assert "loss" not in metrics
 
 
-def test_a_policy_that_was_not_asked_stays_as_it_is(model: Path, tmp_path: Path):
+def test_a_policy_without_calls_does_not_change(model: Path, tmp_path: Path):
     """The counter is called in the first step only: steps continue, its version does not change."""
     rollouts = itertools.count()
 
@@ -104,7 +104,7 @@ def test_a_policy_that_was_not_asked_stays_as_it_is(model: Path, tmp_path: Path)
     assert [m.get("count/version") for m in result.metrics] == [1, None, None]
 
 
-def test_a_killed_run_goes_on_exactly_where_it_was(model: Path, tmp_path: Path):
+def test_a_killed_run_resumes_exactly_where_it_stopped(model: Path, tmp_path: Path):
     policies = {"talk": {"agents": ["talker"], **LORA}, "count": {"agents": ["counter"]}}
     config = settings(
         model, tmp_path, policies, rollouts={"concurrency": 1, "group_size": 3}, trainer={"steps": 3, "checkpoint_every": 1}

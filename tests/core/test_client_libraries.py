@@ -142,7 +142,7 @@ def redirecting(target: str) -> Generator[tuple[str, list[str]]]:
 
 
 @every_library
-def test_no_proxy_stands_before_an_endpoint_on_this_machine(
+def test_proxies_are_bypassed_for_an_endpoint_on_this_machine(
     post: Callable[[str], None], server: RecordingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("NO_PROXY", "no_proxy"):
@@ -240,7 +240,7 @@ def test_one_aiohttp_session_for_concurrent_rollouts_streaming(server: Recording
     assert "authorization" not in plain.headers
 
 
-def test_aiohttp_says_what_it_says_without_us(server: RecordingServer) -> None:
+def test_aiohttp_sends_the_same_as_without_us(server: RecordingServer) -> None:
     async def post(session: aiohttp.ClientSession) -> None:
         with pytest.raises(aiohttp.ClientConnectorError):
             await session.post(CHAT, json=BODY)

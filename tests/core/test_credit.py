@@ -31,7 +31,7 @@ def test_discounted_reward_to_go():
     assert [credit.values[f"x{i}"] for i in range(4)] == [0.5 * 0.875, 0.5 + 0.5 * 0.75, 0.25 + 0.5 * 1, 1]
 
 
-def test_each_rollout_counts_once_whatever_its_number_of_calls():
+def test_each_rollout_counts_once_with_any_number_of_calls():
     """Rewards 1 (three calls) and 0 (one call): the mean is 1/2, not 3/4 (arXiv 2608.17528)."""
     credit = assign_credit([episode("x", 1, "aaa"), episode("y", 0)])
     deviation = math.sqrt(((1 - 0.5) ** 2 + (0 - 0.5) ** 2) / 1)
@@ -39,14 +39,14 @@ def test_each_rollout_counts_once_whatever_its_number_of_calls():
     assert credit.advantages["x0"] == credit.advantages["x1"] == credit.advantages["x2"] == -credit.advantages["y0"]
 
 
-def test_grpo_by_hand():
+def test_grpo_against_computed_numbers():
     """Rewards 1, 0, 0, 0: mean 0.25, Bessel-corrected deviation 0.5."""
     credit = assign_credit([episode(r, v) for r, v in zip("wxyz", (1, 0, 0, 0), strict=True)])
     assert credit.advantages["w0"] == pytest.approx(0.75 / (0.5 + 1e-6))
     assert credit.advantages["x0"] == pytest.approx(-0.25 / (0.5 + 1e-6))
 
 
-def test_rloo_by_hand():
+def test_rloo_against_computed_numbers():
     """Each against the mean of the others: 1 − 0, 0 − 1/2, 0 − 1/2. It counts rollouts, not calls."""
     credit = assign_credit(
         [episode("x", 1, "aa"), episode("y", 0, "aaa"), episode("z", 0)], CreditRules(advantage="rloo")
@@ -55,7 +55,7 @@ def test_rloo_by_hand():
     assert credit.advantages["y2"] == credit.advantages["z0"] == pytest.approx(-0.5)
 
 
-def test_reinforce_plus_plus_baseline_by_hand():
+def test_reinforce_plus_plus_baseline_against_computed_numbers():
     """Group means 0.5 and 0.25 are subtracted, then one deviation over all six rollouts."""
     group_1 = [episode("a", 1, task="1"), episode("b", 0, task="1")]
     group_2 = [episode(r, v, task="2") for r, v in zip("cdef", (1, 0, 0, 0), strict=True)]
@@ -84,7 +84,7 @@ def test_groups_by_agent_compare_an_agent_with_itself():
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5, width=32), st.integers(1, 4)), min_size=2, max_size=8), st.integers(2, 5))
-def test_more_calls_in_one_rollout_change_nobodys_advantage(group: list[tuple[float, int]], more: int):
+def test_more_calls_in_one_rollout_change_no_other_advantage(group: list[tuple[float, int]], more: int):
     for rule in ("grpo", "dr-grpo", "rloo", "reinforce++", "reinforce++-baseline"):
         before = assign_credit(
             [episode(f"r{i}-", v, "a" * n) for i, (v, n) in enumerate(group)], CreditRules(advantage=rule)

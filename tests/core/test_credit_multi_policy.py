@@ -54,7 +54,7 @@ def test_intermediate_rewards_are_found_once_and_for_all() -> None:
     assert set(credit.values.values()) == {0.5}
 
 
-def test_an_episode_in_which_a_policy_said_nothing_is_no_sample_of_it() -> None:
+def test_an_episode_without_calls_of_a_policy_is_not_a_sample_of_it() -> None:
     silent = episode("b", 0.0)
     silent = replace(silent, transitions=[t for t in silent.transitions if t.policy == "sql"])
     credit = assign_by_policy([episode("a", 1.0), silent], RULES)

@@ -94,7 +94,7 @@ def test_a_call_in_nested_branches_is_compared_in_the_innermost():
     assert found == pytest.approx([1 + 1, 1 - 1, 1])
 
 
-def test_turn_gae_by_hand():
+def test_turn_gae_against_computed_numbers():
     """r = 0, 0, 1; V = 0.5, 0.4, 0.8; γ = 0.9, λ = 0.5, computed backwards."""
     d2, d1, d0 = 1 - 0.8, 0.9 * 0.8 - 0.4, 0.9 * 0.4 - 0.5
     a2 = d2
@@ -117,7 +117,7 @@ def test_turn_gae_at_the_ends_of_lambda(turns: list[tuple[float, float]], gamma:
         assert near[t] == pytest.approx(reward + gamma * (expected[t + 1] if t + 1 < len(turns) else 0) - value)
 
 
-def test_gae_uses_the_critic_and_tells_it_what_it_should_have_said():
+def test_gae_uses_the_critic_and_returns_its_targets():
     rules = CreditRules(rewards="gae", gamma=1.0, lam=1.0, advantage="none")
     expected = {"x0": 0.5, "x1": 0.25, "y0": 0.5}
     credit = assign_credit([episode("x", 1, "aa"), FLAT], rules, values=expected)
@@ -135,7 +135,7 @@ def news(text: str) -> tuple[dict[str, str], ...]:
     )
 
 
-def test_gigpo_by_hand():
+def test_gigpo_against_computed_numbers():
     """Both rollouts start at the same question and get the same page next; ω = 2, γ = 0.5.
 
     Episode: returns 1 and 0, so ±0.5 (dr-grpo). Steps: from the question 0.5 against 0, from the page 1 against 0. Only x
@@ -176,7 +176,7 @@ def test_groups_by_turn_compare_the_same_turn_of_the_same_agent():
     assert dict(assign_credit(episodes, rules).advantages) == {"x0": 1, "y0": -1, "x1": 1, "y1": -1, "x2": 0}
 
 
-def test_dr_grpo_and_none_by_hand():
+def test_dr_grpo_and_none_against_computed_numbers():
     episodes = [episode(r, v) for r, v in zip("wxyz", (1, 0, 0, 0), strict=True)]
     dr = assign_credit(episodes, CreditRules(advantage="dr-grpo")).advantages
     assert [dr["w0"], dr["x0"]] == [0.75, -0.25]
@@ -214,14 +214,14 @@ def worked(**changes: str) -> Episode:
     return from_calls(calls, 1, events=events)
 
 
-def test_air_by_hand():
+def test_air_against_computed_numbers():
     air = Air(tool_ok=0.1, tool_error=-0.2, tool_unused=-0.4, truncated=-1.0)
     assert values(worked(), CreditRules(rewards="explicit", air=air)) == pytest.approx([0.1 - 0.2 - 0.4, -1.0])
     broadcast = values(worked(), CreditRules(air=air))
     assert broadcast == pytest.approx([1 - 0.5 - 1.0] * 2), "rewards on calls count towards the return"
 
 
-def test_air_tells_errors_apart():
+def test_air_distinguishes_errors():
     air = Air(tool_error=-0.2, tool_errors={"Permission": -5.0, "Timeout": 0.0})
     assert values(worked(), CreditRules(rewards="explicit", air=air)) == [0.0, 0.0]
 

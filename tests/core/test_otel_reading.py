@@ -494,7 +494,7 @@ def test_files_that_hold_no_traces(text: str, expected: str, tmp_path: Path) -> 
     assert str(path) in str(caught.value)
 
 
-def test_their_tracing_beside_ours_disturbs_neither(recorder: Recorder, playground: Playground) -> None:
+def test_their_tracing_and_ours_do_not_affect_each_other(recorder: Recorder, playground: Playground) -> None:
     def talk() -> None:
         with openai.OpenAI(api_key="sk-own") as client:
             conversation(client)

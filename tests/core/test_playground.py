@@ -133,7 +133,7 @@ def test_only_the_named_integrations_are_installed() -> None:
         assert active_integrations() == {"openai-agents"}
 
 
-def test_a_script_without_another_answer_says_how_many_it_gave_and_what_was_asked() -> None:
+def test_an_exhausted_script_reports_its_length_and_the_prompt() -> None:
     expected = "no more answers after 1; the prompt of this request ends with .*why"
     with playground(["one"], train=["writer"], integrations=(), strict=False):
         write("a")
@@ -153,7 +153,7 @@ def test_an_error_that_the_agent_swallows_is_raised_at_the_end() -> None:
     assert len(run.infrastructure) == 1
 
 
-def test_what_is_no_script_is_refused() -> None:
+def test_a_value_that_is_not_a_script_is_rejected() -> None:
     with pytest.raises(TypeError, match="found a string: put it into a list"), open_playground("yes"):
         pass
     with pytest.raises(TypeError, match=r"pass chats=Chat\(tokenizer\)"), open_playground(ScriptedBackend([])):
@@ -175,7 +175,7 @@ def test_importing_it_needs_neither_pytest_nor_torch_nor_a_framework() -> None:
     assert in_new_process(f"import sys, lightning_core.testing; print({heavy} & set(sys.modules) or 'none')") == "none"
 
 
-def test_the_contract_without_pytest_says_what_to_install() -> None:
+def test_the_contract_without_pytest_names_what_to_install() -> None:
     program = """
 import sys
 sys.modules["pytest"] = None

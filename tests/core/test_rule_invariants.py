@@ -126,7 +126,7 @@ def test_a_reward_of_one_agent_moves_no_other_policys_calls(
 
 
 @pytest.mark.parametrize("rewards", REWARD_RULES)
-def test_a_reward_of_an_agent_that_is_not_trained_moves_nobody(rewards: str) -> None:
+def test_a_reward_of_an_untrained_agent_changes_no_advantage(rewards: str) -> None:
     episodes = [episode("x", 1, "aa", extra=(Reward(value=5, agent="frozen"),)), episode("y", 0, "aa")]
     plain = [replace(e, rewards=[r for r in e.rewards if r.agent is None]) for e in episodes]
     values = dict.fromkeys(("x0", "x1", "y0", "y1"), 0.0)
@@ -154,7 +154,7 @@ def test_a_rule_over_the_batch_does_not_depend_on_the_grouping(
     assert advantages(group_by) == advantages(("task",))
 
 
-def test_over_the_batch_a_rollout_counts_once_whatever_its_groups() -> None:
+def test_over_the_batch_a_rollout_counts_once_in_any_groups() -> None:
     """x has two calls of a and one of b: mean (1 + 0)/2, not weighted by the agents' groups."""
     episodes = [episode("x", 1, "aab"), episode("y", 0, "a")]
     rules = CreditRules(advantage="reinforce++", group_by=("task", "agent"), rewards="explicit")

@@ -185,7 +185,7 @@ def test_errors_name_the_key_and_what_was_expected(credit: dict[str, Any], text:
     assert text in str(error.value)
 
 
-def test_the_common_keys_of_another_policy_do_not_reach_a_rule_of_its_own() -> None:
+def test_the_common_keys_do_not_reach_a_policys_own_rule() -> None:
     credit = {"rewards": "tests.own_rules:per_call", "rewards_args": {"penalty": 0.5}}
     policies = {"p": {"agents": ["a"], "credit": {"rewards": "broadcast"}}, "q": {"agents": ["b"]}}
     found = policy_rules(config(credit=credit, policies=policies))

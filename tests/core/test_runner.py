@@ -142,12 +142,12 @@ def test_a_failure_of_the_machinery_is_repeated_even_if_the_agent_swallows_it():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_reward_that_is_no_number_stops_the_run_and_names_the_task(endpoint: PolicyEndpoint, value: float):
+def test_a_reward_that_is_not_a_number_stops_the_run_and_names_the_task(endpoint: PolicyEndpoint, value: float):
     with pytest.raises(RewardError, match=r"task '0': the agent returned (nan|inf): a reward must be a finite number"):
         run(endpoint, lambda task: value)
 
 
-def test_no_reward_at_all_is_an_error_that_says_how_to_give_one(endpoint: PolicyEndpoint):
+def test_a_missing_reward_is_an_error_that_explains_how_to_give_one(endpoint: PolicyEndpoint):
     with pytest.raises(RewardError, match=r"task '0' ended without a reward.*Return a number, call reward"):
         run(endpoint, lambda task: None)
 

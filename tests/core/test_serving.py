@@ -83,7 +83,7 @@ def greedy(trainer: Trainer) -> list[int]:
         return token_ids(endpoint.url)
 
 
-def test_the_checkpoint_says_what_the_trained_policy_says(run: Path, served: ServingEndpoint):
+def test_the_checkpoint_responds_as_the_trained_policy(run: Path, served: ServingEndpoint):
     answers: list[list[int]] = []
     for checkpoint in (None, "step-000001", "step-000002"):
         trainer = make_trainer(load_config(run / "config.yaml"))
@@ -197,7 +197,7 @@ def test_what_is_forgotten_first():
     assert [memory.get(key) for key in ("a", "c", "longer than all")] == [None] * 3
 
 
-def test_a_conversation_goes_on_with_its_tokens_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch):
+def test_a_conversation_continues_its_tokens_until_it_is_evicted(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(serving, "MAX_RESPONSES", 2)
     with scripted() as endpoint:
         client = openai.OpenAI(base_url=endpoint.url, api_key="any", max_retries=0)

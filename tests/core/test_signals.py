@@ -40,7 +40,7 @@ def tool_event(sequence: int, name: str, identity: str | None, *, error: str | N
     )
 
 
-def test_each_outcome_goes_to_the_call_that_asked_whatever_the_order() -> None:
+def test_each_outcome_belongs_to_the_requesting_call_in_any_order() -> None:
     """Two agents request a tool at the same time; the later one's tool runs first. By time, the outcomes would be swapped."""
     first = call(
         1, "a", [1], [2], response={"role": "assistant", "content": None, "tool_calls": [tool_call("x", "look")]}

@@ -42,7 +42,7 @@ def test_no_column_has_another_columns_value() -> None:
     assert all(len(set(row.values())) == len(COLUMNS) for row in catalogue().values())
 
 
-def test_a_wording_asks_for_one_column_only() -> None:
+def test_a_wording_is_used_for_one_column_only() -> None:
     columns_by_question: dict[str, set[str]] = {}
     for task in (*tasks.train(), *tasks.test()):
         columns_by_question.setdefault(task["question"].replace(task["item"], "…"), set()).add(task["column"])

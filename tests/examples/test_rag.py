@@ -45,7 +45,7 @@ SPLITS = {"train": tasks.train(), "test": tasks.test(), "test_form": tasks.test_
         ("the", "the", 0.0),
     ],
 )
-def test_f1_by_hand(answer: str, gold: str, expected: float) -> None:
+def test_f1_against_computed_numbers(answer: str, gold: str, expected: float) -> None:
     assert f1(answer, gold) == pytest.approx(expected)
 
 
@@ -115,7 +115,7 @@ def test_gold_queries_find_the_gold_document() -> None:
     assert sum(found) / len(found) > 0.98
 
 
-def test_a_question_as_it_is_finds_the_first_document_only() -> None:
+def test_an_unchanged_question_finds_the_first_document_only() -> None:
     index = Index(documents())
     hits = Counter[int]()
     totals = Counter[int]()

@@ -326,7 +326,7 @@ def test_create_agent_by_its_name(playground: Playground, agents: tuple[str, ...
 
 
 @pytest.mark.usefixtures("installed")
-def test_create_agent_without_a_name_speaks_as_its_node(playground: Playground) -> None:
+def test_create_agent_without_a_name_has_the_name_of_its_node(playground: Playground) -> None:
     graph = one_node("writer", create_agent(chat_model(), [add])).compile()
     with playground.rollout() as run:
         graph.invoke({"messages": [HumanMessage(ADD_PROMPT)]})
@@ -339,7 +339,7 @@ def test_create_agent_without_a_name_speaks_as_its_node(playground: Playground) 
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("marked", [True, False])
-def test_an_interrupt_is_no_failure(playground: Playground, marked: bool) -> None:
+def test_an_interrupt_is_not_a_failure(playground: Playground, marked: bool) -> None:
     def ask(state: MessagesState) -> Any:
         chat_model().invoke("before")
         return {"messages": [HumanMessage(interrupt("go on?"))]}
@@ -354,7 +354,7 @@ def test_an_interrupt_is_no_failure(playground: Playground, marked: bool) -> Non
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_jump_to_the_parent_is_no_failure(playground: Playground) -> None:
+def test_a_jump_to_the_parent_is_not_a_failure(playground: Playground) -> None:
     def jump(state: MessagesState) -> Any:
         return Command(goto="end", graph=Command.PARENT)
 

@@ -368,7 +368,7 @@ def test_a_handoff_that_fails() -> None:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_a_stay_is_one_event_whatever_it_takes(how: str) -> None:
+def test_a_stay_is_one_event_with_any_number_of_calls(how: str) -> None:
     agent = make("Writer", tools=[add])
     turns = iter([tool_call("add", a=1, b=2), tool_call("add", a=3, b=4), "7"])
     with cast({"Writer": lambda prompt: next(turns)}) as playground, playground.rollout() as rollout:
@@ -426,7 +426,7 @@ def test_a_tool_that_does_not_exist_ends_the_run(how: str) -> None:
     assert [signal.status for signal in tool_signals(rollout.trace)] == ["error"]
 
 
-def test_a_tool_that_does_not_exist_is_told_to_the_model() -> None:
+def test_an_unknown_tool_is_reported_to_the_model() -> None:
     config = RunConfig(tracing_disabled=True, tool_not_found_behavior="return_error_to_model")
     with cast({"Writer": first(tool_call("multiply", a=2), "Sorry")}) as playground, playground.rollout() as rollout:
         run(make("Writer", tools=[add]), "multiply", run_config=config)
@@ -457,7 +457,7 @@ def test_how_tools_fail() -> None:
     assert errors == ["Tool 'slow' timed out after 0.01 seconds.", "RuntimeError: out of order"]
 
 
-def test_a_run_that_waits_for_approval_and_goes_on() -> None:
+def test_a_run_that_waits_for_approval_and_continues() -> None:
     @function_tool(needs_approval=True)
     def send(text: str) -> str:
         return "sent"

@@ -92,7 +92,7 @@ def test_every_dialect_is_checked():
 
 
 @contextmanager
-def asking(
+def client_in_rollout(
     endpoint: PolicyEndpoint, routing: Routing | None = None, **options: Any
 ) -> Iterator[tuple[Run, httpx.Client]]:
     """A rollout with a client for any wire format."""
@@ -114,14 +114,14 @@ REFUSED = [(wire, name) for wire in DIALECTS for name in sorted(wire.FIELDS.refu
 
 
 @pytest.mark.parametrize(("wire", "name"), REFUSED, ids=[f"{wire.PATH[1:]}-{name}" for wire, name in REFUSED])
-def test_what_is_refused_names_the_field_and_says_why(endpoint: PolicyEndpoint, wire: Dialect, name: str):
+def test_a_refusal_names_the_field_and_the_reason(endpoint: PolicyEndpoint, wire: Dialect, name: str):
     outer, _, inner = name.partition(".")
 
     def body(value: Any) -> dict[str, Any]:
         return {**LEAST[wire.PATH], outer: {inner: value} if inner else value}
 
     refusal = wire.FIELDS.refused[name]
-    with asking(endpoint) as (run, client):
+    with client_in_rollout(endpoint) as (run, client):
         answer = client.post(wire.PATH, json=body("asked for"))
         assert answer.status_code == 400
         error = answer.json()["error"]
@@ -137,7 +137,7 @@ def test_what_is_refused_names_the_field_and_says_why(endpoint: PolicyEndpoint, 
 @pytest.mark.parametrize("wire", DIALECTS, ids=lambda wire: wire.PATH)
 def test_an_unknown_field_is_refused_at_every_level(endpoint: PolicyEndpoint, wire: Dialect):
     outers = {name.partition(".")[0] for name in wire.FIELDS.supported if "." in name}
-    with asking(endpoint) as (_, client):
+    with client_in_rollout(endpoint) as (_, client):
         for body in ({"guided_json": {}}, *({outer: {"guided_json": {}}} for outer in outers)):
             answer = client.post(wire.PATH, json={**LEAST[wire.PATH], **body})
             assert answer.status_code == 400
@@ -150,7 +150,7 @@ def test_ignored_fields_change_nothing(endpoint: PolicyEndpoint, wire: Dialect):
     for name in wire.FIELDS.ignored:
         outer, _, inner = name.partition(".")
         bodies.append({outer: {inner: None} if inner else {"any": "thing"}})
-    with asking(endpoint) as (run, client):
+    with client_in_rollout(endpoint) as (run, client):
         for body in ({}, *bodies):
             assert client.post(wire.PATH, json={**LEAST[wire.PATH], **body}).status_code == 200
     assert len({call.prompt_ids.tobytes() for call in run.trace.calls if call.prompt_ids is not None}) == 1
@@ -180,10 +180,10 @@ def test_settings_reach_the_backend(wire: Any):
     settings: dict[str, Any] = {"temperature": 0, "top_p": 0.5, MOST.get(wire, "max_tokens"): 5}
     if "seed" in wire.FIELDS.supported:
         settings["seed"] = 7
-    with serve_backend(backend) as endpoint, asking(endpoint, seed=1) as (_, client):
+    with serve_backend(backend) as endpoint, client_in_rollout(endpoint, seed=1) as (_, client):
         assert client.post(wire.PATH, json={**LEAST[wire.PATH], **settings}).status_code == 200
         trained = Routing(trained=frozenset({"writer"}), temperature=0.9)
-        with asking(endpoint, trained, seed=1) as (_, client):
+        with client_in_rollout(endpoint, trained, seed=1) as (_, client):
             headers = {"lightning-agent": "writer"}
             for _ in range(2):
                 assert client.post(wire.PATH, json={**LEAST[wire.PATH], **settings}, headers=headers).status_code == 200
@@ -198,7 +198,7 @@ def test_settings_reach_the_backend(wire: Any):
 
 @pytest.mark.parametrize("wire", list(STOP), ids=lambda wire: wire.PATH)
 def test_stop_strings_end_an_answer(wire: Any):
-    with serve_backend(Spy()) as endpoint, asking(endpoint) as (_, client):
+    with serve_backend(Spy()) as endpoint, client_in_rollout(endpoint) as (_, client):
         answer = client.post(wire.PATH, json={**LEAST[wire.PATH], STOP[wire]: [";"]}).json()
         bad = client.post(wire.PATH, json={**LEAST[wire.PATH], STOP[wire]: [""]})
     (choice,) = answer.get("choices") or answer["content"]
@@ -263,7 +263,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
 def test_a_wrong_value_is_refused_with_its_name(
     endpoint: PolicyEndpoint, wire: Dialect, wrong: dict[str, Any], name: str
 ):
-    with asking(endpoint) as (run, client):
+    with client_in_rollout(endpoint) as (run, client):
         answer = client.post(wire.PATH, json={**LEAST[wire.PATH], **wrong})
     assert answer.status_code == 400
     assert name in answer.json()["error"]["message"]

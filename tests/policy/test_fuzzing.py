@@ -24,7 +24,7 @@ from lightning_core.endpoint.dialects.dialect import Dialect
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from tests.policy.strategies import request
 from tests.policy.test_endpoint import serve, serve_backend
-from tests.policy.test_fields import DOCUMENTED, LEAST, asking
+from tests.policy.test_fields import DOCUMENTED, LEAST, client_in_rollout
 from tests.policy.test_hanging_up import connect
 
 SECONDS = 5.0
@@ -92,7 +92,7 @@ def test_requests_as_the_sdk_describes_them(wire: Dialect, params: Any):
     trained = Routing(trained=frozenset({"writer"}), max_tokens=64)
     with (
         serve_backend(ScriptedBackend(answer)) as endpoint,
-        asking(endpoint, trained) as (run, client),
+        client_in_rollout(endpoint, trained) as (run, client),
         all_calls_end(endpoint, run, client) as spans,
     ):
         client.headers["lightning-agent"] = "writer"
@@ -123,7 +123,7 @@ def test_bytes_that_are_no_http():
     over = time.monotonic() + SECONDS
     with (
         serve(lambda prompt: "hello") as endpoint,
-        asking(endpoint) as (run, client),
+        client_in_rollout(endpoint) as (run, client),
         all_calls_end(endpoint, run, client),
     ):
         head = b"POST /v1/messages HTTP/1.1\r\nauthorization: " + client.headers["authorization"].encode()

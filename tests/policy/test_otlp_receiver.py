@@ -276,7 +276,7 @@ def test_a_call_that_both_recorded_counts_once() -> None:
     assert below.parent == first.id, "children of their span are children of ours"
 
 
-def test_a_process_may_say_its_agents_name_and_have_a_traceparent_of_its_own() -> None:
+def test_a_process_may_send_its_agents_name_with_its_own_traceparent() -> None:
     foreign = f"00-{OTHER}-00000000000000aa-01"
     with opened() as (endpoint, run, key):
         ask(endpoint, key, **{"lightning-agent": "solver", "traceparent": foreign})

@@ -103,7 +103,7 @@ def test_thinking_blocks_of_the_messages_api(stream: bool):
     assert [c.context for c in run.trace.calls] == ["new", "clean"]
 
 
-def test_reasoning_that_was_cut_off_is_no_answer():
+def test_reasoning_that_was_cut_off_is_not_an_answer():
     with serve(BY_NAME["qwen3"], script) as (run, client, _):
         create = client.chat.completions.create
         choice = create(model="m", messages=[USER], max_tokens=7).choices[0]
@@ -154,7 +154,7 @@ def test_a_call_in_the_making_is_held_back(family: Family):
 
 
 @every_family
-def test_what_only_looks_like_a_call_is_said_in_the_end(family: Family):
+def test_text_that_only_looks_like_a_call_is_sent_at_the_end(family: Family):
     opening = make_chat(family).tool_format.opens[0]
     for text in (
         f"so {opening[:-1]}",

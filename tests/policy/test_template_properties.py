@@ -124,7 +124,7 @@ def test_sampled_ids_are_found_in_the_next_prompt(
             assert prompt.ids[: len(tokens)] == tokens
 
 
-def test_text_beside_a_quoted_token_gets_no_space_of_its_own():
+def test_text_next_to_a_quoted_token_gets_no_additional_space():
     """SentencePiece adds a space before a text, which is missing when a part of a text is encoded."""
     letters = {letter: i for i, letter in enumerate(["<unk>", "▁", "\n", *sorted(set("<s>[/INST]abcx user"))])}
     inner = Tokenizer(models.BPE(vocab=letters, merges=[], unk_token="<unk>"))

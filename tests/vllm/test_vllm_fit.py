@@ -34,7 +34,7 @@ def assert_versions(folder: Path, steps: int) -> None:
             assert {c.policy_version for c in calls} == {step}
 
 
-def test_a_tied_model_learns_with_a_server_of_its_own(tmp_path: Path):
+def test_a_tied_model_learns_with_its_own_server(tmp_path: Path):
     """Tied, as in most small models: the output layer must be trained too."""
     model = make_tiny_model(tmp_path / "model", heads=2)
     config = load_config(settings(model, tmp_path, 12, vllm={"args": ARGS}))
