@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,11 +31,11 @@ class Column:
 def show(*renderables: RenderableType) -> None:
     """Print each of ``renderables`` to standard output.
 
-    On a terminal, or if ``COLUMNS`` is set, they are fitted to its width. Otherwise lines are
-    neither wrapped nor cut, and contain no escape codes.
+    On a terminal they are fitted to its width. Otherwise lines are neither wrapped nor cut:
+    ``COLUMNS`` is ignored, since ``readline`` sets it for child processes.
     """
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdecimal():
+    if not sys.stdout.isatty():
         console.width = _UNLIMITED
     # Captured, because rich pads table cells with spaces, and exits the process on a closed pipe.
     with console.capture() as captured:

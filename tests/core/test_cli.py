@@ -23,7 +23,9 @@ from lightning_core.otel import spans_to_otlp
 from lightning_core.records.intervals import compare
 from lightning_core.records.report import Summary
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
+from tests.core.terminal import on_terminal
 
+COMMAND = ("-m", "lightning_core.cli.main")
 CONFIG = """\
 agent: some.module:solve
 tasks: {train: train.jsonl, eval: eval.jsonl}
@@ -92,7 +94,6 @@ def keep(store: Store, run: Run, **changes: Any) -> None:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "110")
     (tmp_path / "c.yaml").write_text(CONFIG)
     (tmp_path / "train.jsonl").write_text('{"id": "q17"}\n{"id": "q18"}\n')
     (tmp_path / "eval.jsonl").write_text('{"id": "e1"}\n')
@@ -261,9 +262,8 @@ def test_eval_without_a_checkpoint(run_folder: Path, loop: Install, capsys: pyte
     assert "has no checkpoint yet" in capsys.readouterr().err
 
 
-def test_the_list_of_rollouts(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", "runs/latest"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_the_list_of_rollouts(run_folder: Path) -> None:
+    lines = on_terminal(110, *COMMAND, "trace", "runs/latest").splitlines()
     assert lines[0] == "N  phase       step  task  reward  calls  status"
     assert lines[1] == "1  train       2     q17   1.000   2      ok"
     assert lines[2].startswith("2  eval_after  2     q17   none    2      infrastructure: TimeoutError: 120 s xxx")
@@ -288,9 +288,8 @@ def test_of_many_rollouts_the_newest_are_listed(run_folder: Path, capsys: pytest
     assert capsys.readouterr().out.startswith("rollout 1 ")
 
 
-def test_one_rollout_as_a_tree(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", "runs/latest", "--rollout", "1"]) == 0
-    assert capsys.readouterr().out == (
+def test_one_rollout_as_a_tree(run_folder: Path) -> None:
+    assert on_terminal(110, *COMMAND, "trace", "runs/latest", "--rollout", "1") == (
         "rollout 1  train at step 2  reward 1.000  ok  2.0 s\n"
         'task q17: {"id": "q17", "q": "How many?"}\n'
         "reward -0.500 to agent judge\n"
@@ -322,7 +321,7 @@ def test_the_full_tree_has_every_message_and_line(run_folder: Path, capsys: pyte
 def test_a_pipe_gets_plain_lines_that_are_not_cut(
     run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("COLUMNS")
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["trace", "runs/latest"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == f"2  eval_after  2     q17   none    2      infrastructure: TimeoutError: 120 s {'x' * 200}"
@@ -333,19 +332,13 @@ def test_a_pipe_gets_plain_lines_that_are_not_cut(
     assert [line for line in out.splitlines() if line != line.rstrip()] == []
 
 
-def test_a_narrow_terminal_keeps_every_column(
-    run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "48")
-    assert main(["trace", "runs/latest"]) == 0
-    assert capsys.readouterr().out.splitlines()[:3] == [
+def test_a_narrow_terminal_keeps_every_column(run_folder: Path) -> None:
+    assert on_terminal(48, *COMMAND, "trace", "runs/latest").splitlines()[:3] == [
         "N  phase       step  task  reward  calls  status",
         "1  train       2     q17   1.000   2      ok",
         "2  eval_after  2     q17   none    2      infra…",
     ]
-    monkeypatch.setenv("COLUMNS", "30")
-    assert main(["trace", "runs/latest", "--rollout", "1", "--full"]) == 0
-    out = capsys.readouterr().out
+    out = on_terminal(30, *COMMAND, "trace", "runs/latest", "--rollout", "1", "--full")
     assert max(map(len, out.splitlines())) <= 30
     words = " ".join(out.replace("│", " ").split())
     assert "advantage +0.500, 5 trained" in words
@@ -360,10 +353,7 @@ def test_a_terminal_gets_styles(run_folder: Path, capsys: pytest.CaptureFixture[
     assert "\x1b[1mcall of writer\x1b[0m  policy version 3" in capsys.readouterr().out
 
 
-def test_text_in_square_brackets_and_deep_nesting_are_shown(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("COLUMNS")
+def test_text_in_square_brackets_and_deep_nesting_are_shown(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with rollout(task={"id": "[red]q[/red] :smile:"}) as run, ExitStack() as stack:
         for depth in range(500):
             stack.enter_context(scope(f"node {depth}", kind="node"))

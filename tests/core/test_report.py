@@ -31,6 +31,9 @@ from lightning_core.records.report import (
     read_metrics,
     read_summary,
 )
+from tests.core.terminal import on_terminal
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_wilson_against_published_numbers() -> None:
@@ -141,11 +144,6 @@ def printed(shown: Summary, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-@pytest.fixture(autouse=True)
-def _no_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-
-
 def test_summary_without_held_out_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = summary(eval=None, splits={})
     written.write(tmp_path / "summary.json")
@@ -164,9 +162,9 @@ def test_the_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[5] == "In brackets: 95% intervals. Significant improvement: the 95% interval lies above 0."
 
 
-def test_a_narrow_terminal_loses_no_number(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "50")
-    out = printed(summary(splits={}), capsys)
+def test_a_narrow_terminal_loses_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    out = on_terminal(50, "-c", f"from {__name__} import *; show(make_summary(summary(splits={{}})))")
     assert max(map(len, out.splitlines())) <= 50
     for number in ("20", "0.250", "[0.112,", "0.469]", "0.750", "[0.531,", "0.888]", "+0.500", "[+0.250,", "+0.750]"):
         assert number in out.split(), number
