@@ -1,4 +1,4 @@
-"""The anchor's gateway, `agl-server` of agentlightning, in an environment of its own, as endpoint measures it."""
+"""The anchor's gateway, `agl-server` of agentlightning, in its own environment, for the endpoint benchmark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INTERPRETERS = ("python3.12", "python3.13", "python3.14", "python3")
 
 
 def install(interpreter: str | None) -> Path:
-    """Its command, installed on first use under the cache folder. Exits with what is missing."""
+    """The gateway's command, installed into the cache folder on first use. Exits with what is missing."""
     folder = cache_folder() / "bench" / PACKAGE.replace("==", "-")
     command = folder / "bin" / "agl-server"
     if not command.is_file():
@@ -47,7 +47,7 @@ def install(interpreter: str | None) -> Path:
 def _find_python(candidates: Sequence[str]) -> str | None:
     check = "import sys, venv; sys.exit(sys.version_info < (3, 12))"
     for name in candidates:
-        # A name on PATH may be a version manager's stand-in for an interpreter that is not there, so each is tried.
+        # A name on the PATH may be a version manager's shim for a missing interpreter, so each is tried.
         found = shutil.which(name)
         if found and subprocess.run([found, "-c", check], check=False, capture_output=True).returncode == 0:
             return found
@@ -56,7 +56,7 @@ def _find_python(candidates: Sequence[str]) -> str | None:
 
 @contextmanager
 def serve(command: Path, upstream: str, rollouts: int) -> Generator[tuple[int, int, list[str]]]:
-    """The gateway before the model server ``upstream``: its process id, its port, and the ids of as many open rollouts."""
+    """Start the gateway for the model server ``upstream``. Yields its process id, port and rollout ids."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     settings = ["host=127.0.0.1", f"port={port}", "key=k", f"default_proxy.model_name={MODEL}"]
@@ -74,7 +74,7 @@ def serve(command: Path, upstream: str, rollouts: int) -> Generator[tuple[int, i
 
 
 def path(rollout: str) -> str:
-    """Where an agent of ``rollout`` asks."""
+    """The path that an agent of ``rollout`` sends requests to."""
     return f"/proxy/rollout/{rollout}/attempt/0/mode/train/openai/v1/chat/completions"
 
 

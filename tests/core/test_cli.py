@@ -1,4 +1,4 @@
-"""The command line: exit codes, one clear message, and the views of a run. The loop is a stand-in; it has tests of its own."""
+"""The command line: exit codes, messages, and the views of a run, with a stand-in for the loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ policy: {model: some/model}
 
 
 def call(agent: str, question: str, answer: Mapping[str, Any], *, version: int | None = 3, **more: Any) -> str:
-    """Record one model call as the endpoint does; the call's id."""
+    """Record one model call as the endpoint does; returns the call's id."""
     address = current_address()
     assert address is not None
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}]
@@ -127,7 +127,7 @@ Install = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Puts a stand-in where the loop is; what it was called with is in the list that comes back."""
+    """Replaces the loop with a stand-in. Returns the list of its arguments."""
 
     def install(outcome: Callable[[dict[str, Any]], Any], checkpoints: Sequence[Path] = ()) -> list[dict[str, Any]]:
         calls: list[dict[str, Any]] = []
@@ -392,7 +392,7 @@ def test_trace_usage(run_folder: Path, arguments: list[str], expected: str, caps
 
 
 def write_traces(file: str, count: int) -> list[Run]:
-    """A file of OTLP in JSON lines, as a collector writes it, with as many rollouts."""
+    """A file of OTLP in JSON lines, as a collector writes it, with the given number of rollouts."""
     runs = [try_it()[0] for _ in range(count)]
     Path(file).write_text("\n".join(json.dumps(spans_to_otlp(run.spans)) for run in runs), encoding="utf-8")
     return runs
