@@ -71,10 +71,12 @@ def _check_policy(c: Sections) -> Iterator[tuple[KeyPath, str]]:
 def check_verl_credit(
     c: Sections, *, rewards: RewardRule | None = None, advantage: AdvantageRule | None = None
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the credit settings that verl does not support.
+    """Yield the credit settings that verl does not support; none with another trainer.
 
     ``rewards`` and ``advantage``: the rules of ``c``, if they are not declared.
     """
+    if c.trainer.name != "verl":
+        return
     rewards = rewards or declared(REWARD_RULES, c.credit.rewards)
     advantage = advantage or declared(ADVANTAGE_RULES, c.credit.advantage)
     if rewards is not None and rewards.needs_critic:

@@ -30,9 +30,8 @@ def policy_rules(config: Config) -> dict[str, CreditRules]:
         name: credit_rules(settings.credit, group_size=r.group_size, refill=r.refill)
         for name, settings in policy_settings(config).items()
     }
-    if config.trainer.name == "verl":
-        (only,) = rules.values()
-        _raise_first(check_verl_credit(config, rewards=only.reward_rule, advantage=only.advantage_rule))
+    for rule in rules.values():
+        _raise_first(check_verl_credit(config, rewards=rule.reward_rule, advantage=rule.advantage_rule))
     return rules
 
 

@@ -31,7 +31,7 @@ from lightning_core.records.report import (
     read_metrics,
     read_summary,
 )
-from tests.core.terminal import on_terminal
+from tests.terminal import on_terminal
 
 ROOT = Path(__file__).parents[2]
 
