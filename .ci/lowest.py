@@ -1,9 +1,9 @@
-"""Lowest supported versions of the frameworks, from the integrations that pyproject.toml announces.
+"""Prints the lowest supported versions of the frameworks, as pyproject.toml states them.
 
     python .ci/lowest.py extras         the integrations' extras, separated by commas
-    python .ci/lowest.py constraints    pip constraints: the extras' lowest versions, all else as in constraints.txt
+    python .ci/lowest.py constraints    pip constraints: the extras' lowest versions, the others as in constraints.txt
 
-Distributions released together with a framework (langgraph-prebuilt with langgraph) are not constrained; pip chooses what fits.
+Distributions released together with a framework (langgraph-prebuilt with langgraph) are not constrained; pip chooses their versions.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ def lowest_versions(project: dict[str, object]) -> dict[str, str]:
 
 
 def family(name: str, required: Set[str], others: Set[str]) -> str:
-    """The prefix that names of distributions released with ``name`` have: its first word, unless that is an unrelated distribution."""
+    """The common name prefix of the distributions that are released with ``name``.
+
+    It is the first word of ``name``, unless that is the name of an unrelated distribution.
+    """
     first = name.partition("-")[0]
     return name if first in others - required else first
 
 
 def constraints(required: dict[str, str], pinned: Sequence[str]) -> list[str]:
-    """The lines to print: lowest versions, and those of ``pinned`` that belong to no framework's family."""
+    """The constraints: lowest versions, and lines of ``pinned`` outside their families."""
     others = {line.partition("==")[0] for line in pinned}
     families = tuple(family(name, required.keys(), others) for name in required)
     return [f"{name}=={version}" for name, version in required.items()] + [
@@ -42,9 +45,9 @@ def constraints(required: dict[str, str], pinned: Sequence[str]) -> list[str]:
     ]
 
 
-def main(what: str) -> None:
+def main(command: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    if what == "extras":
+    if command == "extras":
         print(",".join(project["entry-points"]["lightning_core.integrations"]))
         return
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()

@@ -1,7 +1,7 @@
-"""Runs the fast tests, without torch, on every other CPython from 3.12 to 3.14 that this machine has.
+"""Runs the fast tests, without torch, on the other installed CPythons from 3.12 to 3.14.
 
-Looks for python3.12, python3.13 and python3.14 on the PATH and among pyenv's versions. Each gets an environment of its own,
-.venv-3.12 and so on, made again when pyproject.toml or constraints.txt changes. Arguments go to pytest.
+Looks for python3.12, python3.13 and python3.14 on the PATH and among pyenv's versions. Each has its own environment, such as
+.venv-3.12, which is recreated when pyproject.toml or constraints.txt changes. Arguments are passed to pytest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 MINORS = (12, 13, 14)
 # transformers without torch has the chat templates and tokenizers; verl, vLLM and training are tested elsewhere.
-MORE = ("transformers", "jinja2")
+ADDITIONAL = ("transformers", "jinja2")
 PYTEST = ("-n", "2", "--dist", "loadfile", "-m", "not slow", "-p", "tests.without_torch")
 
 
@@ -29,7 +29,7 @@ def extras() -> str:
 
 
 def candidates() -> Iterator[Path]:
-    """Interpreters of any version, which need not work: pyenv's shims fail for versions that are not active."""
+    """Interpreters of any version. Some may fail: pyenv's shims do for inactive versions."""
     for minor in MINORS:
         if found := shutil.which(f"python3.{minor}"):
             yield Path(found)
@@ -40,7 +40,7 @@ def candidates() -> Iterator[Path]:
 
 
 def minor_version(python: Path) -> int | None:
-    """The minor version of a CPython 3 that works and can make environments; None for all else."""
+    """The minor version of ``python`` if it is a CPython 3 with venv and pip, else None."""
     code = "import ensurepip, sys, venv; print(sys.implementation.name, *sys.version_info[:2])"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     name, major, minor = (*done.stdout.split(), "", "", "")[:3]
@@ -57,21 +57,21 @@ def find_pythons() -> dict[int, Path]:
 
 
 def install(python: Path, folder: Path) -> None:
-    """Make the environment in ``folder`` unless it is there and up to date."""
+    """Create the environment in ``folder`` unless it exists and is up to date."""
     sources = b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt", ".ci/pythons.py"))
     stamp, digest = folder / ".installed", hashlib.sha256(sources).hexdigest()
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == digest:
         return
     subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
     pip = (folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-qq")
-    subprocess.run([*pip, "-c", "constraints.txt", "-e", f".[{extras()}]", *MORE], cwd=ROOT, check=True)
+    subprocess.run([*pip, "-c", "constraints.txt", "-e", f".[{extras()}]", *ADDITIONAL], cwd=ROOT, check=True)
     stamp.write_text(digest, encoding="utf-8")
 
 
 def main(arguments: list[str]) -> int:
     pythons = find_pythons()
     if not pythons:
-        print("no other CPython from 3.12 to 3.14 found on the PATH or in pyenv: NOTHING WAS TESTED HERE", flush=True)
+        print("no other CPython from 3.12 to 3.14 found on the PATH or in pyenv: NO TESTS WERE RUN", flush=True)
     failed: list[str] = []
     for minor, python in pythons.items():
         started = time.monotonic()

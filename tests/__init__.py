@@ -1,1 +1,1 @@
-"""A package, and not just a folder: some wheels (verl) bring a package of this name, which would hide it."""
+"""Makes tests a package: verl's wheel contains a package of this name, which would hide a plain folder."""

@@ -1,4 +1,4 @@
-"""A program with one agent and nothing to it: it earns the share of its answer that is lower-case letters."""
+"""A program with one agent. Its reward is the share of lower-case letters in its answer."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Model families for tests: a real tokenizer each, small, with the family's special tokens and a chat template like its own."""
+"""Model families for tests: small real tokenizers with each family's special tokens and a similar chat template."""
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ _DEEPSEEK = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Family:
-    """What is special about a family, and what its template is to be found to do."""
+    """Properties of a family, and what its template is expected to support."""
 
     name: str
     eos: str
     bos: str | None = None
     specials: tuple[str, ...]
-    """Tokens that are marked as special, eos and bos among them."""
+    """Tokens marked as special, including eos and bos."""
     added: tuple[str, ...] = ()
-    """Tokens that are in the vocabulary as a whole, but not marked as special."""
+    """Whole tokens of the vocabulary that are not marked as special."""
     template: str | dict[str, str] = ""
     stops: tuple[str, ...]
     more_stops: tuple[str, ...] = ()
-    """Those that only the generation config tells of."""
+    """Stop tokens that only the generation config contains."""
     format: str = "hermes"
     system: bool = True
-    """Whether the template takes a system message."""
+    """Whether the template supports a system message."""
     reasons: bool = False
     opens_thought: bool = False
     """Whether the generation prompt opens the reasoning."""
     strips_thought: bool = False
     moves: frozenset[Literal["tools", "system"]] = field(default_factory=frozenset)
-    """What the template puts into the last question, and so moves when there is another."""
+    """Text that the template adds to the last question only."""
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -125,12 +125,12 @@ FAMILIES = [
 UNKNOWN = Family(
     name="qwen3_coder", eos="<|im_end|>", specials=_CHATML, added=_TOOL_TAGS, stops=("<|im_end|>",)
 )  # fmt: skip
-"""A family whose template writes tool calls in a way that is not read here."""
+"""A family whose template writes tool calls in an unsupported format."""
 
 
 @cache
 def make_tokenizer(family: Family) -> PreTrainedTokenizerFast:
-    """A byte-level BPE with merges, so that one text has several encodings, and the family's tokens and template."""
+    """A byte-level BPE with merges, so that one text has several encodings, with the family's tokens and template."""
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     inner.decoder = decoders.ByteLevel()  # type: ignore[assignment]
@@ -154,7 +154,7 @@ def make_tokenizer(family: Family) -> PreTrainedTokenizerFast:
 
 @cache
 def make_chat(family: Family) -> Chat:
-    """The chat of a family; its further stop tokens come from what stands for a generation config."""
+    """The chat of a family; additional stop tokens stand in for a generation config."""
     tokenizer = make_tokenizer(family)
     return Chat(tokenizer, stop_token_ids=[tokenizer.convert_tokens_to_ids(t) for t in family.more_stops])
 
@@ -164,7 +164,7 @@ def _read(name: str) -> str:
 
 
 def encode(family: Family, text: str, *, letter_by_letter: bool = False) -> list[int]:
-    """What a model samples for ``text``, special tokens in it being those; perhaps in another way than the tokenizer would."""
+    """Encodes ``text`` as a model may sample it: with special tokens, and not always as the tokenizer would."""
     tokenizer = make_tokenizer(family)
     whole: list[int] = tokenizer.encode(text, add_special_tokens=False)
     if not letter_by_letter:
@@ -178,7 +178,7 @@ def encode(family: Family, text: str, *, letter_by_letter: bool = False) -> list
 
 
 class FamilyBackend:
-    """Answers with what ``script`` makes of the prompt's text, letter by letter, and with the stop token that ends it."""
+    """Responds with ``script(prompt text)``, letter by letter, then the stop token."""
 
     models = ("policy", "base")
     max_context = 1 << 20
@@ -193,7 +193,7 @@ class FamilyBackend:
     async def generate(
         self, prompt_ids: Any, params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
-        """See `Backend.generate`. An answer without a stop token at its end is one that was cut off."""
+        """See `Backend.generate`. A response without a stop token at its end was cut off."""
         text = self._script(make_tokenizer(self._family).decode(list(prompt_ids)))
         ids = encode(self._family, text, letter_by_letter=True)[: params.max_tokens]
         size = 3 if stream else len(ids)

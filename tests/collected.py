@@ -1,4 +1,4 @@
-"""Agents that play from a script, and the metrics of a step that is collected from them."""
+"""Scripted agents, and the metrics of a step that is collected from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ScriptedAgents:
     agents: tuple[str, ...] = ("writer",)
 
     reward: Callable[[str, int], float] = lambda task, copy: float(copy)
-    """By task id and position in the group."""
+    """Rewards by task id and position in the group."""
     silent: frozenset[str] = frozenset()
     lost: frozenset[str] = frozenset()
     """Tasks whose worker is lost."""

@@ -1,4 +1,4 @@
-"""Fixtures for tests of every part: a policy endpoint over real HTTP, and a guard against patches that stay behind."""
+"""Fixtures for all tests: a policy endpoint over real HTTP, and a check for patches that are not removed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from lightning_core.testing.recording_server import RecordingServer, recording_s
 
 _MISSING = object()
 
-if find_spec("hypothesis") is not None:  # the cluster's environment has none
+if find_spec("hypothesis") is not None:  # not installed in the cluster's environment
     from hypothesis import HealthCheck, settings
 
-    # The same examples in every run, on machines of any speed.
+    # The same examples in every run, without a time limit.
     settings.register_profile(
         "lightning", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
     )
@@ -31,14 +31,14 @@ if find_spec("hypothesis") is not None:  # the cluster's environment has none
 
 @pytest.fixture(autouse=True)
 def own_connections() -> None:
-    """ChatOpenAI's models share connections while the process lives; those of a test's event loop would meet the next test's."""
+    """ChatOpenAI shares connections within the process, and they belong to an event loop: each test gets new ones."""
     if clients := sys.modules.get("langchain_openai.chat_models._client_utils"):
         clients._cached_async_httpx_client.cache_clear()
 
 
 @pytest.fixture
 def no_rule_leaks() -> Iterator[None]:
-    """Rules that the test declares are removed after it."""
+    """Removes the rules that a test declares."""
     registries = (REWARD_RULES, ADVANTAGE_RULES, GROUP_KEYS, LOSSES)
     before = [set(registry) for registry in registries]
     yield
@@ -49,16 +49,16 @@ def no_rule_leaks() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_patch_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every place that a test patches looks afterwards as it did before."""
+    """Checks that everything a test patches is restored."""
     before: dict[tuple[int, str], tuple[Any, Any]] = {}
     wrap = Patches.wrap
 
-    def noting_wrap(self: Patches, target: Any, attribute: str, wrapper: Any) -> None:
+    def recording_wrap(self: Patches, target: Any, attribute: str, wrapper: Any) -> None:
         owner, name, _ = wrapt.resolve_path(target, attribute)
         before.setdefault((id(owner), name), (owner, vars(owner).get(name, _MISSING)))
         wrap(self, target, attribute, wrapper)
 
-    monkeypatch.setattr(Patches, "wrap", noting_wrap)
+    monkeypatch.setattr(Patches, "wrap", recording_wrap)
     yield
     left = [f"{o.__name__}.{name}" for (_, name), (o, was) in before.items() if vars(o).get(name, _MISSING) is not was]
     assert not left, f"patches left behind: {left}"

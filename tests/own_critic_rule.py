@@ -1,4 +1,4 @@
-"""A declared rule of a user's own. Importing it adds it to the registry: a test that does so uses ``no_rule_leaks``."""
+"""A custom declared rule. Importing it adds it to the registry: tests that do so use ``no_rule_leaks``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from lightning_core.credit import Component, Episode, reward_rule
 
 @reward_rule("residual", needs_critic=True)
 def residual(episode: Episode, expected: list[float]) -> list[Component]:
-    """The return less the critic's value, which learns the return."""
+    """The return minus the critic's value, which learns the return."""
     values = [episode.reward - value for value in expected]
     return [Component(values=values, targets=[episode.reward] * len(values))]

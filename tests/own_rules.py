@@ -1,4 +1,4 @@
-"""Rules as users write them: plain functions, named as module:callable."""
+"""Custom rules: plain functions, named as module:callable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_core.credit import Episode, Value
 
 
 def per_call(episode: Episode, *, penalty: Annotated[float, Ge(0)] = 0.0) -> list[float]:
-    """The return, less a penalty for each call."""
+    """The return minus a penalty for each call."""
     calls = len(episode.transitions)
     return [episode.reward - penalty * calls] * calls
 
@@ -44,5 +44,5 @@ def halved(logprobs_E: Tensor, log_ratio_E: Tensor, advantages_E: Tensor) -> Ten
 
 
 def mean_loss(logprobs_E: Tensor, log_ratio_E: Tensor, advantages_E: Tensor) -> Tensor:
-    """A scalar, which is not a loss for each token."""
+    """A scalar instead of one loss per token."""
     return -(logprobs_E * advantages_E).mean()

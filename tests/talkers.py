@@ -1,4 +1,4 @@
-"""Programs around the bandit's agent whose episodes earn what credit is to be tested with."""
+"""Programs around the bandit's agent with rewards for tests of credit."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tests.bandit import talk
 
 
 def silent(task: dict[str, Any]) -> str:
-    """Earns nothing by itself: somebody else must say how good it was."""
+    """Earns nothing itself: a judge must score it."""
     text = talk(task["prompt"])
     reward(0.0)
     return text
 
 
 def mostly_equal(task: dict[str, Any]) -> float:
-    """Three tasks of four earn 1 whatever is said."""
+    """Three of four tasks earn 1 for any response."""
     text = talk(task["prompt"])
     return sum("a" <= c <= "z" for c in text) / 4 if int(task["id"][1:]) % 4 == 0 else 1.0

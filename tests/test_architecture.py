@@ -1,4 +1,4 @@
-"""docs/architecture.md describes the code as it is."""
+"""docs/architecture.md describes the code."""
 
 import ast
 import re
@@ -43,7 +43,7 @@ def test_no_file_is_longer_than_400_lines_and_the_root_has_eight() -> None:
 
 
 def test_a_public_name_has_one_meaning() -> None:
-    """Classes, and aliases at the top of a module: no two of the same name, but for protocols' methods."""
+    """Classes and module-level aliases have unique names, except methods of protocols."""
     names: Counter[str] = Counter()
     for file in (ROOT / "lightning_core").rglob("*.py"):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:

@@ -1,4 +1,4 @@
-"""Documentation that is true: its Python runs, its configurations load, its links and paths exist."""
+"""The documentation is correct: its Python runs, its configurations load, its links and paths exist."""
 
 import re
 import shlex
@@ -52,4 +52,4 @@ def test_links_lead_somewhere():
         prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", prose):
             if not target.startswith(("http://", "https://")):
-                assert (page.parent / target).exists(), f"{name(page)} links to {target}, which is not there"
+                assert (page.parent / target).exists(), f"{name(page)} links to {target}, which does not exist"

@@ -1,4 +1,4 @@
-"""An integration in this repository is announced in pyproject.toml, and every other list of frameworks agrees with that."""
+"""Integrations in this repository are announced in pyproject.toml, and all other lists of frameworks agree."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LINTER = PYPROJECT["tool"]["importlinter"]
 
 
 def linter_contract(type: str, source: str | None = None) -> dict[str, Any]:
-    """The import-linter contract of this type whose only source is ``source``."""
+    """The import-linter contract of this type with ``source`` as its only source."""
     (found,) = (c for c in LINTER["contracts"] if c["type"] == type and (not source or c["source_modules"] == [source]))
     return found
 
 
 def required_by(extra: str) -> set[str]:
-    """Extras of this project that ``extra`` includes, itself among them."""
+    """``extra`` and all extras of this project that it includes."""
     parts = [Requirement(text) for text in EXTRAS[extra]]
     return {extra}.union(*(required_by(e) for part in parts if part.name == PROJECT["name"] for e in part.extras))
 
@@ -85,6 +85,6 @@ def test_the_lowest_versions_are_tested_with_their_extras() -> None:
     assert {f"{name}=={version}" for name, version in oldest_allowed()} <= set(lines)
     names = [line.partition("==")[0] for line in lines]
     assert len(names) == len(set(names))
-    # Released with a framework: pip chooses. The openai package is not released with openai-agents.
+    # Released with a framework: pip chooses the version. The openai package is not released with openai-agents.
     assert not {"langgraph-prebuilt", "langchain-openai", "autogen-core"} & set(names)
     assert "openai" in names

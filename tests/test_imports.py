@@ -1,4 +1,4 @@
-"""Importing is cheap, and the walls between the layers stand."""
+"""Imports are cheap and respect the layers."""
 
 import contextlib
 import subprocess

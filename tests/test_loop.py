@@ -1,4 +1,4 @@
-"""The whole circle on a tiny random model: real endpoint, real client, real updates."""
+"""The whole loop on a tiny random model: real endpoint, real client, real updates."""
 
 import contextvars
 import json
@@ -88,8 +88,8 @@ fit(config=load_config(sys.argv[1], sys.argv[2:]), progress=PlainProgress(sys.st
 """
 
 
-def test_a_killed_run_goes_on_exactly_where_it_was(model: Path, tmp_path: Path):
-    """Killed after its third step with a checkpoint at the second: steps 3 and 4 come out as in a run that nobody killed."""
+def test_a_killed_run_resumes_exactly_where_it_stopped(model: Path, tmp_path: Path):
+    """Killed after its third step with a checkpoint at the second: steps 3 and 4 equal those of an uninterrupted run."""
     config = settings(model, tmp_path, rollouts={"concurrency": 1}, trainer={"steps": 4}, tasks={"eval": None})
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))
@@ -120,7 +120,7 @@ def test_a_killed_run_goes_on_exactly_where_it_was(model: Path, tmp_path: Path):
 
 
 def test_several_policies_of_failure(model: Path, tmp_path: Path):
-    """An agent that raises now and then is trained with its zeros; its failures are counted."""
+    """An agent that sometimes raises is trained with reward 0 for these rollouts; its failures are counted."""
 
     def solve(task: dict[str, Any]) -> float:
         value = bandit.solve(task)
@@ -193,7 +193,7 @@ def broken(task: dict[str, Any]) -> float:
 
 
 def test_a_dead_upstream_stops_the_run_with_its_reason(model: Path, tmp_path: Path):
-    """The one agent is not trained and asks somebody else, who is not there."""
+    """The only agent is not trained and uses another server, which is not running."""
     upstream = {"base_url": "http://127.0.0.1:9/v1"}
     config = settings(
         model, tmp_path, policy={"upstream": upstream}, agents={"train": ["other"]}, rollouts={"retries": 0}

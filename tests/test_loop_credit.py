@@ -1,4 +1,4 @@
-"""Credit in the whole circle: dynamic sampling, a judge, a critic, credit computed anew; on a tiny random model."""
+"""Credit in the whole loop on a tiny random model: dynamic sampling, a judge, a critic, recomputed credit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def train(model: Path, runs: Path, agent: str, **sections: Any) -> Result:
 
 
 def test_groups_that_teach_nothing_are_replaced_within_the_budget(model: Path, tmp_path: Path):
-    """Three quarters of the tasks earn 1 always. Of 16 tasks 4 teach something, and each step looks at up to 4 + 6 of them."""
+    """Three quarters of the tasks always earn 1. 4 of 16 tasks have a signal, and each step uses up to 4 + 6 of them."""
     result = train(model, tmp_path, "tests.talkers:mostly_equal", rollouts={"refill": 6})
     with Store(result.folder / "store.db", read_only=True) as store:
         for step, metrics in enumerate(result.metrics):
@@ -63,7 +63,7 @@ def test_without_a_budget_nothing_is_replaced(model: Path, tmp_path: Path):
 
 
 def letters(prompt: str) -> str:
-    """A judge that likes small letters: reads the attempts in its prompt and scores each."""
+    """A judge that prefers small letters: reads the attempts in its prompt and scores each."""
     attempts = re.split(r"--- Attempt \d+\n", prompt.partition("<|im_end|>\n<|im_start|>assistant")[0])[1:]
     attempts[-1] = attempts[-1].partition("\nAnswer as JSON")[0]
     said = [a.partition("assistant (talker): ")[2] for a in attempts]
@@ -99,11 +99,11 @@ def test_a_judge_behind_the_upstream_is_all_the_reward_there_is(model: Path, tmp
         assert len(judged) == 4
         (call,) = store.trace(judged[0].id).calls
         assert (call.agent, call.model, call.policy_version) == ("judge", "critic", None)
-    assert all(m["reward"] == 0 for m in result.metrics), "the agents' own return stays what it is"
+    assert all(m["reward"] == 0 for m in result.metrics), "the agents' own return does not change"
 
 
 def test_the_untrained_weights_can_be_the_judge(model: Path, tmp_path: Path):
-    """They say something random, but what the schema allows."""
+    """Judges respond with random text that the schema allows."""
     result = train(model, tmp_path, "tests.talkers:silent", credit={"judge": {"model": "base"}})
     with Store(result.folder / "store.db", read_only=True) as store:
         for record in store.rollouts(phase="judge"):
@@ -112,7 +112,7 @@ def test_the_untrained_weights_can_be_the_judge(model: Path, tmp_path: Path):
             assert len(json.loads((call.response or {})["content"])["scores"]) == 4
 
 
-def test_a_judge_that_scores_nobody_stops_the_run(model: Path, tmp_path: Path):
+def test_a_judge_without_scores_stops_the_run(model: Path, tmp_path: Path):
     backend = ScriptedBackend(lambda prompt: "they are all fine", models=["critic"])
     with (
         ServingEndpoint(backend, Chat(backend.tokenizer), routing=Routing(max_tokens=100)) as upstream,
@@ -134,15 +134,15 @@ def test_a_critic_learns_what_to_expect_and_is_resumed(model: Path, tmp_path: Pa
     rewards = [m["reward"] for m in result.metrics]
     assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.5
     losses = [m["critic_loss"] for m in result.metrics]
-    assert losses[0] == pytest.approx(ignorant(result.folder, 0)), "at first it expects nothing"
+    assert losses[0] == pytest.approx(ignorant(result.folder, 0)), "at first the critic predicts 0"
     assert losses[-1] < ignorant(result.folder, 11) / 3
     resumed = {"dir": str(tmp_path), "name": "run", "resume": True}
     more = train(model, tmp_path, "tests.bandit:solve", trainer={"steps": 13}, run=resumed, **sections)
-    assert more.metrics[-1]["critic_loss"] < ignorant(more.folder, 12) / 3, "the checkpoint has what it had learnt"
+    assert more.metrics[-1]["critic_loss"] < ignorant(more.folder, 12) / 3, "the checkpoint has the trained critic"
 
 
 def ignorant(folder: Path, step: int) -> float:
-    """The loss of a critic that expects nothing of rollouts with one call."""
+    """The loss of a critic that predicts 0 for rollouts with one call."""
     with Store(folder / "store.db", read_only=True) as store:
         returns = [r.reward or 0.0 for r in store.rollouts(step=step, phase="train")]
     return sum(r**2 for r in returns) / len(returns)
@@ -169,7 +169,7 @@ def test_credit_computed_anew_shows_what_changes(model: Path, tmp_path: Path, ca
 
 
 def test_rules_of_ones_own_train(model: Path, tmp_path: Path):
-    """A reward rule, an advantage rule, a group key and a loss, each by module:callable; the run is then computed anew."""
+    """A reward rule, an advantage rule, a group key and a loss, each by module:callable; then credit is recomputed."""
     credit = {
         "rewards": "tests.own_rules:per_call",
         "rewards_args": {"penalty": 0.25},

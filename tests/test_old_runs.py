@@ -1,4 +1,4 @@
-"""A run's folder from before the packages were moved opens as ever: ``tests/data/run_of_0_1_0``, two steps on the tiny model."""
+"""A run folder from before the packages were moved still opens: ``tests/data/run_of_0_1_0``, two steps on the tiny model."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ STORED = Path(__file__).parent / "data" / "run_of_0_1_0"
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A copy of the stored run, with its model made anew."""
+    """A copy of the stored run, with its model created again."""
     folder = shutil.copytree(STORED, tmp_path / "runs" / "run")
     text = (folder / "config.yaml").read_text()
     model = make_tiny_model(tmp_path / "model")
@@ -40,7 +40,7 @@ def test_its_checkpoint_is_evaluated_and_training_continues(run: Path) -> None:
     assert [m["step"] for m in result.metrics] == [1, 2, 3]
     assert result.checkpoint.name == "step-000003"
     kept = [json.loads(line) for line in (STORED / "metrics.jsonl").read_text().splitlines()]
-    assert list(result.metrics[:2]) == kept, "the first two steps are as they were"
+    assert list(result.metrics[:2]) == kept, "the first two steps are unchanged"
     counted = {
         "reward",
         "rollouts",

@@ -1,6 +1,6 @@
-"""Keeps the worst constructions out of docs, messages and comments.
+"""Rejects constructions that are not plain English in docs, messages and comments.
 
-The list is short on purpose: each entry has a plain replacement, and false alarms are rare.
+The list is short: each entry has a plain replacement, and false alarms are rare.
 """
 
 import io
@@ -41,7 +41,7 @@ PHRASES = {
     r"beside one another": "together, in parallel, in one prompt",
     r"wish(?:es|ed)": "requests, settings",
 }
-"""Regular expressions in any case, and what to write instead. A space also matches a line break."""
+"""Regular expressions, ignoring case, and replacements. A space also matches a line break."""
 
 _FINDER = re.compile(
     "|".join(rf"\b(?P<p{i}>{phrase})(?!\w)" for i, phrase in enumerate(PHRASES)).replace(" ", r"[ \t]*[ \n][ \t]*"),
@@ -54,7 +54,7 @@ _GAP = "\0"
 
 
 def files() -> list[Path]:
-    """The documents and the modules that users and contributors read."""
+    """The documents and modules of this repository, except this one."""
     docs = [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
@@ -62,18 +62,21 @@ def files() -> list[Path]:
         *ROOT.glob("examples/**/README.md"),
     ]
     modules = [
-        path for folder in ("lightning_core", "integrations", "examples") for path in (ROOT / folder).rglob("*.py")
+        path
+        for folder in ("lightning_core", "integrations", "examples", "tests", "docs", ".ci")
+        for path in (ROOT / folder).rglob("*.py")
+        if path != Path(__file__)
     ]
     return sorted(path for path in [*docs, *modules] if path.is_file())
 
 
 def prose_of_markdown(text: str) -> str:
-    """``text`` with its inline code blanked out."""
+    """``text`` with inline code blanked out."""
     return _blank(text, _IN_CODE)
 
 
 def prose_of_python(source: str) -> str:
-    """``source`` with all but strings and comments blanked out; lines and columns stay."""
+    """``source`` with everything except strings and comments blanked out, in the same positions."""
     lines = [re.sub(r"\S", _GAP, line) for line in source.splitlines(keepends=True)]
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:

@@ -1,4 +1,4 @@
-"""The plugin for environments without torch skips what needs torch and hides no other failure."""
+"""The plugin for environments without torch skips tests that require torch and hides no other failure."""
 
 from __future__ import annotations
 

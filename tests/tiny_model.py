@@ -1,7 +1,7 @@
 """A chat model small enough for tests: random weights, byte-level tokens, a ChatML template with tools.
 
 It is a normal Hugging Face folder, so everything that loads a real model loads this one. One token is one byte of
-UTF-8, so every string encodes to itself and back, and token counts in tests can be worked out by eye.
+UTF-8, so every string encodes to itself and back, and token counts in tests can be read off the text.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ CHAT_TEMPLATE = """
 def make_tiny_model(
     folder: str | Path, *, arch: Literal["llama", "qwen2"] = "llama", layers: int = 2, heads: int = 4, seed: int = 0
 ) -> Path:
-    """Write a random model, its tokenizer, chat template and generation config to ``folder``; returns the folder.
+    """Write a random model, its tokenizer, chat template and generation config to ``folder`` and return the folder.
 
-    Grouped-query attention (two heads on one) in both; ``llama`` ties embeddings and head, ``qwen2`` has biases instead.
+    Both use grouped-query attention (two heads on one). ``llama`` ties embeddings and head, ``qwen2`` has biases instead.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -85,7 +85,7 @@ def make_tiny_model(
         "num_attention_heads": heads,
         "num_key_value_heads": heads // 2,
         "max_position_embeddings": 4096,
-        "initializer_range": 0.1,  # larger than usual, so that random logits differ enough to be told apart
+        "initializer_range": 0.1,  # larger than usual, so that random logits differ enough
         "tie_word_embeddings": arch == "llama",
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
@@ -94,7 +94,7 @@ def make_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(LlamaConfig(**shape)) if arch == "llama" else Qwen2ForCausalLM(Qwen2Config(**shape))
-        if arch == "qwen2":  # biases start at zero, where a mistake in them would not show
+        if arch == "qwen2":  # biases start at zero, which would hide mistakes in them
             for layer in model.model.layers:
                 for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
                     torch.nn.init.normal_(projection.bias, std=0.1)

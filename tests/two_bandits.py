@@ -1,4 +1,4 @@
-"""A program with two agents that are asked the same and earn by opposite rules, so that one policy could not learn both."""
+"""A program with two agents that get the same prompts and earn by opposite rules, so that one policy cannot learn both."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def say(agent: str, prompt: str) -> str:
 
 
 def solve(task: dict[str, Any]) -> float:
-    """The talker earns the share of letters and what stands among them in ASCII, the counter that of digits and what stands there."""
+    """The talker earns the share of letters and ASCII characters near them, the counter that of digits and characters near them."""
     own = {
         "talker": sum(64 <= ord(c) < 128 for c in say("talker", task["prompt"])) / 4,
         "counter": sum(ord(c) < 64 for c in say("counter", task["prompt"])) / 4,

@@ -1,4 +1,7 @@
-"""Generates docs/compatibility.md from the extras: ``python -m docs._generate.compatibility > docs/compatibility.md``."""
+"""Generates docs/compatibility.md from the extras.
+
+Run ``python -m docs._generate.compatibility > docs/compatibility.md``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from packaging.requirements import Requirement
 _INTRODUCTION = """\
 # Compatibility
 
-<!-- Generated from the extras in pyproject.toml: python -m docs._generate.compatibility > docs/compatibility.md -->
+<!-- Generated: python -m docs._generate.compatibility > docs/compatibility.md -->
 
 Python {python}. The extras are the only place that defines version ranges, and `install("langgraph")`
 reads them: a framework outside its range raises an error with the version found and the one
@@ -63,30 +66,30 @@ _LIMITS = (
     ),
 )
 _NAME = "lightning-rl"
-_OURS = ("all", "dev", "examples")
-"""Extras that combine others, or are for this project's development."""
+_INTERNAL = ("all", "dev", "examples")
+"""Extras that combine others, or are for development."""
 
 
 def compatibility() -> str:
-    """Return the page, from the pyproject.toml of this checkout."""
+    """The page docs/compatibility.md, from the pyproject.toml of this checkout."""
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     project: dict[str, Any] = tomllib.loads(text)["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
     rows = [
-        f"| `{extra}` | {', '.join(_cell(needed) for needed in _needs(extra, extras))} |\n"
+        f"| `{extra}` | {', '.join(_cell(needed) for needed in _requirements(extra, extras))} |\n"
         for extra in sorted(extras)
-        if extra not in _OURS
+        if extra not in _INTERNAL
     ]
     limits = "".join(f"| {' | '.join(row)} |\n" for row in _LIMITS)
     return _INTRODUCTION.format(python=project["requires-python"]) + "".join(rows) + _END.format(limits=limits)
 
 
-def _needs(extra: str, extras: Mapping[str, Sequence[str]]) -> list[Requirement]:
-    """Requirements of ``extra`` by name, including those of the extras it refers to."""
+def _requirements(extra: str, extras: Mapping[str, Sequence[str]]) -> list[Requirement]:
+    """Requirements of ``extra``, sorted by name, including those of nested extras."""
     found: dict[str, Requirement] = {}
     for text in extras[extra]:
         needed = Requirement(text)
-        parts = [needed] if needed.name != _NAME else [r for part in needed.extras for r in _needs(part, extras)]
+        parts = [needed] if needed.name != _NAME else [r for part in needed.extras for r in _requirements(part, extras)]
         found |= {r.name: r for r in parts}
     return [found[name] for name in sorted(found)]
 

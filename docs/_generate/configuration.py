@@ -1,4 +1,7 @@
-"""Generates docs/configuration.md from the types: ``python -m docs._generate.configuration > docs/configuration.md``."""
+"""Generates docs/configuration.md from the types.
+
+Run ``python -m docs._generate.configuration > docs/configuration.md``.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from lightning_core.credit import LOSSES, REWARD_RULES
 _INTRODUCTION = """\
 # Configuration
 
-<!-- Generated from lightning_core/config/config.py: python -m docs._generate.configuration > docs/configuration.md -->
+<!-- Generated: python -m docs._generate.configuration > docs/configuration.md -->
 
 One YAML file describes a run. On the command line, `key.sub=value` overrides a key; the value is
 parsed as YAML:
@@ -50,7 +53,7 @@ policy: {model: smollm2-135m-instruct}
 
 
 def reference() -> str:
-    """The whole page."""
+    """The page docs/configuration.md."""
     return "\n".join([_INTRODUCTION, *_section("", Config)]) + "\n"
 
 
@@ -94,12 +97,12 @@ def _type_of(field: FieldInfo) -> str:
 
 
 def describe_type(annotation: Any) -> str:
-    """A type in words, as the table shows it."""
+    """A type in words, for a table."""
     return _describe(annotation, []).replace("|", "\\|")
 
 
 def _users_of(model: type[BaseModel], name: str) -> Iterator[str]:
-    """The rules that a key is an argument of."""
+    """The rules that have the key as an argument."""
     registry = {CreditSection: REWARD_RULES, Algorithm: LOSSES}.get(model)
     names = [f"`{rule}`" for rule in with_parameter(registry, name)] if registry else []
     if names:
@@ -107,7 +110,7 @@ def _users_of(model: type[BaseModel], name: str) -> Iterator[str]:
 
 
 def _rules_of(field: FieldInfo) -> Iterator[str]:
-    """What each rule does, where a field of its own names one."""
+    """Descriptions of the rules, for a field that names one."""
     names = [item.func for item in field.metadata if isinstance(getattr(item, "func", None), NameOf)]
     if names and not (field.description or "").startswith("See"):
         yield from (_one_line(f"`{rule.name}`: {rule.description}") for rule in names[0].registry.values())
@@ -140,7 +143,7 @@ def _describe(annotation: Any, limits: list[str]) -> str:
 
 
 def _names(item: object) -> str:
-    """The names in a registry, if ``item`` is the validator of one."""
+    """The names of a registry if ``item`` is its validator, else the empty string."""
     validator = getattr(item, "func", None)
     if not isinstance(validator, NameOf):
         return ""

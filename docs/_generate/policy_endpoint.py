@@ -1,4 +1,7 @@
-"""Generates the tables of docs/policy-endpoint.md: ``python -m docs._generate.policy_endpoint docs/policy-endpoint.md``."""
+"""Generates the tables of docs/policy-endpoint.md.
+
+Run ``python -m docs._generate.policy_endpoint docs/policy-endpoint.md``.
+"""
 
 from __future__ import annotations
 

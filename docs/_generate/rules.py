@@ -1,4 +1,7 @@
-"""The tables of rules, from the registry: ``python -m docs._generate.rules docs/credit-assignment.md docs/algorithms.md``."""
+"""Generates the tables of rules from the registries.
+
+Run ``python -m docs._generate.rules docs/credit-assignment.md docs/algorithms.md``.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _TABLE = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL
 
 
 def update(page: str) -> str:
-    """``page`` with its generated tables as they should be."""
+    """``page`` with up-to-date tables."""
     return _TABLE.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}{match[3]}", page)
 
 
@@ -51,7 +54,7 @@ def advantage_table() -> str:
 
 def group_by_table() -> str:
     """The group keys."""
-    return _table("group_by", GROUP_KEYS, {"calls of a group have in common": _description})
+    return _table("group_by", GROUP_KEYS, {"shared by the calls of a group": _description})
 
 
 def losses_table() -> str:

@@ -1,4 +1,4 @@
-"""The configuration of a run: sections, checks, and what each policy gets of them."""
+"""The configuration of a run: sections, checks, and the settings of each policy."""
 
 from lightning_core.config.config import Config, dump_config, load_config
 

@@ -11,7 +11,7 @@ from lightning_core.config.types import Count, NotNegative, Positive, Section
 from lightning_core.credit.losses import CLIP_DUAL, CLIP_HIGH, CLIP_LOW
 
 CLIPS = ("clip_low", "clip_high", "clip_dual")
-"""Arguments of losses that have keys of their own in the section."""
+"""Arguments of losses that have their own key in the section."""
 Aggregation = Literal["rollout-mean", "sequence-mean", "token-mean", "constant"]
 SequenceKind = Literal["row", "rollout"]
 Estimator = Literal["k1", "k3"]
@@ -30,8 +30,8 @@ class Kl(Section):
 
 
 class Importance(Section):
-    """Importance correction for the difference between sampler and trainer: another engine's rounding, or older
-    weights."""
+    """Importance correction for the difference between sampler and trainer.
+    Causes are another engine's rounding, and older weights."""
 
     kind: Literal["tis", "mask"] = "tis"
     """Treatment of weights outside `low` and `high`. `tis`: truncated to the bounds. `mask`: set to 0."""
@@ -44,13 +44,13 @@ class Importance(Section):
 
 
 class Algorithm(Section):
-    """The loss on sampled tokens. docs/algorithms.md has equations, sources and when to use each."""
+    """The loss on sampled tokens. docs/algorithms.md has equations, sources and uses."""
 
     loss: LossName = "ppo"
     """The loss of a token. `module:callable`: a function `loss(logprobs, log_ratio, advantages, *, …)` of float32
     tensors [tokens] that returns the losses."""
     loss_args: dict[str, Any] = {}
-    """Arguments of `loss` that have no key of their own in this section."""
+    """Arguments of `loss` that do not have their own key in this section."""
     clip_low: Annotated[float, Gt(0), Le(1)] = CLIP_LOW
     """the probability ratio's lower bound is 1 - clip_low."""
     clip_high: Positive = CLIP_HIGH

@@ -1,6 +1,6 @@
-"""The one configuration: typed, frozen, and refused with ``file:line`` where it says something that cannot be honoured.
+"""The configuration of a run: typed, frozen and validated.
 
-`load_config` reads YAML or a dict, applies ``key.sub=value`` overrides and lists every problem at once.
+`load_config` reads YAML or a dict, applies ``key.sub=value`` overrides, and reports all problems at once with file and line.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from lightning_core.config.checks import impossible
+from lightning_core.config.checks import check_sections
 from lightning_core.config.policies import derive_agents
-from lightning_core.config.problems import IMPOSSIBLE, validate
+from lightning_core.config.problems import INVALID_COMBINATION, validate
 from lightning_core.config.sections import Sections
 from lightning_core.config.source import KeyPath, Source, apply_overrides, dotted, read_yaml, to_yaml
 
@@ -22,7 +22,10 @@ _SHORT_FORMS: dict[KeyPath, str] = {("tasks", "train"): "source", ("tasks", "eva
 
 
 class Config(Sections):
-    """One training run. `load_config` makes it from a file with good errors; made directly, it raises pydantic's."""
+    """The configuration of one training run.
+
+    `load_config` reports errors with file and line; the constructor raises pydantic's errors.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -30,21 +33,21 @@ class Config(Sections):
         return derive_agents(data)
 
     @model_validator(mode="after")
-    def _possible(self) -> Config:
-        found = list(impossible(self))
+    def _check(self) -> Config:
+        found = list(check_sections(self))
         if found:
             text = "; ".join(f"{dotted(path)}: {text}" for path, text in found)
-            raise PydanticCustomError(IMPOSSIBLE, "{text}", {"text": text, "found": found})
+            raise PydanticCustomError(INVALID_COMBINATION, "{text}", {"text": text, "found": found})
         return self
 
 
 def load_config(
     source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, needs: Collection[str] = ()
 ) -> Config:
-    """Read a configuration from a YAML file or a dict; ``overrides`` (``key.sub=value``, YAML values) win over it.
+    """Read a configuration from a YAML file or a dict, then apply ``overrides``.
 
-    ``needs`` names optional keys that the caller cannot do without, such as ``tasks.train``. Raises `ConfigError` with every
-    problem in it, one a line, each with its place, key, what was found and what was expected.
+    ``overrides``: ``key.sub=value`` with YAML values. ``needs``: optional keys that the caller requires, such as ``tasks.train``.
+    Raises `ConfigError` with all problems, one per line, each with position, key, found and expected value.
     """
     if isinstance(source, Mapping):
         read = Source(name="config", data=dict(source))
@@ -54,5 +57,5 @@ def load_config(
 
 
 def dump_config(config: Config) -> str:
-    """The resolved configuration as YAML, every default written out; `load_config` reads it back equal."""
+    """The resolved configuration as YAML, including defaults; `load_config` reads it back."""
     return to_yaml(config.model_dump(mode="json"))

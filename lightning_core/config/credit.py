@@ -9,7 +9,7 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from lightning_core.config.problems import OWN
+from lightning_core.config.problems import INVALID_VALUE
 from lightning_core.config.rules import AdvantageRuleName, GroupKeyName, RewardRuleName
 from lightning_core.config.types import CallableName, Count, Names, NotNegative, Positive, Section
 from lightning_core.credit.reward_rules import Gamma
@@ -20,14 +20,16 @@ GroupBy = Annotated[tuple[GroupKeyName, ...], Field(strict=False)]
 Arguments = dict[str, Any]
 
 FLAT = ("gamma", "lam", "step_weight", "anchor")
-"""Arguments of reward rules that have keys of their own in the section."""
+"""Arguments of reward rules that have their own key in the section."""
 
 
 def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise PydanticCustomError(OWN, "expected a regular expression: {error}", {"error": str(error)}) from None
+        raise PydanticCustomError(
+            INVALID_VALUE, "expected a regular expression: {error}", {"error": str(error)}
+        ) from None
     return text
 
 
@@ -56,7 +58,7 @@ class Rule(Section):
 
 
 class AirSection(Section):
-    """Automatic intermediate rewards: rewards of calls, computed from tool outcomes and response formats."""
+    """Automatic intermediate rewards of calls, from tool outcomes and response formats."""
 
     tool_ok: float = 0.0
     """Reward per tool call that succeeded."""
@@ -84,7 +86,8 @@ class Critic(Section):
 
 
 class Judge(Section):
-    """A model that scores all rollouts of a group in one prompt. Its own calls are never trained."""
+    """A model that scores all rollouts of a group in one prompt.
+    Its own calls are never trained."""
 
     model: str
     """Name of the model: `base` for the initial weights, or a model of `policy.upstream`."""
@@ -97,15 +100,16 @@ class Judge(Section):
 
 
 class CreditSection(Section):
-    """Computes each call's advantage from an episode's rewards; docs/credit-assignment.md has the equations."""
+    """Computes each call's advantage from an episode's rewards.
+    docs/credit-assignment.md has the equations."""
 
     rewards: RewardRuleName = "broadcast"
     """The value of a call. `module:callable`: a function `rule(episode, *, …)` or `rule(episode, gamma)` that returns a
     number for each call."""
     rewards_args: Arguments = {}
-    """Arguments of `rewards` that have no key of their own in this section."""
+    """Arguments of `rewards` that do not have their own key in this section."""
     gamma: Gamma | None = None
-    """the discount factor per call. Custom rules with a parameter of that name get it, too; the same holds for `lam`,
+    """the discount factor per call. It is also passed to custom rules with a parameter of that name, as are `lam`,
     `step_weight` and `anchor`."""
     lam: Lam | None = None
     """λ of the estimator; null: 1."""

@@ -1,4 +1,4 @@
-"""From the sections ``credit`` and ``algorithm`` to the rules that they name."""
+"""Resolves the rules that the sections ``credit`` and ``algorithm`` name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from lightning_core.config import credit as configured
 from lightning_core.config.algorithm import CLIPS, Algorithm
-from lightning_core.config.checks import impossible_credit
-from lightning_core.config.checks_verl import impossible_verl_credit
+from lightning_core.config.checks import check_credit
+from lightning_core.config.checks_verl import check_verl_credit
 from lightning_core.config.config import Config
 from lightning_core.config.credit import FLAT
 from lightning_core.config.imports import import_callable
@@ -21,27 +21,26 @@ from lightning_core.errors import ConfigError
 
 
 def policy_rules(config: Config) -> dict[str, CreditRules]:
-    """The rules of each policy, by its name.
+    """The rules of each policy, by policy name.
 
-    Raises `ConfigError` if a function that they name cannot be imported, or cannot be used with the other settings.
+    Raises `ConfigError` if a function cannot be imported or does not fit the other settings.
     """
     r = config.rollouts
     rules = {
         name: credit_rules(settings.credit, group_size=r.group_size, refill=r.refill)
         for name, settings in policy_settings(config).items()
     }
-    if config.trainer.name == "verl":
-        (only,) = rules.values()
-        _refuse(impossible_verl_credit(config, rewards=only.reward_rule, advantage=only.advantage_rule))
+    for rule in rules.values():
+        _raise_first(check_verl_credit(config, rewards=rule.reward_rule, advantage=rule.advantage_rule))
     return rules
 
 
 def credit_rules(c: configured.CreditSection, *, group_size: int = 2, refill: int = 0) -> CreditRules:
-    """The rules that ``c`` names; raises as `policy_rules`."""
+    """The rules that ``c`` names. Raises `ConfigError` as `policy_rules` does."""
     rewards = function_of(c.rewards, key="credit.rewards")
     advantage = function_of(c.advantage, key="credit.advantage")
-    rule, other = REWARD_RULES.find(rewards), ADVANTAGE_RULES.find(advantage)
-    _refuse(impossible_credit(c, group_size=group_size, refill=refill, rewards=rule, advantage=other))
+    reward_rule, advantage_rule = REWARD_RULES.find(rewards), ADVANTAGE_RULES.find(advantage)
+    _raise_first(check_credit(c, group_size=group_size, refill=refill, rewards=reward_rule, advantage=advantage_rule))
     return CreditRules(
         rewards=rewards,
         rewards_args=c.rewards_args,
@@ -59,11 +58,11 @@ def loss_rule(a: Algorithm) -> Loss:
 
 
 def loss_arguments(a: Algorithm, loss: Loss) -> dict[str, Any]:
-    """The keyword arguments of ``loss``, which is that of ``a``."""
+    """The keyword arguments of ``loss``, the loss of ``a``."""
     return loss.arguments({name: getattr(a, name) for name in CLIPS}, a.loss_args)
 
 
-def _refuse(problems: Iterator[tuple[KeyPath, str]]) -> None:
+def _raise_first(problems: Iterator[tuple[KeyPath, str]]) -> None:
     for path, text in problems:
         raise ConfigError(f"{dotted(path)}: {text}")
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from lightning_core.config.credit import Anchor, Arguments, Critic, Gamma, GroupBy, Lam
-from lightning_core.config.problems import OWN
+from lightning_core.config.problems import INVALID_VALUE
 from lightning_core.config.rules import AdvantageRuleName, RewardRuleName
 from lightning_core.config.types import Count, Names, NotNegative, Positive, Section
 from lightning_core.trace import BASE, POLICY
@@ -20,9 +20,9 @@ _NAME = re.compile(r"[A-Za-z][\w-]*")
 
 def _policy_name(text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise PydanticCustomError(OWN, "expected a policy's name: a letter, then letters, digits, _ and -")
+        raise PydanticCustomError(INVALID_VALUE, "expected a policy's name: a letter, then letters, digits, _ and -")
     if text in (POLICY, BASE):
-        raise PydanticCustomError(OWN, "which is reserved ('policy' names the policy of a run that has only one, 'base' the initial "
+        raise PydanticCustomError(INVALID_VALUE, "which is reserved ('policy' is the policy of a run with only one, 'base' the initial "
                                   "weights); expected another name")  # fmt: skip
     return text
 
@@ -42,9 +42,10 @@ class Lora(Section):
 
 
 class PolicyCredit(Section):
-    """Credit settings of one policy. A null value falls back to the section `credit`. A policy that sets `rewards` does
-    not inherit `rewards_args`, `gamma`, `lam`, `step_weight`, `anchor` and `critic`; one that sets `advantage` does not
-    inherit `advantage_args`. Intermediate rewards and the judge apply to all policies."""
+    """Credit settings of one policy. A null value falls back to the section `credit`.
+    A policy that sets `rewards` does not inherit `rewards_args`, `gamma`, `lam`, `step_weight`, `anchor` and `critic`. A
+    policy that sets `advantage` does not inherit `advantage_args`. Intermediate rewards and the judge apply to all
+    policies."""
 
     rewards: RewardRuleName | None = None
     """See `credit.rewards`. With `gae` each policy has its own critic."""
@@ -69,9 +70,9 @@ class PolicyCredit(Section):
 
 
 class NamedPolicy(Section):
-    """One of several policies. A null value falls back to `policy` and `trainer`. Policies with the same `model` and
-    `tuning: lora` share the base weights, each with its own adapters. Every other policy has its own copy of its
-    model."""
+    """One of several policies. A null value falls back to `policy` and `trainer`.
+    Policies with the same `model` and `tuning: lora` share the base weights, each with its own adapters.
+    Every other policy has its own copy of its model."""
 
     agents: Names
     """Names of the agents that use and train this policy. Each agent belongs to exactly one policy."""
@@ -90,15 +91,15 @@ class NamedPolicy(Section):
 
 
 def derive_agents(data: object) -> object:
-    """The configuration's data, with a missing ``agents.train`` filled in from ``policies``."""
+    """``data`` with a missing ``agents.train`` derived from ``policies``."""
     if not isinstance(data, Mapping):
         return data
     sections = cast("Mapping[str, Any]", data)
     policies, agents = sections.get("policies"), sections.get("agents") or {}
     if not isinstance(policies, Mapping) or not isinstance(agents, Mapping) or agents.get("train") is not None:
         return data
-    named: list[Any] = []
+    agent_names: list[Any] = []
     for policy in policies.values():
         own = policy.get("agents") if isinstance(policy, Mapping) else getattr(policy, "agents", ())
-        named += own if isinstance(own, list | tuple) else ()
-    return {**sections, "agents": {**agents, "train": list(dict.fromkeys(named))}} if named else data
+        agent_names += own if isinstance(own, list | tuple) else ()
+    return {**sections, "agents": {**agents, "train": list(dict.fromkeys(agent_names))}} if agent_names else data

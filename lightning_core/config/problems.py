@@ -12,9 +12,9 @@ from pydantic_core import ErrorDetails
 from lightning_core.config.source import KeyPath, Problem, Source, apply_overrides
 from lightning_core.errors import ConfigError
 
-OWN: Final = "lightning_value"
-"""Type of pydantic errors whose message already says what was expected."""
-IMPOSSIBLE: Final = "lightning_impossible"
+INVALID_VALUE: Final = "lightning_invalid_value"
+"""Type of pydantic errors whose message contains what was expected."""
+INVALID_COMBINATION: Final = "lightning_invalid_combination"
 """Type of the pydantic error with invalid combinations: ``found`` lists (key path, text)."""
 
 _REPAIR_ROUNDS: Final = 8
@@ -55,10 +55,10 @@ def validate(model: type[M], source: Source, *, needs: Collection[str] = ()) -> 
 
 
 def _all_problems(model: type[BaseModel], source: Source, error: ValidationError) -> Iterator[Problem]:
-    """The problems of ``error``, and those that it hides.
+    """The problems of ``error``, and the invalid combinations that it hides.
 
-    Pydantic checks combinations of keys only if every single value is valid. So invalid values
-    are removed and the data is validated again.
+    Pydantic checks combinations of keys only if every value is valid. Therefore invalid values are removed and the data is
+    validated again.
     """
     first = error.errors(include_url=False)
     seen: set[KeyPath] = set()
@@ -70,7 +70,7 @@ def _all_problems(model: type[BaseModel], source: Source, error: ValidationError
     current = first
     filled: set[KeyPath] = set()
     for _ in range(_REPAIR_ROUNDS):
-        if any(details["type"] == IMPOSSIBLE for details in current):
+        if any(details["type"] == INVALID_COMBINATION for details in current):
             break
         for details in current:
             _repair(data, details, filled)
@@ -83,12 +83,12 @@ def _all_problems(model: type[BaseModel], source: Source, error: ValidationError
     if current is first:
         return
     for details in current:
-        if details["type"] == IMPOSSIBLE:
+        if details["type"] == INVALID_COMBINATION:
             yield from (p for p in _problems(model, details, source) if p.path not in seen)
 
 
 def _repair(data: dict[str | int, Any], details: ErrorDetails, filled: set[KeyPath]) -> None:
-    """Remove an invalid value from ``data``, or fill in a missing one, noted in ``filled``."""
+    """Remove an invalid value from ``data``, or add a missing one and its path to ``filled``."""
     path = _path(details)
     while path and isinstance(path[-1], int):  # an invalid item: remove its whole list
         path = path[:-1]
@@ -113,7 +113,7 @@ def _repair(data: dict[str | int, Any], details: ErrorDetails, filled: set[KeyPa
 
 def _problems(model: type[BaseModel], details: ErrorDetails, source: Source) -> Iterator[Problem]:
     context: Mapping[str, Any] = details.get("ctx", {})
-    if details["type"] == IMPOSSIBLE:
+    if details["type"] == INVALID_COMBINATION:
         for path, text in context["found"]:
             yield Problem(source.place(path), path, text)
         return
@@ -125,7 +125,7 @@ def _problems(model: type[BaseModel], details: ErrorDetails, source: Source) -> 
         text = f"unknown key; {f'did you mean {near[0]!r}? ' if near else ''}expected one of {', '.join(known)}"
     elif details["type"] == "missing":
         text = "missing, but required"
-    elif details["type"] == OWN:
+    elif details["type"] == INVALID_VALUE:
         text = f"found {describe(details['input'])}, {details['msg']}"
     else:
         text = f"found {describe(details['input'])}, expected {expectation(details)}"
@@ -137,7 +137,7 @@ def _path(details: ErrorDetails) -> KeyPath:
 
 
 def expectation(details: ErrorDetails) -> str:
-    """What pydantic expected, in plain words."""
+    """The expected value, in words."""
     context: Mapping[str, Any] = details.get("ctx", {})
     if details["type"] == "literal_error":
         return str(context["expected"])
@@ -147,7 +147,7 @@ def expectation(details: ErrorDetails) -> str:
 
 
 def describe(value: object) -> str:
-    """A value as errors show it."""
+    """``value`` as shown in errors."""
     if value is None:
         return "nothing (null)"
     if isinstance(value, Mapping):
@@ -157,7 +157,7 @@ def describe(value: object) -> str:
 
 
 def _section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
-    """The model of the section at ``path``, if there is one."""
+    """The model of the section at ``path``, or None."""
     current: type[BaseModel] | None = model
     named = False  # whether the next part is a key of a dict, not a field
     for part in path:

@@ -1,4 +1,4 @@
-"""Rules in the configuration: their names, their arguments, and the functions behind ``module:callable``."""
+"""Rules in the configuration: names, arguments, and functions as ``module:callable``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from lightning_core.config.imports import import_callable
-from lightning_core.config.problems import OWN, describe, expectation
+from lightning_core.config.problems import INVALID_VALUE, describe, expectation
 from lightning_core.config.source import KeyPath
 from lightning_core.config.types import is_callable_name
 from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES
@@ -23,7 +23,7 @@ Problems = Iterator[tuple[KeyPath, str]]
 
 @dataclass(frozen=True, eq=False)
 class NameOf:
-    """Validator of a name in ``registry``, or ``module:callable``."""
+    """Validates a name in ``registry``, or ``module:callable``."""
 
     registry: Registry[Any]
 
@@ -32,7 +32,7 @@ class NameOf:
             known, near = ", ".join(map(repr, self.registry)), get_close_matches(text, self.registry, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise PydanticCustomError(
-                OWN, "expected {known}, or 'module:callable'{hint}", {"known": known, "hint": hint}
+                INVALID_VALUE, "expected {known}, or 'module:callable'{hint}", {"known": known, "hint": hint}
             )
         return text
 
@@ -44,37 +44,46 @@ LossName = Annotated[str, AfterValidator(NameOf(LOSSES))]
 
 
 def function_of(name: str, *, key: str) -> str | Callable[..., Any]:
-    """``name``, or the function that ``module:callable`` names. Raises `ConfigError` naming ``key`` if there is none."""
+    """``name``, or the imported function if it is ``module:callable``.
+
+    Raises `ConfigError` with ``key`` if the function does not exist.
+    """
     return import_callable(name, key=key) if is_callable_name(name) else name
 
 
 def reward_rule(name: str) -> RewardRule:
-    """The reward rule that ``credit.rewards`` names. Raises `ConfigError` if a function cannot be imported."""
+    """The reward rule ``name``. Raises `ConfigError` if its function cannot be imported."""
     return REWARD_RULES.find(function_of(name, key="credit.rewards"))
 
 
 def declared(registry: Registry[R], name: str) -> R | None:
-    """The rule called ``name``; None for ``module:callable``, which is not imported while a configuration is read."""
+    """The rule called ``name``, or None.
+
+    None also for ``module:callable``: functions are not imported while a configuration is read.
+    """
     return registry.get(name)
 
 
 def with_parameter(registry: Registry[Any], name: str) -> list[str]:
-    """The names of the rules that have a parameter ``name``."""
+    """Names of the rules with a parameter ``name``."""
     return [rule.name for rule in registry.values() if name in rule.parameters]
 
 
 def such_as(parameter: Parameter) -> str:
-    """The end of an error about a missing value: an example, if the parameter has one."""
+    """The end of an error about a missing value: the parameter's example, or nothing."""
     return "" if parameter.example is None else f", such as {parameter.name}: {parameter.example:g}"
 
 
 def argument_problems(
     rule: DeclaredRule, args: Mapping[str, Any], key: KeyPath, *, flat: tuple[str, ...] = ()
 ) -> Problems:
-    """Problems of the mapping ``args`` at ``key``, whose keys are parameters of ``rule`` other than those in ``flat``."""
+    """Yield problems of ``args``, the arguments of ``rule`` in the configuration.
+
+    ``key``: the path of ``args``. ``flat``: parameters that have their own key in the section.
+    """
     for name, value in args.items():
         if name in flat and name in rule.parameters:
-            yield (*key, name), f"this argument has a key of its own: {key[0]}.{name}"
+            yield (*key, name), f"this argument has its own key; use {key[0]}.{name}"
         elif name not in rule.parameters:
             near = get_close_matches(name, rule.parameters, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.credit import CreditSection
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyName
-from lightning_core.config.problems import OWN
+from lightning_core.config.problems import INVALID_VALUE
 from lightning_core.config.trainer import Ray, TrainerSection
 from lightning_core.config.types import (
     CallableName,
@@ -33,7 +33,9 @@ _TASK_FILES = (".jsonl", ".json", ".parquet")
 
 def _task_source(text: str) -> str:
     if not is_callable_name(text) and not text.lower().endswith(_TASK_FILES):
-        raise PydanticCustomError(OWN, f"expected a path that ends in {', '.join(_TASK_FILES)}, or 'module:callable'")
+        raise PydanticCustomError(
+            INVALID_VALUE, f"expected a path that ends in {', '.join(_TASK_FILES)}, or 'module:callable'"
+        )
     return text
 
 
@@ -65,8 +67,8 @@ class Tasks(Section):
 
 
 class Agents(Section):
-    """The agents to train. A name is that of a `@trainable` mark, or of a framework's node or agent, and matches
-    exactly."""
+    """The agents to train. Names match exactly.
+    A name is that of a `@trainable` mark, or of a framework's node or agent."""
 
     train: Names | None = None
     """Names of the agents to train; null: the agents listed under `policies`, or else those marked with
@@ -85,8 +87,8 @@ class UpstreamSection(Section):
 
 
 class Vllm(Section):
-    """The vLLM server that samples from the policy. Lightning replaces its weights after every step, so the server must
-    have no other clients."""
+    """The vLLM server that samples from the policy. It must have no other clients.
+    Lightning replaces its weights after every step."""
 
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None
     """URL of a running server, such as `http://localhost:8000`, started as described in docs/vllm.md; null: a server is

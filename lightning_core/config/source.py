@@ -1,4 +1,4 @@
-"""Reads YAML as plain data with the position of each value, for errors with ``file:line``.
+"""Reads YAML as plain data with positions, for errors with ``file:line``.
 
 Scalars follow the core schema of YAML 1.2, not PyYAML's 1.1: ``1e-5`` is a number; ``no``,
 ``12:30`` and ``2026-01-31`` are strings; only ``true`` and ``false`` are booleans. Duplicate
@@ -94,8 +94,8 @@ def apply_overrides(
 ) -> Source:
     """``source`` with the overrides ``key.sub=value`` applied in order; values are YAML.
 
-    An invalid override becomes a `Problem`. ``short_forms`` maps the path of a section that can be
-    written as a string to the key that the string stands for.
+    An invalid override becomes a `Problem`. ``short_forms``: paths of sections that can be written as a string, and the key that
+    the string is the value of.
     """
     data: dict[str, Any] = _copy(source.data)
     places = dict(source.places)

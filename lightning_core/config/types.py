@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Lt
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from lightning_core.config.problems import OWN
+from lightning_core.config.problems import INVALID_VALUE
 
 _CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -21,7 +21,9 @@ def is_callable_name(text: str) -> bool:
 
 def _callable_name(text: str) -> str:
     if not is_callable_name(text):
-        raise PydanticCustomError(OWN, "expected 'module:callable', such as 'examples.text_to_sql.agent:solve'")
+        raise PydanticCustomError(
+            INVALID_VALUE, "expected 'module:callable', such as 'examples.text_to_sql.agent:solve'"
+        )
     return text
 
 
@@ -36,9 +38,9 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, strict about types, no unknown keys; an empty section has its defaults.
+    """Base of all sections: frozen, strict about types, without unknown keys.
 
-    A section's class name ends in ``Section`` if the bare name is that of another class, such as `Trainer`.
+    An empty section has its defaults. A section's class name ends in ``Section`` if another class has the bare name, such as `Trainer`.
     """
 
     model_config = ConfigDict(

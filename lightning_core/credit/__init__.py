@@ -1,9 +1,11 @@
-"""Credit: from the rewards of an episode to one advantage for each call. Pure functions in registries; no torch, no I/O.
+"""Computes one advantage per call from the rewards of episodes.
 
-1. A *reward rule* gives every call of an episode a value (episode → call). AIR adds rewards to calls before.
+Pure functions in registries; no torch, no I/O.
+
+1. A *reward rule* gives every call of an episode a value (episode → call). Before that, AIR adds rewards to calls.
 2. An *advantage rule* compares the values within groups, or over the batch. *Group keys* define the groups.
-3. Every token of a call has the call's advantage (call → token; arXiv 2508.03680, §3.3), see ``transitions_to_rows``. A *loss* turns the
-   advantage and the logprobs of a token into what is minimised.
+3. Every token of a call has the call's advantage (call → token; arXiv 2508.03680, §3.3); see ``transitions_to_rows``. A *loss* is
+   computed from the advantage and the logprobs of each token.
 
 `registry` describes how to add a rule.
 """
@@ -12,6 +14,7 @@ from lightning_core.credit import advantage_rules, gae, grouping, losses, reward
 from lightning_core.credit.air import Air, FormatRule
 from lightning_core.credit.assign import Credit, assign_credit
 from lightning_core.credit.episode import Component, Episode, Value
+from lightning_core.credit.multi_policy import assign_by_policy
 from lightning_core.credit.registry import (
     ADVANTAGE_RULES,
     GROUP_KEYS,
@@ -23,7 +26,6 @@ from lightning_core.credit.registry import (
     reward_rule,
 )
 from lightning_core.credit.rules import CreditRules
-from lightning_core.credit.several import assign_by_policy
 
 _DECLARED = (advantage_rules, gae, grouping, losses, reward_rules)
 """Imported so that their rules are in the registries."""

@@ -1,8 +1,8 @@
-"""Advantage rules: the values of calls, compared within their groups or over the batch. Pure functions that fit a screen.
+"""Advantage rules: compare the values of calls within groups or over the batch.
 
-**Each rollout counts once** in means and deviations, independent of its number of calls or rows: its n calls in a group weigh
-1/n each (arXiv 2608.17528: averaging over rows instead is biased: rewards 1 with three rows and 0 with one have the mean 1/2,
-not 3/4). Groups of one rollout and groups of equal values get 0.
+**Each rollout counts once** in means and deviations, however many calls or rows it has: each of its n calls in a group weighs
+1/n. Averaging over rows is biased (arXiv 2608.17528): a rollout with reward 1 and three rows and a rollout with reward 0 and
+one row have the mean 1/2, not 3/4. Groups of one rollout and groups of equal values get 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def grpo(groups: list[list[Value]]) -> dict[str, float]:
 
 @advantage_rule("dr-grpo")
 def dr_grpo(groups: list[list[Value]]) -> dict[str, float]:
-    """`v − μ` of the group (Dr. GRPO, 2503.20783): hard and easy tasks weigh as much as those between."""
+    """`v − μ` of the group (Dr. GRPO, 2503.20783).
+    Easy, medium and hard tasks have the same weight.
+    """
     advantages: dict[str, float] = {}
     for group in groups:
         (mean, _), flat = moments(group), is_flat(group)
@@ -58,17 +60,19 @@ def rloo(groups: list[list[Value]]) -> dict[str, float]:
 
 @advantage_rule("reinforce++", compares="batch")
 def reinforce_plus_plus(groups: list[list[Value]]) -> dict[str, float]:
-    """`(v − μ) / (σ + ε)` of the batch, without regard to `group_by` (REINFORCE++, 2501.03262)."""
-    everybody = _as_one_group(groups)
-    if is_flat(everybody):
-        return {v.call: 0.0 for v in everybody}
-    mean, deviation = moments(everybody)
-    return {v.call: (v.value - mean) / (deviation + EPSILON) for v in everybody}
+    """`(v − μ) / (σ + ε)` of the batch; `group_by` is ignored (REINFORCE++, 2501.03262)."""
+    batch = _as_one_group(groups)
+    if is_flat(batch):
+        return {v.call: 0.0 for v in batch}
+    mean, deviation = moments(batch)
+    return {v.call: (v.value - mean) / (deviation + EPSILON) for v in batch}
 
 
 @advantage_rule("reinforce++-baseline", whole_batch=True)
 def reinforce_plus_plus_baseline(groups: list[list[Value]]) -> dict[str, float]:
-    """`v − μ` of the group, then whitened over the batch (REINFORCE++-baseline, 2501.03262)."""
+    """`v − μ` of the group, then whitened over the batch.
+    REINFORCE++-baseline (2501.03262).
+    """
     by_group: list[list[Value]] = []
     for group in groups:
         (mean, _), flat = moments(group), is_flat(group)
@@ -77,23 +81,23 @@ def reinforce_plus_plus_baseline(groups: list[list[Value]]) -> dict[str, float]:
     if is_flat(centred):
         return {v.call: 0.0 for v in centred}
     mean, deviation = moments(centred)
-    unsaid = {v.call for group in groups if is_flat(group) for v in group}
-    return {v.call: 0.0 if v.call in unsaid else (v.value - mean) / (deviation + EPSILON) for v in centred}
+    flat_calls = {v.call for group in groups if is_flat(group) for v in group}
+    return {v.call: 0.0 if v.call in flat_calls else (v.value - mean) / (deviation + EPSILON) for v in centred}
 
 
 @advantage_rule("none", compares=None)
 def unchanged(groups: list[list[Value]]) -> dict[str, float]:
-    """`v`: REINFORCE, or values that are advantages already."""
+    """`v`, for REINFORCE, or for values that already are advantages."""
     return {v.call: v.value for group in groups for v in group}
 
 
 def rollouts(group: Sequence[Value]) -> int:
-    """How many different rollouts are in it."""
+    """Number of distinct rollouts in ``group``."""
     return len({v.rollout for v in group})
 
 
 def is_flat(group: Sequence[Value]) -> bool:
-    """Nothing to compare: one rollout, or the same value everywhere but for rounding."""
+    """Whether ``group`` has one rollout only, or equal values up to rounding."""
     if rollouts(group) < 2:
         return True
     low, high = min(v.value for v in group), max(v.value for v in group)
@@ -101,7 +105,10 @@ def is_flat(group: Sequence[Value]) -> bool:
 
 
 def moments(group: Sequence[Value]) -> tuple[float, float]:
-    """Mean and standard deviation (Bessel-corrected over rollouts) with each rollout counting once."""
+    """Mean and standard deviation; each rollout counts once.
+
+    The deviation has Bessel's correction over rollouts.
+    """
     n = rollouts(group)
     mean = math.fsum(v.weight * v.value for v in group) / n
     square = math.fsum(v.weight * (v.value - mean) ** 2 for v in group)
@@ -109,7 +116,7 @@ def moments(group: Sequence[Value]) -> tuple[float, float]:
 
 
 def _as_one_group(groups: Sequence[Sequence[Value]]) -> list[Value]:
-    """All values, with the weights that they have in one group."""
+    """All values as one group, with the weights adjusted to it."""
     values = [v for group in groups for v in group]
     calls = Counter(v.rollout for v in values)
     return [replace(v, weight=1 / calls[v.rollout]) for v in values]

@@ -1,6 +1,7 @@
-"""Automatic intermediate rewarding (AIR; arXiv 2508.03680, §3.4): signals of a run become rewards of the calls that caused them.
+"""Automatic intermediate rewarding (AIR; arXiv 2508.03680, §3.4).
 
-A tool's outcome is bound to the call that asked for it by the tool call's id (`signals.py`), never by time.
+Outcomes of tools, truncation and response formats become rewards of the calls that caused them. A tool's outcome is matched to the
+call that requested the tool by the tool call's id (`signals.py`), never by time.
 """
 
 from __future__ import annotations
@@ -15,38 +16,41 @@ from lightning_core.credit.signals import ToolSignal, tool_signals
 from lightning_core.trace import Call, Reward, check_reward
 
 CallReward = Callable[[Call, Sequence[ToolSignal]], float]
-"""A rule of one's own: a call and the outcomes of the tools that it asked for → its reward."""
+"""A custom rule: takes a call and the outcomes of its tool calls, returns the call's reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatRule:
-    """``weight`` for each response in which the regular expression ``pattern`` is found."""
+    """Gives ``weight`` to each response that matches the regular expression ``pattern``."""
 
     pattern: str
     weight: float
     agents: Sequence[str] | None = None
-    """Whose responses; None: all trained agents'."""
+    """Agents that the rule applies to; None: all trained agents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Air:
-    """What each signal is worth. A call that asks for three tools is given three outcomes' weights."""
+    """The reward of each signal.
+
+    A call with three tool calls gets the rewards of all three outcomes.
+    """
 
     tool_ok: float = 0.0
     tool_error: float = 0.0
     tool_unused: float = 0.0
-    """For a tool that was asked for and did not run: it does not exist, or its arguments could not be read."""
+    """For a tool call that did not run: unknown tool, or unreadable arguments."""
     tool_errors: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Regular expressions over a tool's error, such as ``Timeout``; the first that is found counts in place of ``tool_error``."""
+    """Rewards by regular expression over the tool's error, such as ``Timeout``. The first match replaces ``tool_error``."""
     truncated: float = 0.0
-    """For a response that ran into ``max_tokens``."""
+    """For a response that reached ``max_tokens``."""
     formats: Sequence[FormatRule] = ()
     rules: Sequence[tuple[CallReward, float]] = ()
-    """Functions of one's own, with the weight of what they return."""
+    """Custom rules and the coefficients of their results."""
 
 
 def with_air(episode: Episode, air: Air) -> Episode:
-    """``episode`` with the rewards that ``air`` finds for its trained calls; those of 0 are left out."""
+    """``episode`` plus the intermediate rewards of its trained calls, except rewards of 0."""
     return replace(episode, rewards=(*episode.rewards, *_rewards(episode, air)))
 
 

@@ -1,4 +1,4 @@
-"""From the rewards of episodes to one advantage for each call: the whole of LightningRL's credit assignment."""
+"""LightningRL's credit assignment: computes an advantage per call from the rewards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import cast
 from lightning_core.credit.advantage_rules import is_flat, rollouts
 from lightning_core.credit.air import with_air
 from lightning_core.credit.episode import Component, Episode, Value
-from lightning_core.credit.grouping import equalised, group_values
+from lightning_core.credit.grouping import equalise, group_values
 from lightning_core.credit.rules import CreditRules
 from lightning_core.errors import CreditError
 from lightning_core.trace import check_reward
@@ -18,40 +18,41 @@ from lightning_core.trace import check_reward
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """The result, by call id, and how the groups looked."""
+    """Values and advantages by call id, and metrics of the groups."""
 
     values: Mapping[str, float]
-    """What each call is worth, before any baseline."""
+    """The value of each call, before any baseline."""
     advantages: Mapping[str, float]
     targets: Mapping[str, float] = field(default_factory=dict[str, float])
-    """With a critic: the values that it should have predicted."""
+    """With a critic: the regression targets of its values."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 def assign_credit(
     episodes: Sequence[Episode], rules: CreditRules | None = None, *, values: Mapping[str, float] | None = None
 ) -> Credit:
-    """Give every call of ``episodes`` a value and an advantage.
+    """Compute the value and the advantage of every call of ``episodes``.
 
-    ``values``: the critic's, for every call, where ``rules.needs_values``. Advantages are computed before anything is dropped.
+    ``values``: the critic's value of every call by its id; required if ``rules.needs_values``. Advantages are computed before any
+    rollout is dropped.
     """
     rules = rules or CreditRules()
     if rules.air is not None:
         episodes = [with_air(episode, rules.air) for episode in episodes]
     reward, advantage = rules.reward_rule, rules.advantage_rule
     rewarded = {e.rollout: _parts(e, rules, values) for e in episodes}
-    facts = reward.depends_on if advantage.compares else None
-    outcomes = {} if facts is None else {e.rollout: facts(e) for e in episodes}
+    outcome_of = reward.depends_on if advantage.compares else None
+    outcomes = {} if outcome_of is None else {e.rollout: outcome_of(e) for e in episodes}
 
     advantages = {t.call: 0.0 for e in episodes for t in e.transitions}
     metrics: dict[str, float] = {}
-    for number, part in enumerate(_alike(rewarded)):
-        worth = _by_call(episodes, {rollout: parts[number].values for rollout, parts in rewarded.items()})
-        groups = equalised(group_values(episodes, worth, (*rules.keys, *part.group_by)), outcomes)
+    for number, part in enumerate(_common_parts(rewarded)):
+        by_call = _by_call(episodes, {rollout: parts[number].values for rollout, parts in rewarded.items()})
+        groups = equalise(group_values(episodes, by_call, (*rules.keys, *part.group_by)), outcomes)
         prefix = f"{part.name}_" if part.name else ""
         metrics |= {f"{prefix}{name}": value for name, value in _metrics(groups).items()}
         if advantage.compares == "batch":
-            groups = equalised(group_values(episodes, worth, ()), outcomes)
+            groups = equalise(group_values(episodes, by_call, ()), outcomes)
         found = _compare(groups, rules)
         advantages = {call: before + part.weight * found[call] for call, before in advantages.items()}
     targets = {rollout: parts[0].targets for rollout, parts in rewarded.items() if parts[0].targets is not None}
@@ -64,7 +65,7 @@ def assign_credit(
 
 
 def _parts(episode: Episode, rules: CreditRules, expected: Mapping[str, float] | None) -> Sequence[Component]:
-    """What the reward rule returns for ``episode``, checked."""
+    """The checked result of the reward rule for ``episode``."""
     rule = rules.reward_rule
     inputs: list[object] = [episode]
     if rule.needs_critic:
@@ -76,7 +77,8 @@ def _parts(episode: Episode, rules: CreditRules, expected: Mapping[str, float] |
     for part in parts:
         if len(part.values) != len(episode.transitions):
             raise CreditError(
-                f"the reward rule {rule.name} gave {len(part.values)} values for the {len(episode.transitions)} calls of an episode"
+                f"the reward rule {rule.name} returned {len(part.values)} values for the {len(episode.transitions)} calls of an "
+                "episode; expected one per call"
             )
     return [replace(part, values=[check_reward(value) for value in part.values]) for part in parts]
 
@@ -84,15 +86,15 @@ def _parts(episode: Episode, rules: CreditRules, expected: Mapping[str, float] |
 def _expected(episode: Episode, rule: str, values: Mapping[str, float]) -> list[float]:
     missing = next((t.call for t in episode.transitions if t.call not in values), None)
     if missing is not None:
-        raise CreditError(f"reward rule {rule!r} needs the critic's value of every call; {missing!r} has none")
+        raise CreditError(f"reward rule {rule!r} needs the critic's value of every call; call {missing!r} has no value")
     return [values[t.call] for t in episode.transitions]
 
 
-def _alike(rewarded: Mapping[str, Sequence[Component]]) -> Sequence[Component]:
-    """The parts of the first episode. Raises `CreditError` if another has other parts."""
+def _common_parts(rewarded: Mapping[str, Sequence[Component]]) -> Sequence[Component]:
+    """The first episode's components. Raises `CreditError` if those of another differ."""
     kinds = {tuple((p.name, p.weight, p.group_by) for p in parts) for parts in rewarded.values()}
     if len(kinds) > 1:
-        raise CreditError(f"the reward rule returned different parts for different episodes: {sorted(kinds)!r}")
+        raise CreditError(f"the reward rule returned different components for different episodes: {sorted(kinds)!r}")
     return next(iter(rewarded.values()), ())
 
 
@@ -105,10 +107,14 @@ def _compare(groups: list[list[Value]], rules: CreditRules) -> dict[str, float]:
     found: dict[str, float] = rule.function(groups, **rules.advantage_arguments)
     missing = next((v.call for group in groups for v in group if v.call not in found), None)
     if missing is not None:
-        raise CreditError(f"the advantage rule {rule.name} gave no advantage for the call {missing!r}")
+        raise CreditError(
+            f"the advantage rule {rule.name} returned no advantage for call {missing!r}; expected one per call"
+        )
     for call, advantage in found.items():
         if not math.isfinite(advantage):
-            raise CreditError(f"the advantage rule {rule.name} gave {advantage!r} for the call {call!r}")
+            raise CreditError(
+                f"the advantage rule {rule.name} returned {advantage!r} for call {call!r}; expected a finite number"
+            )
     return found
 
 

@@ -1,4 +1,4 @@
-"""The calls of a rollout that ran in parallel branches."""
+"""Finds the calls of a rollout that ran in parallel branches."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from lightning_core.trace import Call, Event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """One of several spans under the same parent that overlap in time, and the calls below it."""
+    """A span that overlaps with siblings in time, as the set of calls below it."""
 
     calls: frozenset[str]
     """Ids of all calls in it, trained or not."""
     agents: frozenset[str | None]
-    """Who made those that are trained."""
+    """Agents of its trained calls."""
 
 
 def parallel_branches(episode: Episode) -> list[list[Branch]]:
-    """The sections of a rollout where branches of the same agents ran at the same time: two or more branches each.
+    """Groups of two or more branches of the same agents that ran at the same time.
 
-    Branches without trained calls are left out. Where sections are nested, a call belongs to the innermost.
+    Branches without trained calls are left out. A call in nested groups belongs to the innermost.
     """
     spans: list[Call | Event] = [*episode.trace.calls, *episode.trace.events]
     children: dict[str | None, list[Call | Event]] = defaultdict(list)
@@ -34,7 +34,7 @@ def parallel_branches(episode: Episode) -> list[list[Branch]]:
     sections: list[list[Branch]] = []
 
     def visit(span: str) -> set[str]:
-        """The calls at and below ``span``; sections below it come first, since they are the inner ones."""
+        """Return the calls at and below ``span``; add the groups below it, innermost first."""
         below = {child.id: visit(child.id) for child in children[span]}
         for together in _overlapping(children[span]):
             sections.extend(_sections([below[child.id] - taken for child in together], trained))
@@ -50,7 +50,7 @@ def parallel_branches(episode: Episode) -> list[list[Branch]]:
 
 
 def _overlapping(spans: Iterable[Call | Event]) -> Iterator[list[Call | Event]]:
-    """Runs of spans each of which begins before all so far have ended."""
+    """Runs of spans. Each span of a run starts before the latest end so far."""
     run: list[Call | Event] = []
     for span in sorted(spans, key=lambda s: (s.start_ns, s.id)):
         if run and span.start_ns >= max(s.end_ns for s in run):
@@ -62,7 +62,7 @@ def _overlapping(spans: Iterable[Call | Event]) -> Iterator[list[Call | Event]]:
 
 
 def _sections(branches: Sequence[set[str]], trained: dict[str, str]) -> list[list[Branch]]:
-    """The branches with trained calls, those of the same agents together, where there are two or more."""
+    """Branches with trained calls, grouped by their agents; groups of one are left out."""
     by_agents: dict[frozenset[str | None], list[Branch]] = defaultdict(list)
     for calls in branches:
         agents = frozenset(trained[call] for call in calls if call in trained)

@@ -1,4 +1,4 @@
-"""What credit looks at: one rollout with the calls to be trained, and the values that rules give them."""
+"""The data of credit assignment: episodes, components and values."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lightning_core.transitions import Transition
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """One rollout as credit sees it: all that happened, the calls to be trained in order, and what was rewarded."""
+    """One rollout: its trace, its trained calls in order, and its rewards."""
 
     trace: Trace
     transitions: Sequence[Transition]
     rewards: Sequence[Reward]
-    """Those of the trace, and what was derived from it since (automatic intermediate rewards, a judge's scores)."""
+    """The trace's rewards, then derived ones: automatic intermediate rewards and a judge's scores."""
 
     @property
     def rollout(self) -> str:
@@ -33,12 +33,12 @@ class Episode:
 
     @property
     def reward(self) -> float:
-        """The episode's own return: the sum of its episode rewards."""
+        """The sum of the episode rewards."""
         return math.fsum(check_reward(r.value) for r in self.rewards if r.is_episode)
 
     @cached_property
     def turns(self) -> list[int]:
-        """For each transition how many calls its agent has made before it in this rollout."""
+        """For each transition, the number of earlier calls of its agent in this rollout."""
         so_far: Counter[str] = Counter()
         found: list[int] = []
         for t in self.transitions:
@@ -48,15 +48,15 @@ class Episode:
 
     @cached_property
     def turns_left(self) -> list[int]:
-        """For each transition the number of later calls of its agent in this rollout."""
+        """For each transition, the number of later calls of its agent in this rollout."""
         total = Counter(t.agent for t in self.transitions)
         return [total[t.agent] - 1 - turn for t, turn in zip(self.transitions, self.turns, strict=True)]
 
     @cached_property
     def outcome(self) -> Hashable:
-        """All rewards: the return, those of agents with a transition, and those of calls by agent and turn.
+        """All rewards by place: episode, agent with a transition, or agent and turn of a call.
 
-        None if a call was rewarded that is no transition.
+        None if a rewarded call is not among the transitions.
         """
         places = {t.call: (t.agent, turn) for t, turn in zip(self.transitions, self.turns, strict=True)}
         agents = {t.agent for t in self.transitions}
@@ -71,40 +71,44 @@ class Episode:
 
     @cached_property
     def observations(self) -> list[str]:
-        """For each transition what was new to its agent, as JSON: the messages after the last response in its prompt."""
+        """For each transition, the new messages of its prompt as JSON.
+
+        New messages are those after the last response in the prompt.
+        """
         calls = {call.id: call for call in self.trace.calls}
-        return [json.dumps(_news(calls[t.call]), sort_keys=True) for t in self.transitions]
+        return [json.dumps(_new_messages(calls[t.call]), sort_keys=True) for t in self.transitions]
 
 
-def _news(call: Call) -> list[Mapping[str, Any]]:
-    said = [i for i, message in enumerate(call.messages) if message.get("role") == "assistant"]
-    return [{k: m.get(k) for k in ("role", "content")} for m in call.messages[said[-1] + 1 if said else 0 :]]
+def _new_messages(call: Call) -> list[Mapping[str, Any]]:
+    responses = [i for i, message in enumerate(call.messages) if message.get("role") == "assistant"]
+    start = responses[-1] + 1 if responses else 0
+    return [{k: m.get(k) for k in ("role", "content")} for m in call.messages[start:]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """Values of an episode's transitions that are compared with those of the same part of other episodes.
+    """Values of an episode's transitions, one component of the reward rule's result.
 
-    A reward rule may return several: the advantages of all parts are added up.
+    Values are compared within the same component of other episodes. The advantages of all components are added.
     """
 
     values: Sequence[float]
     weight: float = 1.0
-    """The factor of the part's advantages."""
+    """Coefficient of the component's advantages."""
     group_by: tuple[str, ...] = ()
-    """Group keys besides those of the rule."""
+    """Group keys in addition to the rule's."""
     name: str = ""
-    """The prefix of the part's metrics."""
+    """Prefix of the component's metrics."""
     targets: Sequence[float] | None = None
-    """The values that the critic should have predicted."""
+    """Regression targets of the critic's values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """What one call is worth, before any baseline."""
+    """The value of one call, before any baseline."""
 
     call: str
     rollout: str
     value: float
     weight: float
-    """1 / number of calls that this rollout has in the group."""
+    """1 / number of the rollout's calls in the group."""

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation over turns (arXiv 1506.02438; over turns: arXiv 2510.16907, 2512.17008)."""
+"""Generalised advantage estimation over turns (arXiv 1506.02438, 2510.16907, 2512.17008)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from lightning_core.credit.reward_rules import Gamma, immediate
 def gae(
     episode: Episode, expected: Sequence[float], *, gamma: Gamma, lam: Annotated[float, Ge(0), Le(1)] = 1.0
 ) -> list[Component]:
-    """`Σ_l (γλ)^l δ_{t+l}`, `δ_t = r_t + γ V_{t+1} − V_t`: GAE (1506.02438) over turns (2510.16907, 2512.17008), with a critic."""
+    """`Σ_l (γλ)^l δ_{t+l}`, `δ_t = r_t + γ V_{t+1} − V_t`, with a critic.
+    GAE (1506.02438) over turns (2510.16907, 2512.17008).
+    """
     advantages, targets = turn_gae(immediate(episode), expected, gamma=gamma, lam=lam)
     return [Component(values=advantages, targets=targets)]
 
@@ -24,12 +26,12 @@ def gae(
 def turn_gae(
     rewards: Sequence[float], values: Sequence[float], *, gamma: float, lam: float
 ) -> tuple[list[float], list[float]]:
-    """Advantages A_t and targets A_t + V_t of a rollout's calls, each call being one turn.
+    """Advantages A_t and targets A_t + V_t of a rollout's calls.
 
         δ_t = r_t + γ V_{t+1} − V_t,    A_t = δ_t + γ λ A_{t+1},    with V and A 0 after the last call
 
-    ``rewards``: r_t; ``values``: V_t, what the critic expects of the rest at the prompt of call t. A turn is a call,
-    also one with the reward 0.
+    ``rewards``: r_t. ``values``: V_t, the return that the critic predicts from the prompt of call t. Every call is a turn, even if
+    its reward is 0.
     """
     advantages: list[float] = []
     following = after = 0.0

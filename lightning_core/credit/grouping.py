@@ -1,4 +1,4 @@
-"""Group keys: calls are compared with one another if they agree in all keys of ``group_by``."""
+"""Group keys: calls are compared if they agree in all keys of ``group_by``."""
 
 from __future__ import annotations
 
@@ -33,32 +33,37 @@ def policy(episode: Episode) -> list[str]:
 
 @group_key("turn")
 def turn(episode: Episode) -> list[str]:
-    """The number of calls that the agent made before it in the rollout."""
+    """The number of earlier calls of the agent in the rollout."""
     return [str(number) for number in episode.turns]
 
 
 @group_key("turns-left")
 def turns_left(episode: Episode) -> list[str]:
-    """The number of calls that the agent made after it in the rollout."""
+    """The number of later calls of the agent in the rollout."""
     return [str(number) for number in episode.turns_left]
 
 
 @group_key("anchor")
 def anchor(episode: Episode) -> list[str]:
-    """The agent and the new messages that it was shown: those after its last response (GiGPO's anchor states, 2505.10978)."""
+    """The agent and its new messages: those after its last response.
+    GiGPO's anchor states (2505.10978).
+    """
     return [f"{t.agent}\0{o}" for t, o in zip(episode.transitions, episode.observations, strict=True)]
 
 
 @group_key("anchor-normalised")
 def anchor_normalised(episode: Episode) -> list[str]:
-    """As `anchor`, without regard to case and white space."""
+    """Like `anchor`, ignoring case and white space."""
     return [f"{t.agent}\0{_normal(o)}" for t, o in zip(episode.transitions, episode.observations, strict=True)]
 
 
 def group_values(
     episodes: Sequence[Episode], values: Mapping[str, float], group_by: Sequence[str | Callable[..., Sequence[str]]]
 ) -> list[list[Value]]:
-    """The groups in order of first appearance; without keys there is one. In each, a rollout's calls weigh 1 together."""
+    """The groups in order of first appearance; without keys, one group.
+
+    In each group the weights of a rollout's calls sum to 1.
+    """
     members: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for episode in episodes:
         parts = [_key_of(episode, key) for key in group_by]
@@ -75,8 +80,11 @@ def group_values(
     ]
 
 
-def equalised(groups: Sequence[Sequence[Value]], outcomes: Mapping[str, Hashable]) -> list[list[Value]]:
-    """``groups``, with equal values where all rollouts of a group have the same outcome, which is not None."""
+def equalise(groups: Sequence[Sequence[Value]], outcomes: Mapping[str, Hashable]) -> list[list[Value]]:
+    """``groups``, with equal values in groups whose rollouts have the same outcome.
+
+    An outcome of None equals no other.
+    """
     found: list[list[Value]] = []
     for group in groups:
         outcomes_of_group = {outcomes.get(v.rollout) for v in group}
@@ -90,11 +98,12 @@ def _key_of(episode: Episode, key: str | Callable[..., Sequence[str]]) -> Sequen
     found = rule.function(episode)
     if len(found) != len(episode.transitions):
         raise CreditError(
-            f"the group key {rule.name} returned {len(found)} keys for the {len(episode.transitions)} calls of an episode"
+            f"the group key {rule.name} returned {len(found)} keys for the {len(episode.transitions)} calls of an episode; "
+            "expected one per call"
         )
     return found
 
 
 def _normal(observation: str) -> str:
-    """Without regard to case and white space."""
+    """``observation`` in lower case, with white space collapsed."""
     return _SPACE.sub(" ", observation).casefold()

@@ -1,11 +1,11 @@
-"""The registry of rules: each a pure function whose signature is its configuration and whose docstring is its documentation.
+"""Registries of rules. Signature and docstring of a rule are configuration and documentation.
 
     @advantage_rule("dr-grpo")
     def dr_grpo(groups):
         '''v − μ of the group (Dr. GRPO, arXiv 2503.20783).'''
 
-Keyword-only parameters are the rule's configuration: their names are the keys, their annotations the types and bounds, their defaults the
-defaults. The arguments of a decorator are facts that the configuration and the trainers need.
+A rule is a pure function. Its keyword-only parameters are configuration keys: the annotations are types and bounds, the defaults are
+defaults. The arguments of the decorator are properties that the configuration and the trainers use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ R = TypeVar("R", bound="DeclaredRule")
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Metadata of a parameter's annotation: a value to suggest where it is missing."""
+    """Metadata of a parameter's annotation: the value that errors suggest if it is missing."""
 
     value: object
 
@@ -45,7 +45,7 @@ class Parameter:
 
     @property
     def example(self) -> object:
-        """The value of the annotation's `Example`; None without one."""
+        """The value of the annotation's `Example`, or None."""
         metadata = get_args(self.annotation)[1:] if get_origin(self.annotation) is Annotated else ()
         return next((item.value for item in metadata if isinstance(item, Example)), None)
 
@@ -67,18 +67,18 @@ class DeclaredRule:
         """The function's keyword-only parameters, by name."""
         keywords = [p for p in _parameters(self.function) if p.kind is inspect.Parameter.KEYWORD_ONLY]
         written = {p.name: Any if p.annotation is inspect.Parameter.empty else p.annotation for p in keywords}
-        # Only these annotations are evaluated: the others may name types that are imported for type checkers alone.
+        # Other annotations may name types that are imported for type checking only.
         names = getattr(inspect.unwrap(self.function), "__globals__", {})
         try:
             types = get_type_hints(SimpleNamespace(__annotations__=written), globalns=names, include_extras=True)
-        except NameError:  # of a type that is local to some function
+        except NameError:  # a type that is local to a function
             types = dict.fromkeys(written, Any)
         return {p.name: Parameter(name=p.name, annotation=types[p.name], default=p.default) for p in keywords}
 
     def arguments(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """The keyword arguments of the function: ``own``, and those of ``common`` that it has.
+        """The function's keyword arguments: ``own``, and those of ``common`` that it accepts.
 
-        Raises `CreditError` for an argument in ``own`` that it does not have, and for one that it requires and was not given.
+        Raises `CreditError` for an unknown argument in ``own`` and for a missing one.
         """
         for name in own:
             if name not in self.parameters:
@@ -90,36 +90,36 @@ class DeclaredRule:
         return given
 
     def unknown(self, name: str) -> str:
-        """The end of an error about an argument that the rule does not have."""
+        """The end of an error about the unknown argument ``name``."""
         known = ", ".join(map(repr, self.parameters))
-        return f"has no argument {name!r}; {f'its arguments are {known}' if known else 'it has none'}"
+        return f"has no argument {name!r}; {f'expected one of {known}' if known else 'it takes no arguments'}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardRule(DeclaredRule):
-    """``rule(episode, *, …)``: a value for each of the episode's transitions, or a sequence of `Component`."""
+    """``rule(episode, *, …)`` returns one value per transition, or a sequence of `Component`."""
 
     group: tuple[str, ...] = ("task",)
-    """Group keys under which its values are compared unless ``group_by`` is set."""
+    """Default group keys, if ``group_by`` is not set."""
     depends_on: Callable[[Any], Hashable] | None = None
-    """Of an episode: all that its values depend on, besides the places of its calls. Rollouts of a group that agree in it get no advantage.
-    None, for the whole function or for an episode: the values decide."""
+    """Returns everything in an episode that its values depend on, except the positions of its calls. Rollouts of a group with equal
+    results get no advantage. None as the function or as its result: only the values are compared."""
     needs_critic: bool = False
-    """Called as ``rule(episode, expected, *, …)`` with the critic's value of each call. The critic is the baseline."""
+    """Call ``rule(episode, expected, *, …)`` with the critic's value of each call. The critic is the baseline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageRule(DeclaredRule):
-    """``rule(groups, *, …)``: the advantage of each call, by its id."""
+    """``rule(groups, *, …)`` returns the advantages by call id."""
 
     compares: Literal["group", "batch"] | None = "group"
-    """Within each group; over the batch, which is then the only group; or not at all."""
+    """Compares values within groups, over the batch (one group), or not at all."""
     whole_batch: bool = False
-    """Whether it needs all rollouts of a step at once, although it compares within groups."""
+    """Whether it needs all rollouts of a step at once even though it compares within groups."""
 
     @property
     def needs_batch(self) -> bool:
-        """Whether groups cannot be given advantages one by one."""
+        """Whether advantages need all groups of a step at once."""
         return self.whole_batch or self.compares == "batch"
 
     @property
@@ -130,24 +130,24 @@ class AdvantageRule(DeclaredRule):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupKey(DeclaredRule):
-    """``key(episode)``: for each of the episode's transitions a string; calls of one group have the same one."""
+    """``key(episode)`` returns a string per transition; equal strings form a group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss(DeclaredRule):
-    """``loss(logprobs_E, log_ratio_E, advantages_E, *, …)``: `TokenLosses`, or a tensor [E]."""
+    """``loss(logprobs_E, log_ratio_E, advantages_E, *, …)`` returns `TokenLosses` or [E]."""
 
     ratio: Literal["token", "sequence"] | None = "token"
-    """Whose probability ratio ``log_ratio_E`` is. None: the loss uses no ratio, so only the first update of a step is right."""
+    """What ``log_ratio_E`` is the ratio of. None: the loss uses no ratio, so only the first update of a step is correct."""
 
 
 class Registry(Mapping[str, R], Generic[R]):
     """The rules of one kind by name."""
 
-    def __init__(self, kind: type[R], what: str, *, plain: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        self.what = what
+    def __init__(self, kind: type[R], label: str, *, adapt: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self.label = label
         self._kind = kind
-        self._plain = plain
+        self._adapt = adapt
         self._rules: dict[str, R] = {}
 
     def __getitem__(self, name: str) -> R:
@@ -160,22 +160,27 @@ class Registry(Mapping[str, R], Generic[R]):
         return len(self._rules)
 
     def find(self, rule: str | Callable[..., Any]) -> R:
-        """The rule of that name, or of that function, which need not be declared. Raises `CreditError` for an unknown name."""
+        """The rule with this name or function. Raises `CreditError` for an unknown name.
+
+        A function need not be declared.
+        """
         if isinstance(rule, str):
             if rule not in self:
                 near = get_close_matches(rule, self, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise CreditError(f"unknown {self.what} {rule!r}; known are {sorted(self)!r}{hint}")
+                raise CreditError(f"unknown {self.label} {rule!r}; expected one of {sorted(self)!r}{hint}")
             return self[rule]
         declared = next((known for known in self._rules.values() if known.function is rule), None)
-        return declared or self._kind(name=getattr(rule, "__name__", repr(rule)), function=self._plain(rule))
+        return declared or self._kind(name=getattr(rule, "__name__", repr(rule)), function=self._adapt(rule))
 
-    def declare(self, name: str, function: F, **facts: Any) -> F:
-        """Add a rule. Raises `CreditError` if another function has the name."""
+    def declare(self, name: str, function: F, **properties: Any) -> F:
+        """Add a rule. Raises `CreditError` if another function has this name."""
         before = self._rules.get(name)
-        if before is not None and _place(before.function) != _place(function):
-            raise CreditError(f"there is a {self.what} {name!r} already: {'.'.join(_place(before.function))}")
-        self._rules[name] = self._kind(name=name, function=function, **facts)
+        if before is not None and _qualified_name(before.function) != _qualified_name(function):
+            raise CreditError(
+                f"{self.label} {name!r} is already declared by {'.'.join(_qualified_name(before.function))}; use another name"
+            )
+        self._rules[name] = self._kind(name=name, function=function, **properties)
         return function
 
     def forget(self, name: str) -> None:
@@ -190,16 +195,16 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return []
 
 
-def _place(function: Callable[..., Any]) -> tuple[str, str]:
+def _qualified_name(function: Callable[..., Any]) -> tuple[str, str]:
     return function.__module__, function.__qualname__
 
 
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
 def _with_gamma(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function(episode, gamma)`` as a rule with the parameter ``gamma``; others as they are."""
+    """``function(episode, gamma)`` as a rule with the keyword ``gamma``; others unchanged."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if sum(p.kind in positional for p in _parameters(function)) < 2:
         return function
@@ -211,10 +216,10 @@ def _with_gamma(function: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-REWARD_RULES: Registry[RewardRule] = Registry(RewardRule, "reward rule", plain=_with_gamma)
-ADVANTAGE_RULES: Registry[AdvantageRule] = Registry(AdvantageRule, "advantage rule", plain=_as_it_is)
-GROUP_KEYS: Registry[GroupKey] = Registry(GroupKey, "group key", plain=_as_it_is)
-LOSSES: Registry[Loss] = Registry(Loss, "loss", plain=_as_it_is)
+REWARD_RULES: Registry[RewardRule] = Registry(RewardRule, "reward rule", adapt=_with_gamma)
+ADVANTAGE_RULES: Registry[AdvantageRule] = Registry(AdvantageRule, "advantage rule", adapt=_unchanged)
+GROUP_KEYS: Registry[GroupKey] = Registry(GroupKey, "group key", adapt=_unchanged)
+LOSSES: Registry[Loss] = Registry(Loss, "loss", adapt=_unchanged)
 
 
 def reward_rule(
@@ -224,7 +229,7 @@ def reward_rule(
     depends_on: Callable[[Any], Hashable] | None = None,
     needs_critic: bool = False,
 ) -> Callable[[F], F]:
-    """Declare a reward rule; the facts are those of `RewardRule`."""
+    """Declare a reward rule; see `RewardRule` for the arguments."""
     return lambda function: REWARD_RULES.declare(
         name, function, group=group, depends_on=depends_on, needs_critic=needs_critic
     )
@@ -233,7 +238,7 @@ def reward_rule(
 def advantage_rule(
     name: str, *, compares: Literal["group", "batch"] | None = "group", whole_batch: bool = False
 ) -> Callable[[F], F]:
-    """Declare an advantage rule; the facts are those of `AdvantageRule`."""
+    """Declare an advantage rule; see `AdvantageRule` for the arguments."""
     return lambda function: ADVANTAGE_RULES.declare(name, function, compares=compares, whole_batch=whole_batch)
 
 
@@ -243,5 +248,5 @@ def group_key(name: str) -> Callable[[F], F]:
 
 
 def loss(name: str, *, ratio: Literal["token", "sequence"] | None = "token") -> Callable[[F], F]:
-    """Declare a loss; the facts are those of `Loss`."""
+    """Declare a loss; see `Loss` for the argument."""
     return lambda function: LOSSES.declare(name, function, ratio=ratio)

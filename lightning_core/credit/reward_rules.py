@@ -1,4 +1,4 @@
-"""Reward rules: episode → call. Each gives every trained call of an episode a value. Pure functions that fit a screen."""
+"""Reward rules: compute the value of each trained call of an episode."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ Gamma = Annotated[float, Gt(0), Le(1), Example(0.95)]
 
 
 def rewards_of(episode: Episode) -> Hashable:
-    """All rewards of the episode, by place."""
+    """All rewards of the episode by place; see `Episode.outcome`."""
     return episode.outcome
 
 
 def rewards_outside_branches(episode: Episode) -> Hashable:
-    """The same; None if there are parallel branches, which are compared within the episode."""
+    """Like `rewards_of`; None with parallel branches, which are compared within the episode."""
     return None if parallel_branches(episode) else episode.outcome
 
 
 @reward_rule("broadcast", depends_on=rewards_of)
 def broadcast(episode: Episode) -> list[float]:
-    """`R +` all rewards of calls `+` its agent's: identical assignment (2508.03680 §3.3), every call gets the episode's return.
+    """`R +` all rewards of calls `+` those of its agent.
+    Identical assignment (2508.03680 §3.3): every call gets the episode's return.
 
-    Rewards bound to a call count towards the return; rewards bound to an agent count for that agent's calls only.
+    Rewards of calls count towards the return. Rewards of an agent count for that agent's calls only.
     """
     total = episode.reward + math.fsum(r.value for r in episode.rewards if r.call is not None)
     own = _by_agent(episode)
@@ -38,13 +39,17 @@ def broadcast(episode: Episode) -> list[float]:
 
 @reward_rule("last-call", group=("task", "agent", "turns-left"), depends_on=rewards_of)
 def last_call(episode: Episode) -> list[float]:
-    """`r_t`: the last trained call gets the episode's reward, every other call its own rewards only."""
+    """`r_t`.
+    The last trained call gets the episode's reward, every other call only its own rewards.
+    """
     return immediate(episode)
 
 
 @reward_rule("explicit", group=("task", "agent", "turn"), depends_on=rewards_of)
 def explicit(episode: Episode) -> list[float]:
-    """Its own rewards `+` its agent's. The episode's reward `R` is reported and not trained on."""
+    """Its own rewards `+` those of its agent.
+    The episode's reward `R` is reported, but not trained on.
+    """
     own = _by_agent(episode)
     by_call = _by_call(episode)
     return [by_call.get(t.call, 0.0) + own.get(t.agent, 0.0) for t in episode.transitions]
@@ -52,7 +57,7 @@ def explicit(episode: Episode) -> list[float]:
 
 @reward_rule("discounted", group=("task", "agent", "turn"), depends_on=rewards_of)
 def discounted(episode: Episode, *, gamma: Gamma) -> list[float]:
-    """`Σ_{k≥t} γ^(k−t) r_k`: the discounted sum of the rewards from the call on (reward-to-go)."""
+    """`Σ_{k≥t} γ^(k−t) r_k`: the discounted reward-to-go."""
     values: list[float] = []
     following = 0.0
     for reward in reversed(immediate(episode)):
@@ -63,9 +68,10 @@ def discounted(episode: Episode, *, gamma: Gamma) -> list[float]:
 
 @reward_rule("leave-one-branch-out", depends_on=rewards_outside_branches)
 def leave_one_branch_out(episode: Episode) -> list[float]:
-    """`broadcast + own_b − mean(own of the branches beside b)`: RLOO (2402.14740) among parallel branches of the same agents.
+    """`broadcast + own_b − mean(own of the other branches)`, with b the call's branch.
+    RLOO (2402.14740) among parallel branches of the same agents.
 
-    Over the branches of a section the differences sum to 0, so the rollout's mean is that of `broadcast`.
+    The differences sum to 0 over the branches of a section, so the rollout has the same mean as with `broadcast`.
     """
     values = broadcast(episode)
     by_call = _by_call(episode)
@@ -83,9 +89,10 @@ def leave_one_branch_out(episode: Episode) -> list[float]:
 def gigpo(
     episode: Episode, *, gamma: Gamma, step_weight: Annotated[float, Ge(0)] = 1.0, anchor: str = "exact"
 ) -> list[Component]:
-    """`broadcast`, plus `step_weight` times the advantage of `discounted` among calls in the same place (GiGPO, 2505.10978).
+    """`broadcast`, plus `step_weight` times the advantage of `discounted` per anchor.
+    The second advantage is computed among calls with the same anchor (GiGPO, 2505.10978).
 
-    ``anchor``: when calls are in the same place: ``exact``, ``normalised``, or a group key.
+    ``anchor``: the group key that defines equal anchors; ``exact`` and ``normalised`` are short for two of them.
     """
     key = {"exact": "anchor", "normalised": "anchor-normalised"}.get(anchor, anchor)
     steps = Component(values=discounted(episode, gamma=gamma), weight=step_weight, group_by=(key,), name="step")
@@ -93,10 +100,10 @@ def gigpo(
 
 
 def immediate(episode: Episode) -> list[float]:
-    """r_t: a call's rewards at that call, an agent's at the agent's last call, the episode's at the last call of all.
+    """r_t: the immediate reward of each trained call.
 
-    Rewards of a call that is not trained count at the last trained call before it, or else at the first. Rewards of an agent without a
-    trained call count nowhere: they concern no other agent.
+    A call's rewards count at that call, an agent's at the agent's last call, the episode's at the last call. Rewards of an untrained
+    call count at the last trained call before it, or else at the first one. Rewards of an agent without trained calls are ignored.
     """
     calls = episode.transitions
     index = {t.call: i for i, t in enumerate(calls)}

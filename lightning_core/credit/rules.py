@@ -1,4 +1,4 @@
-"""The rules of a run, and their arguments."""
+"""The rules of a run and their arguments."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _COMMON = ("gamma", "lam", "step_weight", "anchor")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditRules:
-    """How credit is assigned. Raises `CreditError` for a name or an argument that is not known, with the known ones.
+    """How credit is assigned. Raises `CreditError` for an unknown name or argument.
 
-    ``gamma``, ``lam``, ``step_weight`` and ``anchor`` go to the reward rule if it has a parameter of that name. None: the rule's default.
+    ``gamma``, ``lam``, ``step_weight`` and ``anchor`` are passed to a reward rule that has the parameter. None: the rule's default.
     """
 
     rewards: str | Callable[..., Any] = "broadcast"
-    """A name in `REWARD_RULES`, or a function like those."""
+    """A name in `REWARD_RULES`, or a function with the same signature."""
     gamma: float | None = None
     """The discount factor per call; None: 1 for a rule without a default."""
     lam: float | None = None
     """λ of ``gae``."""
     step_weight: float | None = None
-    """ω of ``gigpo``: the weight of the steps' advantages beside the episode's."""
+    """ω of ``gigpo``: the weight of the steps' advantages, added to the episode's."""
     anchor: str | None = None
-    """With ``gigpo``: the group key that makes two calls the same step, ``anchor`` or ``anchor-normalised``."""
+    """With ``gigpo``: the group key of equal steps, ``anchor`` or ``anchor-normalised``."""
     advantage: str | Callable[..., Any] = "grpo"
-    """A name in `ADVANTAGE_RULES`, or a function like those."""
+    """A name in `ADVANTAGE_RULES`, or a function with the same signature."""
     group_by: Sequence[str | Callable[..., Any]] | None = None
-    """Names in `GROUP_KEYS`, or functions like those; None: those that the reward rule declares."""
+    """Names in `GROUP_KEYS`, or functions with the same signature; None: the reward rule's default."""
     air: Air | None = None
     rewards_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Further arguments of the reward rule."""
+    """Other arguments of the reward rule."""
     advantage_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Arguments of the advantage rule."""
 
@@ -70,7 +70,7 @@ class CreditRules:
 
     @property
     def keys(self) -> Sequence[str | Callable[..., Any]]:
-        """``group_by``, or the reward rule's own."""
+        """``group_by``, or the reward rule's default."""
         return self.reward_rule.group if self.group_by is None else self.group_by
 
     @property

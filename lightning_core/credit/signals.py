@@ -1,7 +1,7 @@
-"""What the run itself says about how calls went: each tool's outcome, bound to the model call that asked for it.
+"""Outcomes of tools, each matched to the model call that requested the tool.
 
-This is what automatic intermediate rewarding (arXiv 2508.03680, §3.4) starts from: signals that are monitored anyway become rewards on
-the call that caused them. The binding is exact or absent: by the tool call's id, never by time.
+Input of automatic intermediate rewarding (arXiv 2508.03680, §3.4). Outcomes are matched by the tool call's id, never by time; without
+a match, the outcome belongs to no call.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT, Call
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSignal:
-    """One use of a tool, or one that was asked for and never happened."""
+    """One execution of a tool, or a tool call that was never executed."""
 
     tool: str
     call: str | None
-    """Id of the model call that asked for it; None where no call did, as with a tool that the program itself uses."""
+    """Id of the model call that requested it; None for a tool that the program calls itself."""
     agent: str | None
-    """The agent that asked, or else the one that the tool ran for."""
+    """The agent of that call, or else the agent that the tool ran for."""
     status: Literal["ok", "error", "unused"]
-    """``ok``; ``error``: it failed, or was refused; ``unused``: it was asked for, and did not run."""
+    """``ok``; ``error``: failed or rejected; ``unused``: requested, but not executed."""
     error: str | None = None
     arguments: str | None = None
     result: str | None = None
 
 
 def tool_signals(trace: Trace) -> tuple[ToolSignal, ...]:
-    """The outcomes of all tools of a rollout: those that ran in order of start, then those that never did in order of asking.
+    """The tool outcomes of a rollout: executed tools by start, then the others in call order.
 
-    ``trace`` is one whole rollout. A response that asks for several tools at once is behind several signals.
+    ``trace``: the trace of a complete rollout. A response with several tool calls has several signals.
     """
-    asked = {str(wish["id"]): (call, wish) for call in trace.calls for wish in _wishes(call)}
+    requested = {str(request["id"]): (call, request) for call in trace.calls for request in _tool_calls(call)}
     signals: list[ToolSignal] = []
     for event in trace.events:
         if event.kind != "tool":
             continue
-        call, _ = asked.get(str(event.attributes.get(TOOL_CALL_ID)), (None, None))
+        call, _ = requested.get(str(event.attributes.get(TOOL_CALL_ID)), (None, None))
         signals.append(
             ToolSignal(
                 tool=event.name,
@@ -53,20 +53,18 @@ def tool_signals(trace: Trace) -> tuple[ToolSignal, ...]:
             )
         )
     used = {str(e.attributes.get(TOOL_CALL_ID)) for e in trace.events if e.kind == "tool"}
-    for identity, (call, wish) in asked.items():
+    for identity, (call, request) in requested.items():
         if identity not in used:
-            function = wish["function"]
+            function = request["function"]
             arguments = function.get("arguments")
-            written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
             signals.append(
-                ToolSignal(
-                    tool=str(function["name"]), call=call.id, agent=call.agent, status="unused", arguments=written
-                )
+                ToolSignal(tool=str(function["name"]), call=call.id, agent=call.agent, status="unused", arguments=text)
             )
     return tuple(signals)
 
 
-def _wishes(call: Call) -> list[Mapping[str, Any]]:
-    """The tool calls in a response that say what they ask for, and under which id."""
-    wishes = (call.response or {}).get("tool_calls") or ()
-    return [wish for wish in wishes if wish.get("id") and (wish.get("function") or {}).get("name")]
+def _tool_calls(call: Call) -> list[Mapping[str, Any]]:
+    """The tool calls in a response that have an id and a function name."""
+    found = (call.response or {}).get("tool_calls") or ()
+    return [t for t in found if t.get("id") and (t.get("function") or {}).get("name")]

@@ -1,7 +1,7 @@
-"""For tests and documentation: agents run against a scripted model, and the contract suite of integrations.
+"""Runs agents against a scripted model, and the contract suite for integrations.
 
-`playground` opens one rollout, `open_playground` several. Neither needs a model, a GPU or a network. The suite is in
-`lightning_core.testing.contract`, which needs pytest.
+`playground` opens one rollout, `open_playground` allows several. Neither requires a model, a GPU or a network. The suite is in
+`lightning_core.testing.contract`, which requires pytest.
 """
 
 from __future__ import annotations

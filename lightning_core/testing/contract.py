@@ -1,7 +1,7 @@
-"""The contract suite: what every integration must do, as tests over real HTTP against the real framework. Needs pytest.
+"""The contract suite: tests that every integration must pass. Requires pytest.
 
-An integration's test file subclasses `IntegrationContract`, with the name of the distribution that announces the integration and
-an adapter that builds programs in the framework's own style::
+The tests run the real framework over real HTTP. An integration's test file subclasses `IntegrationContract`. It sets the name of the
+distribution that announces the integration, and an adapter that builds programs in the framework's style::
 
     class TestRobots(IntegrationContract):
         distribution = "lightning-robots"
@@ -15,7 +15,7 @@ from __future__ import annotations
 try:
     import pytest
 except ModuleNotFoundError:
-    raise ModuleNotFoundError("lightning_core.testing.contract needs pytest: pip install pytest") from None
+    raise ModuleNotFoundError("lightning_core.testing.contract requires pytest: pip install pytest") from None
 
 pytest.register_assert_rewrite("lightning_core.testing.suite")
 

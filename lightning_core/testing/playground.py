@@ -1,8 +1,8 @@
-"""Rollouts of an agent in this process, answered by a script or by any other backend.
+"""Rollouts of an agent in this process, with responses from a script or a backend.
 
-Everything but the model is real: HTTP, the chat template, tokens, spans, the patches of the installed integrations. The tokens of
-a scripted model are bytes, so nothing is downloaded. `Playground` is the endpoint with its rollouts, `open_playground` adds the
-patches, and `playground` adds one rollout.
+Only the model is scripted. HTTP, the chat template, tokens, spans and the patches of the installed integrations are real. The tokens
+of a scripted model are bytes, so nothing is downloaded. `Playground` is the endpoint with its rollouts, `open_playground` adds the
+patches, `playground` also opens one rollout.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from lightning_core.errors import InfrastructureError
 from lightning_core.rollouts.environment import patched
 
 Script = Callable[[str], str] | Iterable[str]
-"""The model's answers: a list of texts, in order, or a function from the prompt's text (in ChatML) to the answer."""
+"""The model's responses: texts in order, or a function of the prompt's text (in ChatML)."""
 
 
 def tool_call(name: str, **arguments: Any) -> str:
-    """The text of an answer that calls the tool ``name`` with ``arguments``."""
+    """The text of a response that calls the tool ``name`` with ``arguments``."""
     return HERMES.write([ToolCall(name, arguments)])
 
 
 class _EveryModel(tuple[str, ...]):
-    """Model names that contain every string, so that no request is forwarded to a real provider."""
+    """Contains every model name, so that no request is forwarded to a real provider."""
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str)
@@ -53,10 +53,10 @@ class _SameChat(Mapping[str, Chat]):
 
 
 class Playground:
-    """A policy endpoint and rollouts against it. Use as a context manager; `open_playground` adds the patches.
+    """A policy endpoint and its rollouts, as a context manager.
 
-    With a script, every model name is served, and each request is answered by the script. A backend needs ``chats``: the chat
-    format of its models, or of each by its name. ``delay``: seconds before a scripted answer and between its streamed parts.
+    `open_playground` adds the patches. With a script, every model name is served. A backend needs ``chats``: one chat format for all
+    its models, or a mapping by model name. ``delay``: seconds before a scripted response and between its streamed parts.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Playground:
         if chats is not None:
             self._endpoint = PolicyEndpoint(cast("Backend", model), chats)
         elif hasattr(model, "generate"):
-            raise TypeError("a backend needs the chat format of its models: pass chats=Chat(tokenizer)")
+            raise TypeError("a backend requires the chat format of its models: pass chats=Chat(tokenizer)")
         elif isinstance(model, str):
             raise TypeError(
-                "expected a list of answers or a function of the prompt, found a string: put it into a list"
+                "expected a list of responses or a function of the prompt, found a string: put it into a list"
             )
         else:
             backend = ScriptedBackend(cast("Script", model), delay=delay)
@@ -97,11 +97,11 @@ class Playground:
         max_tokens: int = 1024,
         strict: bool = True,
     ) -> Generator[Run]:
-        """One rollout. Model requests made in the body go to this endpoint; the trace is ``run.trace``.
+        """One rollout. Its model requests go to this endpoint; the trace is ``run.trace``.
 
-        ``train``: names of the trained agents, as ``agents.train`` in a configuration; they need no mark if their framework names
-        them. ``temperature`` and ``max_tokens`` apply to them. A ``strict`` rollout raises `CaptureError` at its end if something
-        could not be recorded, and `InfrastructureError` if a request failed and the agent swallowed the error.
+        ``train``: names of the trained agents, as ``agents.train`` in a configuration; agents that their framework names need no mark.
+        ``temperature`` and ``max_tokens`` apply to trained agents. At its end a ``strict`` rollout raises `CaptureError` if recording
+        failed, and `InfrastructureError` if a request failed and the agent swallowed the error.
         """
         trained = frozenset(train)
         routing = Routing(trained=trained, temperature=temperature, max_tokens=max_tokens)
@@ -124,9 +124,10 @@ def open_playground(
     integrations: Iterable[str] | None = None,
     delay: float = 0.0,
 ) -> Generator[Playground]:
-    """A playground for several rollouts, with the patches on HTTP clients, threads and frameworks; all undone at the end.
+    """A playground for several rollouts, with patches on clients, threads and frameworks.
 
-    ``integrations``: names of those to install; None installs all that fit the installed frameworks, as a training run does.
+    All patches are removed at the end. ``integrations``: names of the integrations to install; None: all that the installed frameworks
+    support, as in a training run.
     See `Playground` for the other arguments.
     """
     with patched(integrations), Playground(model, chats=chats, delay=delay) as opened:
@@ -146,7 +147,9 @@ def playground(
     strict: bool = True,
     delay: float = 0.0,
 ) -> Generator[Run]:
-    """One rollout with everything around it open: ``with playground(["Four."], train=["solver"]) as run: solve(task)``.
+    """One rollout in a playground of its own.
+
+    Use: ``with playground(["Four."], train=["solver"]) as run: solve(task)``.
 
     The trace is ``run.trace``, in the body and after it. See `open_playground` and `Playground.rollout` for the arguments.
     """

@@ -1,4 +1,4 @@
-"""The programs that the contract suite runs: what they consist of, who builds them, and what the model answers them."""
+"""The contract suite's programs: their specification, builder and scripted model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 ADD_PROMPT = 'use:add {"a": 2, "b": 3}'
-"""A prompt that the scripted model answers with a call of the tool ``add``, and with text once the result is there."""
+"""A prompt that gets a call of the tool ``add``, and text after the tool's result."""
 
 
 def answer_prompt(prompt: str) -> str:
-    """The suite's script: calls the tool that the last user message names with ``use:``, until its result is there."""
+    """The suite's script: a tool call if the last user message has ``use:``, else text.
+
+    After the tool's result the answer is text.
+    """
     last = prompt.rpartition("<|im_start|>user\n")[2]
     if "use:" in last and "<|im_start|>tool\n" not in last:
         name, _, arguments = last.partition("use:")[2].partition("<|im_end|>")[0].partition(" ")
@@ -23,8 +26,8 @@ def answer_prompt(prompt: str) -> str:
     return f"answer to {last.partition('<|im_end|>')[0].strip()}"
 
 
-# One event loop for all tests, as in a program: clients that a framework shares within the process, such as ChatOpenAI's, belong
-# to the loop that first used them.
+# All tests share one event loop, as in a program: clients that a framework shares within the process, such as ChatOpenAI's,
+# belong to the loop that first used them.
 _loop = asyncio.Runner()
 atexit.register(_loop.close)
 
@@ -37,18 +40,21 @@ def run_async(work: Coroutine[Any, Any, Any]) -> Any:
 
 @dataclass(frozen=True)
 class AgentSpec:
-    """One agent of a program: it sends ``prompt`` to the model ``"policy"``, then runs ``inner``, then raises ``error``."""
+    """One agent of a program.
+
+    It sends ``prompt`` to the model ``"policy"``, then runs ``inner``, then raises ``error``.
+    """
 
     name: str
     marked: bool = False
-    """Whether it is marked with ``trainable``, under its name."""
+    """Whether it is marked with ``trainable`` under ``name``."""
     prompt: str | None = None
     tool: bool = False
     """Whether it may call the tool ``add(a, b)``, which fails with a message that contains "negative" if ``b`` is negative."""
     inner: AgentSpec | None = None
     """An agent that this one runs after its own model call."""
     error: Exception | None = None
-    """What it raises after its model call."""
+    """The exception that it raises after its model call."""
 
     @property
     def text(self) -> str:
@@ -62,7 +68,7 @@ class HostAdapter(ABC):
     integration: ClassVar[str]
     """Name of the integration's entry point."""
     host: ClassVar[str]
-    """The package without which the integration cannot be used."""
+    """The package that the integration requires."""
 
     @abstractmethod
     def build(self, parts: Sequence[AgentSpec], *, parallel: bool = False, base_url: str | None = None) -> Any:
@@ -89,4 +95,4 @@ class HostAdapter(ABC):
 
     @abstractmethod
     def patched_call(self) -> tuple[Any, str]:
-        """Return owner and attribute of a patched function that `run` passes through; a third party wraps it in a test."""
+        """Return owner and attribute of a patched function that `run` calls. A test wraps it."""

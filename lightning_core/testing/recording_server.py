@@ -1,4 +1,4 @@
-"""An HTTP server that records every request and answers like an OpenAI-compatible one, for tests of what goes over the wire."""
+"""An OpenAI-compatible HTTP server that records every request, for tests."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class RecordedRequest:
 
 @dataclass
 class RecordingServer:
-    """What the server received, and how it answers."""
+    """The server's URL, recorded requests and settings."""
 
     url: str = ""
     requests: list[RecordedRequest] = field(default_factory=list[RecordedRequest])
     fail_next: int = 0
-    """Number of requests to answer with status 500 first."""
+    """Number of next requests that get status 500."""
     refusal: Response | None = None
-    """The answer to every request, if set."""
+    """The response to every request, if set."""
 
     async def answer(self, request: Request) -> Response:
-        """Record the request, then fail, refuse or answer it."""
+        """Record the request and return a response or an error."""
         body = json.loads(await request.body() or b"null")
         self.requests.append(RecordedRequest(str(request.url), dict(request.headers), body))
         if self.refusal is not None:
@@ -66,7 +66,7 @@ async def _events(head: dict[str, Any]) -> AsyncGenerator[str]:
 
 @contextmanager
 def recording_server(*, refusal: Response | None = None) -> Generator[RecordingServer]:
-    """Serve on a free port of this machine; ``refusal`` is the answer to everything."""
+    """Serve on a free local port; ``refusal``, if set, is the response to every request."""
     server = RecordingServer(refusal=refusal)
     app = Starlette(routes=[Route("/{path:path}", server.answer, methods=["GET", "POST"])])
     uvicorn_server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))

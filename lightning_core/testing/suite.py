@@ -1,4 +1,4 @@
-"""The tests of the contract suite; `lightning_core.testing.contract` is the door to it."""
+"""The tests of the contract suite. Import them from `lightning_core.testing.contract`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT, Trac
 
 
 class IntegrationContract:
-    """The suite. Subclasses set `distribution` and `adapter`, and may add tests of their own."""
+    """The suite. Subclasses set `distribution` and `adapter`, and may add tests."""
 
     distribution: ClassVar[str]
-    """The distribution that announces the integration, and whose extra of the integration's name states the supported versions."""
+    """The distribution that announces the integration. Its extra of the same name states the supported versions."""
     adapter: ClassVar[HostAdapter]
 
     def __init_subclass__(cls) -> None:
@@ -55,7 +55,7 @@ class IntegrationContract:
 
     @pytest.fixture
     def playground(self, served: Playground) -> Iterator[Playground]:
-        """The endpoint, with patches on HTTP clients and threads; tests install the integration themselves."""
+        """The endpoint, with patches on HTTP clients and threads, without the integration."""
         with patched(()):
             yield served
 
@@ -80,7 +80,7 @@ class IntegrationContract:
         parallel: bool = False,
         train: Sequence[str] = (),
     ) -> Trace:
-        """The trace of one run of a program of these parts."""
+        """The trace of one run of a program with these parts."""
         program = self.adapter.build(parts, parallel=parallel)
         with self.capture(playground, train=train) as run:
             self.start(how, program)
@@ -91,7 +91,7 @@ class IntegrationContract:
         if how.startswith("a"):
             run_async(result)
 
-    # Who makes the call
+    # The agent of a call
 
     @pytest.mark.parametrize("how", ["run", "arun", "stream", "astream"])
     def test_marked_calls_carry_the_name_and_unmarked_do_not(self, playground: Playground, how: str) -> None:
@@ -197,7 +197,7 @@ class IntegrationContract:
             assert {call.rollout for call in trace.calls} == {trace.rollout}
         assert traces[0].rollout != traces[1].rollout
 
-    # The host notices nothing
+    # Effects on the host
 
     @pytest.mark.parametrize("how", ["run", "arun", "stream", "astream"])
     def test_exceptions_pass_through_and_are_recorded(self, playground: Playground, how: str) -> None:
@@ -242,14 +242,14 @@ class IntegrationContract:
         before: dict[int, tuple[Any, list[tuple[str, int]]]] = {}
         wrap = Patches.wrap
 
-        def noting_wrap(patches: Patches, target: Any, attribute: str, wrapper: Any) -> None:
+        def recording_wrap(patches: Patches, target: Any, attribute: str, wrapper: Any) -> None:
             owner = wrapt.resolve_path(target, attribute)[0]
             before.setdefault(id(owner), (owner, names_and_identities(owner)))
             wrap(patches, target, attribute, wrapper)
 
         installed = Installed()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Patches, "wrap", noting_wrap)
+            patch.setattr(Patches, "wrap", recording_wrap)
             installed.install(self.adapter.integration)
         assert before
         assert all(names_and_identities(owner) != was for owner, was in before.values())
@@ -317,5 +317,5 @@ class IntegrationContract:
 
 
 def names_and_identities(owner: Any) -> list[tuple[str, int]]:
-    """``vars(owner)`` for a comparison by identity; a wrapper equals what it wraps."""
+    """``vars(owner)`` by identity. A wrapper compares equal to the function that it wraps."""
     return [(name, id(value)) for name, value in vars(owner).items()]

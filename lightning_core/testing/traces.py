@@ -1,4 +1,4 @@
-"""Questions that tests ask of a trace."""
+"""Queries on traces, for tests."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def user_message(call: Call) -> str:
 
 
 def parent_of(trace: Trace, call: Call) -> Event:
-    """The event that a call was made in."""
+    """The event that contains a call."""
     return next(event for event in trace.events if event.id == call.parent)
 
 
 def ancestors(trace: Trace, event: Event) -> list[str]:
-    """Names of an event and of the events around it, innermost first."""
+    """Names of an event and its enclosing events, innermost first."""
     by_id = {event.id: event for event in trace.events}
     names = [event.name]
     while event.parent is not None:

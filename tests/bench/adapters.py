@@ -1,9 +1,9 @@
-"""Adapters of one base decoded in the same batches, against one adapter after the other, in one run.
+"""Compares decoding with several adapters per batch to decoding one adapter after the other.
 
     python -m tests.bench.adapters [--model smollm2-135m-instruct] [--adapters 4] [--rows 64]
 
-Each adapter answers its share of the rows: a prompt of 200 tokens that all rows share and 20 of each row's own, 32 new tokens. Prints
-tokens a second and the ratio; and what as many rows of a single adapter take, which is what the mixture has to be measured by.
+Each adapter answers its share of the rows. A row has 200 tokens of prompt shared by all rows, 20 tokens of its own and 32 new tokens.
+Prints tokens per second and the ratio, and the time of the same number of rows with a single adapter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PREFIX, OWN, NEW = 200, 20, 32
 
 
 def sample(trainer: MultiPolicyTrainer, models: Sequence[str], seed: int) -> float:
-    """Seconds for a response of each of ``models``, asked for all at once."""
+    """Seconds for one response of each of ``models``, requested at the same time."""
     shared = random.Random(seed).choices(range(1000, 20000), k=PREFIX)
     params = SamplingParams(max_tokens=NEW, temperature=0.7)
 
@@ -46,7 +46,7 @@ def sample(trainer: MultiPolicyTrainer, models: Sequence[str], seed: int) -> flo
 
 @torch.no_grad()
 def differ(trainer: MultiPolicyTrainer) -> None:
-    """Adapters that do something: untrained ones add zero, which would show no mistake."""
+    """Set random adapter weights: untrained adapters add zero, which would hide mistakes."""
     for seed, policy in enumerate(trainer.policies.values()):
         generator = torch.Generator().manual_seed(seed)
         state = policy.state()
@@ -80,7 +80,7 @@ def main() -> None:
     sample(trainer, mixed, 0)  # the first time is slower
     best = {"mixed": 1e9, "one after the other": 1e9, "a single one": 1e9}
     for turn in range(1, arguments.rounds + 1):
-        # Alternating, so that whatever else the machine does falls on all of them alike.
+        # Alternating, so that other load on the machine affects all of them equally.
         best["mixed"] = min(best["mixed"], sample(trainer, mixed, 3 * turn))
         apart = sum(sample(trainer, [name] * share, 3 * turn + 1) for name in names)
         best["one after the other"] = min(best["one after the other"], apart)

@@ -1,4 +1,4 @@
-"""The anchor's gateway, `agl-server` of agentlightning, in an environment of its own, as endpoint measures it."""
+"""The anchor's gateway, `agl-server` of agentlightning, in its own environment, for the endpoint benchmark."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MODEL = "policy"
 
 
 def install(interpreter: str | None) -> Path:
-    """Its command, installed on first use under the cache folder. Exits with what is missing."""
+    """The gateway's command, installed into the cache folder on first use. Exits with what is missing."""
     return environment.install(PACKAGE, "agl-server", oldest=(3, 12), interpreter=interpreter)
 
 
 @contextmanager
 def serve(command: Path, upstream: str, rollouts: int) -> Generator[tuple[int, int, list[str]]]:
-    """The gateway before the model server ``upstream``: its process id, its port, and the ids of as many open rollouts."""
+    """Start the gateway for the model server ``upstream``. Yields its process id, port and rollout ids."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     settings = ["host=127.0.0.1", f"port={port}", "key=k", f"default_proxy.model_name={MODEL}"]
@@ -44,7 +44,7 @@ def serve(command: Path, upstream: str, rollouts: int) -> Generator[tuple[int, i
 
 
 def path(rollout: str) -> str:
-    """Where an agent of ``rollout`` asks."""
+    """The path that an agent of ``rollout`` sends requests to."""
     return f"/proxy/rollout/{rollout}/attempt/0/mode/train/openai/v1/chat/completions"
 
 

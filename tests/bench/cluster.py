@@ -166,7 +166,7 @@ def measure(manager: Any, options: Any, waiting: Any) -> dict[str, Any]:
     watch.start(memory)
     started = time.monotonic()
     uids = ask(manager, options.rollouts // GROUP, options.turns, step=2, prefix="t")
-    asked = time.monotonic()
+    requested = time.monotonic()
     batch, _ = buffer.sample(global_steps=2, partition_id="train", batch_size=len(uids))
     ended = time.monotonic()
     after = cpu_by_kind(pid, known)
@@ -181,8 +181,8 @@ def measure(manager: Any, options: Any, waiting: Any) -> dict[str, Any]:
         "workers": options.workers,
         "most": watch.most,
         "seconds": {
-            "dispatch": asked - started,
-            "all asked": watch.opened - started,
+            "dispatch": requested - started,
+            "all arrived": watch.opened - started,
             "answered to batch": ended - watch.opened,
         },
         "cpu": {**cpu, "trainer": trainer},
@@ -380,7 +380,7 @@ def main() -> None:
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(
         f"{'rollouts':>9}{'turns':>9}{'nodes':>9}{'workers':>9}{'at once':>9}{'rows':>9} | CPU ms a rollout: agents, manager, "
-        "TransferQueue, Ray, trainer | RAM KiB a rollout: the same | seconds: dispatch + all have asked + batch | wrong"
+        "TransferQueue, Ray, trainer | RAM KiB a rollout: the same | seconds: dispatch + all arrived + batch | wrong"
     )
     try:
         make_endless_model(scratch / "model")

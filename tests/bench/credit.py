@@ -1,12 +1,12 @@
-"""Credit rules side by side: how many rollouts until a tiny model has learnt each of the three examples in miniature.
+"""Compares credit rules: rollouts until a tiny model has learnt each of three small tasks.
 
     python -m tests.bench.credit [--seeds 5] [--steps 100] [--task sql rag tool] [--rule gigpo …] [--processes 2]
 
-Each run starts from the same model (`credit_model.py`) and ends when the mean training reward of three steps in a row reaches TARGET, or
-after ``--steps`` steps, which counts as that many and is marked with ``>``. Runs of one seed share their tasks and sampling seeds. Printed
-for each rule: the mean number of rollouts over seeds with its 95 % interval (bootstrap), its ratio to broadcast, and how many seeds
-got there. The learning rate was found for broadcast (of 5e-4, 1e-3 and 2e-3), and serves all. The tasks have no parallel branches and the
-model is no judge: leave-one-branch-out and the judge are not compared.
+Each run starts from the same model (`credit_model.py`). It ends when the mean training reward of three consecutive steps reaches TARGET, or
+after ``--steps`` steps; a run that did not reach it counts as that many steps and is marked with ``>``. Runs of one seed share tasks and
+sampling seeds. Prints for each rule: the mean number of rollouts over seeds with its 95 % interval (bootstrap), the ratio to broadcast, and
+the number of seeds that reached TARGET. The learning rate was tuned for broadcast (5e-4, 1e-3 or 2e-3) and is used for all rules.
+leave-one-branch-out and the judge are not compared: the tasks have no parallel branches, and the model is too small for judging.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 class Reached(Exception):
-    """The target."""
+    """Mean training reward that ends a run."""
 
 
 def run(task: str, rule: str, seed: int, steps: int, model: str) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def run(task: str, rule: str, seed: int, steps: int, model: str) -> dict[str, An
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """95 % of the means of resamples."""
+    """The 95 % interval of resampled means."""
     rng = np.random.default_rng(0)
     means = rng.choice(values, size=(10_000, len(values))).mean(axis=1)
     low, high = np.quantile(means, [0.025, 0.975])

@@ -1,4 +1,4 @@
-"""A tiny model that has read a little: of every question that `credit_tasks` can ask it has seen answers, few of them right."""
+"""A tiny model, pretrained briefly: it has seen answers to every question of `credit_tasks`, few of them right."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.bench.credit_tasks import LETTERS, prompts, right_answer
 from tests.tiny_model import make_tiny_model
 
 RIGHT = {"w": 0.05, "r": 0.05, "s": 0.25, "a": 0.25, "t": 0.05}
-"""The share of its reading that says the right thing, by the prompts' first letters; the rest is any of the letters."""
+"""Share of right answers in the pretraining data by the prompts' first letter; the other answers are random letters."""
 
 
 def make_reader(folder: Path, *, steps: int = 600, batch: int = 64, seed: int = 0) -> Path:
-    """Write the model to ``folder``; returns the folder."""
+    """Write the model to ``folder`` and return the folder."""
     make_tiny_model(folder, layers=3, seed=seed)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -1,11 +1,10 @@
-"""The three examples in miniature: the same graphs of agents and tools, over letters, so that a model of 100,000 weights learns them.
+"""The three examples in miniature: the same graphs of agents and tools over letters, for a model of 100,000 weights.
 
-- ``sql``: a writer answers a question, the answer is executed, and a rewriter that is told the outcome may mend it.
-- ``rag``: two searches, the second for what the first one found, and an answer; it takes all three to be right.
-- ``tool``: one agent that uses a tool step by step, up to six times, until three steps are done; a step that goes wrong has to be taken
-  again.
+- ``sql``: a writer answers a question, the answer is executed, and a rewriter that gets the outcome can correct it.
+- ``rag``: two searches, the second for the result of the first, and an answer. The reward requires all three to be right.
+- ``tool``: one agent that uses a tool step by step, up to six times, until three steps are done. A wrong step must be repeated.
 
-A response is one of `LETTERS`. Everything else is as in the examples: the openai client, marks on functions, rewards at the end alone.
+A response is one of `LETTERS`. Everything else is as in the examples: the openai client, marks on functions, rewards only at the end.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ client = OpenAI(api_key="any", max_retries=0)
 
 
 def choose(prompt: str) -> str:
-    """What the model says to it, or "-" if that is no letter."""
+    """The model's response, or "-" if it is not one of `LETTERS`."""
     reply = client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": prompt}])
-    said = reply.choices[0].message.content
-    return said if said and said in LETTERS else "-"
+    letter = reply.choices[0].message.content
+    return letter if letter and letter in LETTERS else "-"
 
 
 def shifted(letter: str, by: int) -> str:
@@ -45,21 +44,21 @@ def write(question: str) -> str:
 
 
 @trainable("rewriter")
-def rewrite(question: str, said: str, outcome: str) -> str:
-    return choose(f"r{question}{said}{outcome}")
+def rewrite(question: str, letter: str, outcome: str) -> str:
+    return choose(f"r{question}{letter}{outcome}")
 
 
 def sql(task: dict[str, Any]) -> float:
-    """What is no letter cannot be executed, nor can every other letter; one of the rest is right."""
+    """Every second letter is executable. One of them is right."""
     question, right = task["prompt"], shifted(task["prompt"], 1)
-    said = write(question)
-    if said != right:
-        said = rewrite(question, said, "?" if executes(said, right) else "!")
-    return float(said == right)
+    letter = write(question)
+    if letter != right:
+        letter = rewrite(question, letter, "?" if executes(letter, right) else "!")
+    return float(letter == right)
 
 
-def executes(said: str, right: str) -> bool:
-    return said in LETTERS and LETTERS.index(said) % 2 == LETTERS.index(right) % 2
+def executes(letter: str, right: str) -> bool:
+    return letter in LETTERS and LETTERS.index(letter) % 2 == LETTERS.index(right) % 2
 
 
 # --- rag
@@ -76,7 +75,7 @@ def answer(passage: str) -> str:
 
 
 def rag(task: dict[str, Any]) -> float:
-    """A search for the wrong thing finds nothing, and an answer that no passage supports is worth nothing."""
+    """A search for the wrong letter finds nothing. An answer without a passage earns 0."""
     first, second = task["prompt"], shifted(task["prompt"], 2)
     found = second if search(first) == first else "-"
     passage = shifted(second, 1) if search(found) == second else "-"
@@ -92,7 +91,7 @@ def work(state: str, outcome: str) -> str:
 
 
 def tool(task: dict[str, Any]) -> float:
-    """In each state one letter takes the next step."""
+    """In each state one letter advances to the next."""
     state, outcome, done = task["prompt"], ".", 0
     for _ in range(6):
         if work(state, outcome) == shifted(state, 3):
@@ -104,11 +103,11 @@ def tool(task: dict[str, Any]) -> float:
     return 0.0
 
 
-# --- what automatic intermediate rewarding can see of each: whether what the agent asked for could be done
+# --- the signal for automatic intermediate rewards: whether the environment could execute the agent's request
 
 
 def went_well(call: Call, tools: Sequence[ToolSignal]) -> float:
-    """1 if the environment could do what this response asked for."""
+    """1 if the environment could execute the request of this response, else 0."""
     del tools
     kind, shown = str(call.messages[-1]["content"])[:2]
     said = str((call.response or {}).get("content"))
@@ -116,12 +115,12 @@ def went_well(call: Call, tools: Sequence[ToolSignal]) -> float:
 
 
 def right_answer(kind: str, shown: str) -> str:
-    """Of the agent whose prompts begin with ``kind``."""
+    """The right answer of the agent whose prompts start with ``kind``."""
     return shifted(shown, {"w": 1, "r": 1, "s": 0, "a": 0, "t": 3}[kind])
 
 
 def prompts() -> list[str]:
-    """Every prompt that there can be."""
+    """All possible prompts."""
     said = [*LETTERS, "-"]
     return [
         *(f"w{q}" for q in LETTERS),

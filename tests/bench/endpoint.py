@@ -1,18 +1,19 @@
-"""Our endpoint and the anchor's gateway before the same model server that costs nothing: what each of them costs, in one run.
+"""Compares the cost of our endpoint and the anchor's gateway, in front of a model server that costs nothing.
 
     python -m tests.bench.endpoint [--repeats 3] [--workload short long] [--anchor-python PATH | --no-anchor] [--tokenizer NAME]
 
-The anchor is agentlightning 1.0.2 (its `agl-server`, as shipped); it needs Python 3.12 or later and is installed into the cache folder.
-Both gateways, the model server (`null_model.py`) and the load (`http_load.py`) are processes of their own. Lines of ours:
+The anchor is agentlightning 1.0.2 (its `agl-server`, as shipped). It requires Python 3.12 or later and is installed into the cache folder.
+Both gateways, the model server (`null_model.py`) and the load (`http_load.py`) run in separate processes. Variants of ours:
 
-- *http*: as the anchor, it asks the model server over HTTP; *in process*: its backend has the tokens ready;
-- *free tokens*: tokenising costs nothing, as for the anchor, whose model server does that; else it is TOKENIZER's;
-- *streamed*: the answer comes token by token, from the model server too. The anchor refuses to stream.
+- *http*: requests the model server over HTTP, as the anchor does; *in process*: its backend has the tokens ready;
+- *free tokens*: tokenising costs nothing, as for the anchor, whose model server tokenises; otherwise TOKENIZER is used;
+- *streamed*: the response arrives token by token, from the model server too. The anchor does not support streaming.
 
-CPU is user and system time of the gateway's process a request, at 64 streams. RAM is what a request leaves behind in it while its rollout
-goes on. Added latency is that of a request less that of the same request without a gateway. Streams ask again at once: with 64 and more
-of them it is what a saturated gateway makes them wait for one another. In the last column of the short ones the model takes ten seconds, as
-models do, and a thousand requests are in flight while the gateway has little to do. Medians over the repeats; gateways take turns.
+CPU is user and system time of the gateway's process per request, with 64 streams. RAM is the memory that a request leaves in the process
+while its rollout is open. Added latency is the difference to the same request without a gateway. Streams send the next request immediately:
+with 64 streams and more, the latency is the queueing time of a saturated gateway. In the last column of the short workload the model takes
+ten seconds, as real models do, so a thousand requests are in progress and the gateway is mostly idle. Medians over the repeats; gateways
+alternate.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ ROLLOUTS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """So many requests over so many streams."""
+    """A number of requests over a number of streams."""
 
     streams: int
     requests: int
     hold: float = 0.0
-    """Seconds that the model takes; streams begin one after the other in as many, so that all are open at the same time."""
+    """Seconds that the model takes. Streams start spread over this time, so that all are open at once."""
 
     @property
     def name(self) -> str:
@@ -72,7 +73,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Sizes in tokens, and the phases; CPU and RAM are measured in the second."""
+    """Sizes in tokens, and the phases; CPU and RAM are measured in the second phase."""
 
     name: str
     prompt: int
@@ -100,7 +101,7 @@ WORKLOADS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """One that is measured: how it is called in the table, and whether it is asked to stream."""
+    """A gateway to measure: its name in the table, and whether responses are streamed."""
 
     name: str
     stream: bool = False
@@ -119,7 +120,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Seconds and bytes, a request."""
+    """Seconds and bytes per request."""
 
     cpu: float
     kept: float
@@ -128,7 +129,7 @@ class Measured:
 
 
 class Load:
-    """The process that sends requests."""
+    """The process that sends the requests."""
 
     def __init__(self, child: Any) -> None:
         self._child = child
@@ -172,7 +173,7 @@ def serve(gateway: Gateway, workload: Workload, null: str, anchor: Path | None) 
 
 
 def measure(load: Load, gateway: Gateway, workload: Workload, null: str, anchor: Path | None) -> Measured:
-    """One gateway, started afresh, under one workload."""
+    """Measure one gateway, newly started, under one workload."""
     body = workload.body(gateway.stream)
     operation = "completions" if gateway.stream else "chat/completions"
     direct = [(f"/{workload.prompt}/{workload.output}/v1/{operation}", "k")]
@@ -183,7 +184,7 @@ def measure(load: Load, gateway: Gateway, workload: Workload, null: str, anchor:
         load.send(served.port, served.targets, body, Phase(streams=64, requests=128))
         resident = resident_bytes(served.pid)
         for phase in workload.phases:
-            # A backend in process has no model server to wait for, so there is nothing to hold.
+            # A backend in process has no model server, so no response is held.
             if phase.hold and gateway.in_process:
                 added.append((math.nan, math.nan))
                 continue

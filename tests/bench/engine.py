@@ -1,8 +1,8 @@
-"""The embedded engine against plain Hugging Face, on the same model, prompts and machine, in one run.
+"""Compares the embedded engine with plain Hugging Face: same model, prompts and machine, in one run.
 
     python -m tests.bench.engine [--model smollm2-135m-instruct] [--dtype auto float32] [--vllm bfloat16 float32]
 
-With ``--vllm`` also against vLLM's build for CPUs, whose command must be on the PATH (``make test-vllm`` makes one in .venv-cluster).
+``--vllm`` also measures vLLM's build for CPUs. Its command must be on the PATH (``make test-vllm`` installs one in .venv-cluster).
 
 64 rows: 8 prompts of a 200-token shared prefix and a 40-token question, 8 samples each, 24 new tokens. Prints wall and
 process time of both and their ratio. Requests arrive 10 ms apart, as from agents that run at the same time.
@@ -75,7 +75,7 @@ async def sample_all(backend: Backend, prompts: list[list[int]], params: Samplin
 
 
 def vllm_sampling(model: str, prompts: list[list[int]], params: SamplingParams, dtype: str) -> float:
-    """Wall seconds of the same prompts on a vLLM server, once it is warm; its processes' CPU time is not ours to read."""
+    """Wall seconds for the same prompts on a warm vLLM server. Its CPU time is not measured."""
     args = (*CPU_ARGS, "--max-num-seqs", str(len(prompts)))
     with serve_vllm(model, dtype=dtype, max_context=1024, args=args) as url:
         backend = VllmBackend(url)

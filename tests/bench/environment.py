@@ -1,4 +1,4 @@
-"""Environments for the packages that benchmarks compare with, each in a folder of its own under the cache folder."""
+"""Separate environments, under the cache folder, for the packages that benchmarks compare with."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _INTERPRETERS = (sys.executable, "python3.12", "python3.13", "python3.14", "pyth
 
 
 def install(package: str, command: str, *, oldest: tuple[int, int], interpreter: str | None) -> Path:
-    """The path of ``command`` of ``package``, which is installed on first use. Exits with the reason if that fails.
+    """The path of ``command``, a script of ``package``, which is installed on first use. Exits with what is missing.
 
-    ``package`` is pinned: ``name==version``. ``oldest`` is the first version of Python that it supports. ``interpreter`` replaces
-    the search for one.
+    ``package`` is pinned: ``name==version``. ``oldest`` is the oldest Python that it supports. ``interpreter``
+    replaces the search for one.
     """
     folder = cache_folder() / "bench" / package.replace("==", "-")
     path = folder / "bin" / command
@@ -41,7 +41,7 @@ def install(package: str, command: str, *, oldest: tuple[int, int], interpreter:
 def _find_python(candidates: tuple[str, ...], oldest: tuple[int, int]) -> str | None:
     check = f"import sys, venv; sys.exit(sys.version_info < {oldest})"
     for name in candidates:
-        # A name on PATH may be a version manager's stand-in for an interpreter that is not there, so each is tried.
+        # A name on the PATH may be a version manager's shim for a missing interpreter, so each is tried.
         found = shutil.which(name)
         if found and subprocess.run([found, "-c", check], check=False, capture_output=True).returncode == 0:
             return found

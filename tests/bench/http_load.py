@@ -1,9 +1,9 @@
-"""Load for endpoint from a process of its own: as many streams as asked for, each with a connection, one request after the other.
+"""Sends load for the endpoint benchmark from a separate process, over many streams. A stream is one connection.
 
     python -m tests.bench.http_load
 
-Reads orders as JSON lines on stdin, answers each with a JSON line: the latency of every request, from its first byte sent to the last
-byte of its answer.
+Reads orders as JSON lines from stdin. Answers each with a JSON line: the latency of every request, from its first byte sent to the last
+byte of the response.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from tests.bench.processes import raise_file_limit
 
 UNIQUE = "@@@@@@@@"
-"""Stands in a body for a number of eight digits that is different in every request."""
+"""Placeholder in a body for a number of eight digits that differs in every request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,9 @@ class Order:
     streams: int
     requests: int
     first: int
-    """Number that the first request is told apart by."""
+    """Number that identifies the first request."""
     spread: float = 0.0
-    """Seconds over which the streams begin one after the other."""
+    """Seconds over which the streams start one after the other."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -52,7 +52,7 @@ class Stream(asyncio.Protocol):
         self._transport = transport
 
     async def ask(self, request: bytes) -> float:
-        """Seconds until the whole answer was there. Raises RuntimeError if it is no success."""
+        """Seconds until the complete response. Raises RuntimeError for a status other than success."""
         self._done = asyncio.get_running_loop().create_future()
         start = time.perf_counter()
         self._transport.write(request)
@@ -91,7 +91,7 @@ async def carry_out(order: Order) -> list[float]:
     loop = asyncio.get_running_loop()
     numbers = iter(range(order.first, order.first + order.requests))
     streams: list[Stream] = []
-    while len(streams) < order.streams:  # in batches that a listening socket's queue holds
+    while len(streams) < order.streams:  # in batches that fit into a listening socket's queue
         batch = [
             loop.create_connection(Stream, "127.0.0.1", order.port)
             for _ in range(min(100, order.streams - len(streams)))

@@ -1,10 +1,9 @@
-"""What the memory settings are worth: wall time and peak memory of one training step. Linux only.
+"""Measures the memory settings: wall time and peak memory of one training step. Linux only.
 
     python -m tests.bench.memory [--model smollm2-135m-instruct] [--rows 8] [--prompt 512] [--response 256]
 
-Rows with nothing in common, so that a micro-batch is as long as it says. Each case runs in a process of its own; its peak is the
-largest resident memory during the step, over what was resident before it (weights and optimiser are about to be in there: they are
-touched by a first small step).
+Rows share no prefix, so that a micro-batch has its full length. Each case runs in its own process. Its peak is the largest resident memory
+during the step minus the resident memory before it. A small first step loads weights and optimiser into memory.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A model server that costs next to nothing and answers with vLLM's fields: what stands behind the gateways of endpoint.
+"""A model server that costs next to nothing and answers with vLLM's fields, for the endpoint benchmark.
 
     python -m tests.bench.null_model
 
-Prints its URL. ``/PROMPT/OUTPUT/v1/chat/completions`` and ``/PROMPT/OUTPUT/v1/completions`` answer as to a prompt of PROMPT tokens with
-OUTPUT tokens, whatever was asked; completions also stream, one event a token. Answers are written once and sent as they are: at once, or
-so many seconds later as the last ``GET /hold/SECONDS`` said.
+Prints its URL. ``/PROMPT/OUTPUT/v1/chat/completions`` and ``/PROMPT/OUTPUT/v1/completions`` answer any request as if its prompt had PROMPT
+tokens, with OUTPUT tokens. Completions also stream, one event per token. Responses are built once and sent unchanged, at once or after the
+seconds that the last ``GET /hold/SECONDS`` set.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _usage(prompt: list[int], output: list[int]) -> dict[str, int]:
 
 @functools.cache
 def answer(path: str, stream: bool) -> bytes:
-    """The whole HTTP response, ready to be sent."""
+    """The complete HTTP response."""
     _, prompt_size, output_size, _, *operation = path.split("/")
     prompt, output = tokens(int(prompt_size), 1), tokens(int(output_size), 2)
     if not stream:

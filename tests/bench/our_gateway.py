@@ -1,8 +1,8 @@
-"""Our endpoint in a process of its own, as endpoint measures it.
+"""Our endpoint in a separate process, for the endpoint benchmark.
 
     python -m tests.bench.our_gateway ROLLOUTS TOKENIZER [--upstream URL] --tokens PROMPT OUTPUT
 
-Prints a JSON line, ``{"port": …, "keys": […]}``, with a key for each open rollout. Serves until its stdin ends.
+Prints a JSON line, ``{"port": …, "keys": […]}``, with a key for each open rollout. Serves until stdin is closed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.bench.processes import raise_file_limit
 
 
 class HttpBackend:
-    """Tokens from vLLM's completions API at ``url``, as far as the benchmark needs it."""
+    """Tokens from vLLM's completions API at ``url``; supports only what the benchmark uses."""
 
     models = ("policy",)
     max_context = 1 << 20
@@ -41,7 +41,7 @@ class HttpBackend:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
-        if self._session is None:  # made where its event loop runs
+        if self._session is None:  # created where its event loop runs
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         body = {
             "model": model, "prompt": list(prompt_ids), "max_tokens": params.max_tokens, "temperature": params.temperature,
@@ -68,7 +68,7 @@ def _delta(answer: bytes) -> Delta:
 
 
 class ReadyBackend:
-    """The same tokens without a server: what the endpoint itself costs."""
+    """The same tokens without a server, to measure the endpoint alone."""
 
     models = ("policy",)
     max_context = 1 << 20
@@ -94,7 +94,7 @@ class ReadyBackend:
 
 
 class FreeTokenizer(ByteTokenizer):
-    """Costs nothing: every long text has the same ``size`` tokens. As for the anchor, whose model server tokenises."""
+    """Costs nothing: every long text has the same ``size`` tokens. For the anchor, the model server tokenises."""
 
     def __init__(self, size: int) -> None:
         self._ids = tokens(size, 1)
@@ -127,7 +127,7 @@ def main() -> None:
     routing = Routing(trained=frozenset(), temperature=1.0, max_tokens=output_size)
     with PolicyEndpoint(backend, Chat(load_tokenizer(options.tokenizer, prompt_size))) as endpoint:
         runs = [
-            # Each in a context of its own: scopes that are open at the same time must not be inside one another.
+            # Each in its own context: scopes that are open at the same time must not be nested.
             contextvars.copy_context().run(rollout({"id": str(i)}).__enter__)
             for i in range(options.rollouts)
         ]

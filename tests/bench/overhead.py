@@ -1,11 +1,10 @@
-"""What capture costs an agent whose model answers in 10 ms: decorated against plain, in one run.
+"""Measures the cost of capture for an agent whose model answers in 10 ms: decorated against plain.
 
     python -m tests.bench.overhead [--calls 50] [--repeats 5]
 
-Each host runs the same agent, one model call a run, three ways: *plain*, against a small server that waits 10 ms; *captured*, marked
-and in a rollout, with all integrations installed, against that same server; *endpoint*, the same but led to the policy endpoint,
-whose scripted model waits 10 ms and which tokenises and records every call. Prints the median milliseconds of a run and the ratios
-to plain.
+Each host runs the same agent, one model call per run, in three ways. *plain*: against a small server that waits 10 ms. *captured*: marked
+and in a rollout, with all integrations installed, against the same server. *endpoint*: the same, but routed to the policy endpoint, whose
+scripted model waits 10 ms and which tokenises and records every call. Prints the median milliseconds of a run and the ratios to plain.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ async def compare(
                     stack.enter_context(patched())
                     stack.enter_context(rollout("task") if i == 1 else endpoint.rollout())
                 took = await measure(run, options.calls)
-            if repeat:  # the first warms up
+            if repeat:  # the first run warms up
                 times[i].append(took)
     return [statistics.median(t) for t in times]
 
@@ -159,9 +158,9 @@ def main() -> None:
     print(f"{'':14s}" + "".join(f"{way:>12s}" for way in WAYS) + "    captured/plain  endpoint/plain")
     with serve_plain() as url, Playground(answer_prompt, delay=ANSWER_SECONDS) as endpoint:
         for make in (by_hand, langgraph, openai_agents, autogen):
-            plain, captured, led = asyncio.run(compare(make, url, endpoint, options))
-            cells = "".join(f"{ms:9.2f} ms" for ms in (plain, captured, led))
-            print(f"{make.__name__:14s}{cells}    {captured / plain:13.2f}x {led / plain:14.2f}x", flush=True)
+            plain, captured, routed = asyncio.run(compare(make, url, endpoint, options))
+            cells = "".join(f"{ms:9.2f} ms" for ms in (plain, captured, routed))
+            print(f"{make.__name__:14s}{cells}    {captured / plain:13.2f}x {routed / plain:14.2f}x", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Training the prefix tree of a group once, against training each call by itself.
+"""Compares training a group's prefix tree once with training each call separately.
 
     python -m tests.bench.prefix_tree [--model smollm2-135m-instruct | tiny] [--turns 10] [--branches 8]
 
-A group of attempts at one task: all have the task's prompt in common, and each call of an attempt has as its prompt all that was
-said before. Three ways to the same gradient, on the same model, threads and precision, in one run:
+A group of attempts at one task: all share the task's prompt, and the prompt of each call contains the attempt so far. Three ways to the
+same gradient, with the same model, threads and precision, in one run:
 
-- plain: Hugging Face's own model and attention, one call at a time, logits at the trained places only;
-- flat: this engine, each call a sequence of its own, packed into micro-batches without padding;
-- tree: this engine as it is: what calls share stands once.
+- plain: Hugging Face's own model and attention, one call at a time, logits only at the trained positions;
+- flat: this engine, each call as a separate sequence, packed into micro-batches without padding;
+- tree: this engine, with each shared prefix once.
 
-The faster of the first two is the baseline. Each is run --repeat times after a warm-up and its fastest run counts. Gradients are compared.
+The baseline is the faster of the first two. Each is run --repeat times after a warm-up; its fastest run counts. Gradients are compared.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Gradients = dict[str, torch.Tensor]
 def calls_of_a_group(
     turns: int, branches: int, *, prompt: int, observation: int, response: int, vocabulary: int
 ) -> list[Row]:
-    """A row for each call of ``branches`` attempts of ``turns`` turns, advantages and sampled logprobs made up."""
+    """A row for each call of ``branches`` attempts of ``turns`` turns, with random advantages and logprobs."""
     rng = random.Random(0)
 
     def tokens(count: int) -> list[int]:
@@ -65,7 +65,7 @@ def calls_of_a_group(
 
 
 def pack_apart(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> list[packing.PackedBatch]:
-    """As `pack_rows`, but nothing is shared: each row is a tree of its own."""
+    """Like `pack_rows`, without sharing: each row is its own tree."""
     batches: list[packing.PackedBatch] = []
     group: list[tuple[int, int]] = []
     inputs = {index: packing._input_tokens(rows[index]) for index in chosen}
@@ -80,7 +80,7 @@ def pack_apart(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> li
 
 
 def step_gradients(trainer: TorchTrainer, rows: Sequence[Row], pack: Callable[..., Any]) -> tuple[Gradients, int]:
-    """The gradients of a step in which the weights stay, and the tokens that were gone through."""
+    """The gradients of a step that leaves the weights unchanged, and the number of processed tokens."""
     found: Gradients = {}
 
     def keep() -> None:
@@ -116,7 +116,7 @@ def plain_gradients(model: Any, rows: Sequence[Row]) -> tuple[Gradients, int]:
 
 
 def difference(found: Gradients, expected: Gradients) -> float:
-    """Norm of the difference over the norm, of all weights together."""
+    """Norm of the difference divided by the norm, over all weights."""
     assert found.keys() == expected.keys()
     apart = sum(float((found[name] - grad).double().square().sum()) for name, grad in expected.items())
     return (apart / sum(float(grad.double().square().sum()) for grad in expected.values())) ** 0.5
@@ -170,7 +170,7 @@ def main() -> None:
             gradients[name], tokens[name] = ways[name](rows)
             walls[name] = min(walls[name], time.perf_counter() - wall)
             cpus[name] = min(cpus[name], time.process_time() - cpu)
-        # Each in its turn, so that they do not have to fit into memory together.
+        # One after the other, so that they need not fit into memory together.
         gradients[name] = {key: grad.clone() for key, grad in gradients[name].items()}
         print(f"  {name:5s} {tokens[name]:7d} tokens  {walls[name]:7.2f} s  {cpus[name]:7.2f} s of cpu", flush=True)
     trainer.close()

@@ -1,4 +1,4 @@
-"""Child processes of a benchmark: started, waited for, ended, and what they cost so far."""
+"""Child processes of a benchmark: start, wait, end, and measure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 @contextmanager
 def process(command: Sequence[str], *, log: Path | None = None) -> Generator[subprocess.Popen[str]]:
-    """A child that is ended with the block. With ``log`` it works beside that file, which gets all that it prints."""
+    """Start a child that ends with the block. With ``log`` it runs in that file's folder and prints to the file."""
     if log is None:
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     else:
@@ -32,7 +32,7 @@ def process(command: Sequence[str], *, log: Path | None = None) -> Generator[sub
 
 
 def read_line(child: subprocess.Popen[str]) -> str:
-    """The next line that ``child`` prints. Raises RuntimeError if it ends instead."""
+    """The next line that ``child`` prints. Raises RuntimeError if the child ends instead."""
     assert child.stdout is not None
     line = child.stdout.readline()
     if not line:
@@ -53,6 +53,6 @@ def resident_bytes(pid: int) -> int:
 
 
 def raise_file_limit() -> None:
-    """A connection is an open file, and a thousand streams are two thousand of them."""
+    """Raise the limit of open files: a connection is a file, and a thousand streams need two thousand."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

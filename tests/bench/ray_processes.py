@@ -1,4 +1,4 @@
-"""The processes of a Ray cluster that a benchmark has started: what they cost by kind, and their end."""
+"""The processes of a Ray cluster that a benchmark started: their cost by kind, and their end."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Known = dict[int, psutil.Process]
 
 
 def kind_of(command: Sequence[str]) -> str:
-    """What a process is, by its command line; Ray writes there which actor it is."""
+    """The kind of a process by its command line, where Ray writes the actor's name."""
     name = " ".join(command[:4])
     return next((kind for part, kind in _KINDS.items() if part in name), "Ray")
 
 
 def below(pid: int, known: Known) -> list[tuple[str, psutil.Process]]:
-    """A process and all below it with their kinds; ``known`` is brought up to date."""
+    """A process and its descendants with their kinds; updates ``known``."""
     found: list[tuple[str, psutil.Process]] = []
     parent = psutil.Process(pid)
     for process in (parent, *parent.children(recursive=True)):
@@ -58,7 +58,7 @@ def cpu_by_kind(pid: int, known: Known) -> dict[str, float]:
 
 
 def resident_by_kind(pid: int, known: Known) -> dict[str, int]:
-    """Bytes of resident memory that processes do not share, by kind."""
+    """Bytes of private resident memory, by kind."""
     found: dict[str, int] = defaultdict(int)
     for kind, process in below(pid, known):
         try:
@@ -70,13 +70,13 @@ def resident_by_kind(pid: int, known: Known) -> dict[str, int]:
 
 
 def end(child: subprocess.Popen[Any], known: Mapping[int, psutil.Process]) -> None:
-    """A child, and everything below it that was seen; Ray's processes are in sessions of their own."""
+    """End a child and all its known descendants; Ray's processes are in separate sessions."""
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     for process in known.values():
         try:
-            if process.is_running():  # psutil tells a new process of an old number
+            if process.is_running():  # psutil detects a new process with an old id
                 process.kill()
         except psutil.Error:
             continue

@@ -1,9 +1,9 @@
-"""How many rollouts a second the collector makes of an agent that does nothing, with and without the store.
+"""Measures rollouts per second of the collector for an agent that does nothing, with and without the store.
 
     python -m tests.bench.rollouts [--rollouts 2000] [--concurrency 64] [--rounds 3]
 
-The endpoint, the runner, capture and the collector are real; without the store, records are dropped. Also prints how long
-``--agents`` async agents take whose only tool sleeps 0.1 s in `asyncio.to_thread`. Best of alternating rounds.
+The endpoint, the runner, capture and the collector are real; without the store, records are dropped. Also prints the time of
+``--agents`` async agents whose only tool sleeps 0.1 s in `asyncio.to_thread`. Best of alternating rounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOOL_SECONDS = 0.1
 
 
 class NoStore:
-    """Drops what it is given."""
+    """A store that drops all records."""
 
     def add_rollouts(self, rollouts: Iterable[Any]) -> None:
         del rollouts
@@ -44,7 +44,7 @@ class NoStore:
 
 
 async def nothing(task: Any) -> float:
-    """An agent that earns a reward for nothing."""
+    """An agent that makes no call and earns 1."""
     return 1.0
 
 

@@ -1,18 +1,19 @@
-"""Traces to transitions, compared with the adapter of agentlightning 0.3.0, `TracerTraceToTriplet`.
+"""Compares traces → transitions with the adapter of agentlightning 0.3.0, `TracerTraceToTriplet`.
 
     python -m tests.bench.traces [--calls 1 8 32] [--repeats 15] [--anchor-python PATH | --no-anchor]
 
-Both get the same rollouts: one agent, whose first prompt has 1,500 characters and 400 tokens. A response has 128 tokens, and each prompt
-has 1,260 characters and 228 tokens more than the one before. Each side reads finished spans, recorded by its own instrumentation: ours by
-the endpoint's recorder, agentlightning's by its AgentOps instrumentation. Lines of ours:
+Both read the same rollouts of one agent. The first prompt has 1,500 characters and 400 tokens, and each further prompt 1,260 characters
+and 228 tokens more. A response has 128 tokens. Each side reads finished spans from its own recorder: ours from the endpoint's,
+agentlightning from its AgentOps instrumentation. Variants of ours:
 
-- *transitions*: spans → trace → transitions. Training needs no more of the trace; the messages stay JSON texts;
-- *rows*: the same, and transitions → rows, which the adapter has no counterpart of;
+- *transitions*: spans → trace → transitions, as in training, which does not read the messages;
+- *rows*: the same, then transitions → rows. The adapter has no counterpart of this step;
 - *messages read*: spans → trace → transitions, and the messages and the response of each call are read.
 
-agentlightning records logprobs only if the agent requests them, and they are JSON; ours always has them. Printed are microseconds of CPU
-of the measuring thread per rollout, minimum / median over the repeats, and the ratios of both. The two processes take turns. The first
-run installs agentlightning into the cache folder (800 MB: the adapter imports its store, its proxy and LiteLLM).
+agentlightning records logprobs only if the agent requests them, as JSON text. Ours always records them. Both variants of agentlightning
+are measured. The output is CPU time of the measuring thread in microseconds per rollout, minimum / median over the repeats, and the
+ratios of both. The two processes alternate. agentlightning is installed into the cache folder on first use. It takes 800 MB: the adapter
+imports the package's store and proxy, and LiteLLM.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The adapter of agentlightning 0.3.0, as traces measures it. Run by the interpreter of its environment; imports nothing of ours.
+"""The adapter of agentlightning 0.3.0, for the traces benchmark. Runs in that package's environment and imports nothing of ours.
 
     python tests/bench/traces_peer.py
 
-The first line of stdin has rollouts, ``{calls: [[turn, …], …]}``. Each further line is an order, ``{"calls": …, "logprobs": …}``,
-and gets the microseconds of CPU per rollout as a line.
+The first line of stdin is a JSON object of rollouts: ``{calls: [[turn, …], …]}``. Each further line is a measurement to make:
+``{"calls": …, "logprobs": …}``. The response is one line with the microseconds of CPU per rollout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SECONDS = 0.15
 
 
 def microseconds(work: Callable[[Any], object], inputs: Sequence[Any]) -> float:
-    """CPU of this thread per input, from at least SECONDS of it."""
+    """CPU time of this thread per input, measured over at least SECONDS of CPU time."""
     work(inputs[0])
     done = 0
     start = time.thread_time()

@@ -49,7 +49,7 @@ def make_endless_model(folder: Path) -> Path:
 
 
 def share_of_digits(text: str) -> float:
-    """The reward. Any function that differs between responses would do."""
+    """The reward: any function that differs between responses."""
     return sum(letter.isdigit() for letter in text) / max(1, len(text))
 
 

@@ -1,4 +1,4 @@
-"""verl's replay buffer with a short polling interval. Its default of two seconds would limit the resolution of the measurement."""
+"""verl's replay buffer with a short polling interval. The default of two seconds would limit the resolution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes made by hand."""
+"""Hand-written episodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IDS = np.array([1], dtype="<u4")
 
 
 def call(identity: str, rollout: str, agent: str, sequence: int, **changes: Any) -> Call:
-    """A call of the policy, one second long, ``sequence`` seconds after the beginning."""
+    """A call of the policy: one second long, ``sequence`` seconds after the start."""
     made = Call(
         id=identity,
         rollout=rollout,
@@ -58,13 +58,13 @@ def event(identity: str, kind: Any, start: float, end: float, *, parent: str | N
     return replace(made, **changes)
 
 
-def tool(identity: str, asked: str, start: float, *, error: str | None = None) -> Event:
-    """A tool that ran for the tool call with the id ``asked``."""
-    return event(identity, "tool", start, start + 0.5, attributes={"gen_ai.tool.call.id": asked}, error=error)
+def tool(identity: str, requested: str, start: float, *, error: str | None = None) -> Event:
+    """A tool that ran for the tool call with the id ``requested``."""
+    return event(identity, "tool", start, start + 0.5, attributes={"gen_ai.tool.call.id": requested}, error=error)
 
 
-def wants(*ids: str) -> Mapping[str, Any]:
-    """A response that calls a tool under each of ``ids``."""
+def calls_tools(*ids: str) -> Mapping[str, Any]:
+    """A response with one tool call per id in ``ids``."""
     calls = [{"id": i, "type": "function", "function": {"name": "search", "arguments": "{}"}} for i in ids]
     return {"role": "assistant", "content": None, "tool_calls": calls}
 
@@ -78,7 +78,7 @@ def from_calls(
     events: Sequence[Event] = (),
     trained: Sequence[str] | None = None,
 ) -> Episode:
-    """An episode of ``calls``, of which those of the agents in ``trained`` (None: all) are trained."""
+    """An episode of ``calls``. ``trained``: the trained agents; None: all."""
     rewards = (Reward(value=reward), *extra)
     trace = Trace(
         rollout=calls[0].rollout,

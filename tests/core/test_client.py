@@ -1,4 +1,4 @@
-"""What goes over the wire: who asks, and where to."""
+"""The headers and URLs of model requests: the caller's address, and routing."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_async_and_streaming(library: Any, server: RecordingServer) -> None:
 
 @pytest.mark.parametrize("endpoint", [None, "http://127.0.0.1:9/v1"])
 def test_everything_else_is_left_alone(library: Any, server: RecordingServer, endpoint: str | None) -> None:
-    """Outside a rollout, in one without endpoint, and requests to somebody else's server."""
+    """Requests outside a rollout, in one without endpoint, and to a third party's server."""
     headers = {"authorization": "Bearer sk-own", "x-api-key": "k"}
     client = library.Client()
     client.post(f"{server.url}/v1/chat/completions", json={}, headers=headers)

@@ -1,4 +1,4 @@
-"""Every HTTP client library, by its own means: what it adds to requests of its own accord gives way to the stamp, inside a rollout only."""
+"""Each HTTP client library: inside a rollout the stamp overrides headers that the library adds itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def client_patches() -> Iterator[None]:
 
 @pytest.fixture
 def netrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials for every host there is."""
+    """Credentials for every host."""
     path = tmp_path / "netrc"
     path.write_text("default login someone password secret\n")
     path.chmod(0o600)
@@ -114,10 +114,10 @@ def test_redirected_inside_a_rollout_and_untouched_outside(
 
 
 class Redirecting(BaseHTTPRequestHandler):
-    """Answers every request, one for another host as well, with a redirect to the server's ``target``."""
+    """Redirects every request to the server's ``target``, also to another host."""
 
     def do_POST(self) -> None:
-        self.server.asked.append(self.path)  # type: ignore[attr-defined]
+        self.server.paths.append(self.path)  # type: ignore[attr-defined]
         self.rfile.read(int(self.headers.get("content-length") or 0))
         self.send_response(307)
         self.send_header("location", self.server.target)  # type: ignore[attr-defined]
@@ -131,31 +131,31 @@ class Redirecting(BaseHTTPRequestHandler):
 @contextmanager
 def redirecting(target: str) -> Generator[tuple[str, list[str]]]:
     with HTTPServer(("127.0.0.1", 0), Redirecting) as server:
-        server.target, server.asked = target, []  # type: ignore[attr-defined]
+        server.target, server.paths = target, []  # type: ignore[attr-defined]
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", server.asked  # type: ignore[attr-defined]
+            yield f"http://127.0.0.1:{server.server_port}", server.paths  # type: ignore[attr-defined]
         finally:
             server.shutdown()
             thread.join()
 
 
 @every_library
-def test_no_proxy_stands_before_an_endpoint_on_this_machine(
+def test_proxies_are_bypassed_for_an_endpoint_on_this_machine(
     post: Callable[[str], None], server: RecordingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    with redirecting(f"{server.url}/v1/chat/completions") as (proxy, asked):
+    with redirecting(f"{server.url}/v1/chat/completions") as (proxy, paths):
         for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy)
         with rollout_at(server), scope("writer"):
             post(CHAT)
-            assert asked == []
-            if post is not aiohttp_post:  # which minds the environment only where a session is told to
+            assert paths == []
+            if post is not aiohttp_post:  # aiohttp reads the environment only if a session enables it
                 post("http://models.invalid/v1/chat/completions")
-                assert asked[0] == "http://models.invalid/v1/chat/completions"
+                assert paths[0] == "http://models.invalid/v1/chat/completions"
     assert_stamped(server.requests[0], "writer")
 
 
@@ -240,7 +240,7 @@ def test_one_aiohttp_session_for_concurrent_rollouts_streaming(server: Recording
     assert "authorization" not in plain.headers
 
 
-def test_aiohttp_says_what_it_says_without_us(server: RecordingServer) -> None:
+def test_aiohttp_sends_the_same_as_without_us(server: RecordingServer) -> None:
     async def post(session: aiohttp.ClientSession) -> None:
         with pytest.raises(aiohttp.ClientConnectorError):
             await session.post(CHAT, json=BODY)

@@ -49,7 +49,7 @@ def test_the_callers_context_reaches_the_coroutine() -> None:
 
 
 def test_a_synchronous_agent_may_run_an_event_loop_with_anyio() -> None:
-    """`anyio.run` refuses to start in a context that is marked as being inside an event loop."""
+    """`anyio.run` cannot start in a context that is marked as inside an event loop."""
 
     async def answer() -> int:
         return 42
@@ -91,7 +91,7 @@ def test_the_exception_of_the_coroutine_is_raised() -> None:
 
 
 def test_a_replaced_group_counts_as_rollouts_but_not_in_the_credit_metrics(tmp_path: Path) -> None:
-    """Both groups of the step are equal. One is replaced by a group of another task, whose attempts differ."""
+    """Both groups of the step are equal. One is replaced by a group of another task with different attempts."""
     chosen = sorted({t for e in _collect(tmp_path / "0").episodes for t in [e.task_id]})
     agents = ScriptedAgents(reward=lambda task, copy: 1.0 if task in chosen else float(copy))
     batch = _collect(tmp_path / "1", agents, rollouts={"refill": 1})
@@ -137,7 +137,7 @@ def test_a_judge_that_fails_for_the_only_group_of_a_step_stops_the_run(tmp_path:
 def test_a_judge_that_is_not_required_may_fail_for_every_group(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As with verl, which publishes groups one by one."""
+    """With verl, groups are published one by one."""
     settings = config(credit={"judge": {"model": "j"}}, policy=UPSTREAM)
     agents = ScriptedAgents(judge_error="HTTPError: 503")
 
@@ -167,7 +167,7 @@ def test_a_reward_rule_that_cannot_be_imported_leaves_no_folder(tmp_path: Path) 
 
 
 def test_missing_tasks_are_found_before_the_model_is_loaded(tmp_path: Path) -> None:
-    """The model does not exist, which would be another error."""
+    """A missing model would be another error."""
     with pytest.raises(ConfigError, match=r"tasks\.eval is missing"):
         evaluate(lambda task: 0.0, config=config(policy={"model": str(tmp_path / "none")}), folder=tmp_path)
 

@@ -1,4 +1,4 @@
-"""The configuration: what it accepts, and how it refuses the rest."""
+"""The configuration: valid values, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load_text(folder: Path, text: str, *overrides: str, needs: tuple[str, ...] =
 
 
 def refusal(folder: Path, text: str, *overrides: str, needs: tuple[str, ...] = ()) -> list[str]:
-    """The problems that are listed, without the file's folder."""
+    """The listed problems, without the file's folder."""
     with pytest.raises(ConfigError) as caught:
         load_text(folder, text, *overrides, needs=needs)
     head, *lines = str(caught.value).replace(f"{folder}/", "").splitlines()
@@ -140,10 +140,10 @@ rollouts: {group_size: yes}
         "c.yaml:10: trainer.betas[1]: found 2, expected less than 1",
         "c.yaml:6: polcy: unknown key; did you mean 'policy'? expected one of agent, reward, tasks, agents, policy, policies, credit,"
         " algorithm, rollouts, trainer, ray, eval, otlp, run",
-        "c.yaml:5: agents.frozen.a: the agent is in agents.train too; it can be one or the other",
+        "c.yaml:5: agents.frozen.a: the agent is in agents.train too; remove it from one of them",
         "c.yaml:11: credit.rewards: 'discounted' needs credit.gamma, such as gamma: 0.95",
-        "override 'rollouts.temperature=0': rollouts.temperature: at 0 all attempts are equal and nothing is learnt;"
-        " eval.temperature may be 0",
+        "override 'rollouts.temperature=0': rollouts.temperature: at 0 all attempts are equal, so there is no"
+        " training signal; use a value above 0 (eval.temperature may be 0)",
         "c.yaml: reward: missing, but required by this command",
     ]
 
@@ -151,17 +151,23 @@ rollouts: {group_size: yes}
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("tasks: {train: {source: a.jsonl, args: {n: 1}}}", "tasks.train.args: arguments are for 'module:callable'"),
-        ("agents: {train: []}", "agents.train: an empty list"),
+        (
+            "tasks: {train: {source: a.jsonl, args: {n: 1}}}",
+            "tasks.train.args: goes with a source 'module:callable' only",
+        ),
+        ("agents: {train: []}", "agents.train: the list is empty"),
         ("policy: {model: m, tuning: lora, train_layers: 2}", "policy.train_layers: goes with tuning: full only"),
         ("policy: {model: m, lora: {rank: 4}}", "policy.lora: goes with tuning: lora only"),
-        ("policy: {model: m, max_context: 256}", "rollouts.max_tokens: found 256, which leaves no room"),
+        (
+            "policy: {model: m, max_context: 256}",
+            "rollouts.max_tokens: found 256, expected less than policy.max_context",
+        ),
         ("credit: {gamma: 0.9}", "credit.gamma: goes with rewards: discounted | gigpo | gae, but"),
         (
             "credit: {rewards: outcome}",
             "credit.rewards: found 'outcome', expected 'broadcast', 'last-call', 'explicit',",
         ),
-        ("credit: {rewards: gae, gamma: 1.0}", "credit.advantage: with rewards: gae the critic is the baseline"),
+        ("credit: {rewards: gae, gamma: 1.0}", "credit.advantage: found 'grpo', expected 'reinforce++' or"),
         ("credit: {lam: 0.9}", "credit.lam: goes with rewards: gae only"),
         ("credit: {anchor: exact}", "credit.anchor: goes with rewards: gigpo only"),
         (
@@ -171,46 +177,55 @@ rollouts: {group_size: yes}
         ("credit: {air: {tool_eror: 1}}", "credit.air.tool_eror: unknown key; did you mean 'tool_error'?"),
         (
             "rollouts: {group_size: 1}\ncredit: {judge: {model: m}, advantage: none}",
-            "rollouts.group_size: a judge compares",
+            "rollouts.group_size: found 1, expected 2 or more: a judge compares",
         ),
         ("rollouts: {refill: 2}\ncredit: {advantage: none}", "rollouts.refill: goes with advantages that compare"),
         ("credit: {group_by: [agent, agent]}", "credit.group_by: expected one or more different keys"),
-        ("rollouts: {group_size: 1}", "rollouts.group_size: 'grpo' compares attempts"),
+        ("rollouts: {group_size: 1}", "rollouts.group_size: found 1, expected 2 or more: 'grpo' compares attempts"),
         ("policy: {model: m, vllm: {url: 'http://h:1'}}", "policy.vllm: goes with backend: vllm only"),
         (
             "policy: {model: m, backend: vllm, vllm: {url: 'http://h:1', args: [-x]}}",
-            "policy.vllm.args: arguments are for a server that is started here",
+            "policy.vllm.args: goes with a server that Lightning starts",
         ),
         (
             "agents: {frozen: {judge: base}, train: [a]}\npolicy: {model: m, backend: vllm}",
-            "agents.frozen.judge: 'base' is not served with policy.backend: vllm",
+            "agents.frozen.judge: 'base' is not available with policy.backend: vllm",
         ),
-        ("trainer: {max_batch: 8}\npolicy: {model: m, backend: vllm}", "trainer.max_batch: is for sampling in process"),
+        (
+            "trainer: {max_batch: 8}\npolicy: {model: m, backend: vllm}",
+            "trainer.max_batch: goes with policy.backend: torch only",
+        ),
         (
             "eval: {temperature: 0.001}\npolicy: {model: m, backend: vllm}",
-            "eval.temperature: found 0.001; vLLM samples",
+            "eval.temperature: found 0.001; vLLM supports",
         ),
-        ("eval: {temperature: 0, samples: 4}", "eval.samples: at eval.temperature 0 all 4 attempts are equal"),
+        ("eval: {temperature: 0, samples: 4}", "eval.samples: found 4, expected 1: at eval.temperature 0"),
         (
             "algorithm: {loss: gspo, clip_low: 3e-4, clip_high: 4e-4}",
-            "algorithm.sequence: 'gspo' needs a definition of a sequence: row or rollout",
+            "algorithm.sequence: 'gspo' needs algorithm.sequence: row or rollout",
         ),
-        ("algorithm: {aggregation: sequence-mean}", "algorithm.sequence: 'sequence-mean' needs a definition"),
+        ("algorithm: {aggregation: sequence-mean}", "algorithm.sequence: 'sequence-mean' needs algorithm.sequence"),
         (
             "algorithm: {sequence: row}",
             "algorithm.sequence: goes with loss: gspo or aggregation: sequence-mean only, but they are 'ppo' and 'rollout-mean'",
         ),
-        ("algorithm: {loss: gspo, sequence: row}", "algorithm.loss: 'gspo' needs a clip_low and clip_high of its own"),
+        (
+            "algorithm: {loss: gspo, sequence: row}",
+            "algorithm.loss: 'gspo' has no default for clip_low and clip_high; set both",
+        ),
         ("algorithm: {loss: reinforce, clip_high: 0.3}", "algorithm.clip_high: 'reinforce' has no ratio to clip"),
         ("algorithm: {loss: reinforce, updates_per_step: 2}", "algorithm.updates_per_step: found 2; 'reinforce' has"),
         ("algorithm: {clip_dual: 2.0}", "algorithm.clip_dual: goes with loss: dual-clip only"),
         ("algorithm: {aggregation: constant}", "algorithm.aggregation: 'constant' needs algorithm.constant_tokens"),
         ("algorithm: {constant_tokens: 9}", "algorithm.constant_tokens: goes with aggregation: constant only"),
         ("algorithm: {importance: {low: 3.0}}", "algorithm.importance.low: found 3.0, which is not below"),
-        ("algorithm: {importance: {kind: mask, high: null}}", "algorithm.importance.kind: 'mask' without low and high"),
+        (
+            "algorithm: {importance: {kind: mask, high: null}}",
+            "algorithm.importance.kind: 'mask' has no effect without low and high",
+        ),
     ],
 )
-def test_impossible_combinations(tmp_path: Path, text: str, expected: str) -> None:
+def test_invalid_combinations(tmp_path: Path, text: str, expected: str) -> None:
     (problem,) = refusal(tmp_path, text if "policy:" in text else f"{text}\n{MINIMAL}")
     place, rest = problem.split(": ", 1)
     assert place == ("c.yaml" if "max_tokens" in expected else "c.yaml:1")
@@ -255,7 +270,7 @@ def test_duplicate_keys(tmp_path: Path) -> None:
         ("{[1]: 2}\n", "not valid YAML"),
     ],
 )
-def test_files_that_are_no_configuration(tmp_path: Path, text: str, expected: str) -> None:
+def test_files_that_are_not_a_configuration(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_text(tmp_path, text)
     assert expected in str(caught.value)
@@ -298,7 +313,7 @@ def test_every_key_is_documented_and_the_page_is_current() -> None:
 TWO = "policies: {a: {agents: [x]}, b: {agents: [y]}}\n"
 
 
-def test_policies_have_what_they_do_not_say_from_the_common_sections() -> None:
+def test_policies_inherit_missing_settings_from_the_common_sections() -> None:
     config = load_config({
         "policy": {"model": "m", "train_layers": 3},
         "trainer": {"learning_rate": 1e-4},
@@ -331,7 +346,7 @@ def test_policies_have_what_they_do_not_say_from_the_common_sections() -> None:
         ("policies: {policy: {agents: [x]}}", "policies.policy: found 'policy', which is reserved"),
         ("policies: {a/b: {agents: [x]}}", "policies.a/b: found 'a/b', expected a policy's name: a letter, then"),
         ("policies: {a: {}}", "policies.a.agents: missing, but required"),
-        ("policies: {a: {agents: []}}", "policies.a.agents: an empty list"),
+        ("policies: {a: {agents: []}}", "policies.a.agents: the list is empty"),
         ("policies: {a: {agents: [x], modle: m}}", "policies.a.modle: unknown key; did you mean 'model'?"),
         (
             "policies: {a: {agents: [x], credit: {advantag: m}}}",
@@ -339,7 +354,7 @@ def test_policies_have_what_they_do_not_say_from_the_common_sections() -> None:
         ),
         (
             "policies: {a: {agents: [x]}, b: {agents: [y, x]}}",
-            "policies.b.agents: agent 'x' is in policies.a.agents too; an agent belongs to one policy",
+            "policies.b.agents: agent 'x' is in policies.a.agents too; list it once, under one policy",
         ),
         ("agents: {train: [x]}\n" + TWO, "agents.train: found ['x'], but the agents of the policies are ['x', 'y']"),
         ("agents: {frozen: {y: base}}\n" + TWO, "agents.frozen.y: the agent is in agents.train too"),
@@ -362,14 +377,14 @@ def test_policies_have_what_they_do_not_say_from_the_common_sections() -> None:
         ),
         (
             "policies: {a: {agents: [x], credit: {rewards: gae, gamma: 1.0}}}",
-            "policies.a.credit.advantage: with rewards: gae the critic is the baseline",
+            "policies.a.credit.advantage: found 'grpo', expected 'reinforce++' or",
         ),
         (
             "policy: {model: m, backend: vllm}\n" + TWO,
-            "policy.backend: with several policies they are sampled in this process",
+            "policy.backend: found 'vllm', expected 'torch': several policies",
         ),
     ],
 )
-def test_impossible_policies(tmp_path: Path, text: str, expected: str) -> None:
+def test_invalid_policies(tmp_path: Path, text: str, expected: str) -> None:
     (problem,) = refusal(tmp_path, text if text.startswith("policy: {model") else f"{text}\n{MINIMAL}")
     assert problem.partition(": ")[2].startswith(expected)

@@ -1,4 +1,4 @@
-"""Credit against numbers worked out by hand."""
+"""Credit against hand-computed numbers."""
 
 import math
 
@@ -25,13 +25,13 @@ def test_rewards_of_calls_and_agents():
 
 
 def test_discounted_reward_to_go():
-    """Rewards 0.5 on call 1, 0.25 on agent b's last call (2), 1 at the end (call 3); γ = 0.5, worked backwards."""
+    """Rewards 0.5 on call 1, 0.25 on agent b's last call (2), 1 at the end (call 3); γ = 0.5, computed backwards."""
     extra = (Reward(value=0.5, call="x1"), Reward(value=0.25, agent="b"))
     credit = assign_credit([episode("x", 1, "aaba", extra=extra)], CreditRules(rewards="discounted", gamma=0.5))
     assert [credit.values[f"x{i}"] for i in range(4)] == [0.5 * 0.875, 0.5 + 0.5 * 0.75, 0.25 + 0.5 * 1, 1]
 
 
-def test_each_rollout_counts_once_whatever_its_number_of_calls():
+def test_each_rollout_counts_once_with_any_number_of_calls():
     """Rewards 1 (three calls) and 0 (one call): the mean is 1/2, not 3/4 (arXiv 2608.17528)."""
     credit = assign_credit([episode("x", 1, "aaa"), episode("y", 0)])
     deviation = math.sqrt(((1 - 0.5) ** 2 + (0 - 0.5) ** 2) / 1)
@@ -39,15 +39,15 @@ def test_each_rollout_counts_once_whatever_its_number_of_calls():
     assert credit.advantages["x0"] == credit.advantages["x1"] == credit.advantages["x2"] == -credit.advantages["y0"]
 
 
-def test_grpo_by_hand():
+def test_grpo_against_computed_numbers():
     """Rewards 1, 0, 0, 0: mean 0.25, Bessel-corrected deviation 0.5."""
     credit = assign_credit([episode(r, v) for r, v in zip("wxyz", (1, 0, 0, 0), strict=True)])
     assert credit.advantages["w0"] == pytest.approx(0.75 / (0.5 + 1e-6))
     assert credit.advantages["x0"] == pytest.approx(-0.25 / (0.5 + 1e-6))
 
 
-def test_rloo_by_hand():
-    """Each against the mean of the others: 1 − 0, 0 − 1/2, 0 − 1/2; the number is of rollouts, not of calls."""
+def test_rloo_against_computed_numbers():
+    """Each against the mean of the others: 1 − 0, 0 − 1/2, 0 − 1/2. It counts rollouts, not calls."""
     credit = assign_credit(
         [episode("x", 1, "aa"), episode("y", 0, "aaa"), episode("z", 0)], CreditRules(advantage="rloo")
     )
@@ -55,8 +55,8 @@ def test_rloo_by_hand():
     assert credit.advantages["y2"] == credit.advantages["z0"] == pytest.approx(-0.5)
 
 
-def test_reinforce_plus_plus_baseline_by_hand():
-    """Group means 0.5 and 0.25 come off, then one deviation over all six rollouts."""
+def test_reinforce_plus_plus_baseline_against_computed_numbers():
+    """Group means 0.5 and 0.25 are subtracted, then one deviation over all six rollouts."""
     group_1 = [episode("a", 1, task="1"), episode("b", 0, task="1")]
     group_2 = [episode(r, v, task="2") for r, v in zip("cdef", (1, 0, 0, 0), strict=True)]
     credit = assign_credit([*group_1, *group_2], CreditRules(advantage="reinforce++-baseline"))
@@ -74,7 +74,7 @@ def test_single_and_equal_groups_get_nothing_and_are_counted(rule: str):
 
 
 def test_groups_by_agent_compare_an_agent_with_itself():
-    """Agent b only appears in rollouts x and y; its baseline is theirs alone (per-agent normalisation, arXiv 2602.08847)."""
+    """Agent b is only in rollouts x and y; its baseline is over these (per-agent normalisation, arXiv 2602.08847)."""
     episodes = [episode("x", 1, "ab"), episode("y", 0, "ab"), episode("z", 0, "a")]
     credit = assign_credit(episodes, CreditRules(advantage="rloo", group_by=("task", "agent")))
     assert credit.advantages["x0"] == pytest.approx(1)
@@ -84,7 +84,7 @@ def test_groups_by_agent_compare_an_agent_with_itself():
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5, width=32), st.integers(1, 4)), min_size=2, max_size=8), st.integers(2, 5))
-def test_more_calls_in_one_rollout_change_nobodys_advantage(group: list[tuple[float, int]], more: int):
+def test_more_calls_in_one_rollout_change_no_other_advantage(group: list[tuple[float, int]], more: int):
     for rule in ("grpo", "dr-grpo", "rloo", "reinforce++", "reinforce++-baseline"):
         before = assign_credit(
             [episode(f"r{i}-", v, "a" * n) for i, (v, n) in enumerate(group)], CreditRules(advantage=rule)
@@ -98,11 +98,11 @@ def test_more_calls_in_one_rollout_change_nobodys_advantage(group: list[tuple[fl
 
 
 def test_unknown_names_list_the_known_ones():
-    with pytest.raises(CreditError, match=r"unknown advantage rule 'gpro'; known are .*'grpo'"):
+    with pytest.raises(CreditError, match=r"unknown advantage rule 'gpro'; expected one of .*'grpo'"):
         assign_credit([], CreditRules(advantage="gpro"))
-    with pytest.raises(CreditError, match=r"unknown group key 'step'; known are .*'turn'"):
+    with pytest.raises(CreditError, match=r"unknown group key 'step'; expected one of .*'turn'"):
         CreditRules(group_by=("step",))
-    with pytest.raises(CreditError, match=r"unknown reward rule 'outcome'; known are .*'broadcast'.*'gigpo'"):
+    with pytest.raises(CreditError, match=r"unknown reward rule 'outcome'; expected one of .*'broadcast'.*'gigpo'"):
         CreditRules(rewards="outcome")
 
 

@@ -1,4 +1,4 @@
-"""Each reward rule, key and advantage rule against numbers worked out by hand."""
+"""Each reward rule, group key and advantage rule against hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from lightning_core.credit.gae import turn_gae
 from lightning_core.credit.signals import ToolSignal
 from lightning_core.errors import CreditError, RewardError
 from lightning_core.trace import Call, Reward
-from tests.core.episodes import call, episode, event, from_calls, tool, wants
+from tests.core.episodes import call, calls_tools, episode, event, from_calls, tool
 
 FLAT = episode("y", 0)
 
 
 def values(one: Episode, rules: CreditRules) -> list[float]:
-    """What ``one``'s calls are worth."""
+    """Values of ``one``'s calls."""
     credit = assign_credit([one, FLAT], rules)
     return [credit.values[t.call] for t in one.transitions]
 
 
 EXTRA = (Reward(value=0.5, call="x1"), Reward(value=0.25, agent="b"))
-"""Given to the second call, and to agent b, whose calls are the third and fourth of ``aabba``."""
+"""Rewards on the second call, and on agent b, whose calls are the third and fourth of ``aabba``."""
 
 
 def test_last_call():
@@ -40,7 +40,7 @@ def test_the_reward_of_a_call_that_is_not_trained_reaches_the_trained_call_befor
     calls = [call(f"x{i}", "x", agent, i) for i, agent in enumerate("baba")]
     one = from_calls(calls, 1, extra=(Reward(value=0.5, call="x2"), Reward(value=0.25, call="x0")), trained="a")
     rules = CreditRules(rewards="discounted", gamma=0.5)
-    assert values(one, rules) == [0.5 + 0.25 + 0.5 * 1, 1], "x2's stands at x1, x0's at the first that there is"
+    assert values(one, rules) == [0.5 + 0.25 + 0.5 * 1, 1], "x2's reward counts at x1, x0's at the first call"
 
 
 def test_a_rule_of_ones_own():
@@ -48,14 +48,14 @@ def test_a_rule_of_ones_own():
         return [one.reward * gamma / len(one.transitions)] * len(one.transitions)
 
     assert values(episode("x", 1, "aab"), CreditRules(rewards=shortest, gamma=0.5)) == [1 / 6] * 3
-    with pytest.raises(CreditError, match=r"<lambda> gave 1 values for the 3 calls"):
+    with pytest.raises(CreditError, match=r"<lambda> returned 1 values for the 3 calls"):
         assign_credit([episode("x", 1, "aab")], CreditRules(rewards=lambda e, g: [1.0]))
     with pytest.raises(RewardError, match="finite"):
         assign_credit([FLAT], CreditRules(rewards=lambda e, g: [math.nan]))
 
 
 def test_leave_one_branch_out():
-    """Two branches of agent a beside each other, given 0.6 and 0.2; one before and one after them belong to no branch."""
+    """Two parallel branches of agent a with rewards 0.6 and 0.2; calls before and after them are in no branch."""
     calls = [
         call("before", "x", "a", 0),
         call("left", "x", "a", 1, parent="l", start_ns=10 * 10**9),
@@ -94,8 +94,8 @@ def test_a_call_in_nested_branches_is_compared_in_the_innermost():
     assert found == pytest.approx([1 + 1, 1 - 1, 1])
 
 
-def test_turn_gae_by_hand():
-    """r = 0, 0, 1; V = 0.5, 0.4, 0.8; γ = 0.9, λ = 0.5, worked backwards."""
+def test_turn_gae_against_computed_numbers():
+    """r = 0, 0, 1; V = 0.5, 0.4, 0.8; γ = 0.9, λ = 0.5, computed backwards."""
     d2, d1, d0 = 1 - 0.8, 0.9 * 0.8 - 0.4, 0.9 * 0.4 - 0.5
     a2 = d2
     a1 = d1 + 0.45 * a2
@@ -107,7 +107,7 @@ def test_turn_gae_by_hand():
 
 @given(st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2)), min_size=1, max_size=6), st.floats(0.1, 1))
 def test_turn_gae_at_the_ends_of_lambda(turns: list[tuple[float, float]], gamma: float):
-    """λ = 1: reward-to-go less V. λ = 0: one step ahead. A turn without a reward is a turn."""
+    """λ = 1: reward-to-go minus V. λ = 0: one step ahead. A turn without a reward is a turn."""
     rewards, expected = zip(*turns, strict=True)
     far, _ = turn_gae(rewards, expected, gamma=gamma, lam=1)
     near, _ = turn_gae(rewards, expected, gamma=gamma, lam=0)
@@ -117,13 +117,13 @@ def test_turn_gae_at_the_ends_of_lambda(turns: list[tuple[float, float]], gamma:
         assert near[t] == pytest.approx(reward + gamma * (expected[t + 1] if t + 1 < len(turns) else 0) - value)
 
 
-def test_gae_uses_the_critic_and_tells_it_what_it_should_have_said():
+def test_gae_uses_the_critic_and_returns_its_targets():
     rules = CreditRules(rewards="gae", gamma=1.0, lam=1.0, advantage="none")
     expected = {"x0": 0.5, "x1": 0.25, "y0": 0.5}
     credit = assign_credit([episode("x", 1, "aa"), FLAT], rules, values=expected)
     assert dict(credit.advantages) == {"x0": 0.5, "x1": 0.75, "y0": -0.5}
     assert dict(credit.targets) == {"x0": 1, "x1": 1, "y0": 0}
-    with pytest.raises(CreditError, match="'x1' has none"):
+    with pytest.raises(CreditError, match="call 'x1' has no value"):
         assign_credit([episode("x", 1, "aa")], rules, values={"x0": 0.5})
 
 
@@ -135,11 +135,11 @@ def news(text: str) -> tuple[dict[str, str], ...]:
     )
 
 
-def test_gigpo_by_hand():
-    """Both rollouts start at the same question and see the same page next; ω = 2, γ = 0.5.
+def test_gigpo_against_computed_numbers():
+    """Both rollouts start at the same question and get the same page next; ω = 2, γ = 0.5.
 
-    Episode: returns 1 and 0, so ±0.5 (dr-grpo). Steps: from the question 0.5 against 0, from the page 1 against 0; x's last
-    call saw what nobody else did.
+    Episode: returns 1 and 0, so ±0.5 (dr-grpo). Steps: from the question 0.5 against 0, from the page 1 against 0. Only x
+    reached the observation of its last call.
     """
     x = [
         call("x0", "x", "a", 0),
@@ -170,13 +170,13 @@ def test_the_same_news_to_another_agent_is_another_anchor():
 
 
 def test_groups_by_turn_compare_the_same_turn_of_the_same_agent():
-    """AT-GRPO (arXiv 2510.11062). Agent a's second turn is there in x alone."""
+    """AT-GRPO (arXiv 2510.11062). Agent a has a second turn only in x."""
     episodes = [episode("x", 1, "aba"), episode("y", 0, "ab")]
     rules = CreditRules(advantage="rloo", group_by=("task", "agent", "turn"))
     assert dict(assign_credit(episodes, rules).advantages) == {"x0": 1, "y0": -1, "x1": 1, "y1": -1, "x2": 0}
 
 
-def test_dr_grpo_and_none_by_hand():
+def test_dr_grpo_and_none_against_computed_numbers():
     episodes = [episode(r, v) for r, v in zip("wxyz", (1, 0, 0, 0), strict=True)]
     dr = assign_credit(episodes, CreditRules(advantage="dr-grpo")).advantages
     assert [dr["w0"], dr["x0"]] == [0.75, -0.25]
@@ -194,7 +194,7 @@ def test_reinforce_plus_plus_needs_no_groups():
 
 
 def test_whitening_counts_a_rollout_once_however_many_groups_it_is_in():
-    """x is in two groups, y and z in one: over the batch each weighs 1."""
+    """x is in two groups, y and z in one. Over the batch each has weight 1."""
     episodes = [episode("x", 1, "ab"), episode("y", 0, "a"), episode("z", 0.5, "b")]
     found = assign_credit(episodes, CreditRules(advantage="reinforce++-baseline", group_by=("agent",))).advantages
     centred = {"x0": 0.5, "x1": 0.25, "y0": -0.5, "z0": -0.25}
@@ -205,23 +205,23 @@ def test_whitening_counts_a_rollout_once_however_many_groups_it_is_in():
 
 
 def worked(**changes: str) -> Episode:
-    """Agent a asks for three tools: one works, one fails, one never runs; then it answers, and is cut short."""
+    """Agent a calls three tools: one works, one fails, one never runs. Then its answer is cut off."""
     calls = [
-        call("x0", "x", "a", 0, response=wants("1", "2", "3")),
+        call("x0", "x", "a", 0, response=calls_tools("1", "2", "3")),
         call("x1", "x", "a", 1, finish_reason="length", response={"role": "assistant", "content": "Answer:\n 42"}),
     ]
     events = [tool("search", "1", 1), tool("search again", "2", 1, error="TimeoutError: too slow")]
     return from_calls(calls, 1, events=events)
 
 
-def test_air_by_hand():
+def test_air_against_computed_numbers():
     air = Air(tool_ok=0.1, tool_error=-0.2, tool_unused=-0.4, truncated=-1.0)
     assert values(worked(), CreditRules(rewards="explicit", air=air)) == pytest.approx([0.1 - 0.2 - 0.4, -1.0])
     broadcast = values(worked(), CreditRules(air=air))
     assert broadcast == pytest.approx([1 - 0.5 - 1.0] * 2), "rewards on calls count towards the return"
 
 
-def test_air_tells_errors_apart():
+def test_air_distinguishes_errors():
     air = Air(tool_error=-0.2, tool_errors={"Permission": -5.0, "Timeout": 0.0})
     assert values(worked(), CreditRules(rewards="explicit", air=air)) == [0.0, 0.0]
 

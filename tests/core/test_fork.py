@@ -1,4 +1,4 @@
-"""A program that holds our tracer may fork: what runs Python in the child before it execs (as Ray does) must not hang there."""
+"""A program with our tracer may fork: Python code in the child before exec (as in Ray) must not hang."""
 
 from __future__ import annotations
 

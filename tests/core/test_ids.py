@@ -1,4 +1,4 @@
-"""Ids of rollouts and spans do not depend on the random numbers of the program."""
+"""Ids of rollouts and spans do not depend on the program's random numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the judge is shown."""
+"""The judge's prompt."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from lightning_core.trace import Trace
 from tests.core.episodes import call, from_calls
 
 
-def says(text: str) -> dict[str, Any]:
+def assistant_message(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def asks(text: str) -> dict[str, Any]:
+def user_message(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
 def conversation(rollout: str, *answers: str) -> Trace:
-    """The user says "more" after each answer; every call's prompt holds all that came before."""
-    messages: list[dict[str, Any]] = [asks("tell me")]
+    """The user says "more" after each answer; every prompt contains the whole conversation so far."""
+    messages: list[dict[str, Any]] = [user_message("tell me")]
     calls = []
     for i, answer in enumerate(answers):
-        calls.append(call(f"{rollout}{i}", rollout, "a", i, messages=tuple(messages), response=says(answer)))
-        messages += [says(answer), asks("more")]
+        calls.append(
+            call(f"{rollout}{i}", rollout, "a", i, messages=tuple(messages), response=assistant_message(answer))
+        )
+        messages += [assistant_message(answer), user_message("more")]
     return from_calls(calls, 0).trace
 
 
@@ -32,7 +34,7 @@ def shown(trace: Trace) -> list[str]:
     return [line for line in lines if line.startswith(("user:", "assistant (a):"))]
 
 
-def test_what_an_agent_says_again_is_shown_again():
+def test_a_repeated_response_is_shown_again():
     expected = ["user: tell me", *["assistant (a): hm", "user: more"] * 4, "assistant (a): hm"]
     assert shown(conversation("x", *["hm"] * 5)) == expected
 
@@ -50,11 +52,14 @@ def test_the_history_of_later_calls_is_shown_once():
 
 
 def test_the_same_answer_to_the_same_question_in_calls_of_their_own():
-    calls = [call(f"x{i}", "x", "a", i, messages=(asks("tell me"),), response=says("hm")) for i in range(3)]
+    calls = [
+        call(f"x{i}", "x", "a", i, messages=(user_message("tell me"),), response=assistant_message("hm"))
+        for i in range(3)
+    ]
     assert shown(from_calls(calls, 0).trace) == ["user: tell me", *["assistant (a): hm"] * 3]
 
 
-def test_attempts_that_begin_alike_differ_where_one_goes_on():
+def test_attempts_with_a_common_start_differ_where_one_continues():
     prompt = judge_prompt([conversation("x", "hm", "hm"), conversation("y", "hm")], None)
     head, first, second = prompt.split("--- Attempt ")
     assert "assistant (a): hm" in head

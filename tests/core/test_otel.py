@@ -1,4 +1,4 @@
-"""Spans out and in again, through OTLP in JSON and protobuf, and through a real exporter to a real HTTP server."""
+"""Export and import of spans: OTLP in JSON and protobuf, and a real exporter with a real HTTP server."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_whole_trace_is_the_same_after_export_and_import(
 
 
 def comparable(trace: Any) -> Any:
-    """Arrays as lists: those do not compare to one truth value."""
+    """Arrays as lists, because comparing arrays returns no single truth value."""
     return json.loads(json.dumps(asdict(trace), default=lambda v: v.tolist() if hasattr(v, "tolist") else repr(v)))
 
 
@@ -232,7 +232,7 @@ def test_without_the_exporter_a_run_does_not_begin(tmp_path: Path, monkeypatch: 
 
 
 def test_headers_need_an_endpoint() -> None:
-    with pytest.raises(ConfigError, match=r"otlp\.headers_env: headers for no endpoint"):
+    with pytest.raises(ConfigError, match=r"otlp\.headers_env: requires otlp\.endpoint"):
         load_config({"policy": {"model": "m"}, "otlp": {"headers_env": "H"}})
 
 
@@ -250,7 +250,7 @@ def test_the_names_of_attributes_are_opentelemetrys() -> None:
 
 
 def test_each_name_of_an_attribute_is_written_once() -> None:
-    """The other literals are prefixes, and names that only older instrumentations use."""
+    """Other literals are prefixes, or names that only older instrumentations use."""
     written: dict[str, set[str]] = {}
     for folder in (ROOT / "lightning_core", ROOT / "integrations"):
         for path in folder.rglob("*.py"):

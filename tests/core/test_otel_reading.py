@@ -1,4 +1,4 @@
-"""Traces of other people's instrumentations: real programs of each framework over real HTTP, recorded by them alone, then read."""
+"""Reading traces of third-party instrumentations, recorded from real programs of each framework over real HTTP."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TOOLS: list[Any] = [
 
 
 class Recorder:
-    """Somebody else's tracing, in memory."""
+    """A third party's tracing, in memory."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
@@ -72,7 +72,7 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def served() -> Iterator[str]:
-    """A model behind a URL, and no capture of ours."""
+    """A model behind a URL, without Lightning's capture."""
     backend = ScriptedBackend(answer_prompt)
     with PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint, rollout() as run:
         endpoint.open("key", run.address, Routing())
@@ -90,7 +90,7 @@ def names(trace: Trace, kind: str) -> list[str]:
 
 
 def inside(trace: Trace, event: Event, name: str) -> bool:
-    """Whether ``event`` lies within one of that name."""
+    """Whether ``event`` is inside an event of that name."""
     by_id = {e.id: e for e in trace.events}
     parent = by_id.get(event.parent or "")
     while parent is not None:
@@ -102,12 +102,12 @@ def inside(trace: Trace, event: Event, name: str) -> bool:
 
 def conversation(client: openai.OpenAI) -> None:
     """A call with a tool, the turn after it, and a streamed call."""
-    asked: list[Any] = [{"role": "system", "content": "be nice"}, {"role": "user", "content": ADD}]
-    answer = client.chat.completions.create(model="policy", messages=asked, tools=TOOLS, temperature=0.5)
+    messages: list[Any] = [{"role": "system", "content": "be nice"}, {"role": "user", "content": ADD}]
+    answer = client.chat.completions.create(model="policy", messages=messages, tools=TOOLS, temperature=0.5)
     message = answer.choices[0].message
     assert message.tool_calls
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "2"}
-    turn = [*asked, message.model_dump(exclude_none=True), result]
+    turn = [*messages, message.model_dump(exclude_none=True), result]
     client.chat.completions.create(model="policy", messages=turn, tools=TOOLS)
     list(
         client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "streamed"}], stream=True)
@@ -142,7 +142,7 @@ with open(path, "w") as file:
 
 @pytest.mark.parametrize("instrumentors", [["openinference"], ["traceloop"], ["traceloop", "openinference"]])
 def test_the_openai_client(instrumentors: list[str], served: str, tmp_path: Path) -> None:
-    """In a process of its own: Traceloop's instrumentation does not come off again."""
+    """In a separate process: Traceloop's instrumentation cannot be removed."""
     path = tmp_path / "spans.json"
     subprocess.run([sys.executable, "-c", PROGRAM, served, str(path), *instrumentors], check=True, timeout=60)
     (trace,) = read_traces(path)
@@ -331,7 +331,7 @@ def test_files(form: str, recorder: Recorder, served: str, tmp_path: Path) -> No
 
 
 def phoenix(span: ReadableSpan) -> dict[str, Any]:
-    """A span as Phoenix's REST API gives it: flat status, and messages as nested lists."""
+    """A span as Phoenix's REST API returns it: flat status, and messages as nested lists."""
     data = json.loads(span.to_json())
     attributes = data["attributes"]
     nested = [
@@ -367,7 +367,7 @@ def span(number: int, parent: int | None, attributes: dict[str, Any], name: str 
 
 
 def test_traceloops_flattened_messages() -> None:
-    """As its versions before 0.50 wrote them."""
+    """The format of versions before 0.50."""
     call = {
         "llm.request.type": "chat",
         "gen_ai.request.model": "gpt",
@@ -409,14 +409,14 @@ def test_traceloops_flattened_messages() -> None:
 
 
 def test_genai_conventions_with_events_and_system_instructions() -> None:
-    told = [
+    message_events = [
         {"name": "gen_ai.system.message", "content": "be nice"},
         {"name": "gen_ai.user.message", "content": "hi"},
         {"name": "gen_ai.choice", "index": 0, "finish_reason": "stop", "message": '{"content": "hello"}'},
     ]
     (trace,) = read_traces([
         span(1, None, {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "greeter"}),
-        span(2, 1, {"gen_ai.operation.name": "chat", "gen_ai.message_events": json.dumps(told)}),
+        span(2, 1, {"gen_ai.operation.name": "chat", "gen_ai.message_events": json.dumps(message_events)}),
         span(3, 1, {
             "gen_ai.operation.name": "chat",
             "gen_ai.system_instructions": json.dumps([{"type": "text", "content": "be nice"}]),
@@ -494,7 +494,7 @@ def test_files_that_hold_no_traces(text: str, expected: str, tmp_path: Path) -> 
     assert str(path) in str(caught.value)
 
 
-def test_their_tracing_beside_ours_disturbs_neither(recorder: Recorder, playground: Playground) -> None:
+def test_their_tracing_and_ours_do_not_affect_each_other(recorder: Recorder, playground: Playground) -> None:
     def talk() -> None:
         with openai.OpenAI(api_key="sk-own") as client:
             conversation(client)

@@ -1,4 +1,4 @@
-"""Wraps come off again, whatever they were put on."""
+"""Wraps are removed exactly from every kind of owner."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def mark(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 def snapshot(owner: Any) -> list[tuple[str, int]]:
-    # Not by equality: a wrapper equals what it wraps.
+    # By identity: a wrapper compares equal to the function that it wraps.
     return [(name, id(value)) for name, value in vars(owner).items()]
 
 

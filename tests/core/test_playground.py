@@ -1,4 +1,4 @@
-"""The playground: rollouts of an agent against a scripted model, with everything undone at the end."""
+"""The playground: rollouts of an agent against a scripted model; all patches are removed at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ADD: list[Any] = [{"type": "function", "function": {"name": "add", "parameters":
 
 
 def ask(text: str, *, model: str = "gpt-4o-mini", **options: Any) -> Any:
-    """One model call with a client for the provider; the message of the answer."""
+    """One model call with a client for the provider; returns the message of the response."""
     with openai.OpenAI(api_key="sk-own", max_retries=0) as client:
         messages: list[Any] = [{"role": "user", "content": text}]
         return client.chat.completions.create(model=model, messages=messages, **options).choices[0].message
@@ -102,7 +102,7 @@ def test_several_rollouts_one_after_the_other_and_at_once() -> None:
 
 
 def attributes() -> list[tuple[str, int]]:
-    """What the patched classes hold, by identity: a wrapper equals what it wraps."""
+    """Attributes of the patched classes by identity: a wrapper compares equal to the function that it wraps."""
     patched = (httpx.Client, httpx.AsyncClient, threading.Thread, ThreadPoolExecutor)
     return [(name, id(value)) for owner in patched for name, value in vars(owner).items()]
 
@@ -133,7 +133,7 @@ def test_only_the_named_integrations_are_installed() -> None:
         assert active_integrations() == {"openai-agents"}
 
 
-def test_a_script_without_another_answer_says_how_many_it_gave_and_what_was_asked() -> None:
+def test_an_exhausted_script_reports_its_length_and_the_prompt() -> None:
     expected = "no more answers after 1; the prompt of this request ends with .*why"
     with playground(["one"], train=["writer"], integrations=(), strict=False):
         write("a")
@@ -153,7 +153,7 @@ def test_an_error_that_the_agent_swallows_is_raised_at_the_end() -> None:
     assert len(run.infrastructure) == 1
 
 
-def test_what_is_no_script_is_refused() -> None:
+def test_a_value_that_is_not_a_script_is_rejected() -> None:
     with pytest.raises(TypeError, match="found a string: put it into a list"), open_playground("yes"):
         pass
     with pytest.raises(TypeError, match=r"pass chats=Chat\(tokenizer\)"), open_playground(ScriptedBackend([])):
@@ -175,7 +175,7 @@ def test_importing_it_needs_neither_pytest_nor_torch_nor_a_framework() -> None:
     assert in_new_process(f"import sys, lightning_core.testing; print({heavy} & set(sys.modules) or 'none')") == "none"
 
 
-def test_the_contract_without_pytest_says_what_to_install() -> None:
+def test_the_contract_without_pytest_names_what_to_install() -> None:
     program = """
 import sys
 sys.modules["pytest"] = None
@@ -184,4 +184,4 @@ try:
 except ModuleNotFoundError as error:
     print(error)
 """
-    assert in_new_process(program) == "lightning_core.testing.contract needs pytest: pip install pytest"
+    assert in_new_process(program) == "lightning_core.testing.contract requires pytest: pip install pytest"

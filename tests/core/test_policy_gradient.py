@@ -1,8 +1,8 @@
-"""Credit against the exact policy gradient of an MDP that is small enough to write down.
+"""Credit against the exact policy gradient of a small MDP.
 
-Two calls, two actions each: the second call sees the first action. The policy is a table of three probabilities (sigmoids of three
-parameters). The gradient of the expected return is a sum over four trajectories; the expectation of an estimator is one over all
-groups of them.
+Two calls with two actions each. The second call sees the first action. The policy is a table of three probabilities (sigmoids of three
+parameters). The gradient of the expected return is a sum over four trajectories. The expectation of an estimator is a sum over all groups
+of trajectories.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from lightning_core.trace import Reward
 from tests.core.episodes import call, from_calls
 
 PARAMETERS = np.array([0.3, -0.7, 0.5])
-"""Of the first call, and of the second after action 0 and after action 1."""
+"""Parameters of the first call, and of the second after action 0 and after action 1."""
 LAST = np.array([[0.0, 1.0], [0.4, -0.5]])
 """The episode's reward for each pair of actions."""
 FIRST = np.array([0.2, 0.0])
-"""Given to the first call for its action."""
+"""Reward of the first call for its action."""
 TRAJECTORIES = list(itertools.product((0, 1), (0, 1)))
 
 
@@ -70,7 +70,7 @@ def episode(name: str, trajectory: tuple[int, int]) -> Episode:
 
 
 def expectation(rules: CreditRules, n: int) -> NDArray[np.float64]:
-    """Of the mean over a group's rollouts of Σ_t A_t ∇ log π, over all groups of ``n``."""
+    """Expectation of the mean over a group's rollouts of Σ_t A_t ∇ log π, over all groups of ``n``."""
     total = np.zeros(3)
     for group in itertools.product(TRAJECTORIES, repeat=n):
         episodes = [episode(f"r{i}-", t) for i, t in enumerate(group)]
@@ -111,12 +111,12 @@ def test_rloo_per_turn_has_no_bias_where_turns_are_always_there():
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_subtracting_the_groups_own_mean_shrinks_the_gradient(n: int):
-    """Dr. GRPO's baseline contains the rollout itself: (n − 1)/n of the gradient, in the same direction."""
+    """Dr. GRPO's baseline includes the rollout itself: (n − 1)/n of the gradient, in the same direction."""
     np.testing.assert_allclose(expectation(CreditRules(advantage="dr-grpo"), n), (n - 1) / n * exact(), atol=1e-12)
 
 
 def test_a_reward_at_the_last_call_alone_is_another_gradient():
-    """The first call never hears of what its action led to."""
+    """The first call gets no reward for what follows from its action."""
     found = expectation(CreditRules(rewards="last-call", advantage="none"), 2)
     np.testing.assert_allclose(found[1:], exact()[1:], atol=1e-12)
     assert abs(found[0] - exact()[0]) > 0.01
@@ -126,6 +126,6 @@ def test_a_reward_at_the_last_call_alone_is_another_gradient():
     "rules", [CreditRules(), CreditRules(rewards="gigpo", advantage="dr-grpo")], ids=["grpo", "gigpo"]
 )
 def test_the_others_point_the_same_way(rules: CreditRules):
-    """Dividing by the group's deviation, and comparing steps within their place, change lengths more than directions."""
+    """Dividing by the group's deviation, and comparing steps per position, change lengths more than directions."""
     found, true = expectation(rules, 3), exact()
     assert found @ true / np.linalg.norm(found) / np.linalg.norm(true) > 0.97

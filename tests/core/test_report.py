@@ -31,7 +31,7 @@ from lightning_core.records.report import (
     read_metrics,
     read_summary,
 )
-from tests.core.terminal import on_terminal
+from tests.terminal import on_terminal
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,7 +61,7 @@ def test_the_bootstrap_is_near_students_interval_for_normal_data() -> None:
     assert confidence_interval(values.tolist()) == (mean, low, high)
 
 
-def test_the_bootstrap_covers_as_it_says() -> None:
+def test_the_bootstrap_has_the_stated_coverage() -> None:
     generator = np.random.default_rng(2)
     samples = generator.normal(0.0, 1.0, size=(200, 8))
     hits = sum(e.low <= 0.0 <= e.high for e in (confidence_interval(s.tolist()) for s in samples))
@@ -139,7 +139,7 @@ def test_summary_file(tmp_path: Path) -> None:
 
 
 def printed(shown: Summary, capsys: pytest.CaptureFixture[str]) -> str:
-    """``shown`` in a pipe."""
+    """``shown`` without a terminal."""
     show(make_summary(shown))
     return capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""What must hold for every declared rule, whoever adds it."""
+"""Invariants of every declared rule, including custom rules."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def with_rewards(
 def test_attempts_with_equal_rewards_get_no_advantage(
     rewards: str, advantage: str, attempts: list[str], reward: float, own: float
 ) -> None:
-    """With any number of calls; agent a acts, and is rewarded, in all of them."""
+    """Any number of calls; agent a makes calls, and is rewarded, in all rollouts."""
     episodes = [with_rewards(f"r{i}-", reward, f"a{a}", [("a", own)]) for i, a in enumerate(attempts)]
     credit = assign_credit(episodes, CreditRules(rewards=rewards, advantage=advantage, gamma=0.9))
     assert set(credit.advantages.values()) == {0.0}
@@ -67,7 +67,7 @@ def test_attempts_with_equal_rewards_get_no_advantage(
 def test_copies_of_an_attempt_get_no_advantage(
     rewards: str, advantage: str, agents: str, reward: float, by_turn: list[float], a: float, b: float
 ) -> None:
-    """Whatever was rewarded in it."""
+    """With any rewards in it."""
     episodes = [with_rewards(f"r{i}-", reward, agents, [("a", a), ("b", b)], by_turn) for i in range(3)]
     credit = assign_credit(episodes, CreditRules(rewards=rewards, advantage=advantage, gamma=0.9))
     assert set(credit.advantages.values()) == {0.0}
@@ -82,7 +82,7 @@ def test_equal_rewards_are_equal_under_any_grouping(rewards: str, group_by: Any)
 
 
 def test_calls_of_unequal_attempts_are_compared_at_the_same_turn() -> None:
-    """γ = 0.5: first calls 0.5, 0.5, 0, second calls 1, 1, 0, each less its own mean; a third call has no other to compare."""
+    """γ = 0.5: first calls 0.5, 0.5, 0, second calls 1, 1, 0, each minus its mean; a third call is alone in its group."""
     episodes = [episode("x", 1, "aa"), episode("y", 1, "aa"), episode("z", 0, "aaa")]
     rules = CreditRules(rewards="discounted", gamma=0.5, advantage="dr-grpo")
     assert dict(assign_credit(episodes, rules).advantages) == pytest.approx(
@@ -110,7 +110,7 @@ def two_policies(name: str, reward: float, agents: str, extra: Sequence[Reward])
 def test_a_reward_of_one_agent_moves_no_other_policys_calls(
     rewards: str, advantage: str, attempts: list[tuple[str, float, float]]
 ) -> None:
-    """Also where that agent was never called."""
+    """Also if that agent was never called."""
     rules = dict.fromkeys("AB", CreditRules(rewards=rewards, advantage=advantage, gamma=0.9))
 
     def advantages(rewarded: bool) -> dict[str, float]:
@@ -126,7 +126,7 @@ def test_a_reward_of_one_agent_moves_no_other_policys_calls(
 
 
 @pytest.mark.parametrize("rewards", REWARD_RULES)
-def test_a_reward_of_an_agent_that_is_not_trained_moves_nobody(rewards: str) -> None:
+def test_a_reward_of_an_untrained_agent_changes_no_advantage(rewards: str) -> None:
     episodes = [episode("x", 1, "aa", extra=(Reward(value=5, agent="frozen"),)), episode("y", 0, "aa")]
     plain = [replace(e, rewards=[r for r in e.rewards if r.agent is None]) for e in episodes]
     values = dict.fromkeys(("x0", "x1", "y0", "y1"), 0.0)
@@ -154,7 +154,7 @@ def test_a_rule_over_the_batch_does_not_depend_on_the_grouping(
     assert advantages(group_by) == advantages(("task",))
 
 
-def test_over_the_batch_a_rollout_counts_once_whatever_its_groups() -> None:
+def test_over_the_batch_a_rollout_counts_once_in_any_groups() -> None:
     """x has two calls of a and one of b: mean (1 + 0)/2, not weighted by the agents' groups."""
     episodes = [episode("x", 1, "aab"), episode("y", 0, "a")]
     rules = CreditRules(advantage="reinforce++", group_by=("task", "agent"), rewards="explicit")

@@ -1,4 +1,4 @@
-"""Declaring rules: the registry, the configuration that asks it, and the pages that are written from it."""
+"""Declaring rules: the registry, the configuration that uses it, and the pages generated from it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rules(**credit: Any) -> CreditRules:
 
 @pytest.mark.usefixtures("no_rule_leaks")
 def test_the_recipe_an_advantage_rule() -> None:
-    """One function, and it can be configured, has errors and is documented. MaxRL, arXiv 2602.02710."""
+    """One function is configurable, validated and documented. MaxRL, arXiv 2602.02710."""
 
     @advantage_rule("max-rl")
     def max_rl(groups: list[list[Value]], *, floor: Annotated[float, Ge(0)] = 0.0) -> dict[str, float]:
@@ -66,7 +66,7 @@ def test_the_recipe_an_advantage_rule() -> None:
     ):
         rules(advantage="maxrl")
     with pytest.raises(
-        ConfigError, match=r"advantage_args\.flor: 'max-rl' has no argument 'flor'; its arguments are 'floor'"
+        ConfigError, match=r"advantage_args\.flor: 'max-rl' has no argument 'flor'; expected one of 'floor'"
     ):
         rules(advantage="max-rl", advantage_args={"flor": 1.0})
     with pytest.raises(ConfigError, match=r"advantage_args\.floor: found 'high', expected a number"):
@@ -76,16 +76,16 @@ def test_the_recipe_an_advantage_rule() -> None:
 
 
 @pytest.mark.usefixtures("no_rule_leaks")
-def test_declared_facts_reach_the_configuration() -> None:
+def test_declared_properties_reach_the_configuration() -> None:
     @advantage_rule("over-all", compares="batch")
     def over_all(groups: list[list[Value]]) -> dict[str, float]:
-        """One group of everything."""
+        """Everything in one group."""
         (group,) = groups
         return {v.call: float(len(group)) for v in group}
 
     @reward_rule("by-turn", group=("task", "turn"))
     def by_turn(episode: Episode, *, gamma: float, sharpness: float) -> list[float]:
-        """Values that need two arguments."""
+        """Values that depend on two arguments."""
         return [gamma**turn * sharpness * episode.reward for turn in episode.turns]
 
     @group_key("odd")
@@ -96,18 +96,16 @@ def test_declared_facts_reach_the_configuration() -> None:
     found = assign_credit(EPISODES, CreditRules(advantage="over-all", group_by=("task", "agent"))).advantages
     assert set(found.values()) == {5.0}
     config(credit={"advantage": "over-all"}, rollouts={"group_size": 1})
-    with pytest.raises(
-        ConfigError, match=r"rollouts\.refill: goes with advantages that compare the attempts of a group"
-    ):
+    with pytest.raises(ConfigError, match=r"rollouts\.refill: goes with advantages that compare within groups"):
         config(credit={"advantage": "over-all"}, rollouts={"refill": 1})
-    with pytest.raises(ConfigError, match=r"'over-all' compares with all rollouts of a step"):
+    with pytest.raises(ConfigError, match=r"'over-all' compares all rollouts of a step"):
         config(credit={"advantage": "over-all"}, trainer={"name": "verl", "mode": "colocate_async"})
     with pytest.raises(ConfigError, match=r"credit\.rewards: 'by-turn' needs credit\.gamma"):
         config(credit={"rewards": "by-turn", "rewards_args": {"sharpness": 1.0}})
     with pytest.raises(ConfigError, match=r"credit\.rewards: 'by-turn' needs credit\.rewards_args\.sharpness"):
         config(credit={"rewards": "by-turn", "gamma": 0.5})
     with pytest.raises(
-        ConfigError, match=r"credit\.rewards_args\.gamma: this argument has a key of its own: credit\.gamma"
+        ConfigError, match=r"credit\.rewards_args\.gamma: this argument has its own key; use credit\.gamma"
     ):
         config(credit={"rewards": "by-turn", "gamma": 0.5, "rewards_args": {"gamma": 0.5, "sharpness": 1.0}})
     with pytest.raises(
@@ -164,7 +162,7 @@ def test_rules_are_module_and_callable() -> None:
         ({"group_by": ["tusk"]}, "credit.group_by[0]: found 'tusk', expected 'task', 'agent',"),
         (
             {"rewards": "tests.own_rules:per_call", "rewards_args": {"penalti": 1.0}},
-            "credit.rewards_args.penalti: 'per_call' has no argument 'penalti'; its arguments are 'penalty'; did you mean",
+            "credit.rewards_args.penalti: 'per_call' has no argument 'penalti'; expected one of 'penalty'; did you mean",
         ),
         (
             {"rewards": "tests.own_rules:per_call", "rewards_args": {"penalty": -1.0}},
@@ -175,7 +173,10 @@ def test_rules_are_module_and_callable() -> None:
             "credit.gamma: goes with rewards: discounted | gigpo | gae, but credit.rewards is 'tests.own_rules:per_call'",
         ),
         ({"advantage": "tests.own_rules:shifted"}, "credit.advantage: 'shifted' needs credit.advantage_args.by"),
-        ({"advantage_args": {"by": 1.0}}, "credit.advantage_args.by: 'grpo' has no argument 'by'; it has none"),
+        (
+            {"advantage_args": {"by": 1.0}},
+            "credit.advantage_args.by: 'grpo' has no argument 'by'; it takes no arguments",
+        ),
     ],
 )
 def test_errors_name_the_key_and_what_was_expected(credit: dict[str, Any], text: str) -> None:
@@ -184,7 +185,7 @@ def test_errors_name_the_key_and_what_was_expected(credit: dict[str, Any], text:
     assert text in str(error.value)
 
 
-def test_the_common_keys_of_another_policy_do_not_reach_a_rule_of_its_own() -> None:
+def test_the_common_keys_do_not_reach_a_policys_own_rule() -> None:
     credit = {"rewards": "tests.own_rules:per_call", "rewards_args": {"penalty": 0.5}}
     policies = {"p": {"agents": ["a"], "credit": {"rewards": "broadcast"}}, "q": {"agents": ["b"]}}
     found = policy_rules(config(credit=credit, policies=policies))
@@ -197,9 +198,9 @@ def test_plain_arguments_without_a_configuration() -> None:
     assert CreditRules(rewards="gae", gamma=0.5, lam=0.25).reward_arguments == {"gamma": 0.5, "lam": 0.25}
     assert CreditRules(rewards="discounted").keys == ("task", "agent", "turn")
     assert CreditRules(rewards="discounted", group_by=("task",)).keys == ("task",)
-    with pytest.raises(CreditError, match=r"'grpo' has no argument 'x'; it has none"):
+    with pytest.raises(CreditError, match=r"'grpo' has no argument 'x'; it takes no arguments"):
         CreditRules(advantage_args={"x": 1})
-    with pytest.raises(CreditError, match=r"unknown advantage rule 'gpro'; known are .*did you mean 'grpo'"):
+    with pytest.raises(CreditError, match=r"unknown advantage rule 'gpro'; expected one of .*did you mean 'grpo'"):
         CreditRules(advantage="gpro")
     with pytest.raises(CreditError, match="group_by is empty"):
         CreditRules(group_by=())
@@ -211,15 +212,15 @@ def test_results_of_own_rules_are_checked() -> None:
 
     with pytest.raises(CreditError, match="the group key short returned 1 keys for the 2 calls"):
         assign_credit(EPISODES, CreditRules(group_by=(short,)))
-    with pytest.raises(CreditError, match="gave no advantage for the call 'w0'"):
+    with pytest.raises(CreditError, match="returned no advantage for call 'w0'"):
         assign_credit(EPISODES, CreditRules(advantage=lambda groups: {}))
-    with pytest.raises(CreditError, match="gave nan for the call"):
+    with pytest.raises(CreditError, match="returned nan for call"):
         assign_credit(EPISODES, CreditRules(advantage=lambda groups: {v.call: float("nan") for g in groups for v in g}))
 
 
 @pytest.mark.usefixtures("no_rule_leaks")
 def test_a_name_is_declared_once() -> None:
-    with pytest.raises(CreditError, match=r"there is a loss 'ppo' already: lightning_core\.credit\.losses\.ppo"):
+    with pytest.raises(CreditError, match=r"loss 'ppo' is already declared by lightning_core\.credit\.losses\.ppo"):
         loss("ppo")(lambda *tensors: tensors[0])
     again: Callable[..., Any] = ADVANTAGE_RULES["grpo"].function
     assert advantage_rule("grpo")(again) is again

@@ -1,4 +1,4 @@
-"""Rollouts of agents that work, fail, hang, and reward badly; with real HTTP behind them."""
+"""Rollouts of agents that succeed, fail, hang, or return invalid rewards, over real HTTP."""
 
 import asyncio
 import contextvars
@@ -43,7 +43,7 @@ def run(endpoint: PolicyEndpoint, solve: Callable[[Any], Any], n: int = 1, **opt
 
 
 def ask(text: str = "hi") -> str:
-    """One model call of the agent ``a``, by hand."""
+    """One hand-written model call of the agent ``a``."""
     run, address = current_run(), current_address()
     assert run is not None
     assert address is not None
@@ -122,7 +122,7 @@ def test_a_hanging_agent_is_stopped_repeated_and_left_out(endpoint: PolicyEndpoi
 
 
 def test_a_failure_of_the_machinery_is_repeated_even_if_the_agent_swallows_it():
-    answers = iter(["fine"])  # the second request finds the script empty: a backend that fails
+    answers = iter(["fine"])  # the second request finds the script empty: a backend failure
     backend = ScriptedBackend(answers)
     outcomes: list[str] = []
 
@@ -142,12 +142,12 @@ def test_a_failure_of_the_machinery_is_repeated_even_if_the_agent_swallows_it():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_reward_that_is_no_number_stops_the_run_and_names_the_task(endpoint: PolicyEndpoint, value: float):
+def test_a_reward_that_is_not_a_number_stops_the_run_and_names_the_task(endpoint: PolicyEndpoint, value: float):
     with pytest.raises(RewardError, match=r"task '0': the agent returned (nan|inf): a reward must be a finite number"):
         run(endpoint, lambda task: value)
 
 
-def test_no_reward_at_all_is_an_error_that_says_how_to_give_one(endpoint: PolicyEndpoint):
+def test_a_missing_reward_is_an_error_that_explains_how_to_give_one(endpoint: PolicyEndpoint):
     with pytest.raises(RewardError, match=r"task '0' ended without a reward.*Return a number, call reward"):
         run(endpoint, lambda task: None)
 
@@ -199,7 +199,7 @@ def test_the_callers_context_reaches_the_agent_and_rollouts_do_not_share_one(end
 
 
 def test_a_superseded_agents_late_calls_are_refused(endpoint: PolicyEndpoint):
-    """An agent that was given up must not add calls to a rollout that is over."""
+    """An agent that timed out must not add calls to a closed rollout."""
     late: list[int] = []
     done = threading.Event()
 

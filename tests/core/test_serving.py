@@ -1,4 +1,4 @@
-"""``lightning-rl serve``: a checkpoint that a run has left, asked by real clients over real HTTP."""
+"""``lightning-rl serve``: a run's checkpoint, served to real clients over real HTTP."""
 
 import gc
 import os
@@ -77,13 +77,13 @@ def token_ids(url: str, key: str = "secret") -> list[int]:
 
 
 def greedy(trainer: Trainer) -> list[int]:
-    """What the trained policy says at temperature 0, through an endpoint that serves the trainer itself."""
+    """Responses of the trained policy at temperature 0, through an endpoint that serves the trainer itself."""
     routing = Routing(max_tokens=6)
     with ServingEndpoint(trainer.backend, Chat(trainer.tokenizer), routing=routing) as endpoint:
         return token_ids(endpoint.url)
 
 
-def test_the_checkpoint_says_what_the_trained_policy_says(run: Path, served: ServingEndpoint):
+def test_the_checkpoint_responds_as_the_trained_policy(run: Path, served: ServingEndpoint):
     answers: list[list[int]] = []
     for checkpoint in (None, "step-000001", "step-000002"):
         trainer = make_trainer(load_config(run / "config.yaml"))
@@ -117,7 +117,7 @@ def test_all_wire_formats_whole_and_streamed(served: ServingEndpoint):
 
 
 def test_requests_decide_how_they_are_sampled(run: Path, served: ServingEndpoint):
-    """The run's limit of 6 tokens and its temperature are defaults here, not rules."""
+    """The run's limit of 6 tokens and its temperature are defaults here, not limits."""
     assert ask(served.url).usage.completion_tokens <= 6
     longer = ask(served.url, max_tokens=40)
     assert longer.usage.completion_tokens == 40 or longer.choices[0].finish_reason == "stop"
@@ -148,7 +148,7 @@ def scripted(**more: str) -> Iterator[ServingEndpoint]:
 
 def test_without_a_key_any_will_do():
     with scripted() as endpoint:
-        assert ask(endpoint.url, "whatever").choices[0].message.content == "hello"
+        assert ask(endpoint.url, "any-model").choices[0].message.content == "hello"
         assert httpx.get(f"{endpoint.url}/models").status_code == 200
 
 
@@ -162,7 +162,7 @@ def test_nothing_is_fetched_from_elsewhere_and_no_span_is_taken():
 
 
 def test_memory_does_not_grow_with_requests(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    """80 conversations of 2,500 tokens leave no more behind than 20 did."""
+    """80 conversations of 2,500 tokens keep no more memory than 20."""
     monkeypatch.setattr(serving, "MEMORY_TOKENS", 20_000)
     monkeypatch.setattr(serving, "MAX_RESPONSES", 10)
     with scripted() as endpoint, httpx.Client(base_url=f"{endpoint.url}/") as client:
@@ -179,7 +179,7 @@ def test_memory_does_not_grow_with_requests(monkeypatch: pytest.MonkeyPatch, cap
             after = ask_often(2000, 80)
         finally:
             tracemalloc.stop()
-    # Each takes some 25 kB while it is remembered, and its span alone would take 14 kB.
+    # Each takes about 25 kB while it is kept; its span alone would take 14 kB.
     assert after - before < 80 * 1000
     assert caplog.records == []
 
@@ -197,7 +197,7 @@ def test_what_is_forgotten_first():
     assert [memory.get(key) for key in ("a", "c", "longer than all")] == [None] * 3
 
 
-def test_a_conversation_goes_on_with_its_tokens_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch):
+def test_a_conversation_continues_its_tokens_until_it_is_evicted(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(serving, "MAX_RESPONSES", 2)
     with scripted() as endpoint:
         client = openai.OpenAI(base_url=endpoint.url, api_key="any", max_retries=0)

@@ -1,4 +1,4 @@
-"""Tool outcomes bound to the calls that asked: on a trace written by hand, and on a real agent's."""
+"""Tool outcomes matched to the calls that requested them: in a hand-written trace, and with a real agent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_core.trace import Event, Trace
 from tests.core.test_transitions import call
 
 
-def wish(identity: str, name: str, arguments: Any = "{}") -> dict[str, Any]:
+def tool_call(identity: str, name: str, arguments: Any = "{}") -> dict[str, Any]:
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -40,10 +40,14 @@ def tool_event(sequence: int, name: str, identity: str | None, *, error: str | N
     )
 
 
-def test_each_outcome_goes_to_the_call_that_asked_whatever_the_order() -> None:
-    """Two agents ask at the same time; the later one's tool runs first. By time, the outcomes would be swapped."""
-    first = call(1, "a", [1], [2], response={"role": "assistant", "content": None, "tool_calls": [wish("x", "look")]})
-    second = call(2, "b", [1], [2], response={"role": "assistant", "tool_calls": [wish("y", "look"), wish("z", "go")]})
+def test_each_outcome_belongs_to_the_requesting_call_in_any_order() -> None:
+    """Two agents request a tool at the same time; the later one's tool runs first. By time, the outcomes would be swapped."""
+    first = call(
+        1, "a", [1], [2], response={"role": "assistant", "content": None, "tool_calls": [tool_call("x", "look")]}
+    )
+    second = call(
+        2, "b", [1], [2], response={"role": "assistant", "tool_calls": [tool_call("y", "look"), tool_call("z", "go")]}
+    )
     events = (tool_event(3, "look", "y", error="boom"), tool_event(4, "look", "x"), tool_event(5, "count", None))
     trace = Trace(rollout="r", task_id="t", task=None, calls=(first, second), events=events, rewards=())
     seen = {"arguments": "{}", "result": "42"}

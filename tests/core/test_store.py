@@ -1,4 +1,4 @@
-"""The store: what goes in comes out, whole or not at all, and survives."""
+"""The store: rollouts are read back unchanged, completely or not at all, also after a crash."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_rollouts_queued_during_a_write_share_a_transaction_but_not_an_error(tmp
     with Store(path) as store:
         commits: list[str] = []
         store._db.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
-        with store._transaction():  # holds the writer back until all are queued
+        with store._transaction():  # holds the writer until all are queued
             first = store.queue_rollouts([(record("f" * 32), [])])
             time.sleep(0.05)
             queued = [store.queue_rollouts([(record(i), [root(i)])]) for i in ids]

@@ -1,4 +1,4 @@
-"""The mark: what it keeps of a function, and whose scope stands around each of its steps."""
+"""The mark: what it preserves of a function, and the scope of each of its steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_core.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def _fresh_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    # By its name, since the package's attribute ``trainable`` is the decorator.
+    # By module name: the package's attribute ``trainable`` is the decorator.
     monkeypatch.setattr(sys.modules["lightning_core.capture.mark"], "_marked", {})
 
 
@@ -34,7 +34,7 @@ def plain(x: int = 1, *, y: str = "y") -> tuple[int, str, str | None]:
     return x, y, speaker()
 
 
-# What is kept
+# What is preserved
 
 
 def test_forms_of_the_decorator() -> None:
@@ -201,7 +201,7 @@ def test_spans_and_errors() -> None:
 
 
 def test_what_a_plain_function_passes_on_stays_in_scope() -> None:
-    """A decorator that is not async itself, around a function that is."""
+    """A decorator that is not async, around an async function."""
 
     @trainable("a")
     def pass_on(function: Any) -> Any:
@@ -291,7 +291,7 @@ def test_async_generators_scope_their_steps_only() -> None:
         steps = atalk()
         await anext(steps)
         await steps.aclose()
-        # Every step in a task, and so in a context, of its own.
+        # Every step in its own task, and therefore its own context.
         steps = atalk()
         assert await asyncio.create_task(anext(steps)) == "agen"  # type: ignore[arg-type]
         assert await asyncio.create_task(steps.asend("x")) == ("x", "agen")  # type: ignore[arg-type]
@@ -336,7 +336,7 @@ def test_a_cancelled_agent_has_not_failed() -> None:
 @pytest.mark.parametrize("register", [register_control_flow, no_failure], ids=["new name", "old name until 0.2"])
 def test_a_host_s_control_flow_ends_a_scope_without_failing_it(register: Callable[[type[Exception]], None]) -> None:
     class Interrupt(Exception):
-        """How an imaginary host leaves a node."""
+        """Control flow of an imaginary host: leaves a node."""
 
     errors: list[str | None] = []
     for _ in range(2):

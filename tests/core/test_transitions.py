@@ -1,4 +1,4 @@
-"""Traces → transitions → rows, against cases worked out by hand."""
+"""Traces → transitions → rows, against hand-computed cases."""
 
 import dataclasses
 import json
@@ -47,7 +47,7 @@ def trace(*calls: Call) -> Trace:
 def test_messages_given_as_json_are_parsed_when_read_and_equal_to_those_given_as_values():
     messages = ({"role": "user", "content": "ü"},)
     answer = {"role": "assistant", "content": "ja"}
-    ids = {"prompt_ids": None, "output_ids": None, "logprobs": None}  # arrays have no truth value to compare by
+    ids = {"prompt_ids": None, "output_ids": None, "logprobs": None}  # arrays have no single truth value to compare
 
     def unread() -> Call:
         return call(1, "a", [], [], messages=json.dumps(messages), response=json.dumps([answer]), **ids)
@@ -78,7 +78,7 @@ def test_only_calls_of_the_named_agents_become_transitions():
 
 
 def test_interleaved_agents_give_two_rows():
-    """A1 B1 A2 B2: each agent's second context continues its first, whatever stood between (pitfall: consecutive-only merging)."""
+    """A1 B1 A2 B2: each agent's second call continues its first, whichever calls are between (pitfall: consecutive-only merging)."""
     t = trace(
         call(1, "a", [1, 2], [3]),
         call(2, "b", [9, 8], [7, 6]),

@@ -1,4 +1,4 @@
-"""The example without `fit` runs as a program, and its reward rises."""
+"""The example without `fit` runs as a program, and its reward increases."""
 
 from __future__ import annotations
 

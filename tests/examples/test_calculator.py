@@ -1,4 +1,4 @@
-"""The calculator's tasks are held out as they say, and its tool calculates and nothing else."""
+"""The calculator's tasks are held out as documented, and its tool only calculates."""
 
 import re
 from collections import Counter

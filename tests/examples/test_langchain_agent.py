@@ -1,4 +1,4 @@
-"""The LangChain example without a model: tasks are held out, the tool finds what there is, the agent goes its turns."""
+"""The LangChain example without a model: held-out tasks, the tool's results, and the agent's turns."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_no_column_has_another_columns_value() -> None:
     assert all(len(set(row.values())) == len(COLUMNS) for row in catalogue().values())
 
 
-def test_a_wording_asks_for_one_column_only() -> None:
-    asked: dict[str, set[str]] = {}
+def test_a_wording_is_used_for_one_column_only() -> None:
+    columns_by_question: dict[str, set[str]] = {}
     for task in (*tasks.train(), *tasks.test()):
-        asked.setdefault(task["question"].replace(task["item"], "…"), set()).add(task["column"])
-    assert len(asked) == 16
-    assert all(len(columns) == 1 for columns in asked.values())
+        columns_by_question.setdefault(task["question"].replace(task["item"], "…"), set()).add(task["column"])
+    assert len(columns_by_question) == 16
+    assert all(len(columns) == 1 for columns in columns_by_question.values())
 
 
 # --- the tool
@@ -70,7 +70,7 @@ def test_the_tool_finds_what_there_is(item: str, column: str, found: str) -> Non
 
 
 def _play(*turns: str, integration: bool = True) -> tuple[float, Trace]:
-    """Solve `TASK` with a model that says ``turns``. The integration selects the agent by its own name; else a mark does."""
+    """Solve `TASK` with a model that responds with ``turns``, with the agent selected by its name or by a mark."""
     solve = agent.solve if integration else trainable("clerk")(agent.solve)
     integrations = ["langgraph"] if integration else []
     with playground(turns, train=["clerk"], task=TASK, integrations=integrations) as run:

@@ -1,4 +1,4 @@
-"""The AutoGen example without a model: the tool only calculates, tasks are held out, formats are read, the agent goes its turns."""
+"""The AutoGen example without a model: the tool only calculates, held-out tasks, formats, and the agent's turns."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_an_answer_is_the_number_alone(answer: str, expected: float, right: bool
 
 
 def _numbers(task: dict[str, Any]) -> set[int]:
-    """What the problem calculates with; of a division that is its result and its divisor."""
+    """The numbers that the problem calculates with; for a division its result and its divisor."""
     numbers = [int(n) for n in re.findall(r"\d+", task["expression"])]
     return {task["answer"], numbers[1]} if "/" in task["expression"] else set(numbers)
 
@@ -209,7 +209,7 @@ def test_numbers_are_read_as_these_sets_write_them(text: str, number: float | No
 
 
 def _play(task: dict[str, Any], *turns: str) -> tuple[float, Trace]:
-    """Solve ``task`` with a model that says ``turns``, the agent selected by its own name."""
+    """Solve ``task`` with a model that responds with ``turns``, with the agent selected by its name."""
     agent.client.cache_clear()  # its connections belong to the event loop of the last test
     with playground(turns, train=[agent.NAME], task=task, integrations=["autogen-agentchat"]) as run:
         earned = asyncio.run(agent.solve(task))

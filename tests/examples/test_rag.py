@@ -1,4 +1,4 @@
-"""The RAG example without a model: rewards by hand, honest splits, real retrieval, MuSiQue's format, and the program over real HTTP."""
+"""The RAG example without a model: rewards, held-out splits, real retrieval, MuSiQue's format, and the program over real HTTP."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SPLITS = {"train": tasks.train(), "test": tasks.test(), "test_form": tasks.test_
         ("the", "the", 0.0),
     ],
 )
-def test_f1_by_hand(answer: str, gold: str, expected: float) -> None:
+def test_f1_against_computed_numbers(answer: str, gold: str, expected: float) -> None:
     assert f1(answer, gold) == pytest.approx(expected)
 
 
@@ -82,11 +82,11 @@ def test_splits_share_no_question_and_no_country() -> None:
     for one, other in combinations(SPLITS, 2):
         assert not {t["question"] for t in SPLITS[one]} & {t["question"] for t in SPLITS[other]}
         assert not {t["id"] for t in SPLITS[one]} & {t["id"] for t in SPLITS[other]}
-    asked = " ".join(task["question"] for task in SPLITS["train"])
+    train_text = " ".join(task["question"] for task in SPLITS["train"])
     for name in tasks.test_countries():
         country = countries()[name]
         for entity in (name, country.capital, *(thing.name for thing in things() if thing.country == name)):
-            assert not re.search(rf"\b{re.escape(entity)}\b", asked), entity
+            assert not re.search(rf"\b{re.escape(entity)}\b", train_text), entity
 
 
 def test_the_mix_of_forms_is_the_stated_one_in_any_slice() -> None:
@@ -115,17 +115,17 @@ def test_gold_queries_find_the_gold_document() -> None:
     assert sum(found) / len(found) > 0.98
 
 
-def test_a_question_as_it_is_finds_the_first_document_only() -> None:
+def test_an_unchanged_question_finds_the_first_document_only() -> None:
     index = Index(documents())
     hits = Counter[int]()
-    asked = Counter[int]()
+    totals = Counter[int]()
     for task in SPLITS["test"]:
-        asked[task["hops"]] += 1
+        totals[task["hops"]] += 1
         hits[task["hops"]] += set(normalize(task["answers"][0])) <= set(
             normalize(index.search(task["question"])[0].text)
         )
-    assert hits[1] / asked[1] > 0.9
-    assert hits[2] / asked[2] < 0.1
+    assert hits[1] / totals[1] > 0.9
+    assert hits[2] / totals[2] < 0.1
 
 
 def test_a_search_without_a_known_word_finds_nothing() -> None:
@@ -140,7 +140,7 @@ def test_a_search_without_a_known_word_finds_nothing() -> None:
 
 @contextmanager
 def scripted(*answers: str) -> Iterator[tuple[Run, list[str]]]:
-    """A rollout whose researcher says ``answers``; and the prompts that it was shown."""
+    """A rollout whose researcher responds with ``answers``, and the prompts that it received."""
     prompts: list[str] = []
     rest = iter(answers)
 

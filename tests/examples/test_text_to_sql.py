@@ -1,4 +1,4 @@
-"""The SQL example without a model: the task set is honest, execution is safe, the graph goes its rounds."""
+"""The SQL example without a model: held-out tasks, safe execution, and the paths through the graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALL = {"train": tasks.train, "test": tasks.test, "test_schema": tasks.test_schem
 
 @pytest.fixture(scope="module", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Databases are built afresh, not taken from the user's cache."""
+    """Databases are built anew, not read from the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         databases.locate.cache_clear()
@@ -88,8 +88,12 @@ def test_tasks_are_json_with_unique_ids_and_the_same_every_time() -> None:
 
 def test_a_question_means_one_query() -> None:
     for schema in SCHEMAS.values():
-        asked = questions(schema)
-        assert len({question.text for question in asked}) == len({question.sql for question in asked}) == len(asked)
+        written_questions = questions(schema)
+        assert (
+            len({question.text for question in written_questions})
+            == len({question.sql for question in written_questions})
+            == len(written_questions)
+        )
 
 
 def test_databases_are_built_from_fixed_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +131,7 @@ def test_gold_queries_give_rows_and_differ_on_the_two_fillings() -> None:
 
 
 def _mutants(task: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Queries that answer another question, by what is wrong with them."""
+    """Queries that answer another question, by their mistake."""
     sql = task["sql"]
     schema = next(schema for schema in SCHEMAS.values() if schema.text == task["schema"])
     tables = [table for table in schema.tables if re.search(rf"\b(FROM|JOIN) {table.name}\b", sql)]
@@ -286,7 +290,7 @@ def test_results_are_compared_as_multisets(rows: list, wanted: list, ordered: bo
 
 @pytest.fixture
 def spider_folder(tmp_path: Path) -> Path:
-    """Two questions about a tiny database in Spider's layout, one of whose gold queries is broken."""
+    """Two questions about a tiny database in Spider's layout, one of them with a broken gold query."""
     path = tmp_path / "database" / "pets_1" / "pets_1.sqlite"
     path.parent.mkdir(parents=True)
     connection = sqlite3.connect(path)
@@ -334,11 +338,11 @@ def test_spider_folder(spider_folder: Path) -> None:
 
 
 class Model:
-    """An OpenAI-compatible server that answers from a script, by who asks."""
+    """An OpenAI-compatible server that answers from a script by agent."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[str]] = {"writer": [], "checker": [], "rewriter": []}
-        self.asked: list[tuple[str, list[dict[str, str]], dict[str, Any]]] = []
+        self.requests: list[tuple[str, list[dict[str, str]], dict[str, Any]]] = []
         model = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -363,7 +367,7 @@ class Model:
         who = (
             "checker" if "wrong" in messages[0]["content"] else "rewriter" if self.answers["writer"] == [] else "writer"
         )
-        self.asked.append((who, messages, body))
+        self.requests.append((who, messages, body))
         message = {"role": "assistant", "content": self.answers[who].pop(0)}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
@@ -385,8 +389,8 @@ def test_a_query_that_runs_ends_the_program(model: Model) -> None:
     task = tasks.train()[0]
     model.answers["writer"] = [f"```sql\n{task['sql']};\n```\nThis query ..."]
     assert agent.solve(task) == 1.0
-    assert [who for who, _, _ in model.asked] == ["writer"]
-    _, messages, body = model.asked[0]
+    assert [who for who, _, _ in model.requests] == ["writer"]
+    _, messages, body = model.requests[0]
     assert messages[-1]["content"] == task["question"]
     assert task["schema"] in messages[1]["content"]
     assert len(messages) == 2 + 2 * len(task["examples"])
@@ -396,7 +400,7 @@ def test_a_query_that_runs_ends_the_program(model: Model) -> None:
 def test_a_wrong_query_that_runs_is_not_questioned(model: Model) -> None:
     model.answers["writer"] = ["SELECT 1"]
     assert agent.solve(tasks.train()[0]) == 0.0
-    assert len(model.asked) == 1
+    assert len(model.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -412,8 +416,8 @@ def test_a_failed_query_goes_to_checker_and_rewriter(model: Model, first: str, p
     task = tasks.train()[0]
     model.answers = {"writer": [first], "checker": ["The table is wrong."], "rewriter": [task["sql"]]}
     assert agent.solve(task) == 1.0
-    assert [who for who, _, _ in model.asked] == ["writer", "checker", "rewriter"]
-    (_, written, _), (_, checked, _), (_, rewritten, _) = model.asked
+    assert [who for who, _, _ in model.requests] == ["writer", "checker", "rewriter"]
+    (_, written, _), (_, checked, _), (_, rewritten, _) = model.requests
     assert checked[-1]["content"] == f"{first}\n{problem}"
     assert rewritten[:-1] == written[:-1]
     assert rewritten[-1]["content"] == f"{problem}. The table is wrong.\n{task['question']}"
@@ -422,7 +426,7 @@ def test_a_failed_query_goes_to_checker_and_rewriter(model: Model, first: str, p
 def test_the_program_ends_after_two_queries(model: Model) -> None:
     model.answers = {"writer": ["SELECT x"], "checker": ["Wrong."], "rewriter": ["SELECT y"]}
     assert agent.solve(tasks.train()[0]) == 0.0
-    assert len(model.asked) == 3
+    assert len(model.requests) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Runs LangChain Runnables in every way they offer."""
+"""Runs LangChain Runnables with each of their methods."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lightning_core.testing.contract import run_async
 
 
 def run_runnable(runnable: Any, how: str, input: Any) -> Any:
-    """The result of ``runnable`` on ``input``, run by the method that ``how`` names."""
+    """The result of ``runnable`` on ``input``, run with the method ``how``."""
 
     async def consume() -> list[Any]:
         if how == "astream_events":

@@ -1,9 +1,8 @@
-"""Many calls at once from one graph that runs in many rollouts: who is credited with each?
+"""Checks the identity of many concurrent calls of one graph that runs in many rollouts.
 
-Every prompt says in which rollout, by which agent and as which of its calls it is sent, so that what was recorded can be held
-against what was said. The graph has what makes attribution hard: branches in parallel, synchronous nodes in threads beside
-asynchronous ones, a sub-graph, a node that fails and is tried again, streaming, an agent that calls another, one model client for
-all, and sleeps of random length everywhere.
+Every prompt contains its rollout, agent and call number, so that records can be compared with what was sent. The graph has everything
+that makes attribution difficult: parallel branches, synchronous nodes in threads next to asynchronous ones, a sub-graph, a node that
+fails and is retried, streaming, an agent that calls another, one shared model client, and sleeps of random length.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class State(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of the calls that were sent."""
+    """Counts of the sent calls by how they were recorded."""
 
     sent: int
     recorded: int
@@ -57,7 +56,7 @@ class Outcome:
 
 
 class Storm:
-    """The graph, and a note of every prompt that it sent."""
+    """The graph, and a record of every prompt that it sent."""
 
     def __init__(self, model: BaseChatModel, *, seed: int = 0, longest_sleep: float = 0.01) -> None:
         self.sent: list[str] = []
@@ -146,7 +145,7 @@ class Storm:
     async def run(
         self, scope: Callable[[], AbstractContextManager[Run]], *, rollouts: int, rounds: int, concurrency: int
     ) -> list[Trace]:
-        """The traces of ``rollouts`` rollouts, each in a ``scope`` of its own."""
+        """The traces of ``rollouts`` rollouts, each in its own ``scope``."""
         places = asyncio.Semaphore(concurrency)
 
         async def one(number: int) -> Trace:
@@ -159,7 +158,7 @@ class Storm:
         return list(await asyncio.gather(*(one(number) for number in range(rollouts))))
 
     def compare(self, traces: list[Trace]) -> Outcome:
-        """What was sent against what was recorded; the traces in the order of their rollouts."""
+        """Compares the sent prompts with the recorded calls; traces are in the order of their rollouts."""
         recorded: Counter[str] = Counter()
         wrong = 0
         for number, trace in enumerate(traces):

@@ -1,4 +1,4 @@
-"""AutoGen AgentChat: the contract, and what only its agents and teams have."""
+"""AutoGen AgentChat: the contract suite, and tests of its own agents and teams."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def add(a: int, b: int) -> int:
 
 
 def chat_client(base_url: str | None = None) -> OpenAIChatCompletionClient:
-    # AutoGen warns of an answer by another model than was asked for.
+    # AutoGen warns if a response names another model than the request.
     options: dict[str, Any] = {"model": "policy"} if base_url is None else {"model": "recorded", "base_url": base_url}
     return OpenAIChatCompletionClient(api_key="sk-of-the-agent", model_info=INFO, max_retries=0, **options)
 
@@ -71,7 +71,7 @@ async def client(base_url: str | None = None) -> AsyncGenerator[OpenAIChatComple
 
 
 class PartAgent(AssistantAgent):
-    """An assistant that says its own prompt, whatever it is told, and does what its part does after that."""
+    """An assistant that sends its own prompt for any message, then does what its part specifies."""
 
     def __init__(self, part: AgentSpec, model: OpenAIChatCompletionClient, *, stream: bool) -> None:
         super().__init__(
@@ -101,9 +101,9 @@ def make_agent(part: AgentSpec, model: OpenAIChatCompletionClient, *, stream: bo
 
 
 class AutoGenAdapter(HostAdapter):
-    """Several parts are a round-robin team; one part alone, and each of parallel ones, an agent that runs by itself.
+    """Several parts are a round-robin team. A single part, and each of parallel parts, is an agent that runs alone.
 
-    Agents and teams are made for each run: they hold state, and a team refuses to run twice at once.
+    Agents and teams are created for each run: they hold state, and a team cannot run twice at the same time.
     """
 
     integration = "autogen-agentchat"
@@ -149,7 +149,7 @@ class TestAutoGen(IntegrationContract):
 
 
 def test_private_api() -> None:
-    """The private places that are wrapped or read are where and what they are taken for."""
+    """The private functions that are wrapped or read exist with the expected signatures."""
     execute = {"tool_call", "workbench", "handoff_tools", "agent_name", "cancellation_token", "stream"}
     assert set(inspect.signature(AssistantAgent._execute_tool_call).parameters) == execute
     handoff = {"model_result", "executed_calls_and_results", "inner_messages", "handoffs", "agent_name"}
@@ -166,10 +166,16 @@ def test_private_api() -> None:
     assert "recipient" in runtimes.SendMessageEnvelope.__annotations__
     assert "topic_id" in runtimes.PublishMessageEnvelope.__annotations__
     team = RoundRobinGroupChat([assistant("writer", chat_client())])
-    told = {"_name", "_description", "_participants", "_group_chat_manager_name", "_base_group_chat_manager_class"}
-    told |= {"_termination_condition", "_max_turns", "_runtime", "_emit_team_events"}
+    constructor_attributes = {
+        "_name",
+        "_description",
+        "_participants",
+        "_group_chat_manager_name",
+        "_base_group_chat_manager_class",
+    }
+    constructor_attributes |= {"_termination_condition", "_max_turns", "_runtime", "_emit_team_events"}
     made = {"_team_id", "_embedded_runtime", "_message_factory", "_initialized"}
-    assert told | made <= vars(team).keys()
+    assert constructor_attributes | made <= vars(team).keys()
     constructor = inspect.signature(BaseGroupChat.__init__).parameters
     assert {"group_chat_manager_name", "group_chat_manager_class", "runtime", "emit_team_events"} <= constructor.keys()
     graph = GraphFlow(
@@ -180,16 +186,16 @@ def test_private_api() -> None:
     assert "_agent" in container
 
 
-# Programs in the manner of AgentChat's documentation
+# Programs from AgentChat's documentation
 
 
 def role(prompt: str) -> str:
-    """Who is asked, by the first line of the system message."""
+    """The role of the called agent, from the first line of the system message."""
     return prompt.partition("<|im_start|>system\n")[2].partition("<|im_end|>")[0].partition("\n")[0]
 
 
 def has_result(prompt: str) -> bool:
-    """Whether a tool has answered, and nobody has said anything since."""
+    """Whether a tool result is the last message."""
     last = prompt.removesuffix("<|im_start|>assistant\n").rpartition("<|im_start|>")[2]
     return last.startswith("tool\n") or "<tool_response>" in last
 
@@ -199,10 +205,10 @@ def assistant(name: str, model: Any, **options: Any) -> AssistantAgent:
 
 
 def played(script: Any, program: Any, *, agents: Sequence[str] = ()) -> Trace:
-    """The trace of ``program(model)``, with the model playing ``script``."""
+    """The trace of ``program(model)``, with ``script`` as the model."""
 
     async def work() -> None:
-        # An assistant waits for ever for a tool whose workbench raised.
+        # An assistant waits forever for a tool whose workbench raised.
         async with client() as model, asyncio.timeout(30):
             await program(model)
 
@@ -216,7 +222,7 @@ def agents_of(trace: Trace) -> list[str | None]:
 
 
 def paths(trace: Trace) -> list[list[str]]:
-    """What each call hangs under, innermost first, without the rollout."""
+    """The enclosing events of each call, innermost first, without the rollout."""
     return [ancestors(trace, parent_of(trace, call))[:-1] for call in trace.calls]
 
 
@@ -269,7 +275,7 @@ def test_round_robin(how: str) -> None:
 @pytest.mark.parametrize("use", [True, False])
 def test_calculator(use: bool) -> None:
     def calculator(expression: str) -> str:
-        """Work out an arithmetic expression."""
+        """Evaluate an arithmetic expression."""
         return str(sum(int(number) for number in expression.split("+")))
 
     async def program(model: Any) -> None:
@@ -285,7 +291,7 @@ def test_calculator(use: bool) -> None:
 
 
 class Shelf(Workbench):
-    """A workbench that does its work itself, as one that asks a server does."""
+    """A workbench that executes its tools itself, as one connected to a server does."""
 
     async def list_tools(self) -> list[Any]:
         return [FunctionTool(add, description="Add two numbers.").schema]
@@ -317,7 +323,7 @@ def test_workbench(b: int) -> None:
 
 
 def test_calls_that_reach_no_tool() -> None:
-    """A tool that is not there, and arguments that are not JSON: the model's own mistakes, next to a call that is right."""
+    """An unknown tool, and arguments that are not JSON: the model's mistakes, next to a valid call."""
 
     def script(prompt: str) -> str:
         return tool_call("add", a=1, b=1) + tool_call("multiply", a=2) + tool_call("add", a=1, b="x")
@@ -372,7 +378,7 @@ def test_only_the_first_of_several_handoffs_is_made() -> None:
 
 @pytest.mark.parametrize("marked", [None, "selector", "writer"])
 def test_selector(marked: str | None) -> None:
-    """The manager's own call, which chooses who speaks, is the team's."""
+    """The call in which the manager selects the next speaker belongs to the team."""
 
     def script(prompt: str) -> str:
         if role(prompt) == "writer":
@@ -515,7 +521,7 @@ def test_streaming() -> None:
 
 @pytest.mark.parametrize("shared_runtime", [False, True])
 def test_twenty_rollouts_at_once(shared_runtime: bool) -> None:
-    """Teams of one factory with one model client in one loop; the runtime, where they share one, was started outside of all rollouts."""
+    """Teams of one factory with one model client in one loop. A shared runtime was started outside of all rollouts."""
     chance = random.Random(1)
 
     async def answer_late(playground: Playground) -> list[Trace]:
@@ -534,7 +540,7 @@ def test_twenty_rollouts_at_once(shared_runtime: bool) -> None:
 
             async def attempt(number: int) -> Trace:
                 with playground.rollout() as run:
-                    await asyncio.sleep(chance.random() / 50)  # so that they start at odds
+                    await asyncio.sleep(chance.random() / 50)  # so that they start at different times
                     await make_team().run(task=f"task {number}.")
                 return run.trace
 
@@ -545,7 +551,9 @@ def test_twenty_rollouts_at_once(shared_runtime: bool) -> None:
 
     def script(prompt: str) -> str:
         if role(prompt) in ("writer", "critic"):
-            return f"by {role(prompt)}" + "." * chance.randrange(30)  # four tokens to a delta: as many delays
+            return f"by {role(prompt)}" + "." * chance.randrange(
+                30
+            )  # four tokens per delta, so the number of delays varies
         return "critic" if prompt.rstrip().count("by writer") > prompt.count("by critic") else "writer"
 
     with open_playground(script, integrations=["autogen-agentchat"], delay=0.001) as opened:
@@ -562,7 +570,7 @@ def test_twenty_rollouts_at_once(shared_runtime: bool) -> None:
 
 
 class Chorus(BaseChatAgent):
-    """A custom agent with a model and a tool, which it uses by itself."""
+    """A custom agent with a model and a tool, which it uses itself."""
 
     produced_message_types = (TextMessage,)
 
@@ -633,7 +641,7 @@ def test_unmarked_agents(playground: Playground, kind: Any, how: str, agents: Se
     with Installed().installed("autogen-agentchat"), playground.rollout(train=agents) as run:
         run_async(program())
     places = [event.kind for event in run.trace.events if event.name == "writer" and event.kind != "tool"]
-    if kind is Chorus and how.startswith("on_"):  # a method of the user's own, which only a mark reaches
+    if kind is Chorus and how.startswith("on_"):  # a method of the user's class, which only a mark covers
         assert (agents_of(run.trace), places) == ([None], [])
     else:
         assert (agents_of(run.trace), places) == (["writer"], ["agent" if agents else "node"])
@@ -719,7 +727,7 @@ def test_what_cannot_be_marked(playground: Playground) -> None:
 
 
 def test_an_agent_that_fails_in_a_team(playground: Playground) -> None:
-    """The team makes an error of its own of it, as without us; the agent's span has the agent's."""
+    """The team raises its own error, as without Lightning; the agent's span has the agent's error."""
 
     async def program() -> None:
         async with client() as model:

@@ -1,4 +1,4 @@
-"""The contract holds for every integration that is announced, whole and unaltered."""
+"""Every announced integration passes the complete, unmodified contract suite."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 def contracts() -> list[type[IntegrationContract]]:
     for file in sorted(HERE.glob("test_*.py")):
         importlib.import_module(f"tests.integrations.{file.stem}")
-    # Classes that were refused may still be waiting for the garbage collector.
+    # Rejected classes may still be waiting for the garbage collector.
     return [cls for cls in IntegrationContract.__subclasses__() if hasattr(cls, "adapter")]
 
 

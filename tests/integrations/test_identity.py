@@ -1,4 +1,4 @@
-"""Exact identity, however many agents speak at once."""
+"""Exact identity with many concurrent agents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_two_thousand_calls_in_fifty_concurrent_rollouts(playground: Playground)
 
 
 def test_the_comparison_sees_what_goes_wrong(playground: Playground) -> None:
-    """Without the integration the nodes have no names; swapped traces are not their rollouts'; half of them is lost."""
+    """Without the integration nodes have no names; swapped traces belong to other rollouts; half of them are missing."""
     storm = Storm(ChatOpenAI(model="policy", api_key="sk-of-the-agent", max_retries=0))
     first, second = run_async(storm.run(playground.rollout, rollouts=2, rounds=1, concurrency=2))
     sent = 2 * CALLS_PER_ROUND

@@ -1,4 +1,4 @@
-"""LangChain: the contract, and what only Runnables have."""
+"""LangChain: the contract suite, and tests of Runnables."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def chat_model(base_url: str | None = None) -> ChatOpenAI:
 
 
 class LangChainAdapter(HostAdapter):
-    """Every part a chain of its own, prompt | model | the rest; a program is a sequence of them, or a RunnableParallel."""
+    """Every part is a chain, prompt | model | the rest; a program is a sequence of them, or a RunnableParallel."""
 
     integration = "langchain"
     host = "langchain_core"
@@ -70,19 +70,19 @@ class LangChainAdapter(HostAdapter):
             model = create_agent(model, [add])
         inner = self.build([part.inner], base_url=base_url) if part.inner else None
 
-        def rest(said: Any) -> Any:
+        def rest(result: Any) -> Any:
             if inner is not None:
-                inner.invoke(said)
+                inner.invoke(result)
             if part.error is not None:
                 raise part.error
-            return said
+            return result
 
-        async def arest(said: Any) -> Any:
+        async def arest(result: Any) -> Any:
             if inner is not None:
-                await inner.ainvoke(said)
+                await inner.ainvoke(result)
             if part.error is not None:
                 raise part.error
-            return said
+            return result
 
         prompt = RunnableLambda(lambda _: {"messages": messages} if part.tool else messages)
         chain = prompt | model | RunnableLambda(rest, arest)
@@ -115,7 +115,7 @@ def installed() -> Iterator[None]:
         yield
 
 
-# What is marked stays marked, whatever is made of it
+# Objects derived from a marked one stay marked
 
 
 def test_a_marked_model_is_still_that_model(playground: Playground) -> None:
@@ -273,7 +273,7 @@ def test_callback_handler_records_errors_and_passes_them_on(playground: Playgrou
 
     @tool
     def broken() -> str:
-        """Break."""
+        """Raise."""
         raise error
 
     handler = LightningCallbackHandler()
@@ -338,7 +338,7 @@ def test_what_cannot_be_recorded_is_counted(playground: Playground) -> None:
 
 
 def test_public_api() -> None:
-    """The public places that are wrapped, and the ways to run a Runnable, are all there are."""
+    """The wrapped public functions, and the ways to run a Runnable, are complete."""
     for method in RUNS:
         assert callable(getattr(Runnable, method))
     for name in ("run", "arun"):

@@ -1,4 +1,4 @@
-"""LangGraph: the contract, and what only graphs have."""
+"""LangGraph: the contract suite, and tests of graphs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def chat_model(base_url: str | None = None) -> ChatOpenAI:
 
 
 class LangGraphAdapter(HostAdapter):
-    """Every part a node with a function: sync and async ones, since LangGraph runs either kind."""
+    """Every part is a node with a sync or async function, since LangGraph runs both kinds."""
 
     integration = "langgraph"
     host = "langgraph"
@@ -158,7 +158,7 @@ async def aspeak(state: MessagesState) -> Any:
 
 
 def test_private_api() -> None:
-    """The private places that are wrapped are where and what they are taken for."""
+    """The private functions that are wrapped exist with the expected signatures."""
     import langgraph.pregel._runner as runner
 
     for function, is_async in ((runner.run_with_retry, False), (runner.arun_with_retry, True)):
@@ -267,7 +267,7 @@ def test_a_graph_compiled_long_before(playground: Playground) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_subgraphs(playground: Playground) -> None:
-    """By default the innermost node speaks; a selected one speaks for all that it contains, and is contained in."""
+    """By default calls belong to the innermost node; a selected node owns all calls inside it."""
     graph = one_node("team", one_node("member", speak).compile()).compile()
     for agents, speaker in (
         ((), "member"),
@@ -326,7 +326,7 @@ def test_create_agent_by_its_name(playground: Playground, agents: tuple[str, ...
 
 
 @pytest.mark.usefixtures("installed")
-def test_create_agent_without_a_name_speaks_as_its_node(playground: Playground) -> None:
+def test_create_agent_without_a_name_has_the_name_of_its_node(playground: Playground) -> None:
     graph = one_node("writer", create_agent(chat_model(), [add])).compile()
     with playground.rollout() as run:
         graph.invoke({"messages": [HumanMessage(ADD_PROMPT)]})
@@ -339,7 +339,7 @@ def test_create_agent_without_a_name_speaks_as_its_node(playground: Playground) 
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("marked", [True, False])
-def test_an_interrupt_is_no_failure(playground: Playground, marked: bool) -> None:
+def test_an_interrupt_is_not_a_failure(playground: Playground, marked: bool) -> None:
     def ask(state: MessagesState) -> Any:
         chat_model().invoke("before")
         return {"messages": [HumanMessage(interrupt("go on?"))]}
@@ -354,7 +354,7 @@ def test_an_interrupt_is_no_failure(playground: Playground, marked: bool) -> Non
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_jump_to_the_parent_is_no_failure(playground: Playground) -> None:
+def test_a_jump_to_the_parent_is_not_a_failure(playground: Playground) -> None:
     def jump(state: MessagesState) -> Any:
         return Command(goto="end", graph=Command.PARENT)
 

@@ -1,4 +1,4 @@
-"""Whole programs in the manner of LangChain's and LangGraph's documentation, unchanged: every call has its agent.
+"""Programs from LangChain's and LangGraph's documentation, unchanged: every call has its agent.
 
 The scripted model plays each role by its system prompt. Names and numbers of calls are those that a reader of each program expects.
 """
@@ -74,7 +74,7 @@ def test_tool_agent(how: str) -> None:
     assert ancestors(run.trace, event) == ["multiply", "calculator", "rollout"]
 
 
-# A SQL agent: list tables, ask for a schema, write a query, have it checked, run it, answer.
+# A SQL agent: list tables, request a schema, write a query, check it, run it, answer.
 
 
 def sql_agent(database: sqlite3.Connection) -> Any:
@@ -94,8 +94,8 @@ def sql_agent(database: sqlite3.Connection) -> Any:
         return str(database.execute(query).fetchall())
 
     def find_tables(state: MessagesState) -> Any:
-        wish = {"name": "list_tables", "args": {}, "id": "tables", "type": "tool_call"}
-        return {"messages": [AIMessage("", tool_calls=[wish]), list_tables.invoke(wish)]}
+        request = {"name": "list_tables", "args": {}, "id": "tables", "type": "tool_call"}
+        return {"messages": [AIMessage("", tool_calls=[request]), list_tables.invoke(request)]}
 
     def call_get_schema(state: MessagesState) -> Any:
         system = {"role": "system", "content": "Ask for the schema that you need."}
@@ -160,7 +160,7 @@ def test_sql_agent(how: str) -> None:
     assert tools[-1].attributes["gen_ai.tool.call.result"] == "[('Chopin',)]"
 
 
-# A supervisor that hands work to a researcher and to a mathematician.
+# A supervisor that delegates to a researcher and a mathematician.
 
 
 def handoff_to(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK: the contract, and what only its agents have."""
+"""The OpenAI Agents SDK: the contract suite, and tests of its own agents."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def add(a: int, b: int) -> int:
 
 
 def chat_model(base_url: str | None = None) -> OpenAIChatCompletionsModel:
-    # No connection is kept, since run_sync has a loop for each thread and a connection belongs to one.
+    # Connections are not kept: run_sync has a loop per thread, and a connection belongs to one loop.
     http_client = DefaultAsyncHttpxClient(limits=Limits(max_keepalive_connections=0))
     client = AsyncOpenAI(api_key="sk-of-the-agent", base_url=base_url, max_retries=0, http_client=http_client)
     return OpenAIChatCompletionsModel("policy", client)
 
 
 class AfterTheCall(AgentHooks[Any]):
-    """Does what a part does after its model call."""
+    """Does what a part specifies after its model call."""
 
     def __init__(self, inner: Agent[Any] | None, part: AgentSpec) -> None:
         self.inner = inner
@@ -92,7 +92,7 @@ class AfterTheCall(AgentHooks[Any]):
 
 
 class OpenAIAgentsAdapter(HostAdapter):
-    """Every part an agent and a run of its own."""
+    """Every part is an agent with its own run."""
 
     integration = "openai-agents"
     host = "agents"
@@ -149,19 +149,19 @@ class TestOpenAIAgents(IntegrationContract):
     adapter = OpenAIAgentsAdapter()
 
 
-# What follows is told in one script for all agents: who answers what. A name is also the beginning of an agent's instructions.
+# One script serves all agents and chooses the response by agent. A name is also the start of an agent's instructions.
 
 Answer = str | Callable[[str], str]
 
 
 def first(answer: str, then: str) -> Answer:
-    """``answer``, and ``then`` as soon as a tool has answered this agent."""
+    """``answer``, or ``then`` after a tool result for this agent."""
     return lambda prompt: then if "<tool_response>" in prompt else answer
 
 
 @contextmanager
 def cast(answers: dict[str, Answer], *, delay: float = 0.0) -> Generator[Playground]:
-    """A playground whose model answers as the agent whose instructions the prompt begins with."""
+    """A playground whose script answers by the agent whose instructions start the prompt."""
 
     def script(prompt: str) -> str:
         system = prompt.partition("<|im_start|>system\n")[2]
@@ -177,7 +177,7 @@ def make(name: str, **settings: Any) -> Agent[Any]:
 
 
 def run(agent: Agent[Any], text: str, how: str = "run", **settings: Any) -> Any:
-    """Run ``agent`` in one of the ways there are; its result."""
+    """The result of ``agent``, run with the method ``how``."""
     settings.setdefault("run_config", QUIET)
 
     async def work() -> Any:
@@ -217,7 +217,7 @@ def tools(trace: Trace) -> list[Event]:
 
 
 def test_private_api() -> None:
-    """The private places that are wrapped are where and what they are taken for."""
+    """The private functions that are wrapped exist with the expected signatures."""
     import agents.run
     import agents.tool
     from agents.run_internal import run_loop, tool_execution, turn_resolution
@@ -238,7 +238,7 @@ def test_private_api() -> None:
         assert inspect.iscoroutinefunction(place) is asynchronous, place
         signature = inspect.signature(place).parameters
         assert set(parameters) <= set(signature), place
-        # What is not passed by name is where it is looked for.
+        # Arguments that are not passed by name are at the expected position.
         for index, name in enumerate(parameters):
             assert signature[name].kind is inspect.Parameter.KEYWORD_ONLY or list(signature)[index] == name, place
     assert {"_agent_ref", "on_invoke_handoff"} <= {field.name for field in dataclasses.fields(Handoff)}
@@ -272,7 +272,7 @@ def test_only_agents_can_be_marked() -> None:
 
 
 def make_school() -> Agent[Any]:
-    """Triage hands off to Math and History, both hand back; Math has an Assistant as a tool, who may hand off to a Clerk."""
+    """Triage hands off to Math and History, both hand back; Math has an Assistant as a tool, which can hand off to a Clerk."""
     clerk = make("Clerk")
     assistant = make("Assistant", handoffs=[clerk])
     math = make("Math", tools=[assistant.as_tool("assist", "Helps.")])
@@ -316,7 +316,7 @@ def test_agents_of_a_graph_by_name(how: str) -> None:
     assert {name for name, kind in kinds.items() if kind == "agent"} == {"Math", "Clerk"}
     assert path(one.trace, one.trace.calls[3]) == ["Clerk", "assist", "Math", "rollout"]
     assert [event.kind for event in two.trace.events if event.name == "History"] == ["agent"]
-    assert get_mark(result.last_agent) is not None  # a conversation goes on with the agent that it is with
+    assert get_mark(result.last_agent) is not None  # a conversation continues with its last agent
     assert [event.kind for event in three.trace.events if event.name == "History"] == ["node"]
 
 
@@ -329,7 +329,7 @@ def test_unknown_agents_of_a_graph_are_an_error() -> None:
         trainable(make("Triage", handoffs=[trainable(make("Math"), name="prof")]), agents=["Math"])
 
 
-# Who follows whom
+# Handoffs and nesting
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -368,7 +368,7 @@ def test_a_handoff_that_fails() -> None:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_a_stay_is_one_event_whatever_it_takes(how: str) -> None:
+def test_a_stay_is_one_event_with_any_number_of_calls(how: str) -> None:
     agent = make("Writer", tools=[add])
     turns = iter([tool_call("add", a=1, b=2), tool_call("add", a=3, b=4), "7"])
     with cast({"Writer": lambda prompt: next(turns)}) as playground, playground.rollout() as rollout:
@@ -380,7 +380,7 @@ def test_a_stay_is_one_event_whatever_it_takes(how: str) -> None:
 
 @pytest.mark.parametrize("how", HOWS)
 def test_agents_as_parallel_tools(how: str) -> None:
-    """Each inner agent's call hangs under the tool that it is, and is its own."""
+    """The calls of each inner agent are children of its tool, and belong to that agent."""
     names = ["Spanish", "French", "German"]
     translators = [trainable(make(name), name=name.lower()) for name in names]
     agent = make("Desk", tools=[t.as_tool(f"to_{t.name.lower()}", "Translates.") for t in translators])
@@ -426,7 +426,7 @@ def test_a_tool_that_does_not_exist_ends_the_run(how: str) -> None:
     assert [signal.status for signal in tool_signals(rollout.trace)] == ["error"]
 
 
-def test_a_tool_that_does_not_exist_is_told_to_the_model() -> None:
+def test_an_unknown_tool_is_reported_to_the_model() -> None:
     config = RunConfig(tracing_disabled=True, tool_not_found_behavior="return_error_to_model")
     with cast({"Writer": first(tool_call("multiply", a=2), "Sorry")}) as playground, playground.rollout() as rollout:
         run(make("Writer", tools=[add]), "multiply", run_config=config)
@@ -457,7 +457,7 @@ def test_how_tools_fail() -> None:
     assert errors == ["Tool 'slow' timed out after 0.01 seconds.", "RuntimeError: out of order"]
 
 
-def test_a_run_that_waits_for_approval_and_goes_on() -> None:
+def test_a_run_that_waits_for_approval_and_continues() -> None:
     @function_tool(needs_approval=True)
     def send(text: str) -> str:
         return "sent"
@@ -497,7 +497,7 @@ server.run()
 
 @pytest.mark.parametrize("divisor", [2, 0])
 def test_tools_of_an_mcp_server(divisor: int) -> None:
-    """A server of its own process, over its standard input and output. Its failure is a result to the SDK."""
+    """A server in a separate process, over standard input and output. Its failure is a result for the SDK."""
 
     async def work() -> None:
         async with MCPServerStdio({"command": sys.executable, "args": ["-c", CALCULATOR]}) as server:
@@ -542,7 +542,7 @@ def make_guardrail(**settings: Any) -> InputGuardrail[Any]:
 @pytest.mark.parametrize("parallel", [True, False])
 @pytest.mark.parametrize("trips", [True, False])
 def test_an_input_guardrail(how: str, parallel: bool, trips: bool) -> None:
-    """Its agent hangs under it, and is not the agent that it guards."""
+    """Its agent is a child of the guardrail, not the guarded agent."""
     agent = trainable(make("Tutor", input_guardrails=[make_guardrail(run_in_parallel=parallel)]), name="tutor")
     verdict = Verdict(is_homework=trips).model_dump_json()
     with cast({"Guard": verdict, "Tutor": "Think."}) as playground, playground.rollout() as rollout:
@@ -558,7 +558,7 @@ def test_an_input_guardrail(how: str, parallel: bool, trips: bool) -> None:
     assert (event.attributes["lightning.guardrail.triggered"], event.error) == (trips, None)
     answers = [call for call in trace.calls if call is not guard]
     assert all((call.agent, path(trace, call)) == ("tutor", ["tutor", "rollout"]) for call in answers)
-    if not (parallel and trips):  # beside the guardrail the model may be asked in vain
+    if not (parallel and trips):  # a parallel guardrail may stop the run after a model request
         assert len(answers) == (not trips)
 
 
@@ -583,7 +583,7 @@ def test_an_output_guardrail(how: str) -> None:
 
 
 class Spans(TracingProcessor):
-    """Notes the names of the agents in the SDK's own spans."""
+    """Records the names of the agents in the SDK's own spans."""
 
     def __init__(self) -> None:
         self.agents: list[str] = []
@@ -623,7 +623,7 @@ def test_the_sdks_own_tracing_is_not_needed_and_not_changed(how: str) -> None:
 
 
 class Delegate(Model):
-    """A model of somebody else's."""
+    """A third party's model."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -644,7 +644,7 @@ class Provider(ModelProvider):
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
-        pytest.param(Delegate(chat_model()), {}, id="somebody else's model"),
+        pytest.param(Delegate(chat_model()), {}, id="a third party's model"),
         pytest.param(None, {"model_provider": Provider()}, id="no model, another provider"),
         pytest.param("gpt-4o", {}, id="the SDK's default API"),
         pytest.param("openai/gpt-4o", {}, id="several providers"),
@@ -678,7 +678,7 @@ class Solution(BaseModel):
 
 @pytest.mark.parametrize("how", ["run", "run_streamed"])
 def test_a_triage_with_a_guardrail(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """The program that the SDK's introduction builds, with nothing but the SDK's defaults."""
+    """The program from the SDK's introduction, with the SDK's defaults only."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-agent")
     guard = Agent(name="Guardrail check", instructions="Guard: is this homework?", output_type=Homework)
     history = Agent(name="History Tutor", handoff_description="Knows history", instructions="History: tell when.")
@@ -728,7 +728,7 @@ def test_a_guardrail_and_an_evaluation_in_a_hook(monkeypatch: pytest.MonkeyPatch
 
 
 def test_rewards_reach_the_call_that_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two questions, one by way of a tool: five calls of three agents, whose answers are structured."""
+    """Two questions, one through a tool: five calls of three agents with structured outputs."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-agent")
     math = Agent(name="MathAgent", instructions="Math", tools=[add], output_type=Solution)
     history = Agent(name="HistoryAgent", instructions="History", output_type=Solution)
@@ -750,7 +750,7 @@ def test_rewards_reach_the_call_that_is_meant(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_shared_agents_in_rollouts_at_once() -> None:
-    """Twenty rollouts of one program, in one loop: each call belongs to its rollout and its agent."""
+    """Twenty rollouts of one program in one loop: each call belongs to its rollout and its agent."""
     pauses = random.Random(0)
 
     @function_tool

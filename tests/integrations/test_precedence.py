@@ -1,4 +1,4 @@
-"""Integrations stand on one another's hosts: with all of them installed, every call and tool is still recorded once."""
+"""Integrations whose hosts use each other: with all of them installed, every call and tool is recorded once."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def add(a: int, b: int) -> int:
 @pytest.mark.usefixtures("everything")
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
 def test_langgraph_over_langchain(playground: Playground, how: str) -> None:
-    """A LangChain agent as a LangGraph node, with a callback handler as well."""
+    """A LangChain agent as a LangGraph node, also with a callback handler."""
     model = ChatOpenAI(model="policy", api_key="sk-of-the-agent", max_retries=0)
     graph = StateGraph(MessagesState)
     graph.add_node("solver", create_agent(model, [add], name="solver"))

@@ -1,4 +1,4 @@
-"""The integration in docs/writing-an-integration.md, a distribution of its own, passes the contract suite."""
+"""The integration in docs/writing-an-integration.md, a separate distribution, passes the contract suite."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "writing-an-integration.md"
 
 
 def write_files(folder: Path) -> None:
-    """The files of the page, and the metadata that installing the two distributions would write."""
+    """Write the page's files, and the metadata that installing the two distributions would write."""
     blocks = re.findall(
         r'^```\w+ title="([^"\n]+)"\n(.*?)^```', PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
     )

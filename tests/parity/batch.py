@@ -1,4 +1,4 @@
-"""One step as matrices [B, T], as verl and TRL have it, and the same step through our rows, micro-batches and objective."""
+"""One step as matrices [B, T], as verl and TRL use it, and the same step in our rows, micro-batches and objective."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ B, T = 6, 14
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Responses of several turns with observations between them; float32 [B, T], and mask 1 where a token was sampled."""
+    """Responses of several turns with observations in between; float32 [B, T], mask 1 at sampled tokens."""
 
     mask: Tensor
     sampled: Tensor
@@ -31,11 +31,11 @@ class Step:
 
 
 def make_step(seed: int = 0) -> Step:
-    """Differences between the policies that reach beyond every bound, for some tokens and for some sequences."""
+    """Differences between the policies that exceed every bound, for some tokens and some sequences."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(scale: float) -> Tensor:
-        # What a row's tokens have in common makes sequences differ too, not only tokens.
+        # A shift per row makes sequences differ, not only tokens.
         return scale * (torch.randn(B, T, generator=generator) + torch.randn(B, 1, generator=generator))
 
     mask = (torch.rand(B, T, generator=generator) < 0.7).float()
@@ -55,7 +55,7 @@ def make_step(seed: int = 0) -> Step:
 
 
 def rows_of(step: Step) -> list[Row]:
-    """One rollout for each row of the matrices: a prompt of one token, then the response."""
+    """One rollout per row of the matrices: a prompt of one token, then the response."""
     rows: list[Row] = []
     for b in range(B):
         mask, tokens = step.mask[b].bool(), range(10, 10 + T)
@@ -105,7 +105,7 @@ def our_loss(step: Step, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
 
 
 def assert_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
-    """Values and gradients, to what float32 allows."""
+    """Values and gradients, within float32 precision."""
     torch.testing.assert_close(found[0], expected[0].detach(), atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(found[1], expected[1], atol=1e-6, rtol=1e-5)
     assert np.isfinite(found[0].item())

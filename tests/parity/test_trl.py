@@ -1,6 +1,6 @@
 """Losses against TRL's `GRPOTrainer._compute_loss`, on a stand-in for the trainer that only has its settings. See ``make test-parity``.
 
-TRL computes its importance weights inside the function that samples, which cannot be called alone: they are given to it, and compared
+TRL computes its importance weights inside the function that samples, which cannot be called alone. The tests pass them in, and compare them
 with verl's (``test_verl.py``).
 """
 
@@ -22,7 +22,7 @@ from tests.parity.batch import B, Step, T, assert_same, make_step, our_loss
 ROWS: dict[str, Any] = {"aggregation": "sequence-mean", "sequence": "row"}
 CLIP: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.3}
 EPSILONS: dict[str, Any] = {"epsilon_low": 0.2, "epsilon_high": 0.3}
-# Ours, and TRL's settings.
+# Our settings, and TRL's.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grpo": ({**ROWS, **CLIP}, {"loss_type": "grpo", **EPSILONS}),
     "dapo": ({"aggregation": "token-mean", **CLIP}, {"loss_type": "dapo", **EPSILONS}),
@@ -36,7 +36,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"loss": "gspo", **ROWS, "clip_low": 0.1, "clip_high": 0.15},
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_low": 0.1, "epsilon_high": 0.15},
     ),
-    # Its epsilon_high is the bound itself, and there is no lower one.
+    # TRL's epsilon_high is the bound itself; it has no lower bound.
     "cispo": (
         {"loss": "cispo", "aggregation": "token-mean", "clip_low": 1.0, "clip_high": 0.3},
         {"loss_type": "cispo", "epsilon_low": 0.2, "epsilon_high": 1.3},

@@ -22,7 +22,7 @@ AGGREGATIONS: list[tuple[dict[str, Any], str]] = [
     ({"aggregation": "token-mean"}, "token-mean"),
     ({"aggregation": "constant", "constant_tokens": 20}, "seq-mean-token-sum-norm"),
 ]
-# Our loss, verl's name of it, its dual clip: verl's PPO always has one.
+# Our loss, verl's name for it, its dual clip: verl's PPO always has one.
 LOSSES: list[tuple[dict[str, Any], str, float]] = [
     ({"loss": "ppo", "clip_low": 0.2, "clip_high": 0.3}, "vanilla", 1e9),
     ({"loss": "dual-clip", "clip_low": 0.2, "clip_high": 0.3, "clip_dual": 1.4}, "vanilla", 1.4),
@@ -92,7 +92,7 @@ def test_losses(
             step.proximal - step.sampled, step.mask, rollout_is=level, rollout_is_threshold=threshold
         )
         outside = metrics["rollout_is_ratio_fraction_high"] + metrics["rollout_is_ratio_fraction_low"]
-        assert outside > 0, "the bounds are to matter"
+        assert outside > 0, "some tokens exceed the bounds"
     assert_same(our_loss(step, algorithm), verl_loss(step, algorithm, name, dual, mode, weights))
 
 

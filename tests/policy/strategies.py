@@ -1,4 +1,4 @@
-"""Requests as an SDK's types describe them, some with something wrong in them: hypothesis strategies made from TypedDicts."""
+"""Hypothesis strategies for requests as an SDK's TypedDicts describe them, some with errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORDS = [
     "none",
     "a" * 999,
 ]
-"""Some of them mean something to the chat format, or to nobody."""
+"""Strings, some with a meaning in the chat format."""
 
 TEXT: SearchStrategy[str] = st.sampled_from(WORDS) | st.text(max_size=8)
 NUMBER: SearchStrategy[Any] = (
@@ -46,9 +46,9 @@ _DEEPEST = 5
 
 
 def request(params: Any, least: Mapping[str, Any], read: Collection[str]) -> SearchStrategy[bytes]:
-    """Bodies of ``params``, an SDK's TypedDict: ``least`` with a few of the fields besides, often as documented, sometimes not.
+    """Bodies of ``params``, an SDK's TypedDict: ``least`` plus a few other fields, most of them valid.
 
-    Those that are in ``read`` come more often than the others, which are refused or ignored, whatever is in them.
+    Fields in ``read`` are more frequent than the others, which are refused or ignored.
     """
     hints = get_type_hints(params)
     names = st.sampled_from(sorted(set(read) & set(hints))) | st.sampled_from(sorted(hints))
@@ -70,7 +70,7 @@ def request(params: Any, least: Mapping[str, Any], read: Collection[str]) -> Sea
 
 
 def spoil(body: dict[str, Any], draw: st.DrawFn) -> None:
-    """Put junk somewhere into ``body``, deep inside as often as not."""
+    """Replace a part of ``body`` with an invalid value, often deep inside."""
     value: Any = body
     while True:
         places = list(value) if isinstance(value, dict) else list(range(len(value)))
@@ -104,14 +104,14 @@ def of(hint: Any, depth: int = 0) -> SearchStrategy[Any]:
         return NUMBER
     if len(arguments) == 2:
         return st.dictionaries(TEXT, of(arguments[1], depth + 1), max_size=2)
-    if len(arguments) == 1:  # a list, whatever kind
+    if len(arguments) == 1:  # any kind of list
         return st.lists(of(arguments[0], depth + 1), max_size=2)
     return JUNK
 
 
 @st.composite
 def object_of(draw: st.DrawFn, kind: Any, depth: int) -> dict[str, Any]:
-    """An object with the fields that it must have, and perhaps one that it may have."""
+    """An object with its required fields, and perhaps an optional one."""
     hints = get_type_hints(kind)
     names = set(kind.__required_keys__)
     if optional := sorted(set(hints) - names):

@@ -1,4 +1,4 @@
-"""Messages to tokens: reuse of what was sampled, every break with its reason, and no way to smuggle special tokens in."""
+"""Messages to tokens: reuse of sampled tokens, each break with its reason, and no injection of special tokens."""
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -56,9 +56,9 @@ def test_chats_of_several_tokenizers_do_not_continue_each_others_tokens(tokenize
     """In one rollout, with one memory."""
     sql, critic, memory = Chat(tokenizer, name="sql"), Chat(tokenizer, name="critic"), Memory()
     prompt = sql.render([USER], None, memory)
-    said = {"role": "assistant", "content": "the answer"}
-    sql.remember(prompt, [*encode(sql, "the answer"), *sql.stop_token_ids], said, memory)
-    turn = [USER, said, USER]
+    response = {"role": "assistant", "content": "the answer"}
+    sql.remember(prompt, [*encode(sql, "the answer"), *sql.stop_token_ids], response, memory)
+    turn = [USER, response, USER]
     assert sql.render(turn, None, memory).context == "clean"
     assert critic.render(turn, None, memory).context == "new"
 
@@ -71,7 +71,7 @@ def test_the_first_prompt_is_what_the_template_renders(chat: Chat, tokenizer):
 
 
 def test_a_later_turn_keeps_the_sampled_ids_even_where_encoding_would_differ(chat: Chat, tokenizer):
-    """One text, two encodings: letter by letter as sampled, or merged as the tokenizer would. The sampled one must stay."""
+    """One text, two encodings: letter by letter as sampled, or merged as the tokenizer would. The sampled one must be kept."""
     memory = Memory()
     first = chat.render([USER], None, memory)
     merged = encode(chat, "answer")
@@ -118,7 +118,7 @@ def test_an_edited_response_is_a_new_context(chat: Chat, tokenizer):
 
 
 def test_a_template_that_rewrites_history_forks_with_its_reason():
-    """A template that shows the last user message only: what was sampled from is no longer there."""
+    """A template that shows the last user message only: the sampled context is no longer in the prompt."""
     tokenizer = make_tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m['role'] == 'assistant' or loop.last %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
@@ -159,7 +159,7 @@ def test_tool_calls_are_parsed_and_their_reserialised_form_realigns():
     (tool_call,) = response["tool_calls"]
     assert tool_call["function"] == {"name": "add", "arguments": '{"a": 1}'}
     chat.remember(first, output, response, memory)
-    # Hosts hand a message back without the null content, and with arguments serialised their own way.
+    # Hosts return a message without the null content, and with arguments serialised differently.
     again = {**response, "tool_calls": [{**tool_call, "function": {"name": "add", "arguments": '{ "a":1 }'}}]}
     result = {"role": "tool", "tool_call_id": tool_call["id"], "content": "3"}
     second = chat.render([USER, again, result], tools, memory)
@@ -169,7 +169,7 @@ def test_tool_calls_are_parsed_and_their_reserialised_form_realigns():
 
 
 def test_other_demands_are_another_conversation(chat: Chat, tokenizer):
-    """The same messages, asked for in two forms, answered alike: each continues its own tokens."""
+    """The same messages requested in two forms and answered identically: each continues its own tokens."""
     memory = Memory()
     output = [*encode(chat, "answer"), tokenizer.eos_token_id]
     firsts = {

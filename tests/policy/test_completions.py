@@ -14,7 +14,7 @@ from lightning_core.endpoint.server import Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing import Playground
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
-from tests.policy.test_endpoint import TRAINED, serve, speak
+from tests.policy.test_endpoint import TRAINED, client_in_scope, serve
 
 
 def echo(prompt: str) -> str:
@@ -22,7 +22,7 @@ def echo(prompt: str) -> str:
 
 
 def test_a_prompt_is_its_tokens_and_nothing_else():
-    with serve(lambda p: "töld") as endpoint, speak(endpoint) as (run, client):
+    with serve(lambda p: "töld") as endpoint, client_in_scope(endpoint) as (run, client):
         answer = client.completions.create(model="gpt-x", prompt="once <|im_start|>", logprobs=0)
         reward(0.5, call=answer.id)
     (choice,) = answer.choices
@@ -31,7 +31,7 @@ def test_a_prompt_is_its_tokens_and_nothing_else():
     assert (call.agent, call.model, call.policy_version, call.temperature) == ("writer", "policy", 0, 0.7)
     assert call.prompt_ids is not None
     assert call.output_ids is not None
-    assert call.prompt_ids.tolist() == [*b"once ", 256], "no template, and special tokens are what they are"
+    assert call.prompt_ids.tolist() == [*b"once ", 256], "no template, and special tokens are encoded as such"
     assert call.output_ids.tolist() == [*"töld".encode(), 257]
     assert call.messages == ({"role": "user", "content": "once <|im_start|>"},)
     assert call.response == {"role": "assistant", "content": "töld"}
@@ -48,7 +48,7 @@ def test_a_prompt_is_its_tokens_and_nothing_else():
 
 
 def test_token_ids_are_taken_as_they_are():
-    with serve(echo) as endpoint, speak(endpoint) as (run, client):
+    with serve(echo) as endpoint, client_in_scope(endpoint) as (run, client):
         answer = client.completions.create(model="m", prompt=[104, 105, 256], extra_body={"return_token_ids": True})
     raw: Any = answer.choices[0]
     (call,) = run.trace.calls
@@ -60,7 +60,7 @@ def test_token_ids_are_taken_as_they_are():
 
 
 def test_prompts_times_n_are_choices_in_order_and_calls_of_their_own():
-    with serve(echo) as endpoint, speak(endpoint, seed=5) as (run, client):
+    with serve(echo) as endpoint, client_in_scope(endpoint, seed=5) as (run, client):
         answer = client.completions.create(model="m", prompt=["a", "b", "c"], n=2)
         ids = client.completions.create(model="m", prompt=[[100], [101]])
     assert [(c.index, c.text) for c in answer.choices] == list(enumerate(["<a>", "<a>", "<b>", "<b>", "<c>", "<c>"]))
@@ -74,7 +74,7 @@ def test_prompts_times_n_are_choices_in_order_and_calls_of_their_own():
 @pytest.mark.parametrize("text", ["hällo wörld ✓", "", " spaced \n", "<tool_call>{}</tool_call>"])
 def test_a_stream_adds_up_to_the_answer(text: str):
     options: dict[str, Any] = {"model": "m", "prompt": ["hi", "ho"], "logprobs": 0, "stop": "\n"}
-    with serve(lambda p: text) as endpoint, speak(endpoint) as (run, client):
+    with serve(lambda p: text) as endpoint, client_in_scope(endpoint) as (run, client):
         answer = client.completions.create(**options)
         chunks = list(client.completions.create(**options, stream=True, stream_options={"include_usage": True}))
     *parts, last = chunks
@@ -85,19 +85,19 @@ def test_a_stream_adds_up_to_the_answer(text: str):
         mine = [part.choices[0] for part in parts if part.choices[0].index == whole.index]
         assert "".join(part.text for part in mine) == whole.text == text.partition("\n")[0]
         assert [part.finish_reason for part in mine if part.finish_reason] == [whole.finish_reason] == ["stop"]
-        told = [part.logprobs for part in mine if part.logprobs is not None]
+        with_logprobs = [part.logprobs for part in mine if part.logprobs is not None]
         assert whole.logprobs is not None
         for name in ("tokens", "token_logprobs", "text_offset"):
-            assert [v for part in told for v in getattr(part, name)][: len(whole.logprobs.tokens or ())] == getattr(
-                whole.logprobs, name
-            )
+            assert [v for part in with_logprobs for v in getattr(part, name)][
+                : len(whole.logprobs.tokens or ())
+            ] == getattr(whole.logprobs, name)
     assert len(run.trace.calls) == 4
 
 
 def test_a_prompt_too_long_is_refused_by_its_name():
     with (
         serve(max_context=5) as endpoint,
-        speak(endpoint) as (run, client),
+        client_in_scope(endpoint) as (run, client),
         pytest.raises(openai.BadRequestError, match=r"6 tokens; expected fewer than the context length of 5") as caught,
     ):
         client.completions.create(model="m", prompt=["ok", "x" * 6])
@@ -113,7 +113,7 @@ def test_an_untrained_agent_s_call_passes_through_unchanged_and_is_recorded(stre
         far.open(key, far_run.address, Routing(frozen={"": "policy"}))
         with (
             serve(upstream=UpstreamServer(base_url=far.url, api_key=key)) as near,
-            speak(near, agent="critic") as (run, client),
+            client_in_scope(near, agent="critic") as (run, client),
         ):
             answer: Any = client.completions.create(model="davinci", prompt=["a", "b"], n=2, stream=stream)
             if stream:
@@ -142,7 +142,7 @@ def test_langchain_s_plain_model(playground: Playground, stream: bool):
 
 
 def test_a_chat_never_continues_a_plain_prompt():
-    with serve(echo) as endpoint, speak(endpoint, TRAINED) as (run, client):
+    with serve(echo) as endpoint, client_in_scope(endpoint, TRAINED) as (run, client):
         client.completions.create(model="m", prompt="hi")
         client.chat.completions.create(
             model="m", messages=[{"role": "assistant", "content": "<hi>"}, {"role": "user", "content": "so?"}]

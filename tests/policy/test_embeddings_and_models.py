@@ -1,4 +1,4 @@
-"""What is passed on or listed, and never sampled: embeddings, and the models that are served."""
+"""Requests that are forwarded or listed, but never sampled: embeddings, and the served models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_core.testing import Playground
 from lightning_core.testing.recording_server import RecordingServer
 from lightning_core.trace import SpanRecord
 from lightning_core.transitions import refused_calls, trace_to_transitions
-from tests.policy.test_endpoint import TRAINED, serve, speak
+from tests.policy.test_endpoint import TRAINED, client_in_scope, serve
 
 
 def embeddings_of(run: Run) -> list[SpanRecord]:
@@ -28,10 +28,10 @@ def embeddings_of(run: Run) -> list[SpanRecord]:
 
 @pytest.mark.parametrize("agent", ["writer", "critic"])
 def test_embeddings_pass_through_unchanged_and_are_recorded(server: RecordingServer, agent: str):
-    """A trained agent's too: no policy makes them. A model under agents.frozen is not one for embeddings."""
+    """Also for a trained agent: no policy computes embeddings. A model under agents.frozen is not for embeddings."""
     upstream = UpstreamServer(base_url=f"{server.url}/v1", api_key="sk-upstream")
     routing = Routing(trained=frozenset({"writer"}), frozen={"critic": "base"})
-    with serve(upstream=upstream) as endpoint, speak(endpoint, routing, agent) as (run, client):
+    with serve(upstream=upstream) as endpoint, client_in_scope(endpoint, routing, agent) as (run, client):
         answer = client.embeddings.create(
             model="embed-3", input=["a", "b"], dimensions=3, encoding_format="float", user="me"
         )
@@ -40,9 +40,9 @@ def test_embeddings_pass_through_unchanged_and_are_recorded(server: RecordingSer
     assert (answer.model, answer.usage.total_tokens) == ("recorded", 3)
     first, second = server.requests
     assert first.url == f"{server.url}/v1/embeddings"
-    asked = {"model": "embed-3", "input": ["a", "b"], "dimensions": 3, "encoding_format": "float", "user": "me"}
-    assert first.body == asked
-    assert second.body["encoding_format"] == "base64", "what the client says by itself is passed on too"
+    expected = {"model": "embed-3", "input": ["a", "b"], "dimensions": 3, "encoding_format": "float", "user": "me"}
+    assert first.body == expected
+    assert second.body["encoding_format"] == "base64", "defaults of the client are forwarded too"
     assert first.headers["authorization"] == "Bearer sk-upstream"
     assert raw.http_response.headers["content-type"] == "application/json"
     span, _ = embeddings_of(run)
@@ -58,21 +58,21 @@ def test_embeddings_pass_through_unchanged_and_are_recorded(server: RecordingSer
         "gen_ai.request.encoding_formats": ("float",),
     }
     assert span.name == "embeddings embed-3"
-    assert run.trace.calls == (), "they are no calls, so that nothing can train on them"
+    assert run.trace.calls == (), "embeddings are not calls and cannot be trained on"
     assert trace_to_transitions(run.trace, agents={"writer", "critic"}) == []
     assert refused_calls(run.trace, agents={"writer"}) == []
 
 
 def test_embeddings_on_their_way_to_a_provider_keep_their_credentials(server: RecordingServer):
     origin = {"lightning-origin": f"{server.url}/v1/embeddings", "lightning-origin-authorization": "Bearer sk-own"}
-    with serve() as endpoint, speak(endpoint) as (run, client):
+    with serve() as endpoint, client_in_scope(endpoint) as (run, client):
         client.embeddings.create(model="embed-3", input="hi", extra_headers=origin)
     assert server.requests[0].headers["authorization"] == "Bearer sk-own"
     assert len(embeddings_of(run)) == 1
 
 
 def test_embeddings_without_anybody_to_ask_are_a_clear_404():
-    with serve() as endpoint, speak(endpoint) as (run, client), pytest.raises(openai.NotFoundError) as caught:
+    with serve() as endpoint, client_in_scope(endpoint) as (run, client), pytest.raises(openai.NotFoundError) as caught:
         client.embeddings.create(model="embed-3", input="hi")
     assert "the models here compute no embeddings" in str(caught.value)
     assert "set policy.upstream" in str(caught.value)
@@ -84,7 +84,7 @@ def test_embeddings_that_fail_are_the_machinery_s_failure():
     dead = UpstreamServer(base_url="http://127.0.0.1:9/v1")
     with (
         serve(upstream=dead) as endpoint,
-        speak(endpoint) as (run, client),
+        client_in_scope(endpoint) as (run, client),
         pytest.raises(openai.APIStatusError, match=r"could not reach http://127\.0\.0\.1:9") as caught,
     ):
         client.embeddings.create(model="embed-3", input="hi")
@@ -95,7 +95,7 @@ def test_embeddings_that_fail_are_the_machinery_s_failure():
 
 
 def test_an_agent_s_own_client_for_embeddings_is_left_alone(playground: Playground, server: RecordingServer):
-    """Inside a rollout its requests go where they always went: they are not led to the endpoint, and not recorded."""
+    """Inside a rollout these requests keep their original destination: not routed to the endpoint, not recorded."""
     model = OpenAIEmbeddings(
         model="embed-3",
         api_key="sk-own",  # pyright: ignore
@@ -110,8 +110,8 @@ def test_an_agent_s_own_client_for_embeddings_is_left_alone(playground: Playgrou
     assert embeddings_of(run) == []
 
 
-def test_models_as_openai_tells_of_them():
-    with serve() as endpoint, speak(endpoint, TRAINED) as (_, client):
+def test_models_in_openais_format():
+    with serve() as endpoint, client_in_scope(endpoint, TRAINED) as (_, client):
         assert [(m.id, m.object, m.owned_by) for m in client.models.list()] == [
             ("policy", "model", "lightning"),
             ("base", "model", "lightning"),
@@ -133,7 +133,7 @@ def theirs(endpoint: PolicyEndpoint) -> Iterator[Anthropic]:
         endpoint.close(key)
 
 
-def test_models_as_anthropic_tells_of_them():
+def test_models_in_anthropics_format():
     with serve() as endpoint, theirs(endpoint) as client:
         page = client.models.list()
         assert [(m.id, m.type, m.display_name, m.lifecycle) for m in page] == [

@@ -47,7 +47,7 @@ def serve_backend(backend: ScriptedBackend, **options: Any) -> Iterator[PolicyEn
 
 
 @contextmanager
-def speak(
+def client_in_scope(
     endpoint: PolicyEndpoint, routing: Routing = TRAINED, agent: str = "writer", **options: Any
 ) -> Iterator[tuple[Run, OpenAI]]:
     """A rollout with a client in the scope of ``agent``."""
@@ -67,7 +67,7 @@ def speak(
 
 
 def test_a_call_is_answered_and_recorded_with_its_tokens():
-    with serve() as endpoint, speak(endpoint) as (run, client):
+    with serve() as endpoint, client_in_scope(endpoint) as (run, client):
         answer = client.chat.completions.create(model="gpt-x", messages=HI, temperature=0.1, logprobs=True)
     assert answer.choices[0].message.content == "hello"
     assert answer.choices[0].logprobs is not None
@@ -90,7 +90,7 @@ def test_a_call_is_answered_and_recorded_with_its_tokens():
 
 
 def test_streaming_gives_the_same_text_and_the_same_record():
-    with serve(lambda p: "hällo wörld ✓") as endpoint, speak(endpoint) as (run, client):
+    with serve(lambda p: "hällo wörld ✓") as endpoint, client_in_scope(endpoint) as (run, client):
         chunks = list(
             client.chat.completions.create(model="m", messages=HI, stream=True, stream_options={"include_usage": True})
         )
@@ -112,7 +112,7 @@ def test_tool_calls_streamed_and_not_and_the_second_turn_continues_the_row():
             else 'let me <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
         )
 
-    with serve(script) as endpoint, speak(endpoint, Routing(trained=frozenset({"writer"}))) as (run, client):
+    with serve(script) as endpoint, client_in_scope(endpoint, Routing(trained=frozenset({"writer"}))) as (run, client):
         message = client.chat.completions.create(model="m", messages=HI, tools=TOOLS).choices[0].message
         assert message.tool_calls
         result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
@@ -132,26 +132,28 @@ def test_tool_calls_streamed_and_not_and_the_second_turn_continues_the_row():
     assert run.trace.calls[1].context == "clean"
 
 
-def test_every_choice_is_a_call_of_its_own():
-    with serve(iter(["one", "two", "three"])) as endpoint, speak(endpoint) as (run, client):
+def test_every_choice_is_a_separate_call():
+    with serve(iter(["one", "two", "three"])) as endpoint, client_in_scope(endpoint) as (run, client):
         answer = client.chat.completions.create(model="m", messages=HI, n=3)
     assert sorted(c.message.content or "" for c in answer.choices) == ["one", "three", "two"]
     assert len(trace_to_transitions(run.trace, agents={"writer"})) == 3
 
 
 def test_stop_strings_cut_the_text_but_not_the_record():
-    with serve(lambda p: "a; b; c") as endpoint, speak(endpoint) as (run, client):
+    with serve(lambda p: "a; b; c") as endpoint, client_in_scope(endpoint) as (run, client):
         answer = client.chat.completions.create(model="m", messages=HI, stop=";")
         streamed = list(client.chat.completions.create(model="m", messages=HI, stop=[";"], stream=True))
     assert answer.choices[0].message.content == "a"
     assert "".join(c.choices[0].delta.content or "" for c in streamed) == "a"
     for call in run.trace.calls:
         assert call.output_ids is not None
-        assert bytes(call.output_ids.astype("u1")).startswith(b"a;"), "what was sampled is recorded, past the cut too"
+        assert bytes(call.output_ids.astype("u1")).startswith(b"a;"), (
+            "all sampled tokens are recorded, also after the cut"
+        )
 
 
-def test_max_tokens_truncates_and_says_so():
-    with serve(lambda p: "a long answer") as endpoint, speak(endpoint) as (run, client):
+def test_max_tokens_truncates_and_reports_it():
+    with serve(lambda p: "a long answer") as endpoint, client_in_scope(endpoint) as (run, client):
         answer = client.chat.completions.create(model="m", messages=HI, max_tokens=3)
     assert answer.choices[0].finish_reason == "length"
     assert answer.choices[0].message.content == "a l"
@@ -160,7 +162,7 @@ def test_max_tokens_truncates_and_says_so():
 
 def test_agents_that_are_not_trained_keep_their_model_and_settings():
     routing = Routing(trained=frozenset({"writer"}), frozen={"checker": "base"}, temperature=0.7)
-    with serve() as endpoint, speak(endpoint, routing, "checker") as (run, client):
+    with serve() as endpoint, client_in_scope(endpoint, routing, "checker") as (run, client):
         client.chat.completions.create(model="gpt-x", messages=HI, temperature=0.0)
         client.chat.completions.create(model="base", messages=HI, temperature=0.2)
     assert [(c.model, c.temperature, c.policy_version) for c in run.trace.calls] == [
@@ -176,11 +178,11 @@ def test_each_agent_is_answered_by_its_policy():
     )
     with serve(models=("sql", "critic", "base"), version=3) as endpoint:
         for agent, policy in routing.policies.items():
-            with speak(endpoint, routing, agent) as (run, client):
+            with client_in_scope(endpoint, routing, agent) as (run, client):
                 assert client.chat.completions.create(model="gpt-x", messages=HI).model == policy
             (transition,) = trace_to_transitions(run.trace, agents={"writer", "checker"})
             assert (transition.agent, transition.policy, transition.version) == (agent, policy, 3)
-        with speak(endpoint, routing, "reader") as (run, client):
+        with client_in_scope(endpoint, routing, "reader") as (run, client):
             client.chat.completions.create(model="critic", messages=HI)
             client.chat.completions.create(model="base", messages=HI)
     assert [(c.model, c.policy_version) for c in run.trace.calls] == [("critic", 3), ("base", None)]
@@ -190,7 +192,7 @@ def test_each_agent_is_answered_by_its_policy():
 def test_an_unknown_model_of_an_untrained_agent_is_a_clear_404():
     with (
         serve() as endpoint,
-        speak(endpoint, agent="checker") as (_, client),
+        client_in_scope(endpoint, agent="checker") as (_, client),
         pytest.raises(openai.NotFoundError) as caught,
     ):
         client.chat.completions.create(model="gpt-x", messages=HI)
@@ -198,12 +200,12 @@ def test_an_unknown_model_of_an_untrained_agent_is_a_clear_404():
 
 
 def test_calls_of_untrained_agents_go_upstream_and_are_recorded():
-    """The upstream is a second endpoint, real HTTP included."""
+    """The upstream is a second endpoint, over real HTTP."""
     with serve(lambda p: "from afar") as far, rollout({"id": "far"}) as far_run:
         key = far.new_key()
         far.open(key, far_run.address, Routing(frozen={"": "policy"}))
         target = UpstreamServer(base_url=far.url, api_key=key)
-        with serve(upstream=target) as near, speak(near, agent="critic") as (run, client):
+        with serve(upstream=target) as near, client_in_scope(near, agent="critic") as (run, client):
             answer = client.chat.completions.create(model="policy-afar", messages=HI)
             streamed = list(client.chat.completions.create(model="policy-afar", messages=HI, stream=True))
     assert answer.choices[0].message.content == "from afar"
@@ -214,7 +216,7 @@ def test_calls_of_untrained_agents_go_upstream_and_are_recorded():
     assert [c.context for c in far_run.trace.calls] == ["new", "new"]
 
 
-def test_a_configured_model_is_the_one_that_the_upstream_is_asked_for():
+def test_a_configured_model_replaces_the_model_of_the_upstream_request():
     routing = Routing(trained=frozenset({"writer"}), frozen={"critic": "base"})
     backend = ScriptedBackend(lambda p: "near", models=["policy"])
     with serve(lambda p: "from afar") as far, rollout({"id": "far"}) as far_run:
@@ -222,26 +224,26 @@ def test_a_configured_model_is_the_one_that_the_upstream_is_asked_for():
         far.open(key, far_run.address, Routing())
         target = UpstreamServer(base_url=far.url, api_key=key)
         near = PolicyEndpoint(backend, Chat(backend.tokenizer), upstream=target)
-        with near, speak(near, routing, "critic") as (_, client):
+        with near, client_in_scope(near, routing, "critic") as (_, client):
             answer = client.chat.completions.create(model="gpt-x", messages=HI)
     assert answer.choices[0].message.content == "from afar"
     assert [c.model for c in far_run.trace.calls] == ["base"]
 
 
 def test_what_an_upstream_can_do_is_for_the_upstream_to_say():
-    """A frozen agent's grammar is passed on untouched, and refused by the server that cannot do it."""
+    """A frozen agent's grammar is forwarded unchanged and rejected by a server that does not support it."""
     with serve() as far, rollout({"id": "far"}) as far_run:
         key = far.new_key()
         far.open(key, far_run.address, Routing(frozen={"": "policy"}))
         target = UpstreamServer(base_url=far.url, api_key=key)
         with (
             serve(upstream=target) as near,
-            speak(near, agent="critic") as (run, client),
+            client_in_scope(near, agent="critic") as (run, client),
             pytest.raises(openai.BadRequestError, match="guided_grammar") as caught,
         ):
             client.chat.completions.create(model="far", messages=HI, extra_body={"guided_grammar": "x"})
     assert caught.value.param == "guided_grammar", "the error's body is the upstream's own"
-    assert run.infrastructure == [], "the request was at fault"
+    assert run.infrastructure == [], "an error of the request is not an infrastructure failure"
     (call,) = run.trace.calls
     assert call.error is not None
     assert f"{far.url}/chat/completions returned status 400" in call.error
@@ -249,13 +251,13 @@ def test_what_an_upstream_can_do_is_for_the_upstream_to_say():
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("status", "blamed"), [(400, False), (422, False), (401, True), (429, True), (503, True)])
-def test_an_upstream_s_refusal_reaches_the_agent_as_it_is(status: int, blamed: bool, stream: bool):
-    """So that an agent's own way of coping works. Whose fault it was decides whether the rollout counts."""
+def test_an_upstream_s_error_reaches_the_agent_unchanged(status: int, blamed: bool, stream: bool):
+    """The agent can handle the error itself. The status decides whether the rollout counts."""
     body = {"error": {"message": "no", "code": "context_length_exceeded"}}
     with (
         recording_server(refusal=JSONResponse(body, status, {"retry-after": "7"})) as server,
         serve(upstream=UpstreamServer(base_url=f"{server.url}/v1")) as endpoint,
-        speak(endpoint, agent="critic") as (run, client),
+        client_in_scope(endpoint, agent="critic") as (run, client),
         pytest.raises(openai.APIStatusError) as caught,
     ):
         list(client.with_options(max_retries=0).chat.completions.create(model="gpt", messages=HI, stream=stream))
@@ -271,7 +273,7 @@ def test_a_dead_upstream_is_an_infrastructure_failure_with_a_clear_error(stream:
     dead = UpstreamServer(base_url="http://127.0.0.1:9/v1")
     with (
         serve(upstream=dead) as endpoint,
-        speak(endpoint, agent="critic") as (run, client),
+        client_in_scope(endpoint, agent="critic") as (run, client),
         pytest.raises(openai.APIError) as caught,
     ):
         list(client.chat.completions.create(model="gpt", messages=HI, stream=stream))
@@ -283,7 +285,7 @@ def test_a_dead_upstream_is_an_infrastructure_failure_with_a_clear_error(stream:
 def test_a_backend_that_fails_is_an_infrastructure_failure():
     with (
         serve(iter([])) as endpoint,
-        speak(endpoint) as (run, client),
+        client_in_scope(endpoint) as (run, client),
         pytest.raises(openai.InternalServerError, match="no more answers"),
     ):
         client.chat.completions.create(model="m", messages=HI)
@@ -306,8 +308,12 @@ def test_a_backend_that_fails_is_an_infrastructure_failure():
         ({"extra_body": {"guided_json": {}}}, "guided_json"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(extra: dict[str, Any], param: str):
-    with serve() as endpoint, speak(endpoint) as (run, client), pytest.raises(openai.BadRequestError) as caught:
+def test_unsupported_fields_are_refused_by_name(extra: dict[str, Any], param: str):
+    with (
+        serve() as endpoint,
+        client_in_scope(endpoint) as (run, client),
+        pytest.raises(openai.BadRequestError) as caught,
+    ):
         client.chat.completions.create(model="m", messages=HI, **extra)
     assert caught.value.param == param
     assert run.infrastructure == []
@@ -325,7 +331,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(extra: dict[str, Any], param
     ],
 )
 def test_a_malformed_request_is_the_agents_failure_and_not_the_machinerys(path: str, body: dict[str, Any]):
-    with serve() as endpoint, speak(endpoint) as (run, client):
+    with serve() as endpoint, client_in_scope(endpoint) as (run, client):
         response = httpx.post(
             f"{endpoint.url}{path}", json={"model": "policy", **body}, headers={"x-api-key": client.api_key}
         )
@@ -334,7 +340,7 @@ def test_a_malformed_request_is_the_agents_failure_and_not_the_machinerys(path: 
     assert run.infrastructure == []
 
 
-def test_json_and_a_tool_call_are_asked_for_in_the_prompt():
+def test_json_and_a_tool_call_are_instructions_in_the_prompt():
     schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object", "title": "Verdict"}}}
     forms: list[dict[str, Any]] = [
         {"response_format": {"type": "json_object"}},
@@ -345,7 +351,7 @@ def test_json_and_a_tool_call_are_asked_for_in_the_prompt():
             "parallel_tool_calls": False,
         },
     ]
-    with serve() as endpoint, speak(endpoint) as (run, client):
+    with serve() as endpoint, client_in_scope(endpoint) as (run, client):
         for form in forms:
             client.chat.completions.create(model="m", messages=[{"role": "system", "content": "be kind"}, *HI], **form)
     systems: list[str] = []
@@ -359,13 +365,13 @@ def test_json_and_a_tool_call_are_asked_for_in_the_prompt():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_all_that_an_upstream_says_is_recorded(stream: bool):
+def test_the_complete_response_of_an_upstream_is_recorded(stream: bool):
     answer = 'so: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     with serve(lambda p: answer) as far, rollout({"id": "far"}) as far_run:
         key = far.new_key()
         far.open(key, far_run.address, Routing(frozen={"": "policy"}))
         near = serve(upstream=UpstreamServer(base_url=far.url, api_key=key))
-        with near as endpoint, speak(endpoint, agent="critic") as (run, client):
+        with near as endpoint, client_in_scope(endpoint, agent="critic") as (run, client):
             options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
             given = client.chat.completions.create(model="gpt", messages=HI, tools=TOOLS, n=2, **options)
             if stream:
@@ -383,9 +389,9 @@ def test_all_that_an_upstream_says_is_recorded(stream: bool):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_upstream_answer_that_cannot_be_recorded_fails_the_call(server: RecordingServer, stream: bool):
-    """A server that answers a request for the Responses API with something else."""
+    """A server that returns something else for a request of the Responses API."""
     upstream = UpstreamServer(base_url=f"{server.url}/v1")
-    with serve(upstream=upstream) as endpoint, speak(endpoint, agent="critic") as (run, client):
+    with serve(upstream=upstream) as endpoint, client_in_scope(endpoint, agent="critic") as (run, client):
         with pytest.raises(openai.APIError, match="returned 0 complete responses; expected 1"):
             list(client.responses.create(model="gpt", input="hi", stream=stream))
         with pytest.raises(openai.APIError, match="returned 1 complete responses; expected 2"):
@@ -395,7 +401,7 @@ def test_an_upstream_answer_that_cannot_be_recorded_fails_the_call(server: Recor
 
 
 def test_an_upstream_s_events_reach_the_agent_byte_for_byte():
-    """Comments, other line ends, data of several lines, and a last event that nothing closes."""
+    """Comments, other line ends, data of several lines, and an unterminated last event."""
     head = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "far"}
     chunks = [
         json.dumps({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}, ensure_ascii=False)
@@ -413,7 +419,7 @@ def test_an_upstream_s_events_reach_the_agent_byte_for_byte():
     with (
         recording_server(refusal=Response(stream, media_type="text/event-stream")) as server,
         serve(upstream=UpstreamServer(base_url=f"{server.url}/v1")) as endpoint,
-        speak(endpoint, agent="critic") as (run, client),
+        client_in_scope(endpoint, agent="critic") as (run, client),
     ):
         request = client.chat.completions.with_streaming_response.create(model="gpt", messages=HI, stream=True)
         with request as response:
@@ -423,10 +429,10 @@ def test_an_upstream_s_events_reach_the_agent_byte_for_byte():
 
 
 def test_a_call_passed_on_to_its_origin_keeps_its_credentials(server: RecordingServer):
-    """An untrained agent's redirected request, unchanged but for the address it came from."""
+    """An untrained agent's redirected request, unchanged except for its original address."""
     origin = f"{server.url}/v1/chat/completions"
     headers = {"lightning-origin": origin, "lightning-origin-authorization": "Bearer sk-own", "OpenAI-Project": "p"}
-    with serve() as endpoint, speak(endpoint, agent="critic") as (run, client):
+    with serve() as endpoint, client_in_scope(endpoint, agent="critic") as (run, client):
         client.with_options(default_headers=headers).chat.completions.create(model="gpt", messages=HI, temperature=0.5)
     (noted,) = server.requests
     assert noted.url == origin
@@ -441,8 +447,8 @@ def test_an_idle_connection_outlives_what_clients_keep():
         connection = HTTPConnection(endpoint.url.removeprefix("http://").removesuffix("/v1"))
         connection.request("GET", "/health")
         connection.getresponse().read()
-        time.sleep(5.5)  # httpx drops its own after 5
-        connection.sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")  # a request() would connect again
+        time.sleep(5.5)  # httpx drops its own connections after 5
+        connection.sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")  # a request() would reconnect
         assert connection.sock.recv(64).startswith(b"HTTP/1.1 200")
         connection.close()
 
@@ -450,7 +456,7 @@ def test_an_idle_connection_outlives_what_clients_keep():
 def test_an_api_that_is_not_spoken_is_a_clear_404():
     with (
         serve() as endpoint,
-        speak(endpoint) as (_, client),
+        client_in_scope(endpoint) as (_, client),
         pytest.raises(openai.NotFoundError, match="has no POST /v1/moderations; it supports POST"),
     ):
         client.moderations.create(input="hi")
@@ -459,7 +465,7 @@ def test_an_api_that_is_not_spoken_is_a_clear_404():
 def test_a_prompt_too_long_for_the_context_is_refused_with_both_numbers():
     with (
         serve(max_context=30) as endpoint,
-        speak(endpoint) as (_, client),
+        client_in_scope(endpoint) as (_, client),
         pytest.raises(openai.BadRequestError, match=r"51 tokens; expected fewer than the context length of 30"),
     ):
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 32}])
@@ -471,7 +477,7 @@ def test_keys_admit_one_live_rollout_each():
             OpenAI(base_url=endpoint.url, api_key="lr-guess", max_retries=0).chat.completions.create(
                 model="m", messages=HI
             )
-        with speak(endpoint) as (_, client):
+        with client_in_scope(endpoint) as (_, client):
             assert [m.id for m in client.models.list()] == ["policy", "base"]
             key = client.api_key
         with pytest.raises(openai.AuthenticationError):
@@ -533,7 +539,10 @@ def test_seeds_depend_on_the_prompt_and_not_on_the_order():
     def ask(order: str) -> dict[str, list[int | None]]:
         seeds.clear()
         backend = Spy(lambda p: "x")
-        with PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint, speak(endpoint, seed=5) as (_, client):
+        with (
+            PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint,
+            client_in_scope(endpoint, seed=5) as (_, client),
+        ):
             for letter in order:
                 client.chat.completions.create(model="m", messages=[{"role": "user", "content": letter}])
         found: dict[str, list[int | None]] = {}
@@ -547,7 +556,7 @@ def test_seeds_depend_on_the_prompt_and_not_on_the_order():
 
 
 def test_a_reward_can_name_the_response_it_is_for():
-    with serve() as endpoint, speak(endpoint) as (run, client):
+    with serve() as endpoint, client_in_scope(endpoint) as (run, client):
         answer = client.chat.completions.create(model="m", messages=HI)
         reward(0.5, call=answer.id)
     assert run.trace.rewards[0].call == run.trace.calls[0].id
@@ -573,9 +582,9 @@ def test_fifty_concurrent_rollouts_never_mix():
             endpoint.close(key)
         return number, [c.messages[0]["content"] for c in run.trace.calls]
 
-    async def everyone(endpoint: PolicyEndpoint) -> list[tuple[int, list[str]]]:
+    async def ask_all(endpoint: PolicyEndpoint) -> list[tuple[int, list[str]]]:
         return await asyncio.gather(*(one(endpoint, i) for i in range(50)))
 
     with serve(lambda prompt: prompt.split("user\n")[1].split("<")[0], delay=0.01) as endpoint:
-        for number, contents in asyncio.run(everyone(endpoint)):
+        for number, contents in asyncio.run(ask_all(endpoint)):
             assert contents == [f"{number}.{turn}" for turn in range(3)]

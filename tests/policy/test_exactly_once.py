@@ -1,8 +1,8 @@
 """Random programs of agents over real HTTP: every sampled token reaches the loss exactly once, with its own logprob.
 
-A program grows a tree of conversations: it continues any earlier one (a branch, if that was continued before), sends a request again,
-asks for several answers, alternates between agents, hands answers back changed, and is cut short. Each token that the backend samples
-has a logprob that no other has, so tokens can be told apart at the far end.
+A program grows a tree of conversations: it continues an earlier one (a branch, if that was continued before), repeats a request, requests
+several responses, alternates between agents, sends changed responses back, and is cut off. Each sampled token has a unique logprob, which
+identifies it in the loss.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 
 
 class TwoEndsTokenizer(ByteTokenizer):
-    """A response ends with either of two tokens, as with models whose template and whose tokenizer name different ones."""
+    """A response ends with either of two tokens, as with models whose template and tokenizer name different ones."""
 
     eos_token = "<|im_start|>"
 
 
 class LoggingBackend:
-    """Samples from a seeded generator, and keeps what it sampled."""
+    """Samples from a seeded generator, and records the samples."""
 
     models = ("policy", "base")
     max_context = 1 << 16
@@ -78,7 +78,7 @@ class LoggingBackend:
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: who asks, which conversation goes on, and how."""
+    """One request: the agent, the conversation that it continues, and the API."""
 
     agent: str
     continues: int

@@ -1,4 +1,4 @@
-"""Every field that an installed SDK can send is supported, ignored on purpose, or refused by its name."""
+"""Every field that an installed SDK can send is supported, ignored on purpose, or refused by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEAST: dict[str, dict[str, Any]] = {
     messages.PATH: {"model": "base", "messages": HI, "max_tokens": 64},
     completions.PATH: {"model": "base", "prompt": "hi"},
 }
-"""The least that a request needs."""
+"""The minimal request."""
 
 DOCUMENTED: list[tuple[Dialect, list[Any], set[str]]] = [
     (chat_completions, [chat_create_params.CompletionCreateParamsStreaming], {"return_token_ids"}),
@@ -41,18 +41,18 @@ DOCUMENTED: list[tuple[Dialect, list[Any], set[str]]] = [
     (
         messages,
         [message_create_params.MessageCreateParamsStreaming, beta_message_create_params.MessageCreateParamsStreaming],
-        # The API has them; the SDK leaves them to extra_body, or writes them into another field.
+        # The API has them; the SDK leaves them to extra_body, or maps them to another field.
         {"temperature", "top_p", "top_k", "output_format"},
     ),
 ]
-"""A wire format, what its SDK's requests may hold, and what is in our table besides."""
+"""A wire format, the fields of its SDK's requests, and the additional ones in our table."""
 
 HEADERS = {"betas"}
-"""Parameters of the SDKs that travel as headers."""
+"""Parameters of the SDKs that are sent as headers."""
 
 
 def typed_dicts(hint: Any) -> Iterator[Any]:
-    """The TypedDicts that a field may hold directly."""
+    """The TypedDicts that a field can contain directly."""
     if is_typeddict(hint):
         yield hint
     elif get_origin(hint) in (Union, UnionType) or getattr(get_origin(hint), "__name__", "") in (
@@ -65,7 +65,7 @@ def typed_dicts(hint: Any) -> Iterator[Any]:
 
 
 def documented(wire: Dialect, params: list[Any]) -> set[str]:
-    """Names of all fields; those of an object that our table looks into as ``outer.inner``."""
+    """Names of all fields; fields of a checked object as ``outer.inner``."""
     table = wire.FIELDS.supported | wire.FIELDS.ignored | wire.FIELDS.refused.keys()
     looked_into = {name.partition(".")[0] for name in table if "." in name}
     found: set[str] = set()
@@ -80,9 +80,9 @@ def documented(wire: Dialect, params: list[Any]) -> set[str]:
 
 @pytest.mark.parametrize(("wire", "params", "besides"), DOCUMENTED, ids=lambda v: getattr(v, "PATH", None))
 def test_the_table_is_what_the_sdk_documents(wire: Dialect, params: list[Any], besides: set[str]):
-    """Fails when a new SDK documents a field that nobody has decided about."""
+    """Fails if a new SDK documents a field that is in no table."""
     table = [*wire.FIELDS.supported, *wire.FIELDS.ignored, *wire.FIELDS.refused]
-    assert len(table) == len(set(table)), "a field is in one of the three"
+    assert len(table) == len(set(table)), "a field is in exactly one of the three"
     assert documented(wire, params) - set(table) == set()
     assert set(table) - documented(wire, params) == besides
 
@@ -92,10 +92,10 @@ def test_every_dialect_is_checked():
 
 
 @contextmanager
-def asking(
+def client_in_rollout(
     endpoint: PolicyEndpoint, routing: Routing | None = None, **options: Any
 ) -> Iterator[tuple[Run, httpx.Client]]:
-    """A rollout whose client speaks any wire format."""
+    """A rollout with a client for any wire format."""
     with rollout({"id": "t"}) as run:
         key = endpoint.new_key()
         endpoint.open(key, run.address, routing or Routing(), **options)
@@ -114,14 +114,14 @@ REFUSED = [(wire, name) for wire in DIALECTS for name in sorted(wire.FIELDS.refu
 
 
 @pytest.mark.parametrize(("wire", "name"), REFUSED, ids=[f"{wire.PATH[1:]}-{name}" for wire, name in REFUSED])
-def test_what_is_refused_names_the_field_and_says_why(endpoint: PolicyEndpoint, wire: Dialect, name: str):
+def test_a_refusal_names_the_field_and_the_reason(endpoint: PolicyEndpoint, wire: Dialect, name: str):
     outer, _, inner = name.partition(".")
 
     def body(value: Any) -> dict[str, Any]:
         return {**LEAST[wire.PATH], outer: {inner: value} if inner else value}
 
     refusal = wire.FIELDS.refused[name]
-    with asking(endpoint) as (run, client):
+    with client_in_rollout(endpoint) as (run, client):
         answer = client.post(wire.PATH, json=body("asked for"))
         assert answer.status_code == 400
         error = answer.json()["error"]
@@ -137,7 +137,7 @@ def test_what_is_refused_names_the_field_and_says_why(endpoint: PolicyEndpoint, 
 @pytest.mark.parametrize("wire", DIALECTS, ids=lambda wire: wire.PATH)
 def test_an_unknown_field_is_refused_at_every_level(endpoint: PolicyEndpoint, wire: Dialect):
     outers = {name.partition(".")[0] for name in wire.FIELDS.supported if "." in name}
-    with asking(endpoint) as (_, client):
+    with client_in_rollout(endpoint) as (_, client):
         for body in ({"guided_json": {}}, *({outer: {"guided_json": {}}} for outer in outers)):
             answer = client.post(wire.PATH, json={**LEAST[wire.PATH], **body})
             assert answer.status_code == 400
@@ -150,21 +150,21 @@ def test_ignored_fields_change_nothing(endpoint: PolicyEndpoint, wire: Dialect):
     for name in wire.FIELDS.ignored:
         outer, _, inner = name.partition(".")
         bodies.append({outer: {inner: None} if inner else {"any": "thing"}})
-    with asking(endpoint) as (run, client):
+    with client_in_rollout(endpoint) as (run, client):
         for body in ({}, *bodies):
             assert client.post(wire.PATH, json={**LEAST[wire.PATH], **body}).status_code == 200
     assert len({call.prompt_ids.tobytes() for call in run.trace.calls if call.prompt_ids is not None}) == 1
 
 
 class Spy(ScriptedBackend):
-    """Notes how it is asked to sample."""
+    """Records the sampling settings."""
 
     def __init__(self) -> None:
         super().__init__(lambda prompt: "one; two")
-        self.asked: list[SamplingParams] = []
+        self.sampling: list[SamplingParams] = []
 
     async def generate(self, prompt_ids: Any, params: SamplingParams, **options: Any):
-        self.asked.append(params)
+        self.sampling.append(params)
         async for delta in super().generate(prompt_ids, params, **options):
             yield delta
 
@@ -175,19 +175,19 @@ STOP = {chat_completions: "stop", completions: "stop", messages: "stop_sequences
 
 @pytest.mark.parametrize("wire", DIALECTS, ids=lambda wire: wire.PATH)
 def test_settings_reach_the_backend(wire: Any):
-    """Of an agent that is not trained; a trained one samples as the run does."""
+    """For an agent that is not trained; a trained one samples with the run's settings."""
     backend = Spy()
     settings: dict[str, Any] = {"temperature": 0, "top_p": 0.5, MOST.get(wire, "max_tokens"): 5}
     if "seed" in wire.FIELDS.supported:
         settings["seed"] = 7
-    with serve_backend(backend) as endpoint, asking(endpoint, seed=1) as (_, client):
+    with serve_backend(backend) as endpoint, client_in_rollout(endpoint, seed=1) as (_, client):
         assert client.post(wire.PATH, json={**LEAST[wire.PATH], **settings}).status_code == 200
         trained = Routing(trained=frozenset({"writer"}), temperature=0.9)
-        with asking(endpoint, trained, seed=1) as (_, client):
+        with client_in_rollout(endpoint, trained, seed=1) as (_, client):
             headers = {"lightning-agent": "writer"}
             for _ in range(2):
                 assert client.post(wire.PATH, json={**LEAST[wire.PATH], **settings}, headers=headers).status_code == 200
-    theirs, ours, again = backend.asked
+    theirs, ours, again = backend.sampling
     assert (theirs.temperature, theirs.top_p, theirs.max_tokens) == (0.0, 0.5, 5)
     assert (ours.temperature, ours.top_p, ours.max_tokens) == (0.9, 1.0, 5)
     if "seed" in settings:
@@ -198,11 +198,11 @@ def test_settings_reach_the_backend(wire: Any):
 
 @pytest.mark.parametrize("wire", list(STOP), ids=lambda wire: wire.PATH)
 def test_stop_strings_end_an_answer(wire: Any):
-    with serve_backend(Spy()) as endpoint, asking(endpoint) as (_, client):
+    with serve_backend(Spy()) as endpoint, client_in_rollout(endpoint) as (_, client):
         answer = client.post(wire.PATH, json={**LEAST[wire.PATH], STOP[wire]: [";"]}).json()
         bad = client.post(wire.PATH, json={**LEAST[wire.PATH], STOP[wire]: [""]})
-    (said,) = answer.get("choices") or answer["content"]
-    assert (said.get("text") or said["message"]["content"]) == "one"
+    (choice,) = answer.get("choices") or answer["content"]
+    assert (choice.get("text") or choice["message"]["content"]) == "one"
     assert answer.get("stop_reason") == ("stop_sequence" if wire is messages else None)
     assert (bad.status_code, STOP[wire] in bad.json()["error"]["message"]) == (400, True)
 
@@ -263,7 +263,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
 def test_a_wrong_value_is_refused_with_its_name(
     endpoint: PolicyEndpoint, wire: Dialect, wrong: dict[str, Any], name: str
 ):
-    with asking(endpoint) as (run, client):
+    with client_in_rollout(endpoint) as (run, client):
         answer = client.post(wire.PATH, json={**LEAST[wire.PATH], **wrong})
     assert answer.status_code == 400
     assert name in answer.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""Whatever is sent: never a status of 500 or above, never a hang, never a span left open, and the endpoint still answers."""
+"""For any request: no status of 500 or above, no hang, no open span, and the endpoint still answers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from lightning_core.endpoint.dialects.dialect import Dialect
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from tests.policy.strategies import request
 from tests.policy.test_endpoint import serve, serve_backend
-from tests.policy.test_fields import DOCUMENTED, LEAST, asking
+from tests.policy.test_fields import DOCUMENTED, LEAST, client_in_rollout
 from tests.policy.test_hanging_up import connect
 
 SECONDS = 5.0
-"""For each test; what hypothesis would do beyond is left out."""
+"""Examples per test; hypothesis stops there."""
 
 LONGEST = 5.0
-"""Seconds for one answer on a machine that does much else."""
+"""Seconds for one response on a busy machine."""
 
 FUZZING = settings(
     max_examples=300,
@@ -44,7 +44,7 @@ FUZZING = settings(
 
 
 class OpenSpans(SpanProcessor):
-    """The spans of model calls that have begun and not ended."""
+    """The spans of model calls that have started and not ended."""
 
     def __init__(self) -> None:
         self.open: set[int] = set()
@@ -60,8 +60,8 @@ class OpenSpans(SpanProcessor):
 
 
 @contextmanager
-def nothing_left(endpoint: PolicyEndpoint, run: Run, client: httpx.Client) -> Iterator[OpenSpans]:
-    """Afterwards no span is open, nothing is in progress, and a good request is answered."""
+def all_calls_end(endpoint: PolicyEndpoint, run: Run, client: httpx.Client) -> Iterator[OpenSpans]:
+    """Afterwards no span is open, no request is in progress, and a valid request is answered."""
     spans = OpenSpans()
     add_span_processor(spans)
     try:
@@ -79,7 +79,7 @@ def nothing_left(endpoint: PolicyEndpoint, run: Run, client: httpx.Client) -> It
 
 
 def answer(prompt: str) -> str:
-    """Now text, now a tool call, now half of one."""
+    """Alternates text, a tool call, and half of a tool call."""
     return (
         prompt[-30:] if len(prompt) % 3 else '<tool_call>{"name": "f", "arguments": {}}</tool_call'[: len(prompt) % 60]
     )
@@ -92,8 +92,8 @@ def test_requests_as_the_sdk_describes_them(wire: Dialect, params: Any):
     trained = Routing(trained=frozenset({"writer"}), max_tokens=64)
     with (
         serve_backend(ScriptedBackend(answer)) as endpoint,
-        asking(endpoint, trained) as (run, client),
-        nothing_left(endpoint, run, client) as spans,
+        client_in_rollout(endpoint, trained) as (run, client),
+        all_calls_end(endpoint, run, client) as spans,
     ):
         client.headers["lightning-agent"] = "writer"
         read = {name.partition(".")[0] for name in wire.FIELDS.supported}
@@ -103,15 +103,13 @@ def test_requests_as_the_sdk_describes_them(wire: Dialect, params: Any):
         def ask(body: bytes) -> None:
             if time.monotonic() > over:
                 return
-            given_back = client.post(wire.PATH, content=body, timeout=LONGEST)
-            statuses[given_back.status_code] = statuses.get(given_back.status_code, 0) + 1
-            assert given_back.status_code in (200, 400), given_back.text
+            response = client.post(wire.PATH, content=body, timeout=LONGEST)
+            statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
+            assert response.status_code in (200, 400), response.text
             assert run.infrastructure == []
-            if given_back.status_code == 400:
-                assert given_back.json()["error"]["message"]
-                assert "Error:" not in given_back.json()["error"]["message"], (
-                    "an exception of ours, and no words for it"
-                )
+            if response.status_code == 400:
+                assert response.json()["error"]["message"]
+                assert "Error:" not in response.json()["error"]["message"], "an exception of ours without a message"
 
         ask()
         client.headers.pop("lightning-agent")
@@ -119,14 +117,14 @@ def test_requests_as_the_sdk_describes_them(wire: Dialect, params: Any):
     assert set(statuses) == {200, 400}
 
 
-# Unlike elsewhere, the server is still at work while the next bytes are drawn, and draws its spans' ids from `random`.
+# Unlike elsewhere, the server is still active while the next bytes are drawn, and takes its span ids from `random`.
 @pytest.mark.filterwarnings("ignore:Do not use the .random. module:hypothesis.errors.HypothesisDeprecationWarning")
 def test_bytes_that_are_no_http():
     over = time.monotonic() + SECONDS
     with (
         serve(lambda prompt: "hello") as endpoint,
-        asking(endpoint) as (run, client),
-        nothing_left(endpoint, run, client),
+        client_in_rollout(endpoint) as (run, client),
+        all_calls_end(endpoint, run, client),
     ):
         head = b"POST /v1/messages HTTP/1.1\r\nauthorization: " + client.headers["authorization"].encode()
         body = json.dumps(LEAST["/messages"]).encode()

@@ -1,4 +1,4 @@
-"""A client that hangs up, a rollout that ends, an answer that fails half-way: what was being sampled stops at once, and is recorded."""
+"""A client that disconnects, a rollout that ends, a response that fails halfway: sampling stops at once and is recorded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.errors import InfrastructureError
 from tests.policy.test_endpoint import serve_backend
-from tests.policy.test_fields import LEAST, asking
+from tests.policy.test_fields import LEAST, client_in_rollout
 
 PROMPTLY = 2.0
 """Seconds."""
@@ -31,7 +31,7 @@ CASES = [(wire, stream) for wire in DIALECTS for stream in (False, True)]
 
 
 class Endless(ScriptedBackend):
-    """Says something once, and then nothing until it is stopped."""
+    """Sends one token, then nothing until it is stopped."""
 
     def __init__(self, expected: int = 1) -> None:
         super().__init__(lambda prompt: "")
@@ -57,7 +57,7 @@ class Endless(ScriptedBackend):
 
 
 def request_of(endpoint: PolicyEndpoint, key: str, path: str, body: dict[str, Any]) -> bytes:
-    """A request as bytes, so that a test may hang up wherever it likes."""
+    """A request as bytes, so that a test can disconnect at any point."""
     content = json.dumps(body).encode()
     head = (
         f"POST /v1{path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\ncontent-length: {len(content)}\r\n\r\n"
@@ -73,7 +73,7 @@ def connect(endpoint: PolicyEndpoint) -> socket.socket:
 def assert_recorded_as_failed(run: Run, count: int = 1) -> None:
     calls = run.trace.calls
     assert [call.error for call in calls] == ["CancelledError: the client closed the connection"] * count
-    assert run.infrastructure == [], "hanging up is the agent's own doing"
+    assert run.infrastructure == [], "disconnecting is not an infrastructure failure"
 
 
 @pytest.mark.parametrize(("wire", "stream"), CASES)
@@ -93,7 +93,7 @@ def test_a_client_that_hangs_up_stops_the_sampling(wire: Dialect, stream: bool):
 
 
 class Slow(Endless):
-    """Takes the endpoint's thread for a while when it is stopped, as thousands of others would."""
+    """Blocks the endpoint's thread when it is stopped, as thousands of clients would."""
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
@@ -105,7 +105,7 @@ class Slow(Endless):
             time.sleep(0.5)
 
 
-def test_an_endpoint_too_busy_to_close_is_no_failure_of_the_agent():
+def test_an_endpoint_too_busy_to_close_is_not_a_failure_of_the_agent():
     backend = Slow()
     with serve_backend(backend) as endpoint, rollout({"id": "t"}) as run:
         key = endpoint.new_key()
@@ -133,7 +133,7 @@ def test_all_choices_stop(stream: bool):
 
 
 @pytest.mark.parametrize(("wire", "stream"), CASES)
-def test_an_upstream_hears_of_it(wire: Dialect, stream: bool):
+def test_an_upstream_is_disconnected_too(wire: Dialect, stream: bool):
     backend = Endless()
     with serve_backend(backend) as far, rollout({"id": "far"}) as far_run:
         far_key = far.new_key()
@@ -154,9 +154,9 @@ def test_an_upstream_hears_of_it(wire: Dialect, stream: bool):
 
 
 @pytest.mark.parametrize(("wire", "stream"), CASES)
-def test_a_rollout_that_ends_stops_its_calls_and_tells_the_client(wire: Dialect, stream: bool):
+def test_a_rollout_that_ends_stops_its_calls_with_an_error_for_the_client(wire: Dialect, stream: bool):
     backend = Endless()
-    with serve_backend(backend) as endpoint, asking(endpoint) as (run, client), ThreadPoolExecutor() as pool:
+    with serve_backend(backend) as endpoint, client_in_rollout(endpoint) as (run, client), ThreadPoolExecutor() as pool:
         waiting = pool.submit(client.post, wire.PATH, json={**LEAST[wire.PATH], "stream": stream})
         backend.wait_for(backend.begun)
         key = client.headers["authorization"].removeprefix("Bearer ")
@@ -176,7 +176,10 @@ def test_a_rollout_that_ends_stops_its_calls_and_tells_the_client(wire: Dialect,
 
 @pytest.mark.parametrize("sent", ["nothing", "half the headers", "half the body"])
 def test_one_that_hangs_up_earlier_leaves_nothing_behind(sent: str):
-    with serve_backend(ScriptedBackend(lambda prompt: "hello")) as endpoint, asking(endpoint) as (run, client):
+    with (
+        serve_backend(ScriptedBackend(lambda prompt: "hello")) as endpoint,
+        client_in_rollout(endpoint) as (run, client),
+    ):
         key = client.headers["authorization"].removeprefix("Bearer ")
         whole = request_of(endpoint, key, "/chat/completions", LEAST["/chat/completions"])
         part = {"nothing": 0, "half the headers": 40, "half the body": len(whole) - 10}[sent]
@@ -202,7 +205,7 @@ def test_when_one_choice_fails_the_others_stop(wire: Dialect, stream: bool):
                 yield delta
 
     backend = OneFails()
-    with serve_backend(backend) as endpoint, asking(endpoint) as (run, client):
+    with serve_backend(backend) as endpoint, client_in_rollout(endpoint) as (run, client):
         answer = client.post(wire.PATH, json={**LEAST[wire.PATH], "n": 2, "seed": 0, "stream": stream})
         backend.wait_for(backend.stopped)
     assert "out of memory" in answer.text
@@ -212,7 +215,7 @@ def test_when_one_choice_fails_the_others_stop(wire: Dialect, stream: bool):
 
 
 class Verbose(ScriptedBackend):
-    """Says far more than a connection takes in at once."""
+    """Sends far more than a connection buffers."""
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
@@ -227,7 +230,7 @@ class Verbose(ScriptedBackend):
 
 
 @pytest.mark.parametrize("ends", ["the client", "the rollout"])
-def test_a_slow_reader_holds_up_nobody(ends: str):
+def test_a_slow_reader_delays_no_other_client(ends: str):
     body = {"model": "base", "messages": [{"role": "user", "content": "much"}], "stream": True, "logprobs": True}
     with serve_backend(Verbose(lambda prompt: "hello")) as endpoint, rollout({"id": "t"}) as run:
         key = endpoint.new_key()
@@ -235,12 +238,12 @@ def test_a_slow_reader_holds_up_nobody(ends: str):
         with connect(endpoint) as connection:
             connection.sendall(request_of(endpoint, key, "/chat/completions", body))
             assert connection.recv(64).startswith(b"HTTP/1.1 200")
-            with asking(endpoint) as (_, client):
+            with client_in_rollout(endpoint) as (_, client):
                 assert client.post("/chat/completions", json=LEAST["/chat/completions"]).status_code == 200
             if ends == "the rollout":
                 endpoint.close(key)
         endpoint.close(key)
     (call,) = run.trace.calls
-    assert call.error is None, "it was sampled to its end, whoever read it"
+    assert call.error is None, "it was sampled to its end, although the client disconnected"
     assert call.output_ids is not None
     assert len(call.output_ids) == 20 * 4096

@@ -16,7 +16,7 @@ from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing import Playground
 from lightning_core.testing.recording_server import RecordingServer
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
-from tests.policy.test_endpoint import serve, speak
+from tests.policy.test_endpoint import client_in_scope, serve
 from tests.policy.test_responses import TWO_CALLS, WRITER, prompts_of, sum_up
 
 TOOLS: list[Any] = [{"name": "add", "description": "a + b", "input_schema": {"type": "object"}}]
@@ -26,8 +26,8 @@ ASK: dict[str, Any] = {"model": "m", "max_tokens": 1000, "messages": HI}
 
 @contextmanager
 def talk(endpoint: PolicyEndpoint, routing: Routing = WRITER, agent: str = "writer") -> Iterator[tuple[Run, Anthropic]]:
-    """A rollout with a client in the scope of ``agent``; its key is all that the client says about who it is for."""
-    with speak(endpoint, routing, agent) as (run, client):
+    """A rollout with a client in the scope of ``agent``; only its key identifies the rollout."""
+    with client_in_scope(endpoint, routing, agent) as (run, client):
         address = {name: str(client.default_headers[name]) for name in ("traceparent", "lightning-agent")}
         url = endpoint.url.removesuffix("/v1")
         with Anthropic(base_url=url, api_key=client.api_key, max_retries=0, default_headers=address) as talker:
@@ -91,10 +91,16 @@ def test_parallel_calls_and_the_second_turn_continues_their_tokens(stream: bool)
     with serve(sum_up) as endpoint, talk(endpoint) as (run, client):
 
         def ask(messages: list[Any]) -> Any:
-            said: Any = {"model": "m", "max_tokens": 1000, "system": "add up", "tools": TOOLS, "messages": messages}
+            arguments: Any = {
+                "model": "m",
+                "max_tokens": 1000,
+                "system": "add up",
+                "tools": TOOLS,
+                "messages": messages,
+            }
             if not stream:
-                return client.messages.create(**said)
-            with client.messages.stream(**said) as events:
+                return client.messages.create(**arguments)
+            with client.messages.stream(**arguments) as events:
                 return events.get_final_message()
 
         answer = ask([{"role": "user", "content": [{"type": "text", "text": "hi"}]}])
@@ -135,7 +141,7 @@ def test_how_an_answer_ended(stream: bool):
     assert run.trace.calls[1].finish_reason == "length"
 
 
-def test_a_form_is_asked_for_in_the_prompt():
+def test_a_response_format_is_described_in_the_prompt():
     forms: list[dict[str, Any]] = [
         {"output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"title": "Verdict"}}}},
         {"tools": TOOLS, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
@@ -170,7 +176,7 @@ def test_a_form_is_asked_for_in_the_prompt():
         ({"messages": []}, "messages"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(extra: dict[str, Any], named: str):
+def test_unsupported_fields_are_refused_by_name(extra: dict[str, Any], named: str):
     with serve() as endpoint, talk(endpoint) as (run, client), pytest.raises(anthropic.BadRequestError) as caught:
         client.messages.create(**{**ASK, **extra})
     body: Any = caught.value.body
@@ -220,7 +226,7 @@ def test_a_provider_s_client_is_redirected_with_the_address(playground: Playgrou
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_untrained_agent_s_call_passes_through_unchanged_and_is_recorded(stream: bool):
-    """The upstream is a second endpoint, which knows the call by the key in its ``x-api-key``."""
+    """The upstream is a second endpoint, which identifies the call by the key in ``x-api-key``."""
     with serve(lambda p: TWO_CALLS) as far, rollout({"id": "far"}) as far_run:
         key = far.new_key()
         far.open(key, far_run.address, Routing(frozen={"": "policy"}))

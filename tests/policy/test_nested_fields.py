@@ -1,4 +1,4 @@
-"""Every field inside a request is supported, ignored on purpose, or refused by its path."""
+"""Every field inside a request is supported, ignored on purpose, or refused by path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing.recording_server import recording_server
 from tests.policy.test_endpoint import serve
-from tests.policy.test_fields import LEAST, asking
+from tests.policy.test_fields import LEAST, client_in_rollout
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 HI: dict[str, Any] = {"role": "user", "content": "hi"}
@@ -85,12 +85,12 @@ DOCUMENTED: list[tuple[Dialect, str, list[Any]]] = [
     (messages, "tool_choice (none)", [anthropic_types.ToolChoiceNoneParam]),
     (messages, "output_config.format", [anthropic_types.JSONOutputFormatParam]),
 ]
-"""An object inside a request, and the types of the SDK that describe it; after ``>``, an object in it."""
+"""An object inside a request, and the SDK types that describe it; after ``>``, a nested object."""
 
 
 @pytest.mark.parametrize(("wire", "place", "types"), DOCUMENTED, ids=lambda v: v if isinstance(v, str) else None)
 def test_the_table_covers_what_the_sdk_documents(wire: Dialect, place: str, types: list[Any]):
-    """Fails when a new SDK documents a field that nobody has decided about."""
+    """Fails if a new SDK documents a field that is in no table."""
     place, _, within = place.partition(" > ")
     fields = wire.NESTED[place]
     names = {*fields.supported, *fields.ignored, *fields.refused}
@@ -201,7 +201,7 @@ REFUSED: list[tuple[Dialect, dict[str, Any], str]] = [
 def test_a_nested_field_is_refused_by_its_path(
     endpoint: PolicyEndpoint, wire: Dialect, more: dict[str, Any], path: str
 ):
-    with asking(endpoint) as (run, client):
+    with client_in_rollout(endpoint) as (run, client):
         answer = post(client, wire, more)
     assert answer.status_code == 400
     assert path in answer.json()["error"]["message"]
@@ -309,7 +309,7 @@ IGNORED: list[tuple[Dialect, dict[str, Any], dict[str, Any]]] = [
 def test_bookkeeping_of_clients_changes_nothing(
     endpoint: PolicyEndpoint, wire: Dialect, plain: dict[str, Any], more: dict[str, Any]
 ):
-    with asking(endpoint) as (run, client):
+    with client_in_rollout(endpoint) as (run, client):
         for extra in (plain, more):
             answer = post(client, wire, extra)
             assert answer.status_code == 200, answer.text
@@ -335,7 +335,7 @@ def prompt_text(run: Any) -> str:
     ],
 )
 def test_the_model_sees_the_description_of_a_schema(endpoint: PolicyEndpoint, wire: Dialect, more: dict[str, Any]):
-    with asking(endpoint) as (run, client):
+    with client_in_rollout(endpoint) as (run, client):
         assert post(client, wire, more).status_code == 200
     assert "The JSON is for: a sum" in prompt_text(run)
 
@@ -348,7 +348,7 @@ def test_the_model_sees_the_description_of_a_schema(endpoint: PolicyEndpoint, wi
     ],
 )
 def test_the_model_sees_an_earlier_refusal(endpoint: PolicyEndpoint, turn: dict[str, Any]):
-    with asking(endpoint) as (run, client):
+    with client_in_rollout(endpoint) as (run, client):
         assert post(client, chat_completions, {"messages": [HI, turn, HI]}).status_code == 200
     assert "assistant\nI won't." in prompt_text(run)
 
@@ -359,7 +359,7 @@ def test_a_forwarded_request_keeps_its_unknown_fields(wire: Dialect):
     more = {field: [{**HI, "mood": "glad"}], "tools": [{"type": "odd", "x": 1}]}
     with recording_server() as server:
         upstream = UpstreamServer(base_url=f"{server.url}/v1")
-        with serve(upstream=upstream) as endpoint, asking(endpoint) as (_, client):
+        with serve(upstream=upstream) as endpoint, client_in_rollout(endpoint) as (_, client):
             post(client, wire, {"model": "elsewhere", **more})
         (noted,) = server.requests
     assert noted.body == {**LEAST[wire.PATH], "model": "elsewhere", **more}

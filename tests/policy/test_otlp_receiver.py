@@ -1,4 +1,4 @@
-"""Spans of an agent's other processes over real OTLP/HTTP: a real process with its own OpenTelemetry, and requests by hand."""
+"""Spans of an agent's other processes over real OTLP/HTTP: a real process with its own OpenTelemetry, and hand-written requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 @contextmanager
 def opened(**options: Any) -> Generator[tuple[PolicyEndpoint, Run, str]]:
-    """An endpoint, and a rollout that is open there with the agent ``solver`` trained."""
+    """An endpoint with an open rollout in which the agent ``solver`` is trained."""
     backend = ScriptedBackend(answer_prompt)
     with PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint, rollout("task", **options) as run:
         key = endpoint.new_key()
@@ -92,13 +92,15 @@ def named(trace: Trace, name: str) -> Event:
     return event
 
 
-@pytest.mark.parametrize("told", [False, True], ids=["knows only its key", "knows our traceparent"])
-def test_a_process_with_its_own_tracing(told: bool) -> None:
+@pytest.mark.parametrize("knows_traceparent", [False, True], ids=["knows only its key", "knows our traceparent"])
+def test_a_process_with_its_own_tracing(knows_traceparent: bool) -> None:
     with opened(strict=True) as (endpoint, run, key):
-        run_program(endpoint.url, key, **({"TRACEPARENT": run.address.to_headers()["traceparent"]} if told else {}))
+        run_program(
+            endpoint.url, key, **({"TRACEPARENT": run.address.to_headers()["traceparent"]} if knows_traceparent else {})
+        )
     trace = run.trace
     first, second = trace.calls
-    assert first.output_ids is not None, "the endpoint's own record of the call, which holds the tokens"
+    assert first.output_ids is not None, "the endpoint's record of the call, which has the tokens"
     assert second.output_ids is not None
     solver, tool = named(trace, "solver"), named(trace, "add")
     assert (solver.kind, solver.parent) == ("agent", trace.events[0].id)
@@ -106,7 +108,7 @@ def test_a_process_with_its_own_tracing(told: bool) -> None:
     assert (first.parent, second.parent) == (solver.id, solver.id)
     assert [event.kind for event in trace.events] == ["rollout", "agent", "tool"]
     assert [(s.call, s.status) for s in tool_signals(trace)] == [(first.id, "ok")]
-    assert ("lightning.origin.trace_id" in solver.attributes) is not told
+    assert ("lightning.origin.trace_id" in solver.attributes) is not knows_traceparent
 
 
 def span(number: int, parent: int | None = None, trace: str = OTHER, **attributes: Any) -> SpanRecord:
@@ -135,7 +137,7 @@ def test_json_of_another_trace_keeps_its_structure_under_the_root() -> None:
         agent = span(1, gen_ai__operation__name="invoke_agent", gen_ai__agent__name="helper")
         answer = post(endpoint, key, [tool, agent, span(3, 99)])
         assert (answer.status_code, answer.json()) == (200, {})
-        assert len(run.trace.events) == 1, "they join when all is known"
+        assert len(run.trace.events) == 1, "they join when the rollout closes"
     trace = run.trace
     found = {event.name: event for event in trace.events}
     assert (found["search"].parent, found["search"].agent) == (found["helper"].id, "helper")
@@ -158,9 +160,9 @@ def test_protobuf_gzip_and_its_answer() -> None:
             },
         )
         assert answer.headers["content-type"] == "application/x-protobuf"
-        said = ExportTraceServiceResponse.FromString(answer.content)
-    assert said.partial_success.rejected_spans == 1
-    assert said.partial_success.error_message.startswith(
+        result = ExportTraceServiceResponse.FromString(answer.content)
+    assert result.partial_success.rejected_spans == 1
+    assert result.partial_success.error_message.startswith(
         "span 0000000000000002 is a reward; record rewards in the process"
     )
     (event,) = run.trace.events[:1]
@@ -215,7 +217,7 @@ def test_late_spans_are_refused_with_the_reason(kind: str) -> None:
 
 
 def test_only_the_endpoint_knows_tokens_and_only_the_rollout_gives_rewards() -> None:
-    """What others claim under our own names is not believed, and makes no second root."""
+    """Foreign values under Lightning's names are ignored, and create no second root."""
     claims = {
         "lightning.task.id": "t",
         "lightning.policy_version": 7,
@@ -238,30 +240,30 @@ def ask(endpoint: PolicyEndpoint, key: str, **headers: str) -> Any:
         return client.chat.completions.create(model="policy", messages=HI)
 
 
-def their_call(number: int, parent: int | None = None, answer: str = "answer to hi", **more: Any) -> SpanRecord:
+def foreign_call(number: int, parent: int | None = None, answer: str = "answer to hi", **more: Any) -> SpanRecord:
     given = json.dumps([{"role": "user", "parts": [{"type": "text", "content": "hi"}]}])
-    told = json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": answer}]}])
+    output_messages = json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": answer}]}])
     return span(
         number,
         parent,
         gen_ai__operation__name="chat",
         gen_ai__input__messages=given,
-        gen_ai__output__messages=told,
+        gen_ai__output__messages=output_messages,
         **more,
     )
 
 
 def test_a_call_that_both_recorded_counts_once() -> None:
-    """By the response's id, else by what was said; each of ours once."""
+    """Matched by the response's id, else by content; each of our calls once."""
     with opened() as (endpoint, run, key):
         answers = [ask(endpoint, key) for _ in range(2)]
         post(endpoint, key, [
             span(10, gen_ai__operation__name="invoke_agent", gen_ai__agent__name="helper"),
-            their_call(1, 10),
-            their_call(2, 10, gen_ai__response__id=answers[0].id),
+            foreign_call(1, 10),
+            foreign_call(2, 10, gen_ai__response__id=answers[0].id),
             span(3, 2),
-            their_call(4, 10, answer="from elsewhere"),
-            their_call(5, 10),
+            foreign_call(4, 10, answer="from elsewhere"),
+            foreign_call(5, 10),
         ])  # fmt: skip
     first, second, *others = run.trace.calls
     assert f"chatcmpl-{first.id}" == answers[0].id
@@ -271,10 +273,10 @@ def test_a_call_that_both_recorded_counts_once() -> None:
     assert sorted(call.id for call in others) == [f"{4:016x}", f"{5:016x}"]
     assert [call.agent for call in others] == ["helper", "helper"]
     below = next(event for event in run.trace.events if event.id == f"{3:016x}")
-    assert below.parent == first.id, "what was under their span is under ours"
+    assert below.parent == first.id, "children of their span are children of ours"
 
 
-def test_a_process_may_say_its_agents_name_and_have_a_traceparent_of_its_own() -> None:
+def test_a_process_may_send_its_agents_name_with_its_own_traceparent() -> None:
     foreign = f"00-{OTHER}-00000000000000aa-01"
     with opened() as (endpoint, run, key):
         ask(endpoint, key, **{"lightning-agent": "solver", "traceparent": foreign})
@@ -288,7 +290,7 @@ def test_a_process_may_say_its_agents_name_and_have_a_traceparent_of_its_own() -
 def test_a_rollouts_spans_out_to_an_endpoint_and_in_there(
     playground: Playground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A collector that is the endpoint of another rollout: nothing of the first is lost but tokens, which only their sampler knows."""
+    """A collector that is the endpoint of another rollout: only tokens are lost, which only their sampler knows."""
     with opened() as (receiver, there, key):
         monkeypatch.setenv("HEADERS", f"authorization=Bearer {key}")
         with (
@@ -302,7 +304,7 @@ def test_a_rollouts_spans_out_to_an_endpoint_and_in_there(
                 pass
     (call,) = there.trace.calls
     (sent,) = here.trace.calls
-    assert said(call) == said(sent)
+    assert content_of(call) == content_of(sent)
     assert call.output_ids is None
     assert [(e.kind, e.name, e.agent) for e in there.trace.events if e.kind in ("agent", "tool")] == [
         ("agent", "writer", "writer"),
@@ -310,13 +312,13 @@ def test_a_rollouts_spans_out_to_an_endpoint_and_in_there(
     ]
 
 
-def said(call: Call) -> Any:
+def content_of(call: Call) -> Any:
     return (call.id, call.parent, call.agent, call.messages, call.response, call.finish_reason)
 
 
 def test_rewards_of_the_rollout_are_still_its_own() -> None:
     with opened() as (endpoint, run, key):
         reward(1.0)
-        post(endpoint, key, [their_call(1)])
+        post(endpoint, key, [foreign_call(1)])
     assert run.trace.reward == 1.0
     assert len(run.trace.calls) == 1

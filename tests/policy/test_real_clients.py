@@ -1,6 +1,6 @@
-"""Eighteen things that people's agents do, each with its own unmodified client, and each with exactly the record that it must leave.
+"""Eighteen client programs, each with its own unmodified client and the exact record that it must leave.
 
-Clients are built as for a provider, with a key of their own; what they ask for inside a rollout is led to the endpoint.
+Clients are built as for a provider, with their own key. Inside a rollout their requests are routed to the endpoint.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def upstream() -> Iterator[RecordingServer]:
 
 @pytest.fixture(scope="module")
 def endpoint(upstream: RecordingServer) -> Iterator[PolicyEndpoint]:
-    """Every answer is one of its own, so that none can stand for another."""
+    """Every response is unique, so that none can be confused with another."""
     answers = (f"{ANSWER}{i}" for i in range(1000))
     server = UpstreamServer(base_url=f"{upstream.url}/v1", api_key="sk-upstream")
     with patched(()), serve(answers, upstream=server) as endpoint:
@@ -51,7 +51,7 @@ def endpoint(upstream: RecordingServer) -> Iterator[PolicyEndpoint]:
 
 
 def play(endpoint: PolicyEndpoint, work: Callable[[], Any], agent: str = "writer") -> tuple[Run, Any]:
-    """A rollout in which ``agent`` does ``work``, and what came of it."""
+    """A rollout in which ``agent`` runs ``work``, and its result."""
     key = endpoint.new_key()
     with rollout({"id": "t"}, endpoint=endpoint.url, api_key=key) as run:
         endpoint.open(key, run.address, ROUTING, seed=1)
@@ -62,7 +62,7 @@ def play(endpoint: PolicyEndpoint, work: Callable[[], Any], agent: str = "writer
 
 
 def run_async(work: Coroutine[Any, Any, Any]) -> Any:
-    """On a loop of its own, in this context."""
+    """Run on a new event loop, in this context."""
     return asyncio.run(work)
 
 
@@ -153,7 +153,7 @@ async def _autogen(stream: bool) -> list[str]:
 
 
 async def _agents(*, stream: bool, **options: Any) -> list[str]:
-    """``options``: of the SDK's provider of models; by default it asks for the Responses API."""
+    """``options``: for the SDK's provider of models; by default it uses the Responses API."""
     async with AsyncOpenAI(api_key=KEY, max_retries=0) as client:
         provider = OpenAIProvider(openai_client=client, **options)
         agent, quiet = Agent[Any](name="writer"), RunConfig(tracing_disabled=True, model_provider=provider)
@@ -185,11 +185,11 @@ SCENARIOS: dict[str, tuple[Callable[[], list[str]], int]] = {
     "n=4": (openai_n, 4),
     "4 identical prompts": (openai_four_times_the_same, 4),
 }
-"""What is done, and the number of model calls that it makes. The other three, which no policy answers, are below."""
+"""The programs, and the number of model calls of each. The three that no policy answers are below."""
 
 
 def assert_exact(call: Call, text: str) -> None:
-    """The record of one call of the trained agent: who, which model, at which settings, on which tokens."""
+    """The record of one call of the trained agent: agent, model, settings and tokens."""
     assert (call.agent, call.model, call.policy_version, call.temperature) == ("writer", "policy", 0, 0.7)
     assert (call.error, call.finish_reason, call.context) == (None, "stop", "new")
     assert call.response == {"role": "assistant", "content": text}
@@ -223,7 +223,7 @@ def test_a_trained_agent_s_client(endpoint: PolicyEndpoint, name: str):
 
 
 def test_another_model_at_temperature_0(endpoint: PolicyEndpoint):
-    """Beside a trained call in the same rollout, which stays what it is."""
+    """Next to a trained call in the same rollout, which is not affected."""
 
     def work() -> list[str]:
         first = openai_chat()
@@ -238,7 +238,7 @@ def test_another_model_at_temperature_0(endpoint: PolicyEndpoint):
     assert other.output_ids is not None
     assert other.output_ids.tolist() == [*theirs.encode(), 257]
     assert [t.call for t in trace_to_transitions(run.trace, agents={"writer"})] == [trained.id]
-    assert trace_to_transitions(run.trace, agents={"judge"}) == [], "its weights are not trained, whoever asks"
+    assert trace_to_transitions(run.trace, agents={"judge"}) == [], "its weights are not trained for any agent"
 
 
 def test_embeddings(endpoint: PolicyEndpoint, upstream: RecordingServer):

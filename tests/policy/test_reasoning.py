@@ -1,4 +1,4 @@
-"""Reasoning told apart in all three wire formats, and nothing streamed that is not yet said: neither reasoning nor a call in the making."""
+"""Reasoning is separated in all three wire formats; streaming sends neither reasoning nor partial tool calls."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_reasoning_items_of_the_responses_api(stream: bool):
         def ask(items: list[Any]) -> Any:
             if not stream:
                 return client.responses.create(model="m", input=items, tools=tools)
-            said = ""
+            streamed = ""
             with client.responses.stream(model="m", input=items, tools=tools) as events:
                 for event in events:
-                    said += event.delta if event.type == "response.output_text.delta" else ""
+                    streamed += event.delta if event.type == "response.output_text.delta" else ""
                 final = events.get_final_response()
-            assert said == final.output_text
+            assert streamed == final.output_text
             return final
 
         first = ask([USER])
@@ -84,9 +84,9 @@ def test_thinking_blocks_of_the_messages_api(stream: bool):
                 if not stream:
                     return anthropic.messages.create(model="m", max_tokens=500, messages=messages, tools=tools)
                 with anthropic.messages.stream(model="m", max_tokens=500, messages=messages, tools=tools) as events:
-                    said = "".join(events.text_stream)
+                    streamed = "".join(events.text_stream)
                     final = events.get_final_message()
-                assert said == "".join(b.text for b in final.content if b.type == "text")
+                assert streamed == "".join(b.text for b in final.content if b.type == "text")
                 return final
 
             first = ask([USER])
@@ -103,7 +103,7 @@ def test_thinking_blocks_of_the_messages_api(stream: bool):
     assert [c.context for c in run.trace.calls] == ["new", "clean"]
 
 
-def test_reasoning_that_was_cut_off_is_no_answer():
+def test_reasoning_that_was_cut_off_is_not_an_answer():
     with serve(BY_NAME["qwen3"], script) as (run, client, _):
         create = client.chat.completions.create
         choice = create(model="m", messages=[USER], max_tokens=7).choices[0]
@@ -126,7 +126,7 @@ def test_a_stop_string_ends_reasoning_too():
 def held(
     family: Family, text: str, *, stops: tuple[str, ...] = (), thinking: bool = False
 ) -> tuple[list[str], dict[str, Any]]:
-    """The text of a response as it is let go, token by token, and what remains at the end; and the final message."""
+    """The text of a response as it is streamed, token by token, the rest at the end, and the final message."""
     chat = make_chat(family)
     ids = encode(family, text, letter_by_letter=True)
     state = HeldText(
@@ -150,11 +150,11 @@ def test_a_call_in_the_making_is_held_back(family: Family):
     parts, message = held(family, f"a < b [so] {{x}}, wörld: \n{call}")
     assert len(message["tool_calls"]) == 2
     assert "".join(parts) == message["content"] == "a < b [so] {x}, wörld:"
-    assert parts[-1] == "", "what is text is said at once"
+    assert parts[-1] == "", "text is streamed at once"
 
 
 @every_family
-def test_what_only_looks_like_a_call_is_said_in_the_end(family: Family):
+def test_text_that_only_looks_like_a_call_is_sent_at_the_end(family: Family):
     opening = make_chat(family).tool_format.opens[0]
     for text in (
         f"so {opening[:-1]}",

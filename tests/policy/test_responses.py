@@ -16,7 +16,7 @@ from lightning_core.endpoint.server import Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing import Playground
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
-from tests.policy.test_endpoint import serve, speak
+from tests.policy.test_endpoint import client_in_scope, serve
 
 TOOLS: list[Any] = [
     {"type": "function", "name": "add", "description": "a + b", "parameters": {"type": "object"}, "strict": True}
@@ -33,7 +33,7 @@ def sum_up(prompt: str) -> str:
 
 
 def rows_of(run: Run) -> list[int]:
-    """How many responses each training row has."""
+    """Number of responses in each training row."""
     return [len(row.segments) for row in transitions_to_rows(trace_to_transitions(run.trace, agents={"writer"}))]
 
 
@@ -42,7 +42,7 @@ def prompts_of(run: Run) -> list[str]:
 
 
 def test_an_answer_and_its_record():
-    with serve() as endpoint, speak(endpoint) as (run, client):
+    with serve() as endpoint, client_in_scope(endpoint) as (run, client):
         answer = client.responses.create(
             model="gpt-x", instructions="be kind", input="hi", include=["message.output_text.logprobs"]
         )
@@ -66,7 +66,7 @@ def test_an_answer_and_its_record():
 
 
 def test_streamed_logprobs_go_with_their_text():
-    with serve(lambda p: "hello world!") as endpoint, speak(endpoint) as (_, client):
+    with serve(lambda p: "hello world!") as endpoint, client_in_scope(endpoint) as (_, client):
         events = list(
             client.responses.create(model="m", input="hi", include=["message.output_text.logprobs"], stream=True)
         )
@@ -77,8 +77,8 @@ def test_streamed_logprobs_go_with_their_text():
     assert [entry.logprob for entry in done.logprobs] == [-0.5] * 13
 
 
-def test_truncation_says_so():
-    with serve(lambda p: "a long answer") as endpoint, speak(endpoint) as (_, client):
+def test_truncation_is_reported():
+    with serve(lambda p: "a long answer") as endpoint, client_in_scope(endpoint) as (_, client):
         answer = client.responses.create(model="m", input="hi", max_output_tokens=3)
         *_, last = client.responses.create(model="m", input="hi", max_output_tokens=3, stream=True)
     assert (answer.status, answer.output_text) == ("incomplete", "a l")
@@ -89,7 +89,7 @@ def test_truncation_says_so():
 
 @pytest.mark.parametrize("text", ["hällo wörld ✓", "", " spaced \n", TWO_CALLS, 'no text <tool_call>{"name": oops'])
 def test_a_stream_adds_up_to_the_answer(text: str):
-    with serve(lambda p: text) as endpoint, speak(endpoint, WRITER) as (run, client):
+    with serve(lambda p: text) as endpoint, client_in_scope(endpoint, WRITER) as (run, client):
         answer = client.responses.create(model="m", input="hi", tools=TOOLS)
         with client.responses.stream(model="m", input="hi", tools=TOOLS) as stream:
             events = list(stream)
@@ -112,7 +112,7 @@ def test_a_stream_adds_up_to_the_answer(text: str):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_parallel_calls_and_the_second_turn_continues_their_tokens(stream: bool):
-    with serve(sum_up) as endpoint, speak(endpoint, WRITER) as (run, client):
+    with serve(sum_up) as endpoint, client_in_scope(endpoint, WRITER) as (run, client):
 
         def ask(items: list[Any]) -> Any:
             if not stream:
@@ -135,7 +135,7 @@ def test_parallel_calls_and_the_second_turn_continues_their_tokens(stream: bool)
 
 
 def test_a_named_response_is_continued_without_its_instructions():
-    with serve(sum_up) as endpoint, speak(endpoint, WRITER) as (run, client):
+    with serve(sum_up) as endpoint, client_in_scope(endpoint, WRITER) as (run, client):
         answer = client.responses.create(model="m", instructions="kindly", input="hi", tools=TOOLS)
         outputs: list[Any] = [
             {"type": "function_call_output", "call_id": item.call_id, "output": [{"type": "input_text", "text": "3"}]}
@@ -168,15 +168,18 @@ class Verdict(BaseModel):
     good: bool
 
 
-def test_a_schema_is_asked_for_and_parsed_by_the_client():
-    with serve(lambda p: '{"good": true}' if '"good"' in p else "?") as endpoint, speak(endpoint) as (run, client):
+def test_a_schema_is_requested_and_parsed_by_the_client():
+    with (
+        serve(lambda p: '{"good": true}' if '"good"' in p else "?") as endpoint,
+        client_in_scope(endpoint) as (run, client),
+    ):
         answer = client.responses.parse(model="m", input="hi", text_format=Verdict)
     assert answer.output_parsed == Verdict(good=True)
     assert "satisfies this JSON schema" in prompts_of(run)[0]
 
 
-def test_a_forced_call_is_asked_for_and_one_that_is_not_there_is_refused():
-    with serve(lambda p: TWO_CALLS) as endpoint, speak(endpoint) as (run, client):
+def test_a_forced_call_is_an_instruction_and_an_unknown_tool_is_refused():
+    with serve(lambda p: TWO_CALLS) as endpoint, client_in_scope(endpoint) as (run, client):
         client.responses.create(model="m", input="hi", tools=TOOLS, tool_choice="required")
         client.responses.create(model="m", input="hi", tools=TOOLS, tool_choice={"type": "function", "name": "add"})
         with pytest.raises(openai.BadRequestError, match=r"requires a call of 'sub'.*are \['add'\]"):
@@ -187,7 +190,7 @@ def test_a_forced_call_is_asked_for_and_one_that_is_not_there_is_refused():
 
 
 def test_what_has_no_influence_is_accepted():
-    with serve() as endpoint, speak(endpoint) as (_, client):
+    with serve() as endpoint, client_in_scope(endpoint) as (_, client):
         answer = client.responses.create(
             model="m",
             input=[
@@ -224,8 +227,12 @@ def test_what_has_no_influence_is_accepted():
         ({"extra_body": {"guided_json": {}}}, "guided_json"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(extra: dict[str, Any], param: str):
-    with serve() as endpoint, speak(endpoint) as (run, client), pytest.raises(openai.BadRequestError) as caught:
+def test_unsupported_fields_are_refused_by_name(extra: dict[str, Any], param: str):
+    with (
+        serve() as endpoint,
+        client_in_scope(endpoint) as (run, client),
+        pytest.raises(openai.BadRequestError) as caught,
+    ):
         client.responses.create(**{"model": "m", "input": "hi", **extra})
     assert caught.value.param == param
     assert run.infrastructure == []
@@ -235,7 +242,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(extra: dict[str, Any], param
 def test_a_backend_that_fails_raises_in_the_client(stream: bool):
     with (
         serve(iter([])) as endpoint,
-        speak(endpoint) as (run, client),
+        client_in_scope(endpoint) as (run, client),
         pytest.raises(openai.APIError, match="no more answers") as caught,
     ):
         list(client.responses.create(model="m", input="hi", stream=stream))
@@ -263,12 +270,12 @@ def test_a_provider_s_client_is_redirected_with_the_address(playground: Playgrou
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_untrained_agent_s_call_passes_through_unchanged_and_is_recorded(stream: bool):
-    """The upstream is a second endpoint; what it is asked for and answers is its own affair."""
+    """The upstream is a second endpoint; its requests and responses are not checked."""
     with serve(lambda p: TWO_CALLS) as far, rollout({"id": "far"}) as far_run:
         key = far.new_key()
         far.open(key, far_run.address, Routing(frozen={"": "policy"}))
         upstream = UpstreamServer(base_url=far.url, api_key=key)
-        with serve(upstream=upstream) as near, speak(near, agent="critic") as (run, client):
+        with serve(upstream=upstream) as near, client_in_scope(near, agent="critic") as (run, client):
             answer: Any = client.responses.create(model="gpt", input="hi", tools=TOOLS, stream=stream)
             if stream:
                 answer = list(answer)[-1].response

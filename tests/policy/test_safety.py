@@ -1,4 +1,4 @@
-"""What a stranger, a clumsy client and a hostile one get: a clear answer below 500, and nothing else is affected."""
+"""Clients without a key, broken clients and hostile ones get an error below 500, and affect no other client."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from lightning_core.capture import rollout
 from lightning_core.endpoint.dialects import DIALECTS, messages
 from lightning_core.endpoint.dialects.dialect import Dialect
 from lightning_core.endpoint.server import Limits, PolicyEndpoint, Routing
-from tests.policy.test_endpoint import HI, serve, serve_backend, speak
-from tests.policy.test_fields import LEAST, asking
+from tests.policy.test_endpoint import HI, client_in_scope, serve, serve_backend
+from tests.policy.test_fields import LEAST, client_in_rollout
 from tests.policy.test_hanging_up import Endless, connect, request_of
 
 CHAT = "/chat/completions"
@@ -48,11 +48,11 @@ def test_it_listens_on_this_machine_only():
 @pytest.mark.parametrize(
     "path", [*(f"POST {path}" for path in POSTS), *(f"GET {path}" for path in GETS), "DELETE /messages", "PUT /models"]
 )
-def test_a_wrong_key_is_told_nothing(path: str):
-    """The same words for a key that was never there, one that is closed, and none at all; whether or not the path exists."""
+def test_all_wrong_keys_get_the_same_response(path: str):
+    """The same message for an unknown key, a closed one and a missing one, whether or not the path exists."""
     method, _, path = path.partition(" ")
     with serve() as endpoint:
-        with asking(endpoint) as (_, client):
+        with client_in_rollout(endpoint) as (_, client):
             closed = key_of(client)
         answers = [
             httpx.request(method, f"{endpoint.url}{path}", headers=headers)
@@ -76,10 +76,10 @@ def test_a_stranger_s_body_is_not_even_read():
 
 
 def test_a_key_reaches_its_own_rollout_only():
-    """Neither by another's address, nor by another's responses."""
-    with serve() as endpoint, asking(endpoint) as (other, _), asking(endpoint) as (run, client):
+    """Neither by another rollout's address nor by its responses."""
+    with serve() as endpoint, client_in_rollout(endpoint) as (other, _), client_in_rollout(endpoint) as (run, client):
         answer = client.post("/responses", json=LEAST["/responses"], headers=other.address.to_headers())
-        with asking(endpoint) as (_, stranger):
+        with client_in_rollout(endpoint) as (_, stranger):
             body = {**LEAST["/responses"], "previous_response_id": answer.json()["id"]}
             refused = stranger.post("/responses", json=body)
     assert refused.status_code == 400
@@ -100,7 +100,7 @@ def test_a_body_too_large_is_a_413(wire: Dialect, chunked: bool):
     def in_pieces(data: bytes) -> Iterator[bytes]:
         yield from (data[at : at + 10_000] for at in range(0, len(data), 10_000))
 
-    with serve(limits=limits) as endpoint, asking(endpoint) as (run, client):
+    with serve(limits=limits) as endpoint, client_in_rollout(endpoint) as (run, client):
         for size, status in ((100_000, 200), (100_001, 413), (3_000_000, 413), (100_000, 200)):
             data = padded(size)
             answer = client.post(wire.PATH, content=in_pieces(data) if chunked else data)
@@ -164,25 +164,25 @@ def a_huge_body_drop_by_drop(connection: socket.socket, whole: bytes) -> None:
 )
 def test_a_client_that_takes_too_long_is_cut_off(dawdle: Callable[[socket.socket, bytes], None], status: int | None):
     limits = Limits(header_seconds=0.4, body_seconds=0.4)
-    with serve(limits=limits) as endpoint, asking(endpoint) as (run, client):
+    with serve(limits=limits) as endpoint, client_in_rollout(endpoint) as (run, client):
         whole = request_of(endpoint, key_of(client), CHAT, LEAST[CHAT])
         with connect(endpoint) as connection:
             began = time.monotonic()
             dawdle(connection, whole)
-            said = b""
+            received = b""
             try:
                 while part := connection.recv(1 << 16):
-                    said += part
+                    received += part
             except ConnectionResetError:
                 pass
             assert time.monotonic() - began < 3
-        assert (status_of(said) if said else None) == status
+        assert (status_of(received) if received else None) == status
         assert client.post(CHAT, json=LEAST[CHAT]).status_code == 200
     assert run.infrastructure == []
 
 
 def test_a_connection_may_rest_between_requests():
-    with serve(limits=Limits(header_seconds=0.2)) as endpoint, asking(endpoint) as (_, client):
+    with serve(limits=Limits(header_seconds=0.2)) as endpoint, client_in_rollout(endpoint) as (_, client):
         whole = request_of(endpoint, key_of(client), CHAT, LEAST[CHAT])
         with connect(endpoint) as connection:
             for _ in range(2):
@@ -193,12 +193,12 @@ def test_a_connection_may_rest_between_requests():
                 time.sleep(0.5)
 
 
-def test_a_rollout_that_asks_too_much_at_a_time_is_asked_to_wait():
+def test_a_rollout_with_too_many_requests_gets_retry_after():
     backend = Endless()
     with (
         serve_backend(backend, limits=Limits(requests_per_rollout=2)) as endpoint,
         ThreadPoolExecutor() as pool,
-        asking(endpoint) as (run, client),
+        client_in_rollout(endpoint) as (run, client),
     ):
         waiting = [pool.submit(client.post, CHAT, json={**LEAST[CHAT], "stream": stream}) for stream in (True, False)]
         for _ in waiting:
@@ -207,21 +207,21 @@ def test_a_rollout_that_asks_too_much_at_a_time_is_asked_to_wait():
             refused = client.post(wire.PATH, json=LEAST[wire.PATH])
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
             assert refused.json()["error"]["type"] == "rate_limit_error"
-        with asking(endpoint) as (_, other):
+        with client_in_rollout(endpoint) as (_, other):
             admitted = pool.submit(other.post, CHAT, json=LEAST[CHAT])
             backend.wait_for(backend.begun)
             endpoint.close(key_of(other))
             assert admitted.result(5).status_code == 401
         endpoint.close(key_of(client))
         assert [future.result(5).status_code for future in waiting] == [200, 401]
-        assert run.infrastructure == [], "that many at a time is the agent's own doing"
+        assert run.infrastructure == [], "too many requests are not an infrastructure failure"
         assert len(run.trace.calls) == 2
 
 
 def test_clients_wait_and_ask_again():
     with (
         serve(delay=0.1, limits=Limits(requests_per_rollout=1)) as endpoint,
-        speak(endpoint) as (run, client),
+        client_in_scope(endpoint) as (run, client),
         ThreadPoolExecutor() as pool,
     ):
         patient = client.with_options(max_retries=5)
@@ -235,8 +235,8 @@ def test_too_much_of_all_together_is_the_machinery_s_failure():
     with (
         serve_backend(backend, limits=Limits(requests=1)) as endpoint,
         ThreadPoolExecutor() as pool,
-        asking(endpoint) as (_, first),
-        asking(endpoint) as (run, second),
+        client_in_rollout(endpoint) as (_, first),
+        client_in_rollout(endpoint) as (run, second),
     ):
         waiting = pool.submit(first.post, CHAT, json=LEAST[CHAT])
         backend.wait_for(backend.begun)
@@ -258,7 +258,7 @@ def test_too_much_of_all_together_is_the_machinery_s_failure():
     ],
 )
 def test_too_many_answers_or_messages_are_refused(path: str, more: dict[str, Any], name: str):
-    with serve(limits=Limits(choices=4, messages=3)) as endpoint, asking(endpoint) as (run, client):
+    with serve(limits=Limits(choices=4, messages=3)) as endpoint, client_in_rollout(endpoint) as (run, client):
         answer = client.post(path, json={**LEAST[path], **more})
         assert answer.status_code == 400
         assert name in answer.json()["error"]["message"] or answer.json()["error"].get("param") == name
@@ -293,7 +293,7 @@ NONSENSE: dict[str, bytes] = {
 
 @pytest.mark.parametrize("path", [wire.PATH for wire in DIALECTS] + ["/embeddings"])
 def test_nonsense_is_a_400(path: str):
-    with serve() as endpoint, asking(endpoint) as (run, client):
+    with serve() as endpoint, client_in_rollout(endpoint) as (run, client):
         for what, data in NONSENSE.items():
             answer = client.post(path, content=data)
             assert (what, answer.status_code) == (what, 400)
@@ -305,7 +305,7 @@ def test_nonsense_is_a_400(path: str):
 
 @pytest.mark.parametrize("path", [wire.PATH for wire in DIALECTS])
 def test_an_error_does_not_send_the_request_back(path: str):
-    with serve() as endpoint, asking(endpoint) as (_, client):
+    with serve() as endpoint, client_in_rollout(endpoint) as (_, client):
         for field in ("model", "x" * 1_000_000):
             answer = client.post(path, json={**LEAST[path], field: ["y" * 1_000_000]})
             assert answer.status_code == 400
@@ -313,7 +313,7 @@ def test_an_error_does_not_send_the_request_back(path: str):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         b"NOT HTTP\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
@@ -327,27 +327,27 @@ def test_an_error_does_not_send_the_request_back(path: str):
         b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n",
     ],
 )
-def test_what_is_hardly_http_is_refused(said: bytes):
+def test_what_is_hardly_http_is_refused(sent: bytes):
     with serve() as endpoint:
         with connect(endpoint) as connection:
-            connection.sendall(said)
+            connection.sendall(sent)
             answer = HTTPResponse(connection)
             try:
                 answer.begin()
                 assert 400 <= answer.status < 500
             except (RemoteDisconnected, ConnectionResetError):
-                pass  # closed without a word
+                pass  # closed without a response
         assert httpx.get(endpoint.url.replace("/v1", "/health")).status_code == 200
 
 
 def test_a_good_client_is_served_while_bad_ones_do_what_they_can():
-    """Slow ones, huge ones, malformed ones, floods and hang-ups at the same time; each answer of the good one is right and prompt."""
+    """Slow, huge and malformed requests, floods and disconnects at the same time; a valid client gets correct, prompt responses."""
     limits = Limits(body_bytes=1 << 20, header_seconds=1, body_seconds=1, requests_per_rollout=8)
     over = threading.Event()
 
     def misbehave(endpoint: PolicyEndpoint, attack: Callable[[socket.socket, bytes], None]) -> int:
         times = 0
-        with asking(endpoint) as (run, client):
+        with client_in_rollout(endpoint) as (run, client):
             whole = request_of(endpoint, key_of(client), CHAT, LEAST[CHAT])
             while not over.is_set() or not times:
                 with connect(endpoint) as connection:
@@ -378,7 +378,7 @@ def test_a_good_client_is_served_while_bad_ones_do_what_they_can():
     with (
         serve(max_context=4096, limits=limits) as endpoint,
         ThreadPoolExecutor(len(attacks)) as pool,
-        speak(endpoint) as (run, client),
+        client_in_scope(endpoint) as (run, client),
     ):
         bad = [pool.submit(misbehave, endpoint, attack) for attack in attacks]
         threading.Timer(3, over.set).start()
@@ -413,7 +413,7 @@ def test_the_sdk_s_raise_what_they_should():
 def test_the_answer_to_a_slow_backend_is_not_limited_in_time():
     backend = ScriptedBackend(lambda prompt: "hello", delay=0.5)
     limits = Limits(body_seconds=0.1, header_seconds=0.1)
-    with serve_backend(backend, limits=limits) as endpoint, asking(endpoint) as (_, client):
+    with serve_backend(backend, limits=limits) as endpoint, client_in_rollout(endpoint) as (_, client):
         for stream in (False, True):
             answer = client.post(CHAT, json={**LEAST[CHAT], "stream": stream})
             assert (answer.status_code, '"finish_reason": "stop"' in answer.text.replace('":"', '": "')) == (200, True)

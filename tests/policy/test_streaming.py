@@ -1,4 +1,4 @@
-"""What is streamed of a response while it is sampled: decoded piece by piece, and the same as when decoded as a whole."""
+"""Streamed text of a response is the same as the text decoded at the end."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +22,7 @@ FALLBACK = [f"<0x{byte:02X}>" for letter in LETTERS for byte in letter]
 
 
 def pieces_with_spaces() -> Decode:
-    """In the manner of SentencePiece: a token brings its space along, and the first one's is left out; other letters are bytes."""
+    """Like SentencePiece: a token includes its space, and the first space is omitted; other letters are bytes."""
     vocabulary = {piece: i for i, piece in enumerate([*PIECES, *FALLBACK])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -30,7 +30,7 @@ def pieces_with_spaces() -> Decode:
     return tokenizer.decode
 
 
-# Whole letters only: of a run of bytes with one too many that decoder makes nothing, whatever it made of the first of them.
+# Whole letters only: this decoder drops a run of bytes with one too many, including a valid start.
 PIECE_OR_LETTER = [*([token] for token in range(len(PIECES))), [5, 6], [7, 8, 9]]
 
 

@@ -1,4 +1,4 @@
-"""Whatever is said, in every family: no text becomes a special token, and no sampled token is lost or written anew."""
+"""In every family, for any text: no text becomes a special token, and no sampled token is lost or re-encoded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ quick = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCh
 
 ALL_TOKENS = sorted({t for family in FAMILIES for t in family.tokens if t.strip()})
 LETTERS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-# Tokens whole, cut and inside each other; what frames quoted text; and anything else.
+# Tokens whole, cut and nested; delimiters of quoted text; and anything else.
 ATTACKS = st.lists(
     st.sampled_from(ALL_TOKENS)
     | st.sampled_from(ALL_TOKENS).map(lambda t: t[: len(t) // 2] + t + t[len(t) // 2 :])
@@ -72,7 +72,7 @@ def test_text_that_looks_special_is_all_there(family: Family, text: str):
 
 @st.composite
 def exchanges(draw: st.DrawFn) -> list[tuple[str, list[ToolCall], list[str]]]:
-    """What an assistant says in each turn: text, calls, and then the results of those or the next question."""
+    """The assistant's turns: text and calls, then the results of the calls or the next question."""
     turns: list[tuple[str, list[ToolCall], list[str]]] = []
     for _ in range(draw(st.integers(1, 4))):
         arguments = st.dictionaries(LETTERS, LETTERS | st.integers() | st.lists(LETTERS, max_size=2), max_size=2)
@@ -110,22 +110,22 @@ def test_sampled_ids_are_found_in_the_next_prompt(
             messages += [{"role": "tool", "tool_call_id": i, "content": r} for i, r in zip(ids, follow, strict=True)]
         else:
             messages.append({"role": "user", "content": follow[0]})
-        said = (*prompt.ids, *output)
+        tokens = (*prompt.ids, *output)
         prompt = chat.render(messages, offered, memory)
         if prompt.context == "forked":
-            # Only where the template rewrites what was said: everything is then encoded as it renders it.
+            # Only if the template rewrites earlier turns: everything is then encoded as rendered.
             assert family.opens_thought or (tools and "tools" in family.moves)
             assert prompt.reason
         else:
-            # Hermes 3 ends the last result in another way than earlier ones.
+            # Hermes 3 ends the last result differently from earlier ones.
             assert prompt.context == ("realigned" if prompt.reason else "clean")
             assert prompt.reason in (None, "the template renders earlier turns with other white space")
             assert prompt.reason is None or family.name == "hermes3"
-            assert prompt.ids[: len(said)] == said
+            assert prompt.ids[: len(tokens)] == tokens
 
 
-def test_text_beside_a_quoted_token_gets_no_space_of_its_own():
-    """SentencePiece puts a space before the text that it is given, which is not there when a part of a text is encoded."""
+def test_text_next_to_a_quoted_token_gets_no_additional_space():
+    """SentencePiece adds a space before a text, which is missing when a part of a text is encoded."""
     letters = {letter: i for i, letter in enumerate(["<unk>", "▁", "\n", *sorted(set("<s>[/INST]abcx user"))])}
     inner = Tokenizer(models.BPE(vocab=letters, merges=[], unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)  # type: ignore[assignment]

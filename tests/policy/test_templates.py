@@ -1,4 +1,4 @@
-"""Tokens once, whatever the chat template: conversations, tool calls, reasoning and stop tokens of each model family."""
+"""Tokens are encoded once with any chat template: conversations, tool calls, reasoning and stop tokens of each family."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ USER: Any = {"role": "user", "content": "hi"}
 REWRITTEN = "the template renders earlier turns differently than it did"
 UNREASONED = "the template leaves out earlier reasoning"
 
-# What a model writes, as its makers describe it: one call, and two.
+# Model output as its makers document it: one call, and two.
 DS = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{}\n```<｜tool▁call▁end｜>"
 ONE, TWO = '{"a": 1}', '{"a": 2}'
 CALLS: dict[str, tuple[str, str]] = {
@@ -75,7 +75,7 @@ reasoning_families = pytest.mark.parametrize(
 def sample(
     family: Family, memory: Memory, prompt: RenderedPrompt, text: str, *, stop: str | None = None
 ) -> dict[str, Any]:
-    """What comes back when the model answers ``prompt`` with ``text``, in tokens that the tokenizer would not have chosen."""
+    """The message for a response ``text`` to ``prompt``, in tokens that the tokenizer would not have chosen."""
     chat = make_chat(family)
     output = encode(family, text + (family.stops[-1] if stop is None else stop), letter_by_letter=True)
     response = chat.parse(output, tools=True, thinking=prompt.thinking)
@@ -108,7 +108,7 @@ def test_three_turns_keep_the_sampled_ids(family: Family, system: bool):
     assert list(prompt.ids) == encode(family, text)
     assert prompt.context == "new"
     assert not system or "Be brief." in text
-    # A model that is made to think thinks; its template forgets it.
+    # A model that always reasons; its template drops the reasoning.
     forgets = family.opens_thought
     moves = system and "system" in family.moves
     for turn in (1, 2):
@@ -123,7 +123,7 @@ def test_three_turns_keep_the_sampled_ids(family: Family, system: bool):
         before = recorded(memory)[-1]
         if prompt.context == "clean":
             assert prompt.ids[: len(before)] == before
-            # Some templates write a space before the answer, which this model did not.
+            # Some templates write a space before the answer, which this model did not sample.
             assert "".join(make_tokenizer(family).decode(list(prompt.ids)).split()) == "".join(prompt.text.split())
         else:
             assert list(prompt.ids) == encode(family, prompt.text)
@@ -147,23 +147,25 @@ def test_each_stop_token_ends_a_response_and_is_part_of_it_once(family: Family):
             assert second.context == "forked"
             continue
         assert second.context == "clean"
-        said = recorded(memory)[0]
-        assert second.ids[: len(said)] == said
-        assert said[-1] == tokenizer.convert_tokens_to_ids(stop)
-        assert second.ids[len(said)] not in chat.stop_token_ids, "the template's own stop token is not written after it"
+        sampled = recorded(memory)[0]
+        assert second.ids[: len(sampled)] == sampled
+        assert sampled[-1] == tokenizer.convert_tokens_to_ids(stop)
+        assert second.ids[len(sampled)] not in chat.stop_token_ids, (
+            "the template's own stop token is not written after it"
+        )
     memory = Memory()
     prompt = chat.render([USER], None, memory)
     response = sample(family, memory, prompt, "answ", stop="")
     if not family.opens_thought:
-        said = recorded(memory)[0]
+        sampled = recorded(memory)[0]
         second = chat.render([USER, response, USER], None, memory)
-        assert second.ids[: len(said)] == said
-        assert second.ids[len(said)] in chat.stop_token_ids, "a response that was cut off is ended by the template"
+        assert second.ids[: len(sampled)] == sampled
+        assert second.ids[len(sampled)] in chat.stop_token_ids, "a response that was cut off is ended by the template"
 
 
 @contextmanager
 def serve(family: Family, script: Callable[[str], str]) -> Iterator[tuple[Run, OpenAI, str]]:
-    """A rollout of the agent ``writer``, whose model is of the family and answers by ``script``; a client of it and its key."""
+    """A rollout of the agent ``writer``, whose model is of the family and scripted; a client for it and its key."""
     routing = Routing(trained=frozenset({"writer"}))
     with PolicyEndpoint(FamilyBackend(family, script), make_chat(family)) as endpoint, rollout({"id": "t"}) as run:
         key = endpoint.new_key()
@@ -178,7 +180,7 @@ def serve(family: Family, script: Callable[[str], str]) -> Iterator[tuple[Run, O
 
 
 def answering(family: Family, call: str, *, marker: str) -> Callable[[str], str]:
-    """Calls at first, and answers when ``marker`` is in the prompt."""
+    """Tool calls first, and an answer once ``marker`` is in the prompt."""
 
     def script(prompt: str) -> str:
         text = "the answer" if marker in prompt else call
@@ -189,7 +191,7 @@ def answering(family: Family, call: str, *, marker: str) -> Callable[[str], str]
 
 
 def trained_tokens(run: Run) -> tuple[int, int]:
-    """How many tokens the rows of a rollout train, and how many were sampled."""
+    """Number of trained tokens in a rollout's rows, and number of sampled ones."""
     rows = transitions_to_rows(trace_to_transitions(run.trace, agents={"writer"}))
     return sum(int(r.mask.sum()) for r in rows), sum(
         len(c.output_ids) for c in run.trace.calls if c.output_ids is not None
@@ -207,12 +209,12 @@ def test_tool_calls_and_their_results_continue_the_row(family: Family, count: in
             if not stream:
                 return client.chat.completions.create(model="m", messages=messages, tools=TOOLS).choices[0]
             with client.chat.completions.stream(model="m", messages=messages, tools=TOOLS) as chunks:
-                said = "".join(event.delta for event in chunks if event.type == "content.delta")
+                text = "".join(event.delta for event in chunks if event.type == "content.delta")
                 choice = chunks.get_final_completion().choices[0]
-            assert said == (choice.message.content or "")
+            assert text == (choice.message.content or "")
             return choice
 
-        # Mistral's third version shows the system message only where the last turn is a user's.
+        # Mistral's third version shows the system message only if the last turn is a user's.
         start = [USER] if "system" in family.moves else [SYSTEM, USER]
         first = ask(start)
         calls = first.message.tool_calls
@@ -220,10 +222,10 @@ def test_tool_calls_and_their_results_continue_the_row(family: Family, count: in
         assert not first.message.content
         assert [(c.function.name, c.function.arguments) for c in calls] == [("add", ONE), ("add", TWO)][:count]
         results = [{"role": "tool", "tool_call_id": c.id, "content": "forty"} for c in calls]
-        asked = first.message.model_dump(exclude_none=True, exclude={"parsed", "reasoning_content"})
-        for c in asked["tool_calls"]:
+        returned = first.message.model_dump(exclude_none=True, exclude={"parsed", "reasoning_content"})
+        for c in returned["tool_calls"]:
             c["function"].pop("parsed_arguments", None)
-        second = ask([*start, asked, *results])
+        second = ask([*start, returned, *results])
         assert second.message.content == "the answer"
     one, two = run.trace.calls
     assert one.prompt_ids is not None
@@ -296,7 +298,7 @@ def test_a_template_without_a_readable_format_gets_it_spelled_out(family: Family
 
 @every_family
 def test_history_of_calls_that_were_not_sampled_here_is_rendered(family: Family):
-    """Another model called two tools at once, under ids of its own, and said something with it. No tools are offered any more."""
+    """Another model made two tool calls with its own ids and some text. No tools are offered any more."""
     chat = make_chat(family)
     calls = [
         {"id": f"call_{i}", "type": "function", "function": {"name": "add", "arguments": f'{{"a": {i}}}'}}
@@ -312,7 +314,7 @@ def test_history_of_calls_that_were_not_sampled_here_is_rendered(family: Family)
 
 
 KEPT = {
-    # what becomes of reasoning: in a loop of tool calls, with the next question, and how much of it is in that prompt
+    # handling of reasoning: in a loop of tool calls, with the next question, and how much of it is in that prompt
     "qwen3": ("clean", "forked", 0),
     "smollm3": ("clean", "clean", 2),
     "deepseek_r1": ("forked", "clean", 0),
@@ -320,7 +322,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_reasoning_is_told_apart_and_kept_as_long_as_the_template_keeps_it(name: str):
+def test_reasoning_is_separated_and_kept_as_long_as_the_template_keeps_it(name: str):
     family = BY_NAME[name]
     call = CALLS[family.format][0]
 
@@ -338,11 +340,11 @@ def test_reasoning_is_told_apart_and_kept_as_long_as_the_template_keeps_it(name:
             message = create(model="m", messages=messages, tools=TOOLS).choices[0].message
             assert "think" not in (message.content or "")
             thought = (message.model_extra or {}).get("reasoning_content")
-            # After results, R1's prompt opens no reasoning, and this model does not either.
+            # After results, R1's prompt does not open reasoning, and neither does this model.
             assert thought == (
                 None if family.opens_thought and len(messages) > 1 else f"let me see {len(messages) // 2}"
             )
-            # What most clients send back has no reasoning.
+            # Most clients send the message back without reasoning.
             messages.append(message.model_dump(exclude_none=True, exclude={"reasoning_content"}))
             messages += [{"role": "tool", "tool_call_id": c.id, "content": "forty"} for c in message.tool_calls or ()]
         messages.append({"role": "user", "content": "more"})

@@ -1,4 +1,4 @@
-"""Tool calls in text: each format as its makers write it, several at once, and what is malformed left to be seen."""
+"""Tool calls in text: each format as its makers write it, several calls, and malformed calls left as text."""
 
 from __future__ import annotations
 

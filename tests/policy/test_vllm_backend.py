@@ -1,4 +1,4 @@
-"""What becomes of a vLLM server that is not there, was started wrongly, or answers what it should not. tests/vllm has the real one."""
+"""Errors for a vLLM server that is missing, started with wrong arguments, or returns wrong data. tests/vllm has the real one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RIGHT: dict[str, Any] = {
 
 @contextmanager
 def answering(**changes: Any) -> Generator[str]:
-    """A server that answers as vLLM does, but for ``changes`` (path with underscores for slashes): JSON, raw text, or a status."""
+    """A server that responds as vLLM does, except for ``changes`` (path with underscores for slashes): JSON, raw text, or a status."""
     answers = {**RIGHT, **{"/" + path.replace("__", "/"): answer for path, answer in changes.items()}}
 
     class Handler(BaseHTTPRequestHandler):
@@ -140,7 +140,7 @@ def test_a_server_that_was_started_otherwise_than_it_must_be(changes: dict[str, 
         ({"server_info": {"vllm_config": "text"}}, "expected a response of vLLM 0.27 or later"),
     ],
 )
-def test_a_server_that_is_no_vllm(changes: dict[str, Any], expected: str):
+def test_a_server_that_is_not_vllm(changes: dict[str, Any], expected: str):
     with answering(**changes) as url, pytest.raises(InfrastructureError, match=expected):
         VllmBackend(url)
 

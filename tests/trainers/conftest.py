@@ -1,4 +1,4 @@
-"""The tiny models, made once for all trainer tests."""
+"""The tiny models, created once for all trainer tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.tiny_model import make_tiny_model
 
 @pytest.fixture(autouse=True)
 def exact_products() -> Iterator[None]:
-    """A test begins and ends with float32 products, whatever the models that it loads choose."""
+    """A test starts and ends with float32 products, for any models that it loads."""
     torch.set_float32_matmul_precision("highest")
     yield
     torch.set_float32_matmul_precision("highest")
@@ -37,7 +37,7 @@ def tiny_model(request: pytest.FixtureRequest, tiny_llama: Path, tiny_qwen2: Pat
 
 @pytest.fixture
 def trainers() -> Iterator[list[TorchTrainer]]:
-    """Put trainers in here, and they are closed after the test."""
+    """A list of trainers that are closed after the test."""
     made: list[TorchTrainer] = []
     yield made
     for trainer in made:

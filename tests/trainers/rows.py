@@ -22,7 +22,7 @@ def make_row(
     temperature: float = 1.0,
     constraint: str | None = None,
 ) -> Row:
-    """A row from runs of tokens, each sampled in a call of its own or not; ``logprobs`` and ``advantage`` are the sampled tokens'."""
+    """A row from runs of tokens, each sampled in its own call or not; ``logprobs`` and ``advantage`` are for the sampled tokens."""
     token_ids = np.array([token for tokens, _ in parts for token in tokens], dtype=np.uint32)
     mask = np.array([sampled for tokens, sampled in parts for _ in tokens], dtype=np.bool_)
     advantages = np.zeros(len(mask), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""The sections of a configuration that an embedded trainer is made from, with overrides."""
+"""The configuration sections of an embedded trainer, with overrides."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Parts(TypedDict):
 
 
 def parts(**overrides: Any) -> Parts:
-    """The arguments of `TorchTrainer`, on the CPU unless ``device`` says otherwise.
+    """The arguments of `TorchTrainer`, on the CPU unless ``device`` is set.
 
     ``overrides``: fields of the sections ``policy``, ``trainer`` and ``lora`` (``lora_rank`` and so on), and of
     `PolicySettings` (``keep_base``); ``algorithm``, ``critic`` and ``seed``. Raises `TypeError` for any other name.
@@ -40,7 +40,7 @@ def parts(**overrides: Any) -> Parts:
     if overrides:
         raise TypeError(f"unknown settings: {list(overrides)!r}")
     own["policy"] = {"device": "cpu", **own["policy"]}
-    # `Sections`, not `Config`: a trainer has to refuse impossible combinations itself.
+    # `Sections`, not `Config`: a trainer must reject invalid combinations itself.
     sections = Sections(**own)  # pyright: ignore[reportArgumentType]
     if keep_base:
         sections = sections.model_copy(

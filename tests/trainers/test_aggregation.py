@@ -1,4 +1,4 @@
-"""What tokens weigh, against numbers worked out by hand."""
+"""Token weights against hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.numeric
 
 
 def rows_of(shape: dict[str, list[int]]) -> list[Row]:
-    """A prompt of one token, then so many sampled tokens, for each row of each rollout."""
+    """A prompt of one token, then the given number of sampled tokens, for each row of each rollout."""
     return [make_row(([1], False), ([2] * n, True), rollout=name) for name, counts in shape.items() for n in counts]
 
 
@@ -41,7 +41,7 @@ SHAPE = {"A": [50, 100], "B": [30, 30, 30], "C": [40]}
         (Algorithm(aggregation="constant", constant_tokens=200), [1 / 3 / 200] * 6, 280 / 600),
     ],
 )
-def test_weights_by_hand(algorithm: Algorithm, expected: list[float], total: float) -> None:
+def test_weights_against_computed_numbers(algorithm: Algorithm, expected: list[float], total: float) -> None:
     rows = rows_of(SHAPE)
     weights = token_weights(rows, algorithm)
     for row, weight, value in zip(rows, weights, expected, strict=True):
@@ -53,7 +53,7 @@ def test_weights_by_hand(algorithm: Algorithm, expected: list[float], total: flo
 
 @pytest.mark.parametrize("aggregation", ["rollout-mean", "constant"])
 def test_more_rows_of_one_rollout_change_no_other_rollouts_weight(aggregation: str) -> None:
-    """The turn-count bias: a rollout of many turns must not count for more, nor others for less."""
+    """The turn-count bias: a rollout with many turns must not have a larger weight than others."""
     algorithm = Algorithm(aggregation=aggregation, constant_tokens=64 if aggregation == "constant" else None)  # type: ignore[arg-type]
     few = token_weights(rows_of({"A": [10], "B": [10]}), algorithm)
     many = token_weights(rows_of({"A": [10] * 7, "B": [10]}), algorithm)

@@ -1,4 +1,4 @@
-"""What the embedded engine takes over from transformers, and what it refuses."""
+"""What the embedded engine takes over from transformers, and what it rejects."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_attention_that_computes_something_else_is_found_out() -> None:
     switch = model.set_attn_implementation
 
     def switch_and_twist(name: str) -> None:
-        """A stand-in for attention with a twist that nobody declares: another scaling once it is ours."""
+        """A stand-in for attention with an undeclared change: another scaling in our implementation."""
         switch(name)
         for layer in model.model.layers:
             layer.self_attn.scaling *= 5

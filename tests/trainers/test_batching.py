@@ -1,7 +1,7 @@
-"""Batching changes nothing: every sampled token is trained once with its own weight, whatever rows and micro-batches it stands in.
+"""Batching has no effect: every sampled token is trained once with its own weight, in any row and micro-batch.
 
-The known ways to get this wrong: episodes with more turns count more; rows of one rollout fall into different updates, or are
-dropped at random to make a batch even; the loss is divided by what happens to be in a micro-batch; padding is counted.
+Known mistakes: episodes with more turns have more weight; rows of one rollout are split over updates, or dropped at random to even out a
+batch; the loss is divided by the contents of a micro-batch; padding is counted.
 """
 
 from __future__ import annotations
@@ -30,25 +30,29 @@ AGGREGATIONS: list[Aggregation] = ["rollout-mean", "token-mean"]
 
 
 def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """To 1e-6, where the largest gradients are about 1."""
+    """Equal to 1e-6, where the largest gradients are about 1."""
     assert found.keys() == expected.keys()
     for name, grad in expected.items():
         torch.testing.assert_close(found[name], grad, atol=1e-6, rtol=1e-6)
 
 
 def two_turns(rollout: str, rng: random.Random, *, merged: bool) -> list[Row]:
-    """A rollout of two calls, each with an advantage of its own, as one row or as one a call."""
+    """A rollout of two calls, each with its own advantage, as one row or as one row per call."""
     task, first, observation, second = (rng.choices(range(256), k=n) for n in (6, 3, 4, 5))
     prompt = [*range(20), *task]
     a, b = rng.uniform(-1, 1), rng.uniform(-1, 1)
-    said = [rng.uniform(-7, -4) for _ in range(8)]
+    sampler_logprobs = [rng.uniform(-7, -4) for _ in range(8)]
     if merged:
         parts = ((prompt, False), (first, True), (observation, False), (second, True))
-        return [make_row(*parts, rollout=rollout, advantage=[a] * 3 + [b] * 5, logprobs=said)]
+        return [make_row(*parts, rollout=rollout, advantage=[a] * 3 + [b] * 5, logprobs=sampler_logprobs)]
     return [
-        make_row((prompt, False), (first, True), rollout=rollout, advantage=a, logprobs=said[:3]),
+        make_row((prompt, False), (first, True), rollout=rollout, advantage=a, logprobs=sampler_logprobs[:3]),
         make_row(
-            ([*prompt, *first, *observation], False), (second, True), rollout=rollout, advantage=b, logprobs=said[3:]
+            ([*prompt, *first, *observation], False),
+            (second, True),
+            rollout=rollout,
+            advantage=b,
+            logprobs=sampler_logprobs[3:],
         ),
     ]
 
@@ -79,7 +83,7 @@ def test_the_gradient_is_the_same_for_any_rows_micro_batches_and_order(
 def test_all_rows_of_all_rollouts_are_in_every_update(
     tiny_llama: Path, trainers: list[TorchTrainer], monkeypatch: pytest.MonkeyPatch, updates: int
 ) -> None:
-    """However many micro-batches there are, no rollout is divided between updates, and none is left out to make them even."""
+    """With any number of micro-batches, no rollout is split over updates, and none is dropped."""
     trainer = make(trainers, tiny_llama, micro_batch_tokens=30, updates_per_step=updates)
     rows = episodes(merged=False)
     seen: list[int] = []
@@ -98,7 +102,7 @@ def test_all_rows_of_all_rollouts_are_in_every_update(
 
 @pytest.mark.parametrize("budget", [1, 33, 64, 10_000])
 def test_nothing_is_padded_or_cut_off(budget: int) -> None:
-    """Seven rows of odd lengths: each sampled token is trained once, and nothing else is, so the weights add up to one."""
+    """Seven rows of different lengths: each sampled token is trained once, no other token is, so the weights sum to one."""
     rng = random.Random(0)
     rows = [
         make_row((rng.choices(range(9), k=3 + i), False), (rng.choices(range(9), k=5 + 2 * i), True), rollout=f"r{i}")
@@ -112,7 +116,7 @@ def test_nothing_is_padded_or_cut_off(budget: int) -> None:
     sampled = [(number, column) for number, row in enumerate(rows) for column in np.flatnonzero(row.mask)]
     assert sorted(trained) == sampled
     assert sum(float(batch.gather(weights).sum()) for batch in batches) == pytest.approx(1, abs=1e-6)
-    # Not a token is in the sequence that some row does not need.
+    # Every token of the sequence belongs to some row.
     for batch in batches:
         assert set(range(len(batch.token_ids_S))) == {place for places in batch.places for place in places.tolist()}
 
@@ -129,7 +133,7 @@ def test_more_rows_in_one_rollout_change_no_other_rollouts_weight(more: int) -> 
 
 
 def test_the_loss_does_not_favour_rollouts_with_many_rows(tiny_llama: Path, trainers: list[TorchTrainer]) -> None:
-    """A rollout said again in five calls pulls as hard as when it is one: the mean over rows would give it five votes."""
+    """A rollout in five calls has the same weight as in one: the mean over rows would give it five times the weight."""
     other = make_row(([5, 6], False), ([7], True), rollout="other", advantage=-1.0)
     once = make_row(([1, 2], False), ([3], True), rollout="r")
     again = [make_row(([1, 2], False), ([3], True), rollout="r") for _ in range(5)]
@@ -138,7 +142,7 @@ def test_the_loss_does_not_favour_rollouts_with_many_rows(tiny_llama: Path, trai
 
 
 def test_advantages_come_before_anything_is_dropped(tiny_llama: Path, trainers: list[TorchTrainer]) -> None:
-    """Rollouts whose own advantage is 0 are no work for the trainer, but they were in the baseline and are in the mean."""
+    """Rollouts with advantage 0 are not computed, but they are part of the baseline and the mean."""
     values = {"w": 1.0, "x": 0.0, "y": 0.5, "z": 0.5}
     episodes = [episode(name, value, "aa") for name, value in values.items()]
     credit = assign_credit(episodes, CreditRules(advantage="rloo"))

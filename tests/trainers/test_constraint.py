@@ -1,4 +1,4 @@
-"""Structured output: only what the schema allows is sampled, and what is trained is the distribution that was sampled from."""
+"""Structured output: only tokens that the schema allows are sampled, and training uses the same distribution."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_logprobs_are_those_among_the_allowed_tokens(trainer: TorchTrainer, tiny
 
 
 def test_a_trained_agent_with_structured_output_from_request_to_update(trainer: TorchTrainer) -> None:
-    """The trainer finds the sampler's own logprobs, for constrained and free responses in one batch."""
+    """The trainer computes the sampler's logprobs, for constrained and free responses in one batch."""
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": SCHEMA}}
     rows: list[Row] = []
     with PolicyEndpoint(trainer.backend, Chat(trainer.tokenizer)) as endpoint:
@@ -109,7 +109,7 @@ def test_a_trained_agent_with_structured_output_from_request_to_update(trainer: 
 
 @pytest.mark.parametrize("schema", [{"type": "strin"}, {"not": {"type": "object"}}])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_schema_that_cannot_be_honoured_is_a_400_that_names_the_field(
+def test_an_unsupported_schema_is_a_400_that_names_the_field(
     trainer: TorchTrainer, schema: dict[str, Any], stream: bool
 ) -> None:
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

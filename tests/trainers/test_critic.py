@@ -68,7 +68,7 @@ def test_its_features_are_the_hidden_states_at_the_ends_of_prompts(tiny_llama: P
     assert dict(found) == pytest.approx(targets, abs=0.2)
 
 
-def test_what_it_has_not_been_asked_about_it_cannot_learn_from():
+def test_the_critic_cannot_learn_from_calls_without_a_value():
     critic = ValueHead(4, Critic(), torch.device("cpu"))
     critic.expected({"a": torch.ones(4)})
     critic.learn({"a": 1.0})
@@ -76,7 +76,7 @@ def test_what_it_has_not_been_asked_about_it_cannot_learn_from():
         critic.learn({"a": 1.0})
 
 
-def test_a_trainer_without_a_critic_says_so(tiny_llama: Path):
+def test_a_trainer_without_a_critic_raises_an_error(tiny_llama: Path):
     trainer = TorchTrainer(**parts(model=str(tiny_llama), dtype="float32"))
     try:
         with pytest.raises(TrainingError, match=r"no critic; set credit\.rewards: gae"):

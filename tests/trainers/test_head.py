@@ -1,4 +1,4 @@
-"""From hidden states to logprobs: equal to log_softmax of all logits, in value and gradient, without holding them."""
+"""From hidden states to logprobs: equal to log_softmax of all logits, in value and gradient, without storing them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SMALL = {
 
 
 class Case:
-    """Five places, one of which predicts three tokens (one of them twice) and one of which predicts none."""
+    """Five positions: one predicts three tokens (one of them twice) and one predicts none."""
 
     def __init__(self, dtype: torch.dtype = torch.float32, bias: bool = True) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -108,7 +108,7 @@ def take_gradients(leaves: Sequence[Tensor]) -> list[Tensor | None]:
 def test_linear_logprobs_equal_log_softmax_in_value_and_gradient(
     trained: tuple[str, ...], bias: bool, forbidden: bool, part: int
 ) -> None:
-    """In parts of 256 tokens, the smallest there are, and in one."""
+    """In parts of 256 tokens, the minimum, and in one."""
     case = Case(bias=bias)
     for name in trained:
         if getattr(case, name) is not None:
@@ -156,7 +156,7 @@ def test_bfloat16_weights_have_a_float32_softmax(trained: bool) -> None:
 
 
 class Largest(TorchDispatchMode):
-    """Notes the most elements that any tensor had which an operation made."""
+    """Records the largest tensor that an operation created."""
 
     elements = 0
 
@@ -181,7 +181,7 @@ def test_the_logits_of_all_places_are_never_held(trained: bool) -> None:
 
 
 def capped(model: Any) -> Any:
-    """``model`` with a soft cap on its logits, which none of the models that the engine takes has."""
+    """``model`` with a soft cap on its logits, which no supported test model has."""
 
     class Capped(type(model)):
         def forward(self, *args: Any, **kwargs: Any) -> CausalLMOutputWithPast:
@@ -230,7 +230,7 @@ def model_of_any_kind(request: pytest.FixtureRequest) -> Iterator[tuple[bool, An
 def test_models_that_do_more_to_their_logits_are_right_too(
     model_of_any_kind: tuple[bool, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logprobs and gradients of all weights against the model's own logits; what is not plain goes by 16 places at a time."""
+    """Logprobs and gradients of all weights against the model's own logits; other output layers use 16 positions at a time."""
     plain, model = model_of_any_kind
     monkeypatch.setitem(PART, "cpu", 1)
     tokens = torch.arange(3, 43)[None]

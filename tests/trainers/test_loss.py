@@ -1,4 +1,4 @@
-"""The sum that is the loss against numbers worked out by hand."""
+"""The summed loss against hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_core.trainers.torch.loss import TrainedTokens, policy_loss
 pytestmark = pytest.mark.numeric
 
 
-def test_the_default_loss_by_hand() -> None:
+def test_the_default_loss_against_computed_numbers() -> None:
     ratios = [1.0, 1.5, 1.5, 0.5, 0.5, 1.2]
     advantages = [2.0, 1.0, -1.0, 1.0, -1.0, 3.0]
     sampled = torch.full((6,), -1.0)
@@ -41,7 +41,7 @@ def test_the_default_loss_by_hand() -> None:
     assert found.sums["approx_kl"] == pytest.approx(kl, abs=1e-5)
 
 
-def test_all_terms_together_by_hand() -> None:
+def test_all_terms_together_against_computed_numbers() -> None:
     """Importance weights belong to the policy's loss, not to the penalties; token weights to all."""
     zero = torch.zeros(2)
     tokens = TrainedTokens(

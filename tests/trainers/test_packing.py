@@ -1,4 +1,4 @@
-"""Packing loses nothing: every row can be read back from the packed sequence, and shared prefixes stand once."""
+"""Packing is lossless: every row can be read back from the packed sequence, and each shared prefix occurs once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ rows_strategy = st.lists(parts.map(lambda parts: make_row(([1], False), *parts, 
 
 
 def visible(forest: Forest, limit: int) -> np.ndarray:
-    """The tree mask [S, S] that the blocks of a forest add up to."""
+    """The tree mask [S, S] as the union of a forest's blocks."""
     total = sum(forest.lengths)
     mask = np.zeros((total, total), dtype=int)
     for block in plan_blocks(forest, limit=limit):
@@ -47,7 +47,7 @@ def test_every_row_can_be_read_back(rows: list[Row], budget: int, limit: int) ->
             assert batch.token_ids_S[places].tolist() == used.tolist()
             assert batch.position_ids_S[places].tolist() == list(range(len(used)))
             assert columns.tolist() == np.flatnonzero(row.mask).tolist()
-            # Each token of the row sees exactly the row up to itself, and nothing of any other row.
+            # Each token of a row sees exactly the row up to itself, and no token of another row.
             for position, place in enumerate(places):
                 assert np.flatnonzero(mask[place]).tolist() == sorted(places[: position + 1].tolist())
         sources = np.concatenate([p[c - 1] for p, c in zip(batch.places, batch.columns, strict=True)])
@@ -67,7 +67,7 @@ def test_shared_prefixes_stand_once() -> None:
 
 
 def test_calls_that_continue_one_another_are_one_run() -> None:
-    """A run is cut where rows part, and only there: fewer, longer runs make fewer, larger attention products."""
+    """A run is split only where rows diverge: fewer, longer runs make fewer, larger attention products."""
     prompt, turn = list(range(10, 30)), list(range(40, 50))
     calls = [make_row((prompt + turn * n, False), (turn, True)) for n in range(5)]
     (batch,) = pack_rows(calls, range(5), budget=1000)
@@ -79,7 +79,7 @@ def test_calls_that_continue_one_another_are_one_run() -> None:
 
 
 def tree_of_calls(system: int, prompt: int, groups: int, attempts: int, turns: int, turn: int) -> list[Row]:
-    """Groups of attempts at one prompt each, all under one system prompt; a row for each of their calls."""
+    """Groups of attempts at one prompt each, all under one system prompt, with a row for each of their calls."""
     rng = np.random.default_rng(0)
     rows: list[Row] = []
     start = rng.integers(0, 1000, system).tolist()
@@ -88,9 +88,9 @@ def tree_of_calls(system: int, prompt: int, groups: int, attempts: int, turns: i
         for attempt in range(attempts):
             context = task
             for _ in range(turns):
-                said = rng.integers(0, 1000, turn).tolist()
-                rows.append(make_row((context, False), (said, True), rollout=f"{group}.{attempt}"))
-                context = context + said
+                output = rng.integers(0, 1000, turn).tolist()
+                rows.append(make_row((context, False), (output, True), rollout=f"{group}.{attempt}"))
+                context = context + output
     return rows
 
 
@@ -102,12 +102,12 @@ def test_micro_batches_are_cut_where_little_is_shared() -> None:
     # 4 groups of 1,096 tokens, each attempt 4 x 25 - 1 = 99 of them; the first 100 tokens are shared by all.
     rows = tree_of_calls(system=100, prompt=600, groups=4, attempts=4, turns=4, turn=25)
     assert packed_tokens(rows, budget=10_000) == [100 + 4 * 996]
-    # Room for one group and most of the next: the next one is not begun.
+    # Room for one group and most of the next: the next one is not started.
     assert packed_tokens(rows, budget=1900) == [1096] * 4
-    # Room for two and a half of five attempts: whole attempts, although a few calls of the next would fit.
+    # Room for two and a half of five attempts: only whole attempts, although a few calls of the next would fit.
     rows = tree_of_calls(system=0, prompt=100, groups=1, attempts=5, turns=4, turn=25)
     assert sorted(packed_tokens(rows, budget=100 + 250)) == [199, 100 + 2 * 99, 100 + 2 * 99]
-    # Nothing in common: as many micro-batches as are needed.
+    # Without a shared prefix: as many micro-batches as are needed.
     rows = tree_of_calls(system=0, prompt=50, groups=6, attempts=1, turns=1, turn=51)
     assert packed_tokens(rows, budget=200) == [200] * 3
 

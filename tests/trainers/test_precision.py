@@ -1,4 +1,4 @@
-"""Which precision the weights have where, and that bfloat16 weights are trained in float32."""
+"""The precision of weights, and float32 training of bfloat16 weights."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_a_cpu_has_float32_weights_and_bfloat16_products_where_it_can(
     set_product_precision("auto", cpu)
     assert torch.get_float32_matmul_precision() == ("medium" if expected else "highest")
     set_product_precision("float32", cpu)
-    assert torch.get_float32_matmul_precision() == "highest", "exact, whatever an earlier model of this process used"
+    assert torch.get_float32_matmul_precision() == "highest", "exact, also after another model of this process"
 
 
 @pytest.mark.parametrize(("name", "tolerance"), [("auto", 0.03), ("float32", 1e-5)])
 def test_the_products_that_this_cpu_makes_are_near_the_exact_ones(name: str, tolerance: float) -> None:
-    """Through the head, with the largest product there is. bfloat16 keeps 8 bits: an input is off by 1/512 of itself at most."""
+    """Through the head, with the largest product. bfloat16 keeps 8 bits: the error of an input is at most 1/512 of it."""
     generator = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn(64, 576, generator=generator) / 24, torch.randn(4096, 576, generator=generator)
     places = torch.arange(64)
@@ -68,7 +68,7 @@ def test_the_products_that_this_cpu_makes_are_near_the_exact_ones(name: str, tol
 
 
 def test_bfloat16_weights_are_trained_in_float32(tiny_llama: Path, trainers: list[TorchTrainer]) -> None:
-    """Steps much smaller than the rounding of the weights add up."""
+    """Steps much smaller than the weights' rounding accumulate."""
     trainer = make(trainers, tiny_llama, dtype="bfloat16", learning_rate=1e-6)
     rows = sampled_rows(trainer)
     before = weights(trainer)

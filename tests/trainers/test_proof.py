@@ -1,4 +1,4 @@
-"""The proof: what any step between sampling and the loss may do wrong is noticed, and what they do right is not."""
+"""The proof detects every change between sampling and the loss, and accepts correct steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.numeric
 
 
 def step_rows() -> list[Row]:
-    """Two turns with an observation between them, a sibling that shares the prompt, and one sampled greedily."""
+    """Two turns with an observation in between, a sibling that shares the prompt, and a greedily sampled call."""
     return [
         make_row(([1, 2], False), ([3, 4], True), ([5], False), ([6, 7], True), logprobs=[-1, -2, -3, -4]),
         make_row(([1, 2], False), ([3, 9], True), logprobs=[-1, -5], rollout="r1", temperature=0.5),
@@ -94,7 +94,7 @@ def test_a_batch_that_is_packed_wrongly_is_noticed(field: str) -> None:
     (batch,) = pack_rows(rows, range(3), budget=100)
     for index in range(len(getattr(batch, field))):
         values = getattr(batch, field).copy()
-        # The places are few; another of them is a wrong place in any case.
+        # There are few positions; any other one is wrong.
         values[index] = (values[index] + 1) % len(batch.places_P) if field == "source_E" else values[index] + 1
         with pytest.raises(ProofError):
             prove(rows, replace(batch, **{field: values}))
@@ -115,7 +115,7 @@ def test_a_step_stops_before_the_weights_change(tiny_llama: Path) -> None:
     before = {name: weight.clone() for name, weight in trainer._tuning.masters.items()}
     good, other, _ = step_rows()
     try:
-        # Micro-batches of their own: the first of them is in order.
+        # Separate micro-batches: the first of them is correct.
         trainer.settings = trainer.settings.model_copy(update={"micro_batch_tokens": 1})
         with pytest.raises(ProofError, match=r"Nothing was trained"):
             trainer.step([good, changed("token_ids", 2, 8)(other)])

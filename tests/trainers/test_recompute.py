@@ -1,4 +1,4 @@
-"""Gradient checkpointing: the same gradients from less memory, and nothing of it when sampling."""
+"""Gradient checkpointing: the same gradients with less memory, and no effect on sampling."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_gradients_and_samples_are_the_same(
 
 
 def kept_bytes(trainer: TorchTrainer) -> int:
-    """The most that a step keeps at any time for its backward pass, weights left out."""
+    """The most that a step stores at any time for its backward pass, without weights."""
     weights = {tensor.untyped_storage().data_ptr() for tensor in trainer._model.state_dict().values()}
     users = Counter[int]()
     live = most = 0
@@ -62,7 +62,7 @@ def kept_bytes(trainer: TorchTrainer) -> int:
 
 
 def test_less_is_kept(tmp_path: Path, trainers: list[TorchTrainer]) -> None:
-    model = make_tiny_model(tmp_path, layers=8)  # so that layers are most of it
+    model = make_tiny_model(tmp_path, layers=8)  # so that layers dominate
     usual = make(trainers, model)
     frugal = make(trainers, model, gradient_checkpointing=True)
     assert kept_bytes(frugal) < kept_bytes(usual) / 3

@@ -1,4 +1,4 @@
-"""Choosing tokens: right probabilities, right logprobs, each row for itself."""
+"""Choosing tokens: correct probabilities and logprobs, independently per row."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_ends_of_the_range_meet_tokens_that_are_possible() -> None:
     assert torch.isfinite(logprobs).all()
 
 
-def test_greedy_beside_sampled_rows() -> None:
+def test_greedy_rows_in_a_batch_with_sampled_ones() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [0.0, 3.0, 1.0]])
     temperatures, uniforms = torch.tensor([0.0, 2.0]), torch.tensor([0.99, 0.99])
     tokens, logprobs = sample_tokens(logits.clone(), temperatures, torch.ones(2), uniforms)

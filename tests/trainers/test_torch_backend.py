@@ -1,4 +1,4 @@
-"""Continuous batching: what it computes equals the plain model, whoever else is in the batch and whatever is cached."""
+"""Continuous batching equals the plain model, for any other requests in the batch and any cache contents."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_greedy_equals_plain_generate(backend: TorchBackend, plain: torch.nn.Mod
 
 
 def test_prefixes_shared_by_groups(backend: TorchBackend, plain: torch.nn.Module) -> None:
-    """A common prefix, three questions, four samples of each, all at once: computed once, and still right for each row."""
+    """A common prefix, three questions, four samples of each, at the same time: computed once, and correct for each row."""
     shared = tokens(1, 40)
     prompts = [shared + tokens(question, 10 + question) for question in range(3) for _ in range(4)]
     params = SamplingParams(max_tokens=7, temperature=0.7)
@@ -92,7 +92,7 @@ def test_prefixes_shared_by_groups(backend: TorchBackend, plain: torch.nn.Module
         assert_equals_plain(plain, prompt, delta, temperature=0.7)
     stats = backend.stats
     assert stats.prompt_tokens == sum(map(len, prompts))
-    # The prefix once, each question once, and of each prompt the last token, which starts its row.
+    # The prefix once, each question once, and each prompt's last token, which starts its row.
     assert stats.prompt_tokens_computed == 40 + (9 + 10 + 11) + 12
     assert stats.sampled_tokens == 12 * 7
 
@@ -110,7 +110,7 @@ def test_multi_turn_reuses_prompt_and_response(backend: TorchBackend, plain: tor
 
 @pytest.mark.parametrize("own_cost", [0, 4, float("inf")])
 def test_staggered_arrival_and_departure(tiny_model: Path, plain: torch.nn.Module, own_cost: float) -> None:
-    """Rows join and leave a running batch at all times; a small cache forces eviction, long runs compaction."""
+    """Rows join and leave a running batch at any time; a small cache forces eviction, long runs force compaction."""
     backend = make_backend(tiny_model, max_batch=5, cached_tokens=100, gather_ms=0.0)
     backend._lanes["policy"]._cascade._own_cost = own_cost
     rng = random.Random(0)
@@ -137,12 +137,12 @@ def test_a_seed_repeats_its_response_in_any_company(backend: TorchBackend) -> No
     prompt = tokens(1, 20)
     params = SamplingParams(max_tokens=20, temperature=1.2, top_p=0.9, seed=7)
 
-    async def in_company() -> Delta:
+    async def with_others() -> Delta:
         others = [collect(backend, tokens(i, 15 + i), SamplingParams(max_tokens=20)) for i in range(5)]
         return (await asyncio.gather(collect(backend, prompt, params), *others))[0]
 
     alone = asyncio.run(collect(backend, prompt, params))
-    assert asyncio.run(in_company()).token_ids == alone.token_ids
+    assert asyncio.run(with_others()).token_ids == alone.token_ids
     other_seed = SamplingParams(max_tokens=20, temperature=1.2, seed=8)
     assert asyncio.run(collect(backend, prompt, other_seed)).token_ids != alone.token_ids
 
@@ -199,7 +199,7 @@ def test_close_releases_those_who_wait(tiny_llama: Path) -> None:
 
 
 def test_running_rows_start_over_when_weights_change(tiny_llama: Path) -> None:
-    """Tokens after the change are sampled from the new weights alone, and each delta says which version it is."""
+    """Tokens after the update are sampled from the new weights only, and each delta has its version."""
     backend = make_backend(tiny_llama)
     model = backend._lanes["policy"]._model
     prompt = tokens(1, 30)

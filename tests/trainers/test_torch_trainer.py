@@ -1,4 +1,4 @@
-"""The trainer: gradients that do not depend on packing, exact checkpoints, and a bandit that is really learned."""
+"""The trainer: gradients independent of packing, exact checkpoints, and a bandit that is learned."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.trainers.sections import parts
 pytestmark = pytest.mark.numeric
 
 ROUNDING = 1e-5
-"""Two float32 logprobs of the same weights and tokens are nearer than this on every CPU; 2.4e-7 was measured."""
+"""Two float32 logprobs of the same weights and tokens are closer than this on every CPU; 2.4e-7 was measured."""
 
 
 def make(trainers: list[TorchTrainer], folder: Path, **options: object) -> TorchTrainer:
-    """A trainer; ``options`` of the loss go to its `Algorithm`."""
+    """A trainer; loss ``options`` go to its `Algorithm`."""
     algorithm = {name: options.pop(name) for name in Algorithm.model_fields if name in options}
     options["algorithm"] = Algorithm(**algorithm)  # type: ignore[arg-type]
     defaults: dict[str, object] = {"dtype": "float32", "learning_rate": 1e-3, "gather_ms": 2.0}
@@ -71,7 +71,7 @@ def weights(trainer: TorchTrainer) -> dict[str, torch.Tensor]:
 
 
 def gradients(trainer: TorchTrainer, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
-    """The gradient of a step, read off where the optimiser would take it."""
+    """The gradient of a step, read where the optimiser would take it."""
     found: dict[str, torch.Tensor] = {}
 
     def keep(*_: object) -> None:
@@ -86,7 +86,7 @@ def logprobs_apart(a: Delta, b: Delta) -> float:
     """The largest difference between the logprobs of two responses with the same tokens.
 
     The same weights give the same logprobs up to rounding only: which kernel multiplies depends on the CPU, and on where
-    in the cache a response stands.
+    in the cache a response is.
     """
     assert a.token_ids == b.token_ids
     return float(np.abs(np.subtract(a.logprobs, b.logprobs)).max())
@@ -301,7 +301,7 @@ def test_equal_rewards_change_nothing(tiny_llama: Path, trainers: list[TorchTrai
     ids=["full", "lora", "bfloat16", "lora in bfloat16", "gspo", "cispo"],
 )
 def test_a_bandit_is_learned(tiny_llama: Path, trainers: list[TorchTrainer], options: dict[str, object]) -> None:
-    """Two prompts, each of which pays for tokens near one of its own: from rarely to nearly always in seconds."""
+    """Two prompts, each rewarding tokens near one token: from rare to nearly always within seconds."""
     trainer = make(trainers, tiny_llama, updates_per_step=2, seed=1, **options)
     prompts = {10: [1, 2, 3], 20: [4, 5, 6]}
     history: list[float] = []

@@ -1,4 +1,4 @@
-"""The parts of the trainer with verl that need no verl: rows, configuration, records. The rest is in tests/verl."""
+"""The parts of the trainer with verl that do not require verl: rows, configuration, records. The rest is in tests/verl."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightning_core.trainers.verl.records import FAILURE, LOG, archive_log, read
 from lightning_core.trainers.verl.rows import SIGNAL, PromptGroup, train_rows, validation_row
 from lightning_core.trainers.verl.settings import flatten, rows_per_update, translate
 from tests.collected import ScriptedAgents, collect_step
-from tests.verl.rows import made_row
+from tests.verl.rows import recorded_row
 
 GROUP = PromptGroup(uid="u-1", columns={"raw_prompt": ["x"]}, step=4)
 
@@ -33,7 +33,7 @@ def config(**sections: Any) -> Config:
 
 
 def test_a_row_is_a_prompt_and_everything_after_it() -> None:
-    (row,) = train_rows(GROUP, 2, [made_row(prompt=4, output=3, advantage=0.5)], reward=0.25, signal=True)
+    (row,) = train_rows(GROUP, 2, [recorded_row(prompt=4, output=3, advantage=0.5)], reward=0.25, signal=True)
     assert row.key == "u-1_2_0"
     fields = row.fields
     assert fields["prompts"].tolist() == [10, 11, 12, 13]
@@ -47,14 +47,14 @@ def test_a_row_is_a_prompt_and_everything_after_it() -> None:
 
 
 def test_tags_hold_the_oldest_and_the_newest_version() -> None:
-    (row,) = train_rows(GROUP, 0, [made_row(version=7, first=5)], reward=0.0, signal=True)
+    (row,) = train_rows(GROUP, 0, [recorded_row(version=7, first=5)], reward=0.0, signal=True)
     assert (row.tag["global_steps"], row.tag["min_global_steps"], row.tag["max_global_steps"]) == (4, 5, 7)
-    (row,) = train_rows(GROUP, 0, [made_row(version=7)], reward=0.0, signal=True)
+    (row,) = train_rows(GROUP, 0, [recorded_row(version=7)], reward=0.0, signal=True)
     assert (row.tag["min_global_steps"], row.tag["max_global_steps"]) == (7, 7)
 
 
 def test_a_row_that_was_changed_on_its_way_is_refused() -> None:
-    row = made_row()
+    row = recorded_row()
     tokens = row.token_ids.copy()
     tokens[5] += 1
     with pytest.raises(ProofError, match="not those that were sampled"):
@@ -70,7 +70,7 @@ def test_groups_without_signal_have_one_value_and_others_several() -> None:
         return {
             row.fields["extra_fields"]["reward_extra_info"][SIGNAL]
             for session in range(3)
-            for row in train_rows(GROUP, session, [made_row()] * (1 + session), reward=0.0, signal=signal)
+            for row in train_rows(GROUP, session, [recorded_row()] * (1 + session), reward=0.0, signal=signal)
         }
 
     assert len(signals(False)) == 1
@@ -78,29 +78,29 @@ def test_groups_without_signal_have_one_value_and_others_several() -> None:
 
 
 def test_in_validation_the_last_token_has_the_reward() -> None:
-    row = validation_row(GROUP, 1, made_row(), reward=0.75)
+    row = validation_row(GROUP, 1, recorded_row(), reward=0.75)
     assert row.fields["rm_scores"].tolist() == [0.0, 0.0, 0.75]
-    assert row.fields["uid"] == "u-1", "the prompt, by which verl takes means"
+    assert row.fields["uid"] == "u-1", "the prompt, by which verl averages"
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"policies": {"a": {"agents": ["x"]}}}, "policies: verl trains one model"),
+    ({"policies": {"a": {"agents": ["x"]}}}, "policies: verl trains one policy"),
     ({"policy": {"train_layers": 2}}, "policy.train_layers: verl trains all layers"),
     ({"policy": {"device": "cpu"}}, "policy.device: verl runs on GPUs"),
     ({"policy": {"backend": "vllm"}}, "policy.backend: verl's own servers"),
-    ({"agents": {"frozen": {"checker": "base"}}}, "agents.frozen.checker: 'base' is not served"),
+    ({"agents": {"frozen": {"checker": "base"}}}, "agents.frozen.checker: 'base' is not available with verl"),
     ({"credit": {"judge": {"model": "base"}}}, "credit.judge.model: found 'base'"),
     ({"credit": {"rewards": "gae", "gamma": 1.0, "advantage": "none"}}, "credit.rewards: 'gae' needs"),
-    ({"credit": {"advantage": "reinforce++"}, "trainer": {"mode": "colocate_async"}}, "compares with all rollouts"),
-    ({"algorithm": {"kl": {"weight": 0.1}}}, "algorithm.kl: verl means it over rows or tokens"),
-    ({"algorithm": {"entropy_weight": 0.1}}, "algorithm.entropy_weight: verl means"),
-    ({"algorithm": {"importance": {"level": "rollout"}}}, "algorithm.importance: verl corrects"),
+    ({"credit": {"advantage": "reinforce++"}, "trainer": {"mode": "colocate_async"}}, "compares all rollouts"),
+    ({"algorithm": {"kl": {"weight": 0.1}}}, "algorithm.kl: verl does not support it with algorithm.aggregation"),
+    ({"algorithm": {"entropy_weight": 0.1}}, "algorithm.entropy_weight: verl does not support it"),
+    ({"algorithm": {"importance": {"level": "rollout"}}}, "algorithm.importance: found"),
     (
         {"algorithm": {"loss": "gspo", "sequence": "rollout", "clip_low": 3e-4, "clip_high": 4e-4}},
-        "algorithm.sequence: verl's micro-batches",
+        "algorithm.sequence: found 'rollout', expected 'row'",
     ),
-    ({"trainer": {"threads": 2}}, "trainer.threads: is for another trainer"),
-    ({"trainer": {"name": "torch", "nodes": 2}}, "trainer.nodes: is for another trainer"),
+    ({"trainer": {"threads": 2}}, "trainer.threads: goes with trainer.name: torch only"),
+    ({"trainer": {"name": "torch", "nodes": 2}}, "trainer.nodes: goes with trainer.name: verl only"),
     ({"trainer": {"name": "torch"}, "ray": {"address": "auto"}}, "ray.address: goes with trainer.name: verl"),
     ({"trainer": {"mode": "separate_async"}}, "trainer.rollout_nodes: found 0"),
     ({"trainer": {"rollout_nodes": 1}}, "trainer.rollout_nodes: found 1 with trainer.mode 'sync'"),
@@ -108,7 +108,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("sections", "text"), REFUSED, ids=[text[:40] for _, text in REFUSED])
-def test_what_verl_cannot_honour_is_refused_by_name(sections: dict[str, Any], text: str) -> None:
+def test_what_verl_does_not_support_is_rejected_by_name(sections: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as error:
         config(**sections)
     assert text in str(error.value)

@@ -16,11 +16,11 @@ ENVIRONMENT = {
     "VERL_ENGINE_DEVICE": "cuda",  # under which the engines are registered
     "VERL_USE_EXTERNAL_MODULES": "tests.verl.cpu_platform",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    # Bound to a core, the engine starves whom the scheduler has put there beside it: seen for 20 seconds on Linux 6.18.
+    # Bound to a core, the engine starves other processes on that core: seen for 20 seconds on Linux 6.18.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
-    # The first logprobs would wait for a function of one line to be compiled, up to 26 seconds.
+    # The first logprobs would wait up to 26 seconds for the compilation of a one-line function.
     "TORCHDYNAMO_DISABLE": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_NUM_THREADS": "1",
@@ -43,7 +43,7 @@ SETTINGS: dict[str, Any] = {
         },
     },
     "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-    # Logical: Ray counts them, and nobody looks for a GPU.
+    # Logical: Ray counts them, but no GPU is used.
     "ray_kwargs.ray_init": {
         "num_cpus": 16,
         "+num_gpus": 1,

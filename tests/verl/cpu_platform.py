@@ -99,14 +99,14 @@ class CpuPlatform(PlatformBase):
         return None
 
 
-# Every server on the loopback device: Ray reports the first address that is not, and others could then reach it.
+# Every server on the loopback device: Ray reports the first other address, which other machines could reach.
 ray.util.get_node_ip_address = lambda *_, **__: "127.0.0.1"
 
 _initialize = distributed.initialize_global_process_group_ray
 
 
 def _initialize_with_gloo(timeout_second: int | None = None, backend: str | None = None) -> Any:
-    # verl asks for "cpu:gloo,cpu:gloo", the device twice, which torch refuses.
+    # verl passes "cpu:gloo,cpu:gloo", the device twice, which torch rejects.
     return _initialize(timeout_second=timeout_second, backend=backend or "cpu:gloo")
 
 
@@ -132,7 +132,7 @@ def _receive_copies(module: Any) -> None:
         receiver = BucketedWeightReceiver(zmq_handle=self._get_zmq_handle(), device=self.device, use_shm=use_shm)
         receiver.receive_weights(lambda weights, is_last: received.extend((n, w.clone()) for n, w in weights))
         names = dict(received)
-        if _HEAD not in names:  # of a model whose output layer is tied to the embeddings, which is served untied
+        if _HEAD not in names:  # for a model whose output layer is tied to the embeddings, which is served untied
             received.append((_HEAD, names[_EMBEDDINGS]))
         self.model_runner.reload_weights(weights_iterator=iter(received))
 

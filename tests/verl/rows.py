@@ -8,7 +8,7 @@ from lightning_core.digest import sampling_digest
 from lightning_core.transitions import Row, Transition, transitions_to_rows
 
 
-def made_row(
+def recorded_row(
     *, prompt: int = 4, output: int = 3, advantage: float = 0.5, version: int = 7, first: int | None = None
 ) -> Row:
     """One call's row with ``prompt`` tokens of prompt and ``output`` sampled tokens."""

@@ -1,4 +1,4 @@
-"""The parts of verl that we rely on, checked in the installed version, so that a change in verl is reported instead of a hang."""
+"""Checks our assumptions about the installed verl, so that a change in verl is reported instead of causing a hang."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from lightning_core.trainers.verl.policy_loss import loss_mode
 from lightning_core.trainers.verl.prompts import read_prompts
 from lightning_core.trainers.verl.rows import PromptGroup, train_rows, validation_row
 from lightning_core.trainers.verl.settings import MANAGER, defaults, translate
-from tests.verl.rows import made_row
+from tests.verl.rows import recorded_row
 
 COMPUTED = {
     "entropy",
@@ -59,7 +59,7 @@ def test_the_version_that_the_adapter_was_written_for() -> None:
     assert version.startswith("0.9."), moved("its version", version, "0.9.x")
 
 
-def test_manager_is_made_and_asked_as_it_expects() -> None:
+def test_manager_is_created_and_called_as_it_expects() -> None:
     assert load_class_from_fqn(MANAGER) is LightningManager
     source = inspect.getsource(
         inspect.unwrap(main_ppo.TaskRunnerV1.__ray_metadata__.modified_class.init_agent_loop_manager)
@@ -67,15 +67,15 @@ def test_manager_is_made_and_asked_as_it_expects() -> None:
     made = next(c for c in calls(source) if name_of(c.func) == "create")
     found = {keyword.arg for keyword in made.keywords}
     expected = set(inspect.signature(LightningManager.create).parameters)
-    assert found <= expected, moved("what create() is called with", found, expected)
-    asked = [c for c in calls(inspect.getsource(trainer_base)) if name_of(c.func) == "generate_sequences"]
-    assert asked, moved("how rollouts are asked for", "not generate_sequences", "generate_sequences(batch)")
-    assert all(len(c.args) == 1 and not c.keywords for c in asked), moved(
-        "generate_sequences", ast.unparse(asked[0]), "generate_sequences(batch)"
+    assert found <= expected, moved("the arguments of create()", found, expected)
+    requests = [c for c in calls(inspect.getsource(trainer_base)) if name_of(c.func) == "generate_sequences"]
+    assert requests, moved("the request for rollouts", "not generate_sequences", "generate_sequences(batch)")
+    assert all(len(c.args) == 1 and not c.keywords for c in requests), moved(
+        "generate_sequences", ast.unparse(requests[0]), "generate_sequences(batch)"
     )
 
 
-def test_model_servers_are_asked_as_they_expect() -> None:
+def test_model_servers_are_called_as_they_expect() -> None:
     for client in (llm_server.LLMServerClient, llm_server.FullyAsyncLLMServerClient):
         found = set(inspect.signature(client.generate).parameters)
         expected = {"request_id", "prompt_ids", "sampling_params"}
@@ -90,9 +90,9 @@ def test_model_servers_are_asked_as_they_expect() -> None:
 
 def test_rows_have_the_fields_that_the_trainer_reads() -> None:
     read = {name for names in string_lists(inspect.getsource(trainer_base.PPOTrainer)) for name in names}
-    row = train_rows(group(), 0, [made_row()], reward=1.0, signal=True)[0]
+    row = train_rows(group(), 0, [recorded_row()], reward=1.0, signal=True)[0]
     missing = read - set(row.fields) - COMPUTED
-    assert not missing, moved("what it reads of a row", sorted(missing), "no further fields")
+    assert not missing, moved("the fields that it reads from a row", sorted(missing), "no further fields")
 
 
 def test_tags_have_the_keys_that_the_trainer_reads() -> None:
@@ -102,8 +102,8 @@ def test_tags_have_the_keys_that_the_trainer_reads() -> None:
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Subscript) and name_of(node.value) == "tag" and isinstance(node.slice, ast.Constant)
     }
-    tag = train_rows(group(), 0, [made_row()], reward=1.0, signal=True)[0].tag
-    assert read <= set(tag), moved("what it reads of a tag", read, set(tag))
+    tag = train_rows(group(), 0, [recorded_row()], reward=1.0, signal=True)[0].tag
+    assert read <= set(tag), moved("the fields that it reads from a tag", read, set(tag))
     wrong = {key: value for key, value in tag.items() if key != "status" and type(value) is not int}
     assert not wrong, f"tags must be ints, which verl casts: {wrong}"
 
@@ -113,7 +113,7 @@ def test_keys_and_statuses_are_those_of_the_replay_buffer() -> None:
     assert "{uid}_{session_id}_{index}" in described, moved(
         "the format of keys", described[:200], "{uid}_{session_id}_{index}"
     )
-    key = train_rows(group(), 3, [made_row(), made_row()], reward=1.0, signal=True)[1].key
+    key = train_rows(group(), 3, [recorded_row(), recorded_row()], reward=1.0, signal=True)[1].key
     assert key.rsplit("_", 2) == ["uid-1", "3", "1"]
     source = inspect.getsource(replay_buffer.ReplayBuffer._sync_metadata_from_transfer_queue)
     for status in ("running", "finished", "failure"):
@@ -127,7 +127,7 @@ def test_transfer_queue_is_written_as_it_expects() -> None:
     ):
         found = set(inspect.signature(function).parameters)
         assert expected <= found, moved(f"TransferQueue's {function.__name__}", found, expected)
-    rows = train_rows(group(), 0, [made_row(), made_row(prompt=9)], reward=1.0, signal=True)
+    rows = train_rows(group(), 0, [recorded_row(), recorded_row(prompt=9)], reward=1.0, signal=True)
     batch = list_of_dict_to_tensordict([dict(row.fields) for row in rows])
     assert [len(x) for x in batch["prompts"].unbind()] == [4, 9]
     assert batch["rm_scores"].dtype == torch.float32
@@ -152,7 +152,7 @@ def test_dataset_is_made_and_read_as_it_expects(tmp_path: Path) -> None:
     tu.assign_non_tensor_data(batch, "validate", True)
     assert not any(p.training for p in read_prompts(batch))
     again = list_of_dict_to_tensordict(
-        [dict(validation_row(p.group, 0, made_row(), reward=0.5).fields) for p in prompts]
+        [dict(validation_row(p.group, 0, recorded_row(), reward=0.5).fields) for p in prompts]
     )
     assert again["rm_scores"].sum(dim=1).tolist() == [0.5, 0.5]
 

@@ -1,4 +1,4 @@
-"""The manager on real Ray and TransferQueue, without verl's trainer. A script answers, so that tests can choose the failures."""
+"""The manager on real Ray and TransferQueue, without verl's trainer. A script answers, so that tests can cause failures."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _interrupts(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_interrupts")
-def test_a_reward_that_is_none_stops_the_run(start: Start, tmp_path: Path) -> None:
+def test_a_missing_reward_stops_the_run(start: Start, tmp_path: Path) -> None:
     manager = start("earns_nothing_real")
     request(manager, {"id": "a"})
     with pytest.raises(KeyboardInterrupt):  # verl's trainer would otherwise wait for rows forever
@@ -204,11 +204,11 @@ def test_flat_groups_are_marked_as_often_as_may_be_replaced(start: Start, tmp_pa
     assert set(metrics) == {*counts_to_metrics(embedded.counts), "step", "rows_padding_share"}
 
 
-def test_a_judge_tells_attempts_apart_that_earned_the_same(start: Start, tmp_path: Path) -> None:
+def test_a_judge_separates_attempts_with_equal_rewards(start: Start, tmp_path: Path) -> None:
     message = {"role": "assistant", "content": '{"scores": [10, 5, 0]}'}
     answer = {"object": "chat.completion", "id": "1", "created": 0, "model": "j"}
-    said = JSONResponse({**answer, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
-    with recording_server(refusal=said) as server:
+    response = JSONResponse({**answer, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+    with recording_server(refusal=response) as server:
         upstream = {"upstream": {"base_url": f"{server.url}/v1"}}
         uids = request(start("earns_the_same", credit={"judge": {"model": "j"}}, policy=upstream), {"id": "a"})
         assert set(settled(uids).values()) == {"finished"}

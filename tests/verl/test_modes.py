@@ -35,7 +35,7 @@ def test_colocated_and_dynamic_sampling(train: Train) -> None:
         assert len(real) == 8, "two groups of four attempts"
         # Prompts are requested one step ahead, so the rows of an update may be one version old.
         assert all(0 <= tag["min_global_steps"] <= tag["max_global_steps"] < step for tag in real)
-    assert flat - credited, "what was replaced is not trained on"
+    assert flat - credited, "replaced groups are not trained on"
 
 
 def test_separate(train: Train) -> None:

@@ -110,7 +110,7 @@ def test_the_exported_model_is_evaluated(run: Command, train: Train) -> None:
     assert "held-out reward" in done.output
 
 
-def test_it_goes_on_from_a_checkpoint(run: Command, config: Config, train: Train) -> None:
+def test_it_resumes_from_a_checkpoint(run: Command, config: Config, train: Train) -> None:
     done = train(
         "--resume", folder=run.folder, trainer=config.trainer.model_dump() | {"steps": 3, "betas": [0.9, 0.999]}
     )

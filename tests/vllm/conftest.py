@@ -21,11 +21,11 @@ MAX_CONTEXT = 4096
 def environment() -> Iterator[None]:
     settings = {
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-        # Bound to a core, the engine starves whom the scheduler has put there beside it: seen for 20 seconds on Linux 6.18.
+        # Bound to a core, the engine starves other processes on that core: seen for 20 seconds on Linux 6.18.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        # The first logprobs would wait for a function of one line to be compiled, up to 26 seconds.
+        # The first logprobs would wait up to 26 seconds for the compilation of a one-line function.
         "TORCHDYNAMO_DISABLE": "1",
     }
     with pytest.MonkeyPatch.context() as patch:
@@ -35,9 +35,9 @@ def environment() -> Iterator[None]:
 
 
 def _mapped(file: Path) -> bool:
-    """Whether a process has it, which then is another program's: those that were started here are gone."""
+    """Whether a process maps it. That is another program then: the servers started here have ended."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):  # gone meanwhile, or another user's
+        with suppress(OSError):  # ended meanwhile, or another user's
             if str(file) in maps.read_text():
                 return True
     return False
@@ -45,7 +45,7 @@ def _mapped(file: Path) -> bool:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_shared_memory_leaks(environment: None) -> Iterator[None]:
-    """Servers that were stopped have tidied up; what they did not is removed, since it is memory."""
+    """Checks that stopped servers removed their shared memory, and removes the rest."""
     before = set(Path("/dev/shm").glob("psm_*"))
     yield
     left = {file for file in set(Path("/dev/shm").glob("psm_*")) - before if not _mapped(file)}
@@ -56,8 +56,8 @@ def no_shared_memory_leaks(environment: None) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # vLLM on a CPU wants 32 dimensions a head, and an output layer that is not tied to the embeddings. With fewer layers its engine
-    # is faster than its HTTP server, and a response is done before anybody hears of a hang-up.
+    # vLLM on a CPU requires 32 dimensions per head, and an output layer that is not tied to the embeddings. With fewer layers its engine
+    # is faster than its HTTP server, and a response ends before the disconnect arrives.
     return make_tiny_model(tmp_path_factory.mktemp("model"), arch="qwen2", heads=2, layers=12)
 
 
@@ -68,7 +68,7 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(environment: None, no_shared_memory_leaks: None, model: Path) -> Iterator[str]:
-    """The URL of a server that all tests share; each begins with the weights of ``model``."""
+    """The URL of a server that all tests share; each test starts with the weights of ``model``."""
     with serve_vllm(model, dtype="float32", max_context=MAX_CONTEXT, args=ARGS, start_seconds=270) as url:
         yield url
 

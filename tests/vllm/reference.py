@@ -1,4 +1,4 @@
-"""What a plain transformers forward pass says of tokens that vLLM sampled."""
+"""Logprobs of tokens that vLLM sampled, from a plain transformers forward pass."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Reference:
         *,
         start: int = 0,
     ) -> None:
-        """``logprobs`` are those of ``response[start:]`` under the distribution that ``params`` describe."""
+        """``logprobs`` are those of ``response[start:]`` under the distribution of ``params``."""
         ids = torch.tensor([[*prompt, *response]], dtype=torch.int64)
         scores = self._model(ids).logits[0, len(prompt) - 1 + start : -1].float() / (params.temperature or 1.0)
         if params.top_p < 1 and params.temperature > 0:
@@ -52,7 +52,7 @@ async def collect(deltas: AsyncGenerator[Delta]) -> list[Delta]:
 
 
 def sample(backend: VllmBackend, prompt: list[int], params: SamplingParams, *, stream: bool = False) -> Delta:
-    """One response as one delta."""
+    """Merge a response's deltas into one."""
     return join(asyncio.run(collect(backend.generate(prompt, params, model="policy", stream=stream))))
 
 

@@ -1,4 +1,4 @@
-"""Tokens, logprobs and versions from a real vLLM server equal what the weights say."""
+"""Tokens, logprobs and versions from a real vLLM server equal those of the weights."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ END = 256
 
 
 def metric(server: str, backend: VllmBackend, name: str) -> float:
-    """What the server counts, brought up to date by a little work: it may be seconds behind otherwise."""
+    """The server's counter, after some requests: it may be seconds behind otherwise."""
     sample(backend, [1], SamplingParams(max_tokens=1))
     return float(re.findall(rf"^vllm:{name}{{.*}} (.*)$", httpx.get(f"{server}/metrics").text, re.MULTILINE)[0])
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_logprobs_are_those_of_the_distribution_that_sampled(backend: VllmBackend, model: Path, stream: bool):
-    """All at once, so that settings are mixed in one batch."""
+    """At the same time, so that settings are mixed in one batch."""
     settings = [(0.0, 1.0), (0.7, 1.0), (1.0, 1.0), (1.3, 1.0), (1.0, 0.8), (0.7, 0.5)]
     params = [SamplingParams(max_tokens=40, temperature=t, top_p=p, seed=7) for t, p in settings for _ in range(2)]
     prompts = [tokens(i, 5 + 7 * i) for i in range(len(params))]
@@ -64,7 +64,7 @@ def test_any_of_several_stop_tokens_ends_the_response_and_is_part_of_it(backend:
             assert response.finish_reason == "stop"
 
 
-def test_the_models_own_end_token_stops_nothing_that_was_not_asked_for(backend: VllmBackend):
+def test_the_models_own_end_token_does_not_stop_a_response_unless_requested(backend: VllmBackend):
     async def run() -> list[list[Delta]]:
         params = [SamplingParams(max_tokens=120, temperature=2.0, seed=seed) for seed in range(16)]
         return await asyncio.gather(*(collect(backend.generate([1, 2], p, model="policy")) for p in params))
@@ -121,13 +121,13 @@ def test_pushed_weights_are_those_that_sample(backend: VllmBackend, model: Path,
         backend.push(folder, version)
         assert backend.version == version
         params = SamplingParams(max_tokens=30, temperature=0.7)
-        response = sample(backend, tokens(3, 200), params)  # the same prompt: nothing of it may come from a cache
+        response = sample(backend, tokens(3, 200), params)  # the same prompt: no value may come from a cache
         assert response.version == version
         Reference(folder).assert_logprobs(tokens(3, 200), response.token_ids, response.logprobs, params)
 
 
 def test_responses_under_way_live_through_a_push(backend: VllmBackend, model: Path, other_model: Path, server: str):
-    """More than the server runs at once, some of them streamed: each goes on where it was, under the new weights."""
+    """More requests than the server runs at once, some streamed: each continues under the new weights."""
     weights = [model, other_model, model]
     references = [Reference(folder) for folder in weights]
     params = SamplingParams(max_tokens=1500, temperature=1.0, seed=5)
@@ -135,7 +135,7 @@ def test_responses_under_way_live_through_a_push(backend: VllmBackend, model: Pa
     async def run() -> list[list[Delta]]:
         deltas = [backend.generate(tokens(i, 30), params, model="policy", stream=i % 5 == 0) for i in range(1, 20)]
         tasks = [asyncio.create_task(collect(d)) for d in deltas]
-        # This one tells when the server is at work, and under which weights.
+        # This response shows when the server is active, and under which weights.
         first: list[Delta] = []
         async for delta in backend.generate(tokens(0, 30), params, model="policy", stream=True):
             first.append(delta)
@@ -160,13 +160,13 @@ def test_responses_under_way_live_through_a_push(backend: VllmBackend, model: Pa
     assert sum(len(v) > 1 for v in versions) >= 4
 
 
-def test_somebody_elses_abort_is_an_error_and_not_a_shorter_response(backend: VllmBackend, server: str):
+def test_an_abort_by_another_program_is_an_error_and_not_a_shorter_response(backend: VllmBackend, server: str):
     async def run() -> None:
         deltas = backend.generate(tokens(1, 10), SamplingParams(max_tokens=4000), model="policy", stream=True)
         await anext(deltas)
         async with httpx.AsyncClient(base_url=server) as client:
             await client.post("/pause", params={"mode": "abort"})
-            with pytest.raises(InfrastructureError, match="somebody else paused it"):
+            with pytest.raises(InfrastructureError, match="another program paused it"):
                 await collect(deltas)
             await client.post("/resume")
 

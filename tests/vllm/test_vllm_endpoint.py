@@ -1,4 +1,4 @@
-"""The policy endpoint in front of vLLM, asked by the real openai client."""
+"""The policy endpoint in front of vLLM, with the real openai client."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_tools_and_a_second_turn_continue_the_tokens(client: OpenAI, run: Run, m
 def test_a_stop_string_cuts_the_text_and_ends_the_sampling(
     endpoint: PolicyEndpoint, client: OpenAI, run: Run, model: Path
 ):
-    """The run has no seed here, so the request's own makes it the same text again."""
+    """The run has no seed here, so the request's seed makes the text repeatable."""
     routing = Routing(trained=frozenset({"writer"}), temperature=TEMPERATURE, max_tokens=48)
     endpoint.open(run.api_key or "", run.address, routing)
     free = client.chat.completions.create(model="gpt", messages=HI, seed=5).choices[0].message.content or ""
@@ -129,7 +129,7 @@ def test_a_client_that_hangs_up_ends_the_sampling(endpoint: PolicyEndpoint, clie
 def test_clients_see_no_error_while_weights_change(
     endpoint: PolicyEndpoint, client: OpenAI, run: Run, backend: VllmBackend, other_model: Path
 ):
-    # The likeliest tokens go round in circles, so that no response ends by chance before the push.
+    # The most likely tokens repeat in cycles, so that no response ends by chance before the push.
     routing = Routing(trained=frozenset({"writer"}), temperature=0, max_tokens=1500)
     endpoint.open(run.api_key or "", run.address, routing, seed=4)
     reasons: list[str | None] = []

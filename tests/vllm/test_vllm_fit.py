@@ -1,4 +1,4 @@
-"""The circle with vLLM as the sampler: real rollouts, real updates, weights pushed after each."""
+"""The loop with vLLM as the sampler: real rollouts, real updates, weights pushed after each."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def assert_versions(folder: Path, steps: int) -> None:
             assert {c.policy_version for c in calls} == {step}
 
 
-def test_a_tied_model_learns_with_a_server_of_its_own(tmp_path: Path):
-    """Tied, as most small models are: the output layer must learn too."""
+def test_a_tied_model_learns_with_its_own_server(tmp_path: Path):
+    """Tied, as in most small models: the output layer must be trained too."""
     model = make_tiny_model(tmp_path / "model", heads=2)
     config = load_config(settings(model, tmp_path, 12, vllm={"args": ARGS}))
     result = fit(config=config)
@@ -48,7 +48,7 @@ def test_a_tied_model_learns_with_a_server_of_its_own(tmp_path: Path):
 
 
 def test_adapters_are_sampled_merged_by_a_running_server(server: str, model: Path, tmp_path: Path):
-    """The server may hold anything at first, here another test's weights; and it allows more context than the run."""
+    """The server may have other weights at first, here another test's, and a longer context than the run."""
     config = settings(model, tmp_path, 3, vllm={"url": server}, tuning="lora", lora={"rank": 4})
     config["trainer"]["learning_rate"] = 2e-2
     result = fit(config=load_config(config))

@@ -1,4 +1,4 @@
-"""A server that is never left behind, and servers that were started otherwise than they must be."""
+"""A server never outlives its run, and errors for servers started with wrong arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.vllm.conftest import ARGS
 
 @pytest.fixture(autouse=True)
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where servers that fail leave their logs."""
+    """Folder for the logs of failing servers."""
     (folder := tmp_path / "logs").mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -28,7 +28,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def processes(model: Path) -> list[psutil.Process]:
-    """vLLM processes that serve ``model``, and all below them."""
+    """vLLM processes that serve ``model``, and their descendants."""
     found: set[psutil.Process] = set()
     for process in psutil.process_iter():
         try:
@@ -41,7 +41,7 @@ def processes(model: Path) -> list[psutil.Process]:
 
 
 def wait_for(model: Path) -> list[psutil.Process]:
-    """The processes of a server that is starting, once there are some."""
+    """The processes of a starting server, once they exist."""
     deadline = time.monotonic() + 60
     while not (found := processes(model)):
         assert time.monotonic() < deadline

@@ -21,7 +21,7 @@ from torch import Tensor
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.config.algorithm import Algorithm
-from lightning_core.config.checks import impossible_algorithm
+from lightning_core.config.checks import check_algorithm
 from lightning_core.config.credit_rules import loss_rule
 from lightning_core.config.resolve import PolicySettings
 from lightning_core.config.source import dotted
@@ -60,7 +60,7 @@ class TorchTrainer:
         the policy is served under. ``loaded`` and ``backend``: a model and an engine to share; None creates them.
         Raises `ConfigError` for settings that cannot be combined.
         """
-        for path, text in impossible_algorithm(algorithm, loss_rule(algorithm)):
+        for path, text in check_algorithm(algorithm, loss_rule(algorithm)):
             raise ConfigError(f"{dotted(path)}: {text}")
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)

@@ -1,4 +1,4 @@
-"""What the tests of verl's actor share: the tiny model, a step of it, and both trainers."""
+"""Fixtures for tests of verl's actor: the tiny model, one step, and both trainers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.verl.library.trainer import VerlTrainer, join
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With biases, and an output layer of its own."""
+    """With biases and an untied output layer."""
     return make_tiny_model(tmp_path_factory.mktemp("qwen2"), arch="qwen2")
 
 

@@ -1,4 +1,4 @@
-"""The embedded trainer, and the gradients that its steps hand to the optimiser."""
+"""The embedded trainer, and the gradients that it passes to the optimiser."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALL = 10**6
 
 
 class Embedded:
-    """A `TorchTrainer` some way from its initial weights."""
+    """A `TorchTrainer` whose weights differ from the initial ones."""
 
     def __init__(self, folder: Path) -> None:
         self._trainer = TorchTrainer(
@@ -29,7 +29,7 @@ class Embedded:
         base = {name: master.detach().clone() for name, master in self._trainer._tuning.masters.items()}
         now = moved(base, seed=1)
         self.weights = {"base": base, "now": now, "later": moved(now, seed=2)}
-        """The initial ones, those that each step begins with, and those after its first update."""
+        """The initial weights, those at the start of each step, and those after its first update."""
         self._load("now")
 
     @torch.no_grad()

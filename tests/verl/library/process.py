@@ -1,11 +1,11 @@
-"""Makes a process one in which verl's actor runs on a CPU, without Ray or vLLM. To be imported before anything of verl's."""
+"""Sets up a process to run verl's actor on a CPU, without Ray or vLLM. Import it before verl."""
 
 from __future__ import annotations
 
 import os
 import warnings
 
-# verl decides what it runs on while it is imported.
+# verl chooses its device when it is imported.
 os.environ.update(
     {
         "VERL_PLATFORM": "cpu",
@@ -21,10 +21,10 @@ with warnings.catch_warnings():
     import verl.models.transformers.monkey_patch
     import verl.workers.engine
 
-    # By the entry point it is there only where the distribution is installed with it.
+    # The entry point loads it only if the distribution is installed with it.
     import lightning_core.trainers.verl.plugin  # noqa: F401
 
 assert verl.utils.device.get_device_name() == "cpu", "verl was imported before, for another platform"
 
-# Where there is TRL, verl patches a class in it that newer versions (1.16) do not have. The parity tests are in the same environment.
+# If TRL is installed, verl patches a class in it that newer versions (1.16) do not have. The parity tests use the same environment.
 verl.models.transformers.monkey_patch.is_trl_available = lambda: False

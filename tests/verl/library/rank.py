@@ -1,4 +1,4 @@
-"""One of several ranks of verl's actor, in a process of its own: ``python -m tests.verl.library.rank RANK JOB``.
+"""One of several ranks of verl's actor, in its own process: ``python -m tests.verl.library.rank RANK JOB``.
 
 ``JOB``: a pickled `Job`. Writes the gradients of its steps, which are the same on every rank, to ``JOB.RANK``.
 """
@@ -20,7 +20,7 @@ from tests.verl.library.trainer import VerlTrainer, join
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What ``ranks`` processes compute together."""
+    """The work that ``ranks`` processes compute together."""
 
     ranks: int
     meeting: Path

@@ -1,4 +1,4 @@
-"""One step for both trainers: its rows, the weights that it begins and goes on with, and how gradients are compared."""
+"""One step for both trainers: its rows, its weights, and the comparison of gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 
 TEMPERATURE = 0.8
-# By rollout its rows; of each row by turn how many tokens were put to the model, how many it sampled, and their advantage.
+# Rows by rollout. Each row by turn: number of prompt tokens, number of sampled tokens, advantage.
 TURNS: list[tuple[str, list[tuple[int, int, float]]]] = [
     ("r0", [(9, 5, 1.0), (3, 4, 1.0)]),
     ("r0", [(11, 3, 1.0)]),
@@ -32,7 +32,7 @@ Weights = Mapping[str, Tensor]
 def make_rows(logprobs: Callable[[Row], Any]) -> list[Row]:
     """Seven rows of five rollouts, one of them flat. ``logprobs``: the policy's, of a row's sampled tokens.
 
-    They were sampled by another policy, some of them where its probabilities are far from the policy's.
+    The rows were sampled by another policy, some where its probabilities are far from the policy's.
     """
     tokens, noise = random.Random(0), np.random.default_rng(0)
     shared = tokens.choices(range(VOCABULARY), k=4)
@@ -46,7 +46,7 @@ def make_rows(logprobs: Callable[[Row], Any]) -> list[Row]:
             parts.append((tokens.choices(range(VOCABULARY), k=sampled), True))
             advantages += [advantage] * sampled
         row = make_row(*parts, rollout=rollout, temperature=TEMPERATURE)
-        # What a row's tokens have in common makes rows differ too, not only tokens.
+        # A shift per row makes rows differ, not only tokens.
         off = noise.normal(scale=0.25, size=len(advantages)) + noise.normal(scale=0.15)
         rows.append(
             make_row(
@@ -61,7 +61,7 @@ def make_rows(logprobs: Callable[[Row], Any]) -> list[Row]:
 
 
 def moved(weights: Weights, seed: int) -> dict[str, Tensor]:
-    """``weights`` some way on."""
+    """``weights`` plus random changes."""
     generator = torch.Generator().manual_seed(seed)
     return {name: value + 0.02 * torch.randn(value.shape, generator=generator) for name, value in weights.items()}
 
@@ -73,12 +73,12 @@ def absolute(found: Weights, expected: Weights) -> float:
 
 
 def relative(found: Weights, expected: Weights) -> float:
-    """The largest difference of two tensors, in norms of the expected one."""
+    """The largest difference of two tensors, relative to the expected tensor's norm."""
     return max(float((found[name] - expected[name]).norm() / expected[name].norm()) for name in expected)
 
 
 def assert_same(found: Weights, expected: Weights) -> None:
-    """In float32, by elements and by tensors, and it is not that there is nothing to compare."""
+    """In float32, by elements and by tensors; not all gradients may be zero."""
     assert min(float(value.norm()) for value in expected.values()) > 1e-3
     assert absolute(found, expected) < 1e-5
     assert relative(found, expected) < 1e-5

@@ -1,4 +1,4 @@
-"""Advantages on their way through verl's driver: those of the rows, to the bit, and with their weights."""
+"""Advantages in verl's driver are bit for bit those of the rows, with their weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same step, the same gradient: of the embedded trainer, and of verl's own driver and actor with our estimator and losses."""
+"""The same gradient for the same step: from the embedded trainer, and from verl's driver and actor with our estimator and losses."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ CORRECTIONS = {
 def test_losses(embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Row], loss: str, aggregation: str) -> None:
     algorithm = Algorithm(**{**LOSSES[loss], **AGGREGATIONS[aggregation]})
     expected, metrics = embedded.gradients(rows, algorithm)
-    assert all(value > 0 for name, value in metrics.items() if name.startswith("clip")), "the bounds are to matter"
+    assert all(value > 0 for name, value in metrics.items() if name.startswith("clip")), "some tokens exceed the bounds"
     assert_same(verl_trainer.gradients(rows, algorithm, multiple=8, micro=4), expected)
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)
 def test_penalties(embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Row], penalty: str) -> None:
-    """Their means over tokens are verl's own; of rollouts it knows nothing."""
+    """The means over tokens are verl's own; verl has none over rollouts."""
     algorithm = Algorithm(**TOKENS, **PENALTIES[penalty])
     expected, _ = embedded.gradients(rows, algorithm)
     without, _ = embedded.gradients(rows, Algorithm(**TOKENS))
@@ -67,7 +67,7 @@ def test_penalties(embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Row
 @pytest.mark.parametrize("correction", CORRECTIONS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_importance(embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Row], loss: str, correction: str) -> None:
-    """In the second update, in which the policy is no longer the proximal one; `reinforce` has one only."""
+    """In the second update, in which the policy is no longer the proximal one; `reinforce` has only one update."""
     updates = 1 if loss == "reinforce" else 2
     algorithm = Algorithm(**LOSSES[loss], importance=CORRECTIONS[correction], updates_per_step=updates)
     expected, metrics = embedded.gradients(rows, algorithm)
@@ -90,7 +90,7 @@ ALL = Algorithm(**TOKENS, kl=Kl(weight=0.5), entropy_weight=0.3, importance=CORR
 
 
 def test_padding_rows_add_nothing(verl_trainer: VerlTrainer, rows: list[Row]) -> None:
-    """To the bit, where each row is a micro-batch."""
+    """Bit for bit, if each row is a micro-batch."""
     found = verl_trainer.gradients(rows, ALL, multiple=2 * len(rows))
     expected = verl_trainer.gradients(rows, ALL, multiple=len(rows))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -103,7 +103,7 @@ def test_micro_batches_do_not_matter(verl_trainer: VerlTrainer, rows: list[Row],
 
 
 def test_a_step_of_two_mini_batches_is_two_parts_of_the_gradient(verl_trainer: VerlTrainer, rows: list[Row]) -> None:
-    """Which verl makes of more rows than a mini-batch: a row's weight is that in the whole step, wherever it is trained."""
+    """verl makes several updates from more rows than a mini-batch holds: a row's weight is the one of the whole step in each."""
     algorithm = Algorithm(**LOSSES["ppo"])
     batch = verl_trainer.prepare(rows, algorithm, multiple=8)
     (whole,) = verl_trainer.update(batch)

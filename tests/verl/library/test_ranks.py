@@ -26,7 +26,7 @@ LIMIT_S = 240.0
 
 
 def run(job: Job, folder: Path) -> list[list[Weights]]:
-    """The job's gradients as each rank has them."""
+    """The job's gradients on each rank."""
     path = folder / "job"
     path.write_bytes(pickle.dumps(job))
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
@@ -66,7 +66,7 @@ def test_two_ranks(
     ]
     steps = [
         *((rows, algorithm, two) for algorithm in algorithms),
-        # One rank has nothing but padding.
+        # One rank has only padding.
         (rows[:1], algorithms[2], {"multiple": 2, "micro": 1}),
     ]
     job = Job(ranks=2, meeting=tmp_path / "meeting", folder=folder, weights=embedded.weights, steps=steps)

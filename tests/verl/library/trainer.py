@@ -1,4 +1,4 @@
-"""verl's trainer without Ray and vLLM: its driver's own methods, on one actor of its own in each process."""
+"""verl's trainer without Ray and vLLM: its driver's own methods, with one actor in each process."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from lightning_core.transitions import Row
 from tests.verl.library.step import TEMPERATURE, Weights
 
 PARTITION = "train"
-EOS = 2  # what padding rows consist of: any token would do
+EOS = 2  # padding rows consist of any token
 
 
 @contextlib.contextmanager
 def join(*, rank: int, ranks: int, meeting: Path) -> Iterator[None]:
-    """Around all that one of ``ranks`` processes does with verl. ``meeting``: a file, not there yet, by which they find each other."""
+    """Set up one of ``ranks`` processes for verl. ``meeting``: path of a new file through which they find each other."""
     variables = {
         "RANK": rank,
         "WORLD_SIZE": ranks,
         "LOCAL_RANK": rank,
         "LOCAL_WORLD_SIZE": ranks,
         "DIST_INIT_METHOD": meeting.as_uri(),
-        # Read, and not used with a file.
+        # Read, but not used with a file.
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": 0,
         "GLOO_SOCKET_IFNAME": "lo",
@@ -63,7 +63,7 @@ def join(*, rank: int, ranks: int, meeting: Path) -> Iterator[None]:
 
 
 def fields_of(row: Row) -> dict[str, Any]:
-    """A row as verl has it, each tensor [L]: the prompt ends where the first token was sampled."""
+    """A row in verl's format, each tensor [L]: the prompt ends at the first sampled token."""
     start = int(row.mask.argmax())
     token_ids = torch.from_numpy(row.token_ids.astype("int64"))
     mask = torch.from_numpy(row.mask[start:].astype("int64"))
@@ -82,7 +82,7 @@ def fields_of(row: Row) -> dict[str, Any]:
 
 
 class Table:
-    """What TransferQueue is to verl's driver: the fields of each row, by its key."""
+    """Stand-in for TransferQueue in verl's driver: the fields of each row, by key."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._fields: dict[str, dict[str, Any]] = {f"{row.rollout}_0_{n}": fields_of(row) for n, row in enumerate(rows)}
@@ -118,16 +118,16 @@ class Table:
         return KVBatchMeta(keys=list(keys), tags=[{} for _ in keys], partition_id=partition_id)
 
     def put(self, keys: Sequence[str], name: str, values: Sequence[Any]) -> None:
-        """Note a field of rows."""
+        """Set a field of rows."""
         for key, value in zip(keys, values, strict=True):
             self._fields.setdefault(key, {})[name] = value
 
 
 class Actor:
-    """This process's part of verl's actor, and of the group of workers that its driver calls: each rank has its share of a batch."""
+    """This process's part of verl's actor and worker group: each rank has its share of a batch."""
 
     def __init__(self, config: DictConfig, weights: Mapping[str, Weights]) -> None:
-        """``weights``: those of the reference (``base``), of the actor (``now``), and after its first update (``later``)."""
+        """``weights``: of the reference (``base``), of the actor (``now``), and after its first update (``later``)."""
         actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         self._worker = TrainingWorker(
             TrainingWorkerConfig(
@@ -142,7 +142,7 @@ class Actor:
         self._engine = self._worker.engine
         self._weights = weights
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
-        # Which rank's share of a batch each worker is given: what the driver asks for.
+        # The driver looks up which rank's share of a batch each worker gets.
         self._dispatch_info = {"actor": list(range(self._ranks))}
         self.table: Table
         self.updates: list[Weights] = []
@@ -150,7 +150,7 @@ class Actor:
         self._engine.optimizer_step = self._take
 
     def begin(self, config: DictConfig, table: Table) -> None:
-        """Begin a step on the rows of ``table``, with the loss and the micro-batches as ``config`` has them."""
+        """Start a step on the rows of ``table``, with the loss and micro-batches of ``config``."""
         self.table = table
         actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         self._worker.set_loss_fn(functools.partial(ppo_loss, config=actor))
@@ -197,7 +197,7 @@ class Actor:
 
 
 class VerlTrainer:
-    """The steps of verl's driver from finished rollouts to the update, with stand-ins for TransferQueue and the group of workers."""
+    """The steps of verl's driver from finished rollouts to the update, with stand-ins for TransferQueue and the worker group."""
 
     def __init__(self, folder: Path, weights: Mapping[str, Weights]) -> None:
         with hydra.initialize_config_module("verl.trainer.config", version_base=None):
@@ -220,9 +220,9 @@ class VerlTrainer:
     def prepare(
         self, rows: Sequence[Row], algorithm: Algorithm, *, multiple: int = 1, micro: int = 1, budget: int | None = None
     ) -> KVBatchMeta:
-        """All up to the update: rows padded to a ``multiple`` and ordered by rank, old logprobs, weighted advantages.
+        """Everything before the update: padding to a ``multiple``, order by rank, old logprobs, weighted advantages.
 
-        Micro-batches are of ``micro`` rows, or of as many as ``budget`` tokens hold.
+        Micro-batches have ``micro`` rows, or as many as fit into ``budget`` tokens.
         """
         settings = [*_settings(algorithm), f"actor_rollout_ref.actor.ppo_mini_batch_size={multiple}"]
         settings.append(f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro}")
@@ -239,14 +239,14 @@ class VerlTrainer:
         return batch
 
     def update(self, batch: KVBatchMeta, *, mini: int | None = None) -> list[Weights]:
-        """The gradient of each update that is made of ``batch``, in mini-batches of ``mini`` rows or in one."""
+        """The gradient of each update on ``batch``, in mini-batches of ``mini`` rows or in one."""
         self._driver.config.actor_rollout_ref.actor.ppo_mini_batch_size = mini or len(batch)
         self._actor.updates.clear()
         self._call(PPOTrainer._update_actor, batch)
         return list(self._actor.updates)
 
     def fields(self, batch: KVBatchMeta) -> TensorDict:
-        """What is known of the rows of ``batch``."""
+        """The fields of the rows of ``batch``."""
         return self._actor.table.kv_batch_get(batch.keys, PARTITION)
 
     def gradients(self, rows: Sequence[Row], algorithm: Algorithm, **batching: int) -> Weights:
@@ -292,7 +292,7 @@ def _settings(algorithm: Algorithm) -> list[str]:
         f"algorithm.{SETTINGS}.aggregation": algorithm.aggregation,
         f"algorithm.{SETTINGS}.sequence": algorithm.sequence or "null",
         f"algorithm.{SETTINGS}.constant_tokens": algorithm.constant_tokens or "null",
-        # The ratio is taken to the sampling policy, without computing the logprobs once more.
+        # The ratio is to the sampling policy; the logprobs are not computed again.
         f"{correction}.bypass_mode": algorithm.importance is None,
     }
     if (importance := algorithm.importance) is not None:

@@ -1,4 +1,4 @@
-"""Several policies on one engine: adapters of one base in the same batches, each policy trained on its own tokens alone."""
+"""Several policies on one engine: adapters of one base in the same batches, each policy trained on its own tokens only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(tiny_llama: Path) -> Iterator[Make]:
     made: list[MultiPolicyTrainer] = []
 
     def make(**policies: dict[str, object]) -> MultiPolicyTrainer:
-        """The policies by name, each with its overrides; the sections that they share come from the first."""
+        """The policies by name, each with its overrides; the first provides the shared sections."""
         common = {"model": str(tiny_llama), "dtype": "float32", "learning_rate": 1e-2, "gather_ms": 20.0}
         found = {name: parts(**{**common, **own}) for name, own in policies.items()}
         shared = next(iter(found.values()))
@@ -59,7 +59,7 @@ def make(tiny_llama: Path) -> Iterator[Make]:
 
 @pytest.fixture
 def three(make: Make) -> MultiPolicyTrainer:
-    """Three adapters of one base, of several shapes, that differ."""
+    """Three different adapters of one base, with different shapes."""
     trainer = make(
         a=LORA,
         b={**LORA, "lora_rank": 2, "lora_alpha": 5.0},
@@ -82,7 +82,7 @@ def scramble(trainer: MultiPolicyTrainer, name: str, seed: int) -> None:
 def sample(
     trainer: MultiPolicyTrainer, jobs: Sequence[tuple[str, Sequence[int]]], params: SamplingParams
 ) -> list[Delta]:
-    """A response for each (model, prompt), all asked for at once."""
+    """A response for each (model, prompt), requested at the same time."""
 
     async def one(model: str, prompt: Sequence[int], seed: int) -> Delta:
         own = SamplingParams(max_tokens=params.max_tokens, temperature=params.temperature, seed=seed)
@@ -118,7 +118,7 @@ def sampled_rows(trainer: MultiPolicyTrainer, policies: Sequence[str], *, seed: 
 
 
 def weights(trainer: MultiPolicyTrainer, name: str) -> dict[str, torch.Tensor]:
-    """All that the policy computes with."""
+    """All tensors that the policy computes with."""
     policy = trainer.policies[name]
     return {
         key: tensor.detach().clone()
@@ -130,12 +130,12 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-@pytest.mark.parametrize("size", [20, 200], ids=["few", "many"])  # of tokens that an adapter has in a row
+@pytest.mark.parametrize("size", [20, 200], ids=["few", "many"])  # tokens that an adapter has in a row
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_adapters_in_one_batch_compute_what_each_does_alone(
     three: MultiPolicyTrainer, temperature: float, size: int
 ) -> None:
-    """Also with the same prompt, or its beginning, under all of them."""
+    """Also if all of them share the prompt or its beginning."""
     params = SamplingParams(max_tokens=8, temperature=temperature)
     models = ["a", "base", "b", "c"]
     prompts = [tokens(1, size), tokens(1, size)[:20] + tokens(2, 9), tokens(3, 7)]
@@ -145,7 +145,7 @@ def test_adapters_in_one_batch_compute_what_each_does_alone(
     prefill = lane._prefill
     lane._prefill = lambda nodes: (prefills.append(len(nodes)), prefill(nodes))[1]  # type: ignore[method-assign]
     with ThreadPoolExecutor(1) as thread:
-        with three.backend.pause():  # until all have asked
+        with three.backend.pause():  # until all requests are queued
             found = thread.submit(sample, three, jobs, params)
             while three.backend.submitted < len(jobs):
                 time.sleep(0.001)
@@ -156,13 +156,13 @@ def test_adapters_in_one_batch_compute_what_each_does_alone(
     for mixed, single in zip(together, alone, strict=True):
         assert mixed.token_ids == single.token_ids
         np.testing.assert_allclose(mixed.logprobs, single.logprobs, atol=1e-5)
-    assert len({tuple(delta.logprobs) for delta in together[:4]}) == 4, "the adapters do differ"
+    assert len({tuple(delta.logprobs) for delta in together[:4]}) == 4, "the adapters differ"
 
 
 def sample_alone(
     trainer: MultiPolicyTrainer, job: tuple[str, Sequence[int]], seed: int, params: SamplingParams
 ) -> Delta:
-    """A response of one policy, and of nothing that was computed for another."""
+    """A response of one policy that uses no cached values of another."""
     with trainer.backend.pause(), torch.inference_mode():
         for model in trainer.backend.models:
             trainer.backend.forget(model)
@@ -202,7 +202,7 @@ def test_no_keys_are_shared_between_adapters_and_an_update_forgets_its_own(three
 
 
 def test_running_rows_of_other_policies_live_through_an_update(three: MultiPolicyTrainer) -> None:
-    """Rows of ``a`` start over from new weights, those of ``b`` go on undisturbed."""
+    """Rows of ``a`` start over with new weights; rows of ``b`` continue."""
 
     async def one(model: str, started: asyncio.Event) -> list[Delta]:
         deltas: list[Delta] = []
@@ -254,7 +254,7 @@ def test_what_a_policy_learns_leaves_the_others_bit_for_bit(make: Make, shared: 
 
 
 def test_the_gradient_of_other_policies_is_exactly_zero(three: MultiPolicyTrainer) -> None:
-    """Read off where the optimiser would take it, in the step in which both learn and with each other's words in the prompts."""
+    """Read where the optimiser would take it, in a step in which both learn and see each other's text in their prompts."""
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, policy in three.policies.items():
 
@@ -266,19 +266,19 @@ def test_the_gradient_of_other_policies_is_exactly_zero(three: MultiPolicyTraine
             }
 
         policy._optimizer.step = keep  # type: ignore[method-assign,assignment]
-    said = sample(three, [("b", tokens(1, 20))], GREEDY)[0].token_ids
+    output = sample(three, [("b", tokens(1, 20))], GREEDY)[0].token_ids
     three.step([
-        make_row((tokens(1, 20), False), (said, False), ([1, 2, 3], True), policy="a"),
-        make_row((tokens(1, 20), False), (said, True), rollout="r1", policy="b"),
+        make_row((tokens(1, 20), False), (output, False), ([1, 2, 3], True), policy="a"),
+        make_row((tokens(1, 20), False), (output, True), rollout="r1", policy="b"),
     ])  # fmt: skip
-    assert found.keys() == {"a", "b"}, "c has no rows: its optimiser is not asked"
+    assert found.keys() == {"a", "b"}, "c has no rows: its optimiser makes no step"
     for name, grads in found.items():
         assert any(float(value) for key, value in grads.items() if key.startswith(f"{name}/"))
         assert not any(float(value) for key, value in grads.items() if not key.startswith(f"{name}/"))
 
 
 def test_layers_computed_again_have_the_same_adapter(make: Make) -> None:
-    """Gradient checkpointing goes through the layers in the backward pass, which must find the adapter of the forward pass."""
+    """Gradient checkpointing recomputes the layers in the backward pass, which must use the adapter of the forward pass."""
     found: list[dict[str, torch.Tensor]] = []
     for again in (False, True):
         options = {**LORA, "gradient_checkpointing": again, "algorithm": Algorithm(kl=Kl(weight=0.1))}
@@ -294,7 +294,7 @@ def test_layers_computed_again_have_the_same_adapter(make: Make) -> None:
         torch.testing.assert_close(found[1][key], tensor, atol=1e-6, rtol=0)
 
 
-def test_every_policy_has_a_critic_of_its_own(make: Make, tmp_path: Path) -> None:
+def test_every_policy_has_its_own_critic(make: Make, tmp_path: Path) -> None:
     trainer = make(a={**LORA, "critic": Critic(epochs=200, learning_rate=0.05)}, b={**LORA, "critic": Critic()}, c=LORA)
     calls = [transition("a", 1), transition("b", 1), transition("a", 2)]
     assert trainer.expected(calls) == {"a1": 0, "b1": 0, "a2": 0}

@@ -1,4 +1,4 @@
-"""Credit where agents learn with different policies: each policy's calls by rules of its own."""
+"""Credit assignment for several policies, each with its own rules."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lightning_core.credit.rules import CreditRules
 def assign_by_policy(
     episodes: Sequence[Episode], rules: Mapping[str, CreditRules], *, values: Mapping[str, float] | None = None
 ) -> Credit:
-    """`assign_credit` by the rules of each policy, whose names are in ``rules``; its groups and baselines are its own calls'.
+    """`assign_credit` with the rules of each policy; ``rules`` is by policy name.
 
-    A policy sees an episode with all its rewards and only its own calls: the episode's return is that of the team, the *last call* is
-    its last one. Intermediate rewards are found first, among the calls of all, by each policy's rules for its own. The metrics are
-    called ``NAME/metric``, if there are several.
+    Each policy gets an episode's rewards in full, but only its own calls: groups and baselines contain no other policy's calls, the
+    episode's return is shared, and the *last call* is the policy's last one. Intermediate rewards are computed first, each policy's by
+    its own rules. With several policies the metrics are named ``NAME/metric``.
     """
     if len(rules) == 1:
         (only,) = rules.values()
@@ -36,7 +36,7 @@ def assign_by_policy(
 
 
 def _own(episodes: Sequence[Episode], policy: str) -> list[Episode]:
-    """The episodes that ``policy`` spoke in, each with its calls alone."""
+    """The episodes with calls of ``policy``, reduced to these calls."""
     own = [replace(e, transitions=[t for t in e.transitions if t.policy == policy]) for e in episodes]
     return [e for e in own if e.transitions]
 

@@ -1,4 +1,4 @@
-"""Credit of several policies: the team's rewards, each policy's own calls, rules and groups."""
+"""Credit of several policies: shared rewards; calls, rules and groups per policy."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 
 from lightning_core.credit import Air, CreditRules, Episode, assign_by_policy, assign_credit
 from lightning_core.trace import Reward
-from tests.core.episodes import call, from_calls, tool, wants
+from tests.core.episodes import call, calls_tools, from_calls, tool
 
 
 def episode(rollout: str, reward: float, *, extra: tuple[Reward, ...] = ()) -> Episode:
-    """Writer, critic, writer; the first call asks for a tool that fails."""
+    """Writer, critic, writer; the first call requests a tool that fails."""
     return from_calls(
         [
-            call(f"{rollout}1", rollout, "writer", 0, model="sql", response=wants(f"{rollout}x")),
+            call(f"{rollout}1", rollout, "writer", 0, model="sql", response=calls_tools(f"{rollout}x")),
             call(f"{rollout}2", rollout, "critic", 1, model="critic"),
             call(f"{rollout}3", rollout, "writer", 2, model="sql"),
         ],
@@ -33,7 +33,7 @@ RULES = {
 
 def test_each_policy_by_its_own_rules() -> None:
     credit = assign_by_policy([episode("a", 1.0), episode("b", 0.0)], RULES)
-    # Along the writer's calls alone: what its second earned is discounted once for its first.
+    # Only the writer's calls count: the reward of its second call is discounted once for its first.
     assert credit.values == {"a1": 0.5, "a3": 1.0, "a2": 1.0, "b1": 0.0, "b3": 0.0, "b2": 0.0}
     assert credit.advantages == {"a1": 0.5, "a3": 1.0, "a2": 0.5, "b1": 0.0, "b3": 0.0, "b2": -0.5}
     assert credit.metrics["sql/groups"] == 2, "the writer's first and its second calls"
@@ -41,7 +41,7 @@ def test_each_policy_by_its_own_rules() -> None:
 
 
 def test_the_return_is_the_teams() -> None:
-    """What was given to a call of one policy is part of the return that another broadcasts."""
+    """A reward on a call of one policy is part of the return that another policy broadcasts."""
     extra = (Reward(value=0.25, call="a1"), Reward(value=2.0, agent="writer"))
     credit = assign_by_policy([episode("a", 1.0, extra=extra)], {**RULES, "sql": CreditRules(advantage="none")})
     assert credit.values == {"a1": 3.25, "a3": 3.25, "a2": 1.25}
@@ -54,7 +54,7 @@ def test_intermediate_rewards_are_found_once_and_for_all() -> None:
     assert set(credit.values.values()) == {0.5}
 
 
-def test_an_episode_in_which_a_policy_said_nothing_is_no_sample_of_it() -> None:
+def test_an_episode_without_calls_of_a_policy_is_not_a_sample_of_it() -> None:
     silent = episode("b", 0.0)
     silent = replace(silent, transitions=[t for t in silent.transitions if t.policy == "sql"])
     credit = assign_by_policy([episode("a", 1.0), silent], RULES)

@@ -1,4 +1,4 @@
-"""Several policies through the whole circle: each agent is answered by its own, and both learn, on a tiny random model."""
+"""Several policies through the whole loop on a tiny random model: each agent uses its own policy, and both learn."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def settings(model: Path, runs: Path, policies: dict[str, Any], **sections: dict
 
 
 def earned(result: Result, agent: str, step: int) -> float:
-    """The mean of what an agent's calls were worth before an update."""
+    """The mean value of an agent's calls before an update."""
     with Store(result.folder / "store.db", read_only=True) as store:
         values = [c.reward for c in store.credit(step=step) if c.agent == agent]
     return sum(values) / len(values)
@@ -75,20 +75,20 @@ def test_two_agents_learn_two_bandits_at_once(
     for agent, value in after.items():
         assert value > earned(result, agent, 0) + 0.15, agent
     assert sum(after.values()) > 1, (
-        "what one policy could earn in both: they are asked the same, and no character pays twice"
+        "a single policy could earn at most this: both get the same prompts, and no character earns in both"
     )
     with Store(result.folder / "store.db", read_only=True) as store:
         calls = [c for r in store.rollouts(step=3) for c in store.trace(r.id).calls]
     assert {(c.agent, c.model, c.policy_version) for c in calls} == {("talker", "talk", 3), ("counter", "count", 3)}
     for metrics in result.metrics:
-        for name in policies:  # where all attempts earned the same there is nothing to compare
+        for name in policies:  # without different rewards there is nothing to compare
             assert metrics.get(f"{name}/logprob_difference_max", 0) < 1e-3
         assert metrics["talk/groups"] == metrics["count/groups"] == 4
         assert "loss" not in metrics
 
 
-def test_a_policy_that_was_not_asked_stays_as_it_is(model: Path, tmp_path: Path):
-    """The counter is asked in the first step only: the steps go on, its version does not."""
+def test_a_policy_without_calls_does_not_change(model: Path, tmp_path: Path):
+    """The counter is called in the first step only: steps continue, its version does not change."""
     rollouts = itertools.count()
 
     def solve(task: dict[str, Any]) -> float:
@@ -104,7 +104,7 @@ def test_a_policy_that_was_not_asked_stays_as_it_is(model: Path, tmp_path: Path)
     assert [m.get("count/version") for m in result.metrics] == [1, None, None]
 
 
-def test_a_killed_run_goes_on_exactly_where_it_was(model: Path, tmp_path: Path):
+def test_a_killed_run_resumes_exactly_where_it_stopped(model: Path, tmp_path: Path):
     policies = {"talk": {"agents": ["talker"], **LORA}, "count": {"agents": ["counter"]}}
     config = settings(
         model, tmp_path, policies, rollouts={"concurrency": 1, "group_size": 3}, trainer={"steps": 3, "checkpoint_every": 1}
@@ -128,7 +128,7 @@ def test_a_killed_run_goes_on_exactly_where_it_was(model: Path, tmp_path: Path):
 
 
 def test_every_policy_is_served_by_name(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """And the credit of a run can be computed anew by other rules for one of them."""
+    """The credit of a run can also be recomputed with other rules for one policy."""
     policies = {"talk": {"agents": ["talker"]}, "count": {"agents": ["counter"]}}
     config = load_config(settings(model, tmp_path, policies, policy=LORA, trainer={"steps": 1}))
     result = fit(config=config)
@@ -149,7 +149,7 @@ def test_every_policy_is_served_by_name(model: Path, tmp_path: Path, capsys: pyt
 
 
 def test_a_frozen_agent_may_have_the_words_of_a_policy_that_learns(model: Path, tmp_path: Path):
-    """Its calls are sampled by that policy, and nobody is trained on them."""
+    """Its calls are sampled by that policy, and no policy is trained on them."""
     policies = {"talk": {"agents": ["talker"]}}
     config = settings(
         model, tmp_path, policies, policy=LORA, agents={"frozen": {"counter": "talk"}}, trainer={"steps": 1}
@@ -160,7 +160,7 @@ def test_a_frozen_agent_may_have_the_words_of_a_policy_that_learns(model: Path, 
         calls = [c for r in store.rollouts(step=0) for c in store.trace(r.id).calls]
     assert {(c.agent, c.model) for c in calls} == {("talker", "talk"), ("counter", "talk")}
     assert result.metrics[0]["rows"] == 24
-    assert "loss" in result.metrics[0], "of one policy the metrics are plain"
+    assert "loss" in result.metrics[0], "a single policy's metrics have no prefix"
 
 
 def test_an_agent_that_is_marked_for_another_policy_is_refused(model: Path, tmp_path: Path):

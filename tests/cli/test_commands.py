@@ -1,0 +1,142 @@
+"""The commands: exit codes and one clear message. The loop is a stand-in; it has tests of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lightning_core.cli.main import main
+from lightning_core.config import Config
+from lightning_core.errors import InfrastructureError
+from lightning_core.records.intervals import compare
+from lightning_core.records.report import Summary
+from tests.cli.conftest import Install
+
+
+def summary(gain: float | None) -> Summary:
+    if gain is None:
+        compared = None
+    else:
+        before = {str(i): [0.1 * i] for i in range(10)}
+        compared = compare(before, {task: [r[0] + gain] for task, r in before.items()})
+    return Summary(eval=compared, steps=3, rollouts=9, tokens_sampled=10, tokens_trained=5, wall_seconds=61.0, seed=0)
+
+
+@pytest.mark.parametrize(("gain", "code"), [(0.3, 0), (0.0, 1), (-0.3, 1), (None, 0)])
+def test_train(home: Path, loop: Install, capsys: pytest.CaptureFixture[str], gain: float | None, code: int) -> None:
+    result = SimpleNamespace(summary=summary(gain), folder=Path("runs/x"), checkpoint=Path("runs/x/checkpoints/s"))
+    calls = loop(lambda _: result)
+    assert main(["train", "c.yaml", "trainer.steps=3", "--resume", "run.seed=7"]) == code
+    config = calls[0]["config"]
+    assert isinstance(config, Config)
+    assert (config.trainer.steps, config.run.resume, config.run.seed) == (3, True, 7)
+    shown = capsys.readouterr()
+    assert "3 steps, 9 rollouts" in shown.out
+    assert "run: runs/x" in shown.out
+    assert shown.err == ""
+
+
+def test_a_wrong_configuration_is_one_message(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "c.yaml").write_text("agent: x\npolicy: {model: m}\n")
+    assert main(["train", "c.yaml", "trainer.stepz=3"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("lightning-rl: 3 problems in the configuration c.yaml:\n  c.yaml:1: agent: found 'x'")
+    assert "override 'trainer.stepz=3': trainer.stepz: unknown key; did you mean 'steps'?" in shown.err
+    assert "c.yaml: tasks.train: missing, but required by this command" in shown.err
+    assert main(["train", "none.yaml"]) == 2
+    assert capsys.readouterr().err == "lightning-rl: no configuration file at 'none.yaml'\n"
+
+
+def test_evaluating_on_the_way_needs_tasks(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "c.yaml", "tasks.eval=", "eval.every=5"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "lightning-rl: eval.every is 5, but tasks.eval is not set; set it, or remove eval.every\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["train"], ["train", "c.yaml", "--fast"], ["train", "c.yaml", "x"]])
+def test_wrong_usage(home: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: lightning-rl" in capsys.readouterr().err
+
+
+def test_our_errors_have_no_traceback_but_those_of_others_do(
+    home: Path, loop: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop(raises(InfrastructureError("the endpoint died")))
+    assert main(["train", "c.yaml"]) == 1
+    assert capsys.readouterr().err == "lightning-rl: InfrastructureError: the endpoint died\n"
+    loop(raises(ZeroDivisionError("theirs")))
+    with pytest.raises(ZeroDivisionError):
+        main(["train", "c.yaml"])
+
+
+def raises(error: BaseException) -> Callable[[dict[str, Any]], Any]:
+    def outcome(_: dict[str, Any]) -> Any:
+        raise error
+
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([], "No checkpoint was written yet."),
+        (
+            [Path("runs/a/checkpoints/step-000010")],
+            "The last checkpoint is runs/a/checkpoints/step-000010; to continue: lightning-rl train c.yaml run.name=a --resume",
+        ),
+    ],
+)
+def test_interrupted(
+    home: Path, loop: Install, capsys: pytest.CaptureFixture[str], found: list[Path], expected: str
+) -> None:
+    loop(raises(KeyboardInterrupt()), found)
+    assert main(["train", "c.yaml", "run.name=a"]) == 130
+    assert capsys.readouterr().err == f"\nlightning-rl: interrupted. {expected}\n"
+
+
+def test_eval_of_a_run(run_folder: Path, loop: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    newest = run_folder / "checkpoints" / "step-000002"
+    evaluation = SimpleNamespace(rewards={"a": [1.0], "b": [0.0, 1.0]}, left_out=1)
+    calls = loop(lambda _: evaluation, [run_folder / "checkpoints" / "step-000001", newest])
+    assert main(["eval", "runs/latest", "eval.samples=2"]) == 0
+    assert calls[0]["checkpoint"].resolve() == newest.resolve()
+    assert calls[0]["folder"] == Path("runs/latest")
+    assert calls[0]["config"].eval.samples == 2
+    out = capsys.readouterr().out
+    assert "held-out reward 0.750 [too few tasks] (95% interval) on 2 tasks" in out
+    assert "1 rollouts were left out: infrastructure failures" in out
+
+
+def test_eval_of_a_configuration(home: Path, loop: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    calls = loop(lambda _: SimpleNamespace(rewards={"a": [1.0]}, left_out=0))
+    assert main(["eval", "c.yaml"]) == 0
+    folder = calls[0]["folder"]
+    assert folder.name.startswith("eval-")
+    assert (folder / "config.yaml").is_file()
+    assert calls[0]["checkpoint"] is None
+    assert "policy: some/model" in capsys.readouterr().out
+
+
+def test_eval_without_a_checkpoint(run_folder: Path, loop: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    loop(lambda _: None)
+    assert main(["eval", "runs/one"]) == 2
+    assert "has no checkpoint yet" in capsys.readouterr().err
+
+
+def test_the_command_is_quick_to_start() -> None:
+    heavy = "{'torch', 'transformers', 'matplotlib', 'langchain_core', 'rich', 'starlette', 'numpy', 'pydantic', 'opentelemetry'}"
+    script = f"import sys, lightning_core.cli.main; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

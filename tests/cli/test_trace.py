@@ -1,0 +1,213 @@
+"""The views of a run, of stored traces and of one task."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_core.capture import Run, rollout, scope
+from lightning_core.cli.main import main
+from lightning_core.errors import ConfigError
+from lightning_core.otel import spans_to_otlp
+from lightning_core.records.store import Store
+from tests.cli.conftest import Install
+from tests.cli.recorded import call, keep, try_it
+from tests.terminal import on_terminal
+
+COMMAND = ("-m", "lightning_core.cli.main")
+
+
+def test_the_list_of_rollouts(run_folder: Path) -> None:
+    lines = on_terminal(110, *COMMAND, "trace", "runs/latest").splitlines()
+    assert lines[0] == "N  phase       step  task  reward  calls  status"
+    assert lines[1] == "1  train       2     q17   1.000   2      ok"
+    assert lines[2].startswith("2  eval_after  2     q17   none    2      infrastructure: TimeoutError: 120 s xxx")
+    assert lines[2].endswith("…")
+    assert len(lines[2]) == 110
+    assert lines[3:] == ["agents: judge 2 calls; writer 2 calls, trained", "show one: --rollout N"]
+
+
+def test_of_many_rollouts_the_newest_are_listed(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Store(run_folder / "store.db") as store:
+        for _ in range(50):
+            keep(store, try_it()[0])
+    for options, first, count in (([], 3, 50), (["--last", "1"], 52, 1), (["--last", "51"], 2, 51)):
+        assert main(["trace", "runs/latest", *options]) == 0
+        _, *listed, agents, hint = capsys.readouterr().out.splitlines()
+        assert [int(line.split()[0]) for line in listed] == list(range(first, 53))
+        assert agents == "agents: judge 52 calls; writer 52 calls, trained"
+        assert hint == f"the newest {count} of 52 rollouts; list more: --last N; show one: --rollout N"
+    assert main(["trace", "runs/latest", "--last", "52"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "show one: --rollout N"
+    assert main(["trace", "runs/latest", "--rollout", "1"]) == 0
+    assert capsys.readouterr().out.startswith("rollout 1 ")
+
+
+def test_one_rollout_as_a_tree(run_folder: Path) -> None:
+    assert on_terminal(110, *COMMAND, "trace", "runs/latest", "--rollout", "1") == (
+        "rollout 1  train at step 2  reward 1.000  ok  2.0 s\n"
+        'task q17: {"id": "q17", "q": "How many?"}\n'
+        "reward -0.500 to agent judge\n"
+        "node write_query\n"
+        "└── agent writer\n"
+        "    ├── call of writer  policy version 3  12 → 5 tokens  context new  reward 1.250, advantage +0.500, 5 train…\n"
+        "    │     user: How many rows are in the table? Answer in SQL.\n"
+        "    │     writer: SELECT count(*)\n"
+        "    └── tool run_sql  (agent writer)\n"
+        "call of judge  gpt-x\n"
+        "  user: Right?\n"
+        '  judge calls grade {"points": 1}\n'
+        "agents: writer 1 call, trained; judge 1 call\n"
+    )
+
+
+def test_the_full_tree_has_every_message_and_line(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Store(run_folder / "store.db", read_only=True) as store:
+        identity = store.rollout(1).id
+    assert main(["trace", "runs/latest", "--rollout", identity, "--full"]) == 0
+    out = capsys.readouterr().out
+    assert "call reward 0.250 (syntax)\n" in out
+    assert (
+        "    │     system: Be brief.\n    │     user: How many rows are in the table?\n    │       Answer in SQL.\n"
+        "    │     writer: SELECT\n    │         count(*)\n"
+    ) in out
+
+
+def test_a_pipe_gets_plain_lines_that_are_not_cut(
+    run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["trace", "runs/latest"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == f"2  eval_after  2     q17   none    2      infrastructure: TimeoutError: 120 s {'x' * 200}"
+    assert main(["trace", "runs/latest", "--rollout", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "5 trained  call reward 0.250 (syntax)\n" in out
+    assert "\x1b" not in out
+    assert [line for line in out.splitlines() if line != line.rstrip()] == []
+
+
+def test_a_narrow_terminal_keeps_every_column(run_folder: Path) -> None:
+    assert on_terminal(48, *COMMAND, "trace", "runs/latest").splitlines()[:3] == [
+        "N  phase       step  task  reward  calls  status",
+        "1  train       2     q17   1.000   2      ok",
+        "2  eval_after  2     q17   none    2      infra…",
+    ]
+    out = on_terminal(30, *COMMAND, "trace", "runs/latest", "--rollout", "1", "--full")
+    assert max(map(len, out.splitlines())) <= 30
+    words = " ".join(out.replace("│", " ").split())
+    assert "advantage +0.500, 5 trained" in words
+    assert "How many rows are in the table? Answer in SQL." in words
+
+
+def test_a_terminal_gets_styles(run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(["trace", "runs/latest", "--rollout", "1"]) == 0
+    assert "\x1b[1mcall of writer\x1b[0m  policy version 3" in capsys.readouterr().out
+
+
+def test_text_in_square_brackets_and_deep_nesting_are_shown(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with rollout(task={"id": "[red]q[/red] :smile:"}) as run, ExitStack() as stack:
+        for depth in range(500):
+            stack.enter_context(scope(f"node {depth}", kind="node"))
+        call("writer", "[bold]x[/bold]", {"role": "assistant", "content": "[/]"})
+    Path("deep.json").write_text(json.dumps(spans_to_otlp(run.spans)))
+    assert main(["trace", "deep.json", "--rollout", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == 'task [red]q[/red] :smile:: {"id": "[red]q[/red] :smile:"}'
+    assert "".join(lines[-3].split()) == "user:[bold]x[/bold]"
+    assert lines[-2].endswith("writer: [/]")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["runs/one", "--rollout", "9"], "--rollout 9: no rollout with ordinal 9; the store has 2, numbered from 1"),
+        (["runs/one", "--rollout", "x"], "--rollout x: no rollout with id 'x'"),
+        (["runs/one", "--task", "q17"], "--task and key=value are for a configuration"),
+        (["runs"], "'runs' is a folder, but not a run's: expected config.yaml and store.db in it"),
+        (
+            ["c.yaml", "--rollout", "1"],
+            "--rollout is for a run's folder or a file of traces; 'c.yaml' is a configuration: use --task",
+        ),
+        (["nowhere.json"], "no traces could be read from 'nowhere.json'"),
+        (["c.jsonl"], "no traces could be read from 'c.jsonl'"),
+        (["two.json", "--rollout", "3"], "--rollout 3: expected a number from 1 to 2, or a trace id"),
+        (["runs/one", "--last", "0"], "--last 0: expected a number of rollouts, from 1"),
+        (["two.json", "--task", "q17"], "--task and key=value are for a configuration"),
+    ],
+)
+def test_trace_usage(run_folder: Path, arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("c.jsonl").write_text("some text", encoding="utf-8")
+    write_traces("two.json", 2)
+    assert main(["trace", *arguments]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def write_traces(file: str, count: int) -> list[Run]:
+    """A file of OTLP in JSON lines, as a collector writes it, with the given number of rollouts."""
+    runs = [try_it()[0] for _ in range(count)]
+    Path(file).write_text("\n".join(json.dumps(spans_to_otlp(run.spans)) for run in runs), encoding="utf-8")
+    return runs
+
+
+def test_stored_traces(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = write_traces("two.jsonl", 2)
+    assert main(["trace", "two.jsonl"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "N  task  reward  calls  status",
+        "1  q17   1.000   2      ok",
+        "2  q17   1.000   2      ok",
+        "agents: writer 2 calls; judge 2 calls",
+        "show one: --rollout N",
+    ]
+    assert main(["trace", "two.jsonl", "--last", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "2  q17   1.000   2      ok",
+        "agents: writer 2 calls; judge 2 calls",
+        "the newest 1 of 2 rollouts; list more: --last N; show one: --rollout N",
+    ]
+    for chosen, run in (("1", first), ("2", second), (second.trace.rollout, second)):
+        assert main(["trace", "two.jsonl", "--rollout", chosen]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == f"trace {run.trace.rollout}  reward 1.000  ok"
+        assert (
+            "    ├── call of writer  policy version 3  12 → 5 tokens  context new  call reward 0.250 (syntax)" in lines
+        )
+        assert lines[-1] == "agents: writer 1 call; judge 1 call"
+
+
+def test_trace_of_one_task(home: Path, loop: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    def outcome(arguments: dict[str, Any]) -> None:
+        with Store(arguments["folder"] / "store.db") as store:
+            keep(store, try_it()[0], phase="eval")
+
+    calls = loop(outcome)
+    assert main(["trace", "c.yaml", "--task", "q18"]) == 0
+    assert calls[0]["tasks"] == [{"id": "q18"}]
+    out = capsys.readouterr().out
+    assert "call of writer" in out
+    assert out.endswith("agents: writer 1 call; judge 1 call\n")
+    assert main(["trace", "c.yaml", "--task", "q99"]) == 2
+    assert "tasks.train has no task with the id 'q99'; the first is 'q17'" in capsys.readouterr().err
+
+
+def test_trace_of_one_task_shows_the_tree_even_if_names_are_wrong(
+    home: Path, loop: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def outcome(arguments: dict[str, Any]) -> None:
+        with Store(arguments["folder"] / "store.db") as store:
+            keep(store, try_it()[0], phase="eval")
+        raise ConfigError("agents.train names 'riter'")
+
+    loop(outcome)
+    assert main(["trace", "c.yaml"]) == 2
+    shown = capsys.readouterr()
+    assert "call of writer" in shown.out
+    assert shown.err == "lightning-rl: agents.train names 'riter'\n"
