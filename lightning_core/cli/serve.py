@@ -57,7 +57,8 @@ def _resolve_model(model: str, checkpoint: str | None, overrides: Sequence[str])
 
     folder = Path(model)
     if (folder / "config.yaml").is_file():
-        from lightning_core.records.checkpoints import checkpoints, sampling_config
+        from lightning_core.records.checkpoints import checkpoints
+        from lightning_core.trainers.verl.export import sampling_config
 
         found = {path.name: path for path in checkpoints(folder)}
         if not found:
