@@ -1,4 +1,4 @@
-"""``lightning-rl serve``: a trained policy, or any model, for OpenAI and Anthropic clients."""
+"""``lightning-rl serve``: a trained policy or any model behind a URL."""
 
 from __future__ import annotations
 

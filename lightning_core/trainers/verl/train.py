@@ -34,7 +34,9 @@ def verl_config(config: Config, folder: Path) -> Any:
 
 
 def show_verl_config(config: Config, folder: Path) -> str:
-    """`verl_config` as YAML, with all references resolved. Raises `ConfigError` for another trainer."""
+    """`verl_config` as YAML, with all references resolved.
+
+    Raises `ConfigError` for another trainer."""
     if config.trainer.name != "verl":
         raise ConfigError(f"--print-verl-config requires trainer.name: verl, found {config.trainer.name!r}")
     from omegaconf import OmegaConf
