@@ -53,7 +53,7 @@ def trainable(
     if obj is None or isinstance(obj, str):
         if agents:
             raise ConfigError("agents=… marks parts of an object; pass the object: trainable(graph, agents=[…])")
-        return functools.partial(_mark, name=obj or name, policy=policy)
+        return functools.partial(_mark, name=name if obj is None else obj, policy=policy)
     if not agents:
         return _mark(obj, name=name, policy=policy)
     if name is not None:
@@ -88,7 +88,7 @@ def _mark(obj: Any, *, name: str | None, policy: str | None) -> Any:
     if isinstance(obj, (staticmethod, classmethod)):
         descriptor = cast("staticmethod[..., Any] | classmethod[Any, ..., Any]", obj)
         return type(descriptor)(_mark(descriptor.__func__, name=name, policy=policy))
-    name = name or _name_of(obj)
+    name = _name_of(obj) if name is None else name
     spec = _register(name, policy)
     if (mark := get_mark(obj)) is not None:
         if mark != spec:
@@ -114,9 +114,11 @@ def _name_of(obj: Any) -> str:
     return name
 
 
-def _register(name: object, policy: str | None) -> TrainSpec:
+def _register(name: object, policy: object) -> TrainSpec:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"an agent's name must be a non-empty string, found {name!r}")
+    if policy is not None and not isinstance(policy, str):
+        raise ConfigError(f"policy must be the name of a policy, found {policy!r}")
     spec = TrainSpec(name=name, policy=policy)
     with _lock:
         if _marked.setdefault(name, spec) != spec:

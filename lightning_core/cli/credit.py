@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from lightning_core.cli.trace import as_run_folder
 from lightning_core.errors import ConfigError
@@ -29,7 +30,8 @@ def credit(options: argparse.Namespace) -> int:
 
     folder = as_run_folder(options.config)
     if folder is None:
-        raise ConfigError(f"{options.config!r} is a file; expected a run's folder, such as runs/latest")
+        found = "is a file" if Path(options.config).exists() else "does not exist"
+        raise ConfigError(f"{options.config!r} {found}; expected a run's folder, such as runs/latest")
     overrides = [*([f"credit.rewards={options.rule}"] if options.rule else []), *options.overrides]
     unsupported = next((text for text in overrides if not _SETTING.match(text)), None)
     if unsupported is not None:

@@ -51,6 +51,9 @@ class _OldPaths(MetaPathFinder, Loader):
             return ModuleSpec(fullname, self, is_package=True)
         return ModuleSpec(fullname, self) if fullname in MOVED else None
 
+    def get_code(self, fullname: str) -> None:
+        """None: ``python -m`` with an old path ends with its usual message."""
+
     def exec_module(self, module: ModuleType) -> None:
         if module.__name__ == _PACKAGE:
             return

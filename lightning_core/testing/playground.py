@@ -103,6 +103,8 @@ class Playground:
         ``temperature`` and ``max_tokens`` apply to trained agents. At its end a ``strict`` rollout raises `CaptureError` if recording
         failed, and `InfrastructureError` if a request failed and the agent swallowed the error.
         """
+        if isinstance(train, str):
+            raise TypeError(f"train must be a list of names, found {train!r}: pass train=[{train!r}]")
         trained = frozenset(train)
         routing = Routing(trained=trained, temperature=temperature, max_tokens=max_tokens)
         key = self._endpoint.new_key()

@@ -54,6 +54,14 @@ def test_a_wrong_configuration_is_one_message(home: Path, capsys: pytest.Capture
     assert capsys.readouterr().err == "lightning-rl: no configuration file at 'none.yaml'\n"
 
 
+def test_credit_needs_a_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path, found in (("nosuch", "does not exist"), ("c.yaml", "is a file")):
+        assert main(["credit", path]) == 2
+        assert (
+            capsys.readouterr().err == f"lightning-rl: '{path}' {found}; expected a run's folder, such as runs/latest\n"
+        )
+
+
 def test_evaluating_on_the_way_needs_tasks(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "c.yaml", "tasks.eval=", "eval.every=5"]) == 2
     assert (

@@ -156,6 +156,8 @@ def test_an_error_that_the_agent_swallows_is_raised_at_the_end() -> None:
 def test_a_value_that_is_not_a_script_is_rejected() -> None:
     with pytest.raises(TypeError, match="found a string: put it into a list"), open_playground("yes"):
         pass
+    with pytest.raises(TypeError, match=r"pass train=\['writer'\]"), playground(["a"], train="writer", integrations=()):
+        pass
     with pytest.raises(TypeError, match=r"pass chats=Chat\(tokenizer\)"), open_playground(ScriptedBackend([])):
         pass
 

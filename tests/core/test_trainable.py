@@ -168,6 +168,10 @@ def test_what_cannot_be_marked() -> None:
         trainable(3, name="x")
     with pytest.raises(ConfigError, match="must be a non-empty string"):
         trainable(speaker, name=3)  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="must be a non-empty string, found ''"):
+        trainable("")(speaker)
+    with pytest.raises(ConfigError, match="policy must be the name of a policy, found 3"):
+        trainable("x", policy=3)(speaker)  # type: ignore[call-overload]
     with pytest.raises(ConfigError, match="pass only one of them"):
         trainable(speaker, name="x", agents=["y"])
     with pytest.raises(ConfigError, match="must be a list of names"):
