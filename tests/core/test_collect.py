@@ -10,19 +10,26 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 
+from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.capture import current_run, scope
+from lightning_core.chat.chat import Chat
 from lightning_core.config import Config, load_config
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
 from lightning_core.loop import evaluate, fit
+from lightning_core.otel import spans_to_otlp
 from lightning_core.records.store import Store
 from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.counts import counts_to_metrics
+from lightning_core.rollouts.environment import capturing, open_agents
 from tests.collected import ScriptedAgents, collect_step
 
 TASKS = [{"id": name} for name in "abcd"]
@@ -170,6 +177,46 @@ def test_missing_tasks_are_found_before_the_model_is_loaded(tmp_path: Path) -> N
     """A missing model would be another error."""
     with pytest.raises(ConfigError, match=r"tasks\.eval is missing"):
         evaluate(lambda task: 0.0, config=config(policy={"model": str(tmp_path / "none")}), folder=tmp_path)
+
+
+@pytest.mark.parametrize("source", ["sampled tool call", "scope", "another process"])
+def test_every_rollout_is_stored_whatever_text_and_times_one_of_them_has(tmp_path: Path, source: str) -> None:
+    def answer(prompt: str) -> str:
+        return '<tool_call>\n{"name": "t", "arguments": {"x": "\\ud83d"}}\n</tool_call>' if "call" in prompt else "ok"
+
+    def solve(task: dict[str, str]) -> float:
+        run = current_run()
+        assert run is not None
+        headers = {"authorization": f"Bearer {run.api_key}"}
+        unusual = task["id"] == "c"
+        with scope("writer"):
+            tools = [{"type": "function", "function": {"name": "t", "parameters": {"type": "object"}}}]
+            content = "call" if unusual and source == "sampled tool call" else "hi"
+            body = {"model": "policy", "messages": [{"role": "user", "content": content}], "tools": tools}
+            httpx.post(f"{run.endpoint}/chat/completions", json=body, headers=headers).raise_for_status()
+        if unusual and source == "scope":
+            with scope("t", kind="tool", attributes={"result": "\ud83d"}):
+                pass
+        if unusual and source == "another process":
+            late = replace(run.spans[0], span_id="1" * 16, start_ns=1 << 63, end_ns=1 << 63)
+            httpx.post(f"{run.endpoint}/traces", json=spans_to_otlp([late]), headers=headers).raise_for_status()
+        return 1.0
+
+    settings = config(policy={"model": "policy"}, rollouts={"retries": 0})
+    backend = ScriptedBackend(answer)
+    chats = {"policy": Chat(backend.tokenizer)}
+    with (
+        Store(tmp_path / "store.db") as store,
+        capturing(settings),
+        open_agents(settings, solve, backend, chats) as agents,
+    ):
+        collector = Collector(settings, agents, store)
+        groups = asyncio.run(collector.roll_out_all(TASKS, "train", 0))
+        assert [r.status for g in groups for r in g.rollouts] == ["ok"] * 8, [
+            r.error for g in groups for r in g.rollouts
+        ]
+        assert store.count() == 8
+        assert {len(store.trace(r.id).calls) for r in store.rollouts()} == {1}
 
 
 def test_the_loop_loads_no_torch() -> None:
