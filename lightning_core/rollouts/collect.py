@@ -19,7 +19,7 @@ from lightning_core.config import Config
 from lightning_core.config.credit_rules import policy_rules
 from lightning_core.credit import Credit, Episode, assign_by_policy
 from lightning_core.endpoint.server import Routing
-from lightning_core.errors import InfrastructureError, TrainingError
+from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
 from lightning_core.records.progress import Progress
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.background import BackgroundLoop
@@ -157,8 +157,10 @@ class Collector:
     def check(self, groups: Sequence[Group]) -> None:
         """Raise `InfrastructureError` if no rollout finished.
 
-        On the first call, raise `ConfigError` for unknown agents.
+        Raises `ConfigError` without groups and, on the first call, for unknown agents.
         """
+        if not groups:
+            raise ConfigError("found no tasks to run, expected at least one; check the list of tasks")
         rollouts = [r for g in groups for r in g.rollouts]
         if all(r.status == "infrastructure" for r in rollouts):
             errors = [e for e in (*(g.error for g in groups), *(r.error for r in rollouts)) if e]

@@ -173,6 +173,22 @@ def test_a_reward_rule_that_cannot_be_imported_leaves_no_folder(tmp_path: Path) 
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_empty_list_of_tasks_is_refused_before_anything_is_created(tmp_path: Path) -> None:
+    settings = config(policy={"model": str(tmp_path / "none")}, run={"dir": str(tmp_path / "runs")})
+    with pytest.raises(ConfigError, match=r"tasks: found an empty list, expected at least one .* use tasks\.train"):
+        fit(lambda task: 0.0, config=settings, tasks=[])
+    with pytest.raises(ConfigError, match=r"tasks: found an empty list, expected at least one .* use tasks\.eval"):
+        evaluate(lambda task: 0.0, config=settings, folder=tmp_path / "evaluation", tasks=[])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_without_groups_is_refused(tmp_path: Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        collector = Collector(config(), ScriptedAgents(), store)
+        with pytest.raises(ConfigError, match="found no tasks to run, expected at least one"):
+            asyncio.run(collector.roll_out_all([], "train", 0))
+
+
 def test_missing_tasks_are_found_before_the_model_is_loaded(tmp_path: Path) -> None:
     """A missing model would be another error."""
     with pytest.raises(ConfigError, match=r"tasks\.eval is missing"):
