@@ -29,6 +29,7 @@ from lightning_core.records.store import Store
 from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.counts import counts_to_metrics
+from lightning_core.rollouts.entries import make_jobs
 from lightning_core.rollouts.environment import capturing, open_agents
 from tests.collected import ScriptedAgents, collect_step
 
@@ -132,6 +133,20 @@ def test_all_attempts_at_a_task_are_judged_together(tmp_path: Path) -> None:
     assert sorted(len(request) for request in agents.judged) == [2, 2, 4]
     assert all(len(set(request)) == 1 for request in agents.judged)
     assert len(batch.episodes) == 8
+
+
+def test_repeated_tasks_of_a_step_have_seeds_of_their_own(tmp_path: Path) -> None:
+    """A step of four groups from three tasks has one task twice. The seeds of first groups do not depend on that."""
+    tasks = [{"id": name} for name in "abca"]
+    repeated, single = (_seeds(tmp_path / str(len(some)), some) for some in (tasks, tasks[:3]))
+    assert repeated[:3] == single
+    seeds = [seed for group in repeated for seed in group]
+    assert len(seeds) == len(set(seeds)) == 8
+
+
+def test_the_seeds_of_a_run_do_not_change_between_versions() -> None:
+    first, second = make_jobs(TASKS[0], config(), copies=2, phase="train", step=3)
+    assert (first.seed, second.seed) == (8618822605667268, 71661592503645008)
 
 
 def test_a_judge_that_fails_for_the_only_group_of_a_step_stops_the_run(tmp_path: Path) -> None:
@@ -241,6 +256,12 @@ def test_the_loop_loads_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def _seeds(folder: Path, tasks: list[dict[str, str]]) -> list[list[int]]:
+    with Store(folder / "store.db") as store:
+        groups = asyncio.run(Collector(config(), ScriptedAgents(), store).roll_out_all(tasks, "train", 0))
+    return [[r.job.seed for r in group.rollouts] for group in groups]
 
 
 UPSTREAM = {"upstream": {"base_url": "http://127.0.0.1:9/v1"}}
