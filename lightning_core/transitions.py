@@ -13,7 +13,7 @@ Any other call starts a new row. Every sampled token is trained in exactly one r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -241,8 +241,3 @@ class _OpenRow:
             advantages=values,
             segments=tuple(segments),
         )
-
-
-def count_sampled(transitions: Sequence[Transition]) -> int:
-    """Number of sampled tokens in ``transitions``; equals the sum of their rows' masks."""
-    return sum(len(t.output_ids) for t in transitions)

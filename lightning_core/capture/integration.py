@@ -199,12 +199,6 @@ class Installed:
         with self._lock:
             return frozenset(self._patches)
 
-    @property
-    def owners(self) -> tuple[Any, ...]:
-        """The modules and classes that are patched now."""
-        with self._lock:
-            return tuple(owner for patches in self._patches.values() for owner in patches.owners)
-
     def find(self, obj: Any) -> Integration | None:
         """The integration that can mark ``obj``, or None.
 
@@ -273,8 +267,3 @@ find_integration = _installed.find
 def active_integrations() -> frozenset[str]:
     """Names of the integrations whose patches are installed in this process."""
     return _installed.active
-
-
-def patched_owners() -> tuple[Any, ...]:
-    """The modules and classes that this process's integrations have patched, for tests."""
-    return _installed.owners

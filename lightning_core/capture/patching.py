@@ -51,16 +51,10 @@ class Patches:
         self._wraps: list[_Wrap] = []
         self._lock = threading.RLock()
 
-    @property
-    def owners(self) -> tuple[Any, ...]:
-        """The modules and classes that this set has wrapped, each once."""
-        with self._lock:
-            return tuple({id(wrap.owner): wrap.owner for wrap in self._wraps}.values())
-
     def wrap(self, target: Any, attribute: str, wrapper: Wrapper) -> None:
         """Wrap ``attribute`` of ``target``: a module, its name, or a class.
 
-        ``attribute`` may be a dotted path.         Wrapping the same attribute with the same ``wrapper`` again does
+        ``attribute`` may be a dotted path. Wrapping the same attribute with the same ``wrapper`` again does
         nothing. Raises AttributeError or ImportError (wrapt's subclasses of them) if the attribute does not exist.
         """
         owner, name, original = wrapt.resolve_path(target, attribute)

@@ -277,5 +277,10 @@ def _to_openai(call: ToolCall, *, short_ids: bool) -> dict[str, Any]:
     return {
         "id": call.id if own else made,
         "type": "function",
-        "function": {"name": call.name, "arguments": written},
+        "function": {"name": _valid_unicode(call.name), "arguments": _valid_unicode(written)},
     }
+
+
+def _valid_unicode(text: str) -> str:
+    """``text`` with U+FFFD for lone surrogates, which JSON can escape, but no response can contain as UTF-8."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

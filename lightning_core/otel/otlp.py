@@ -15,6 +15,8 @@ from typing import Any
 from lightning_core.errors import MissingExtra
 from lightning_core.trace import SpanRecord
 
+_LAST_NS = (1 << 63) - 1
+"""The last time that a signed 64-bit integer holds, in ns since 1970; it is in the year 2262."""
 _ERROR = 2
 """OTLP's status code for an error; 0 means unset."""
 
@@ -126,29 +128,42 @@ def _span_in(span: Mapping[str, Any]) -> SpanRecord:
         status = span.get("status", {})
         failed = status.get("code") in (_ERROR, "STATUS_CODE_ERROR")
         return SpanRecord(
-            name=span.get("name", ""),
+            name=_string(span.get("name", "")),
             trace_id=_identity(span["traceId"], 32),
             span_id=_identity(span["spanId"], 16),
             parent_id=_identity(span["parentSpanId"], 16) if span.get("parentSpanId") else None,
-            start_ns=int(span["startTimeUnixNano"]),
-            end_ns=int(span["endTimeUnixNano"]),
+            start_ns=_time(span["startTimeUnixNano"]),
+            end_ns=_time(span["endTimeUnixNano"]),
             attributes=with_message_events(
                 _attributes_in(span), [(e.get("name", ""), _attributes_in(e)) for e in span.get("events", [])]
             ),
-            error=status.get("message") or "error" if failed else None,
+            error=_string(status.get("message") or "error") if failed else None,
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"not an OTLP span, {type(error).__name__} {error}: {span!r:.200}") from error
 
 
 def _attributes_in(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {entry["key"]: _value_in(entry.get("value", {})) for entry in item.get("attributes", [])}
+    return {_string(entry["key"]): _value_in(entry.get("value", {})) for entry in item.get("attributes", [])}
 
 
 def _identity(text: str, digits: int) -> str:
     if len(text) != digits or not set(text.lower()) <= set("0123456789abcdef"):
         raise ValueError(f"expected an id of {digits} hexadecimal digits, found {text!r}")
     return text.lower()
+
+
+def _time(value: Any) -> int:
+    found = int(value)
+    if not 0 <= found <= _LAST_NS:
+        raise ValueError(f"expected a time from 0 to {_LAST_NS} ns since 1970, found {found}")
+    return found
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a string, found {value!r:.200}")
+    return value
 
 
 def _value_out(value: Any) -> dict[str, Any]:
@@ -235,8 +250,8 @@ def _span_from_message(span: Any) -> SpanRecord:
         trace_id=_identity(span.trace_id.hex(), 32),
         span_id=_identity(span.span_id.hex(), 16),
         parent_id=_identity(span.parent_span_id.hex(), 16) if span.parent_span_id else None,
-        start_ns=span.start_time_unix_nano,
-        end_ns=span.end_time_unix_nano,
+        start_ns=_time(span.start_time_unix_nano),
+        end_ns=_time(span.end_time_unix_nano),
         attributes=with_message_events(_attributes_from_message(span.attributes), events),
         error=span.status.message or "error" if span.status.code == _ERROR else None,
     )

@@ -13,9 +13,16 @@ T = TypeVar("T")
 class GroupCommit(Generic[T]):
     """Calls ``write`` on a thread of its own, each time with all items that wait. Thread-safe."""
 
-    def __init__(self, write: Callable[[Sequence[T]], object]) -> None:
-        """``write``: writes all items durably, or raises and writes none."""
+    def __init__(
+        self, write: Callable[[Sequence[T]], object], *, storage_errors: tuple[type[Exception], ...] = (OSError,)
+    ) -> None:
+        """``write``: writes all items durably, or raises and writes none; a second call reads the items again.
+
+        ``storage_errors``: failures of the storage, which fail all items of the write. After any other error, items that were
+        added separately are written separately, so that an invalid one is lost alone.
+        """
         self._write = write
+        self._storage_errors = storage_errors
         self._waiting: list[tuple[Sequence[T], Future[None]]] = []
         self._lock = threading.Lock()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="lightning-store")
@@ -43,8 +50,7 @@ class GroupCommit(Generic[T]):
         try:
             self._write([item for items, _ in batch for item in items])
         except Exception as error:  # noqa: BLE001 - raised by the future
-            if len(batch) > 1 and isinstance(error, (ValueError, TypeError)):
-                # One of them is invalid; that is no reason to lose the others.
+            if len(batch) > 1 and not isinstance(error, self._storage_errors):
                 for one in batch:
                     self._settle([one])
                 return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+from base64 import b64encode
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -114,7 +115,7 @@ class Store:
         self._lock = threading.RLock()
         self._db = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=30)
         self._db.row_factory = sqlite3.Row
-        self._queue = GroupCommit(self.add_rollouts)
+        self._queue = GroupCommit(self.add_rollouts, storage_errors=(sqlite3.OperationalError, OSError))
         try:
             self._prepare(read_only)
         except sqlite3.DatabaseError as error:
@@ -170,7 +171,7 @@ class Store:
         with self._transaction():
             return [self._add_rollout(record, spans) for record, spans in rollouts]
 
-    def queue_rollouts(self, rollouts: Sequence[tuple[RolloutRecord, Iterable[SpanRecord]]]) -> Future[None]:
+    def queue_rollouts(self, rollouts: Sequence[tuple[RolloutRecord, Sequence[SpanRecord]]]) -> Future[None]:
         """`add_rollouts` on the store's own thread; rollouts queued during a write share the next transaction."""
         return self._queue.add(rollouts)
 
@@ -180,23 +181,10 @@ class Store:
         if foreign is not None:
             raise ValueError(f"span {foreign.span_id} belongs to rollout {foreign.trace_id}, expected {r.id}")
         calls = sum(span.attributes.get(OPERATION) == "chat" for span in spans)
-        values = {
-            "id": r.id,
-            "step": r.step,
-            "task_id": r.task_id,
-            "phase": r.phase,
-            "attempt": r.attempt,
-            "status": r.status,
-            "reward": r.reward,
-            "error": r.error,
-            "version": r.version,
-            "started_ns": r.started_ns,
-            "ended_ns": r.ended_ns,
-            "calls": calls,
-            "counters": json.dumps(dict(r.counters)),
-        }
+        given = {name: getattr(r, name) for name in _ROLLOUT}
+        values = {**given, "calls": calls, "counters": json.dumps(dict(r.counters))}
         try:
-            cursor = self._db.execute(_insert("rollouts", tuple(values)), values)
+            cursor = self._db.execute(_insert("rollouts", tuple(values)), _storable(values))
         except sqlite3.IntegrityError as error:
             raise ValueError(f"rollout {r.id} cannot be stored: {error}") from error
         for span in spans:
@@ -205,6 +193,8 @@ class Store:
 
     def _add_span(self, span: SpanRecord) -> None:
         plain = {k: v for k, v in span.attributes.items() if not isinstance(v, bytes)}
+        # Spans of other processes may have any value here.
+        operation, agent = (v if isinstance(v, str) else None for v in (plain.get(OPERATION), plain.get(AGENT)))
         values = {
             "rollout": span.trace_id,
             "span_id": span.span_id,
@@ -213,13 +203,17 @@ class Store:
             "start_ns": span.start_ns,
             "end_ns": span.end_ns,
             "error": span.error,
-            "operation": plain.get(OPERATION),
-            "agent": plain.get(AGENT),
-            "attributes": json.dumps(plain, ensure_ascii=False),
+            "operation": operation,
+            "agent": agent,
+            "attributes": json.dumps(
+                plain, default=_base64
+            ),  # ASCII: also keeps lone surrogates, which UTF-8 cannot encode
         }
-        self._db.execute(_insert("spans", tuple(values)), values)
-        arrays = [(span.trace_id, span.span_id, k, v) for k, v in span.attributes.items() if isinstance(v, bytes)]
-        self._db.executemany("INSERT INTO arrays (rollout, span_id, key, data) VALUES (?,?,?,?)", arrays)
+        self._db.execute(_insert("spans", tuple(values)), _storable(values))
+        for key, data in span.attributes.items():
+            if isinstance(data, bytes):
+                array = {"rollout": span.trace_id, "span_id": span.span_id, "key": key, "data": data}
+                self._db.execute(_insert("arrays", tuple(array)), _storable(array))
 
     def add_spans(self, spans: Iterable[SpanRecord]) -> None:
         """Add spans to rollouts that are already stored."""
@@ -229,7 +223,7 @@ class Store:
 
     def add_credit(self, rows: Iterable[CallCredit]) -> None:
         """Write the credit of calls of stored rollouts; replaces earlier credit of the same calls."""
-        values = [{name: getattr(row, name) for name in _CREDIT} for row in rows]
+        values = [_storable({name: getattr(row, name) for name in _CREDIT}) for row in rows]
         with self._transaction():
             try:
                 self._db.executemany(_insert("credit", _CREDIT, "INSERT OR REPLACE"), values)
@@ -247,7 +241,7 @@ class Store:
 
     def rewind(self, step: int) -> None:
         """Delete what a run resumed after ``step`` updates repeats."""
-        repeated = "(phase = 'train' AND step >= ?) OR (phase <> 'train' AND step > ?) OR phase = 'eval_after'"
+        repeated = "step > ? OR (step = ? AND phase IN ('train', 'judge')) OR phase = 'eval_after'"
         with self._transaction():
             # The tables that refer to rollouts first: a cascade would delete from them rollout by rollout.
             for table in ("arrays", "spans", "credit"):
@@ -364,6 +358,7 @@ class Store:
 
 
 _CREDIT = tuple(column.name for column in fields(CallCredit))
+_ROLLOUT = tuple(column.name for column in fields(RolloutRecord) if column.name != "ordinal")
 
 
 @cache
@@ -372,23 +367,28 @@ def _insert(table: str, columns: tuple[str, ...], verb: str = "INSERT") -> str:
     return f"{verb} INTO {table} ({', '.join(columns)}) VALUES ({', '.join(f':{name}' for name in columns)})"
 
 
-def _record(row: sqlite3.Row) -> RolloutRecord:
-    return RolloutRecord(
-        id=row["id"],
-        step=row["step"],
-        task_id=row["task_id"],
-        phase=row["phase"],
-        attempt=row["attempt"],
-        status=row["status"],
-        reward=row["reward"],
-        error=row["error"],
-        version=row["version"],
-        started_ns=row["started_ns"],
-        ended_ns=row["ended_ns"],
-        counters=json.loads(row["counters"]),
-        ordinal=row["ordinal"],
-        calls=row["calls"],
+def _storable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` with lone surrogates in strings written as ``\\ud800``: SQLite stores UTF-8, which has none."""
+    return {
+        name: value.encode(errors="backslashreplace").decode()
+        if isinstance(value, str) and not value.isascii()
+        else value
+        for name, value in values.items()
+    }
+
+
+def _base64(value: object) -> str:
+    """Bytes inside a list or an object, as OTLP/JSON writes them."""
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    raise TypeError(
+        f"an attribute has a value of type {type(value).__name__}, which JSON cannot express: {value!r:.200}"
     )
+
+
+def _record(row: sqlite3.Row) -> RolloutRecord:
+    values = {name: row[name] for name in (*_ROLLOUT, "ordinal")}
+    return RolloutRecord(**{**values, "counters": json.loads(row["counters"])})
 
 
 def _attributes(text: str) -> dict[str, Any]:

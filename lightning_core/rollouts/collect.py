@@ -19,7 +19,7 @@ from lightning_core.config import Config
 from lightning_core.config.credit_rules import policy_rules
 from lightning_core.credit import Credit, Episode, assign_by_policy
 from lightning_core.endpoint.server import Routing
-from lightning_core.errors import InfrastructureError, TrainingError
+from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
 from lightning_core.records.progress import Progress
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.background import BackgroundLoop
@@ -27,6 +27,7 @@ from lightning_core.rollouts.counts import count_rollouts, count_rows
 from lightning_core.rollouts.entries import (
     call_credits,
     check_names,
+    count_earlier,
     make_jobs,
     pick_tasks,
     rollout_record,
@@ -115,11 +116,14 @@ class Collector:
         self._on_rollout = on_rollout
         self._names_checked = False
 
-    async def roll_out(self, task: Task, phase: Phase, step: int) -> Group:
-        """tasks → rollouts: run all attempts at ``task`` under the current policy; recorded on return."""
+    async def roll_out(self, task: Task, phase: Phase, step: int, *, earlier: int = 0) -> Group:
+        """tasks → rollouts: run all attempts at ``task`` under the current policy; recorded on return.
+
+        ``earlier``: number of groups of the same task before this one in the step (`count_earlier`).
+        """
         c = self.config
         copies = c.rollouts.group_size if phase == "train" else c.eval.samples
-        jobs = make_jobs([task], c, copies=copies, phase=phase, step=step)
+        jobs = make_jobs(task, c, copies=copies, phase=phase, step=step, earlier=earlier)
         version = None if c.policies else step
 
         writes: list[Future[None]] = []
@@ -147,7 +151,10 @@ class Collector:
         """
         try:
             async with asyncio.TaskGroup() as running:
-                groups = [running.create_task(self.roll_out(task, phase, step)) for task in tasks]
+                groups = [
+                    running.create_task(self.roll_out(task, phase, step, earlier=earlier))
+                    for task, earlier in zip(tasks, count_earlier(tasks), strict=True)
+                ]
         except BaseExceptionGroup as raised:
             raise raised.exceptions[0] from None
         found = [group.result() for group in groups]
@@ -157,8 +164,10 @@ class Collector:
     def check(self, groups: Sequence[Group]) -> None:
         """Raise `InfrastructureError` if no rollout finished.
 
-        On the first call, raise `ConfigError` for unknown agents.
+        Raises `ConfigError` without groups and, on the first call, for unknown agents.
         """
+        if not groups:
+            raise ConfigError("found no tasks to run, expected at least one; check the list of tasks")
         rollouts = [r for g in groups for r in g.rollouts]
         if all(r.status == "infrastructure" for r in rollouts):
             errors = [e for e in (*(g.error for g in groups), *(r.error for r in rollouts)) if e]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -46,16 +47,28 @@ def pick_tasks(tasks: Sequence[Task], config: Config, step: int) -> list[Task]:
     return picked
 
 
-def make_jobs(tasks: Iterable[Task], config: Config, *, copies: int, phase: Phase, step: int) -> list[Job]:
-    """``copies`` jobs for each task, each with its own seed.
+def count_earlier(tasks: Iterable[Task]) -> list[int]:
+    """For each task, how many tasks before it have the same id."""
+    seen: Counter[str] = Counter()
+    earlier: list[int] = []
+    for task in tasks:
+        earlier.append(seen[task["id"]])
+        seen[task["id"]] += 1
+    return earlier
+
+
+def make_jobs(task: Task, config: Config, *, copies: int, phase: Phase, step: int, earlier: int = 0) -> list[Job]:
+    """``copies`` jobs for ``task``, each with its own seed.
 
     All evaluations use the same seeds, so that only the policy differs between them.
+
+    ``earlier``: number of groups of the same task before this one in the step, with seeds of their own.
     """
+    first = earlier * copies
     when = str(step) if phase == "train" else "eval"
     return [
         Job(task=task, task_id=str(task["id"]), seed=_seed(config.run.seed, when, task["id"], copy))
-        for task in tasks
-        for copy in range(copies)
+        for copy in range(first, first + copies)
     ]
 
 

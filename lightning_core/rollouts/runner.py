@@ -130,27 +130,14 @@ class Runner:
         self._loop.close()  # does not wait for the agents' threads
         self._closing.shutdown(wait=False)
 
-    def run(self, jobs: Sequence[Job], *, routing: Routing, on_attempt: OnAttempt | None = None) -> list[Rollout]:
-        """Run one rollout per job and return the last attempt of each, in the order of ``jobs``.
-
-        ``on_attempt`` is called with each attempt as it ends, one call at a time. Raises `RewardError` for an invalid
-        reward.
-        """
-        work = self.submit(jobs, routing=routing, on_attempt=on_attempt)
-        try:
-            while True:
-                try:
-                    return work.result(0.2)  # Ctrl-C cannot interrupt a wait without a timeout
-                except TimeoutError:
-                    if work.done():
-                        raise
-        finally:
-            work.cancel()
-
     def submit(
         self, jobs: Sequence[Job], *, routing: Routing, on_attempt: OnAttempt | None = None
     ) -> Future[list[Rollout]]:
-        """`run` without waiting. Concurrent batches share the limit ``concurrency``."""
+        """Start one rollout per job; the future has the last attempt of each, in the order of ``jobs``.
+
+        Concurrent batches share the limit ``concurrency``. ``on_attempt`` is called with each attempt as it ends, one
+        call at a time. The future raises `RewardError` for an invalid reward.
+        """
         batch = self._run_batch(jobs, routing, on_attempt, contextvars.copy_context())
         return asyncio.run_coroutine_threadsafe(batch, self._loop)
 

@@ -10,19 +10,27 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 
+from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.capture import current_run, scope
+from lightning_core.chat.chat import Chat
 from lightning_core.config import Config, load_config
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
 from lightning_core.loop import evaluate, fit
+from lightning_core.otel import spans_to_otlp
 from lightning_core.records.store import Store
 from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.counts import counts_to_metrics
+from lightning_core.rollouts.entries import make_jobs
+from lightning_core.rollouts.environment import capturing, open_agents
 from tests.collected import ScriptedAgents, collect_step
 
 TASKS = [{"id": name} for name in "abcd"]
@@ -127,6 +135,20 @@ def test_all_attempts_at_a_task_are_judged_together(tmp_path: Path) -> None:
     assert len(batch.episodes) == 8
 
 
+def test_repeated_tasks_of_a_step_have_seeds_of_their_own(tmp_path: Path) -> None:
+    """A step of four groups from three tasks has one task twice. The seeds of first groups do not depend on that."""
+    tasks = [{"id": name} for name in "abca"]
+    repeated, single = (_seeds(tmp_path / str(len(some)), some) for some in (tasks, tasks[:3]))
+    assert repeated[:3] == single
+    seeds = [seed for group in repeated for seed in group]
+    assert len(seeds) == len(set(seeds)) == 8
+
+
+def test_the_seeds_of_a_run_do_not_change_between_versions() -> None:
+    first, second = make_jobs(TASKS[0], config(), copies=2, phase="train", step=3)
+    assert (first.seed, second.seed) == (8618822605667268, 71661592503645008)
+
+
 def test_a_judge_that_fails_for_the_only_group_of_a_step_stops_the_run(tmp_path: Path) -> None:
     agents = ScriptedAgents(judge_error="HTTPError: 503")
     sections = {"credit": {"judge": {"model": "j"}}, "policy": UPSTREAM, "rollouts": {"tasks_per_step": 1}}
@@ -166,10 +188,66 @@ def test_a_reward_rule_that_cannot_be_imported_leaves_no_folder(tmp_path: Path) 
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_empty_list_of_tasks_is_refused_before_anything_is_created(tmp_path: Path) -> None:
+    settings = config(policy={"model": str(tmp_path / "none")}, run={"dir": str(tmp_path / "runs")})
+    with pytest.raises(ConfigError, match=r"tasks: found an empty list, expected at least one .* use tasks\.train"):
+        fit(lambda task: 0.0, config=settings, tasks=[])
+    with pytest.raises(ConfigError, match=r"tasks: found an empty list, expected at least one .* use tasks\.eval"):
+        evaluate(lambda task: 0.0, config=settings, folder=tmp_path / "evaluation", tasks=[])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_without_groups_is_refused(tmp_path: Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        collector = Collector(config(), ScriptedAgents(), store)
+        with pytest.raises(ConfigError, match="found no tasks to run, expected at least one"):
+            asyncio.run(collector.roll_out_all([], "train", 0))
+
+
 def test_missing_tasks_are_found_before_the_model_is_loaded(tmp_path: Path) -> None:
     """A missing model would be another error."""
     with pytest.raises(ConfigError, match=r"tasks\.eval is missing"):
         evaluate(lambda task: 0.0, config=config(policy={"model": str(tmp_path / "none")}), folder=tmp_path)
+
+
+@pytest.mark.parametrize("source", ["sampled tool call", "scope", "another process"])
+def test_every_rollout_is_stored_whatever_text_and_times_one_of_them_has(tmp_path: Path, source: str) -> None:
+    def answer(prompt: str) -> str:
+        return '<tool_call>\n{"name": "t", "arguments": {"x": "\\ud83d"}}\n</tool_call>' if "call" in prompt else "ok"
+
+    def solve(task: dict[str, str]) -> float:
+        run = current_run()
+        assert run is not None
+        headers = {"authorization": f"Bearer {run.api_key}"}
+        unusual = task["id"] == "c"
+        with scope("writer"):
+            tools = [{"type": "function", "function": {"name": "t", "parameters": {"type": "object"}}}]
+            content = "call" if unusual and source == "sampled tool call" else "hi"
+            body = {"model": "policy", "messages": [{"role": "user", "content": content}], "tools": tools}
+            httpx.post(f"{run.endpoint}/chat/completions", json=body, headers=headers).raise_for_status()
+        if unusual and source == "scope":
+            with scope("t", kind="tool", attributes={"result": "\ud83d"}):
+                pass
+        if unusual and source == "another process":
+            late = replace(run.spans[0], span_id="1" * 16, start_ns=1 << 63, end_ns=1 << 63)
+            httpx.post(f"{run.endpoint}/traces", json=spans_to_otlp([late]), headers=headers).raise_for_status()
+        return 1.0
+
+    settings = config(policy={"model": "policy"}, rollouts={"retries": 0})
+    backend = ScriptedBackend(answer)
+    chats = {"policy": Chat(backend.tokenizer)}
+    with (
+        Store(tmp_path / "store.db") as store,
+        capturing(settings),
+        open_agents(settings, solve, backend, chats) as agents,
+    ):
+        collector = Collector(settings, agents, store)
+        groups = asyncio.run(collector.roll_out_all(TASKS, "train", 0))
+        assert [r.status for g in groups for r in g.rollouts] == ["ok"] * 8, [
+            r.error for g in groups for r in g.rollouts
+        ]
+        assert store.count() == 8
+        assert {len(store.trace(r.id).calls) for r in store.rollouts()} == {1}
 
 
 def test_the_loop_loads_no_torch() -> None:
@@ -178,6 +256,12 @@ def test_the_loop_loads_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def _seeds(folder: Path, tasks: list[dict[str, str]]) -> list[list[int]]:
+    with Store(folder / "store.db") as store:
+        groups = asyncio.run(Collector(config(), ScriptedAgents(), store).roll_out_all(tasks, "train", 0))
+    return [[r.job.seed for r in group.rollouts] for group in groups]
 
 
 UPSTREAM = {"upstream": {"base_url": "http://127.0.0.1:9/v1"}}

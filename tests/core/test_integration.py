@@ -77,7 +77,6 @@ def test_counted_nested_and_idempotent(announce: Any) -> None:
     with installed.installed():
         assert Host.call() == ["one", "two"]
         assert installed.active == {"one", "two"}
-        assert installed.owners == (Host, Host)
     assert Host.call() == ["one"]
     installed.uninstall("one")
     assert Host.call() == ["one"]

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import httpx
@@ -39,7 +40,15 @@ def run(endpoint: PolicyEndpoint, solve: Callable[[Any], Any], n: int = 1, **opt
     strict = options.pop("strict", True)
     settings = Rollouts(**options)
     with Runner(solve, endpoint=endpoint, settings=settings, reward_function=reward_function, strict=strict) as runner:
-        return runner.run(jobs(n), routing=ROUTING, on_attempt=on_attempt)
+        return finish(runner.submit(jobs(n), routing=ROUTING, on_attempt=on_attempt))
+
+
+def finish(work: Future[list[Rollout]]) -> list[Rollout]:
+    """The rollouts of ``work``, which is cancelled if a test waits too long."""
+    try:
+        return work.result(60)
+    finally:
+        work.cancel()
 
 
 def ask(text: str = "hi") -> str:
@@ -230,7 +239,7 @@ def test_an_async_client_lives_through_all_batches(endpoint: PolicyEndpoint):
 
     with Runner(solve, endpoint=endpoint, settings=Rollouts()) as runner:
         for _ in range(3):
-            assert [(r.status, r.reward) for r in runner.run(jobs(4), routing=ROUTING)] == [("ok", 1.0)] * 4
+            assert [(r.status, r.reward) for r in finish(runner.submit(jobs(4), routing=ROUTING))] == [("ok", 1.0)] * 4
 
 
 def test_it_runs_inside_a_running_event_loop(endpoint: PolicyEndpoint):

@@ -94,6 +94,33 @@ def test_a_captured_rollout_comes_back_equal(tmp_path: Path) -> None:
         assert store.rollout(1) == record(run.rollout, counters={"lost": 2}, ordinal=1, calls=1)
 
 
+def test_text_that_utf_8_cannot_encode_is_stored(tmp_path: Path) -> None:
+    """In JSON a lone surrogate stays as it is; in other columns it is escaped."""
+    half = "ü\ud83d"
+    attributes = {tr.OPERATION: "chat", tr.AGENT: half, "result": half, "list": (half,), half: b"\1"}
+    span = replace(chat(ID, "1" * 16, None), name=half, error=half, attributes=attributes)
+    with Store(tmp_path / "store.db") as store:
+        store.add_rollout(record(task_id=half, error=half), [root(ID), span])
+        store.add_credit([
+            CallCredit(rollout=ID, call=span.span_id, agent=half, step=1, reward=1.0, advantage=1.0, tokens=1)
+        ])  # fmt: skip
+        escaped = "ü\\ud83d"
+        assert (store.rollout(1).task_id, store.rollout(1).error) == (escaped, escaped)
+        found = next(s for s in store.spans(1) if s.span_id == span.span_id)
+        assert (found.name, found.error, found.attributes[escaped]) == (escaped, escaped, b"\1")
+        assert (found.attributes["result"], found.attributes["list"]) == (half, (half,))
+        assert store.agents() == {escaped: 1}
+        assert store.credited_agents() == {escaped}
+
+
+def test_attributes_of_unusual_types_are_stored(tmp_path: Path) -> None:
+    attributes = {tr.OPERATION: ("chat",), tr.AGENT: 1 << 70, "nested": (b"\1", {"bytes": b"\2"})}
+    with Store(tmp_path / "store.db") as store:
+        store.add_rollout(record(), [root(ID), replace(chat(ID, "1" * 16, None), attributes=attributes)])
+        found = next(s for s in store.spans(1) if s.span_id == "1" * 16)
+    assert found.attributes == {**attributes, "nested": ("AQ==", {"bytes": "Ag=="})}
+
+
 def test_lists_and_filters(tmp_path: Path) -> None:
     a, b, c = ("a" * 32, "b" * 32, "c" * 32)
     with Store(tmp_path / "store.db") as store:
@@ -133,6 +160,7 @@ def test_credit_and_steps(tmp_path: Path) -> None:
 
 def test_rewind_forgets_what_will_be_done_again(tmp_path: Path) -> None:
     names = {"a": (0, "eval_before"), "b": (0, "train"), "c": (1, "train"), "d": (1, "eval"), "e": (1, "eval_after")}
+    names |= {"1": (0, "judge"), "2": (1, "judge"), "3": (2, "eval")}
     with Store(tmp_path / "store.db") as store:
         for name, (step, phase) in names.items():
             sampled = chat(name * 32, "1" * 16, "w")
@@ -142,12 +170,12 @@ def test_rewind_forgets_what_will_be_done_again(tmp_path: Path) -> None:
             store.add_credit([call])
             store.add_step(step, {})
         store.rewind(1)
-        assert store.agents() == {"w": 3}
+        assert store.agents() == {"w": 4}
         left = sqlite3.connect(tmp_path / "store.db")
-        assert left.execute("SELECT count(*), count(DISTINCT rollout) FROM arrays").fetchone() == (3, 3)
+        assert left.execute("SELECT count(*), count(DISTINCT rollout) FROM arrays").fetchone() == (4, 4)
         left.close()
-        assert [r.id[0] for r in store.rollouts()] == ["a", "b", "d"]
-        assert [c.rollout[0] for c in store.credit()] == ["a", "b", "d"]
+        assert [r.id[0] for r in store.rollouts()] == ["a", "b", "d", "1"]
+        assert {c.rollout[0] for c in store.credit()} == {"a", "b", "d", "1"}
         assert list(store.steps()) == [0, 1]
         store.add_rollout(record("c" * 32), [root("c" * 32)])
 
@@ -206,7 +234,19 @@ os._exit(9)
         assert len(store.spans(20)) == 1
 
 
-def test_rollouts_queued_during_a_write_share_a_transaction_but_not_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"id": "0" * 32}, ValueError),
+        ({"step": 1 << 70}, OverflowError),
+        ({"error": {"a": 1}}, sqlite3.ProgrammingError),
+        ({"counters": {"a": object()}}, TypeError),
+    ],
+    ids=["stored already", "large integer", "unsupported type", "not JSON"],
+)
+def test_rollouts_queued_during_a_write_share_a_transaction_but_not_an_error(
+    tmp_path: Path, changes: dict[str, object], error: type[Exception]
+) -> None:
     path = tmp_path / "store.db"
     ids = [f"{number:032x}" for number in range(10)]
     with Store(path) as store:
@@ -221,15 +261,30 @@ def test_rollouts_queued_during_a_write_share_a_transaction_but_not_an_error(tmp
         with store._transaction():
             first = store.queue_rollouts([(record("e" * 32), [])])
             time.sleep(0.05)
-            again = store.queue_rollouts([(record(ids[0]), [])])
+            invalid = store.queue_rollouts([(record(**{"id": "b" * 32, **changes}), [])])
             other = store.queue_rollouts([(record("d" * 32), [])])
-        with pytest.raises(ValueError, match="cannot be stored"):
-            again.result()
+        with pytest.raises(error):
+            invalid.result()
         other.result()
         store.queue_rollouts([(record("c" * 32), [])])
     with Store(path, read_only=True) as store:
         assert [r.id[0] for r in store.rollouts(last=3)] == ["e", "d", "c"], "closing writes what is queued"
         assert store.count() == 14
+
+
+def test_a_failure_of_the_storage_fails_all_that_share_the_transaction(tmp_path: Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        statements: list[str] = []
+        with store._transaction():
+            first = store.queue_rollouts([(record("f" * 32), [])])
+            time.sleep(0.05)
+            queued = [store.queue_rollouts([(record(f"{number:032x}"), [])]) for number in range(3)]
+            store._db.execute("DROP TABLE rollouts")
+            store._db.set_trace_callback(statements.append)
+        for future in (first, *queued):
+            with pytest.raises(sqlite3.OperationalError, match="no such table"):
+                future.result()
+    assert statements.count("BEGIN IMMEDIATE") == 2, "the first rollout, and all others"
 
 
 def test_many_threads_and_a_reader(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -178,6 +179,37 @@ def test_spans_that_are_none_are_refused_and_the_others_taken() -> None:
     partial = answer.json()["partialSuccess"]
     assert partial["rejectedSpans"] == "1"
     assert partial["errorMessage"] == "expected an id of 32 hexadecimal digits, found 'xyz'"
+    assert [event.id for event in run.trace.events if event.kind != "rollout"] == [f"{2:016x}"]
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/x-protobuf"])
+@pytest.mark.parametrize("field", ["start_ns", "end_ns"])
+def test_a_span_with_a_time_that_cannot_be_stored_is_refused_and_the_others_taken(kind: str, field: str) -> None:
+    late = replace(span(1), **{field: (1 << 63) + 5})
+    encoded = json.dumps(spans_to_otlp([late, span(2)])) if "json" in kind else spans_to_protobuf([late, span(2)])
+    with opened() as (endpoint, run, key):
+        headers = {"authorization": f"Bearer {key}", "content-type": kind}
+        answer = httpx.post(f"{endpoint.url}/traces", content=encoded, headers=headers)
+    assert answer.status_code == 200
+    assert b"expected a time from 0 to 9223372036854775807 ns since 1970, found 9223372036854775813" in answer.content
+    assert [event.id for event in run.trace.events if event.kind != "rollout"] == [f"{2:016x}"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"startTimeUnixNano": "-1"}, "expected a time from 0 to"),
+        ({"name": ["a"]}, "not an OTLP span, TypeError expected a string, found ['a']"),
+        ({"status": {"code": 2, "message": {"a": 1}}}, "not an OTLP span, TypeError expected a string, found {'a': 1}"),
+        ({"attributes": [{"key": None, "value": {"bytesValue": ""}}]}, "not an OTLP span, TypeError expected a string"),
+    ],
+)
+def test_a_span_with_an_invalid_field_is_refused(changes: dict[str, Any], expected: str) -> None:
+    with opened() as (endpoint, run, key):
+        document = spans_to_otlp([span(1), span(2)])
+        document["resourceSpans"][0]["scopeSpans"][0]["spans"][0].update(changes)
+        answer = httpx.post(f"{endpoint.url}/traces", json=document, headers={"authorization": f"Bearer {key}"})
+    assert answer.json()["partialSuccess"]["errorMessage"].startswith(expected)
     assert [event.id for event in run.trace.events if event.kind != "rollout"] == [f"{2:016x}"]
 
 

@@ -45,6 +45,19 @@ def test_calls_are_read_and_the_text_around_them_is_kept(name: str, text: str, c
     assert BY_NAME[name].read(text) == (content, calls)
 
 
+@pytest.mark.parametrize(
+    ("escaped", "read"),
+    [("\\ud83d", "\ufffd"), ("\\ude00 ü", "\ufffd ü"), ("\\ud83dA", "\ufffdA"), ("\\ud83d\\ude00", "😀")],
+)
+def test_lone_surrogates_in_a_call_are_replaced(escaped: str, read: str):
+    """A response that contains them is not UTF-8, and a client could not send them back."""
+    for arguments in (f'{{"x": "{escaped}"}}', f'"{{\\"x\\": \\"{escaped}\\"}}"'):  # an object, and JSON in a string
+        text = f'<tool_call>{{"name": "{escaped}", "arguments": {arguments}}}</tool_call>'
+        (found,) = read_message(BY_NAME["hermes"], text)["tool_calls"]
+        assert found["function"]["name"] == read
+        assert json.loads(found["function"]["arguments"]) == {"x": read}
+
+
 MALFORMED = [
     ("hermes", "<tool_call>{oops</tool_call>"),
     ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),

@@ -33,7 +33,7 @@ from lightning_core.endpoint.server import Routing
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.collect import Collector, Group, require_transitions, without_signal
 from lightning_core.rollouts.counts import add_counts
-from lightning_core.rollouts.entries import to_episodes, trained_agents
+from lightning_core.rollouts.entries import count_earlier, to_episodes, trained_agents
 from lightning_core.rollouts.judge import Judged
 from lightning_core.rollouts.runner import Attempt, Job, Rollout
 from lightning_core.trainers.verl.pool import WorkerPool
@@ -154,7 +154,10 @@ class LightningManager:
 
     async def _dispatch(self, batch: Sequence[Prompt]) -> None:
         async with asyncio.TaskGroup() as running:
-            groups = [running.create_task(self._roll_out(prompt)) for prompt in batch]
+            groups = [
+                running.create_task(self._roll_out(prompt, earlier))
+                for prompt, earlier in zip(batch, count_earlier(prompt.task for prompt in batch), strict=True)
+            ]
             if not self._checked:  # an agent name is known to be wrong only when all rollouts have finished
                 self._check([(await group).group for group in groups])
             if self._whole_batch and batch[0].training:
@@ -172,11 +175,12 @@ class LightningManager:
         require_transitions(groups, self._collector.episodes(groups))
         self._checked = True
 
-    async def _roll_out(self, prompt: Prompt) -> _Prompted:
-        """tasks → rollouts: run all attempts at one prompt."""
+    async def _roll_out(self, prompt: Prompt, earlier: int) -> _Prompted:
+        """tasks → rollouts: run all attempts at one prompt. ``earlier``: see `Collector.roll_out`."""
         await tq.async_kv_put(key=prompt.uid, partition_id=prompt.partition, tag={"status": "running"})
         phase, step = self._phase(prompt)
-        return _Prompted(prompt=prompt, group=await self._collector.roll_out(prompt.task, phase, step))
+        group = await self._collector.roll_out(prompt.task, phase, step, earlier=earlier)
+        return _Prompted(prompt=prompt, group=group)
 
     def _phase(self, prompt: Prompt) -> tuple[Phase, int]:
         """The phase and the number of updates before it.
