@@ -31,7 +31,7 @@ def policy_rules(config: Config) -> dict[str, CreditRules]:
         for name, settings in policy_settings(config).items()
     }
     for rule in rules.values():
-        _raise_first(check_verl_credit(config, rewards=rule.reward_rule, advantage=rule.advantage_rule))
+        _raise_first(check_verl_credit(config, rule))
     return rules
 
 

@@ -119,7 +119,7 @@ class AdvantageRule(DeclaredRule):
 
     @property
     def needs_batch(self) -> bool:
-        """Whether advantages need all groups of a step at once."""
+        """Whether the rule needs all groups of a step at once; see `CreditRules.needs_batch` for the groups themselves."""
         return self.whole_batch or self.compares == "batch"
 
     @property

@@ -14,6 +14,7 @@ from lightning_core import CreditRules, assign_credit, load_config
 from lightning_core.config.credit_rules import loss_rule, policy_rules
 from lightning_core.credit import (
     ADVANTAGE_RULES,
+    GROUP_KEYS,
     Component,
     Episode,
     Value,
@@ -204,6 +205,28 @@ def test_plain_arguments_without_a_configuration() -> None:
         CreditRules(advantage="gpro")
     with pytest.raises(CreditError, match="group_by is empty"):
         CreditRules(group_by=())
+
+
+def test_groups_without_the_task_need_the_whole_step() -> None:
+    assert not CreditRules().needs_batch
+    assert not CreditRules(group_by=("agent", "task")).needs_batch
+    assert not CreditRules(group_by=(GROUP_KEYS["task"].function,)).needs_batch
+    assert not CreditRules(advantage="none", group_by=("agent",)).needs_batch, "it does not compare"
+    assert CreditRules(advantage="reinforce++").needs_batch
+    assert all(CreditRules(group_by=(key,)).needs_batch for key in GROUP_KEYS if key != "task")
+    step = [episode("w", 1, task="s"), episode("x", 1, task="s"), episode("y", 0, task="t"), episode("z", 0, task="t")]
+    by_agent = CreditRules(group_by=("agent",), advantage="dr-grpo")
+    assert assign_credit(step, by_agent).advantages == {"w0": 0.5, "x0": 0.5, "y0": -0.5, "z0": -0.5}
+
+
+def test_verl_needs_a_synchronous_step_for_functions_that_compare_tasks() -> None:
+    """Functions are imported when the rules are resolved, so the configuration itself loads."""
+    credit = {"group_by": ["tests.own_rules:first_turn"], "rewards": "tests.own_rules:per_call"}
+    functions = {"credit": credit | {"advantage": "tests.own_rules:centred"}, "agent": "a:b"}
+    policy_rules(config(**functions, trainer={"name": "verl"}))
+    asynchronous = config(**functions, trainer={"name": "verl", "mode": "colocate_async"})
+    with pytest.raises(ConfigError, match=r"credit\.group_by: without 'task'"):
+        policy_rules(asynchronous)
 
 
 def test_results_of_own_rules_are_checked() -> None:
