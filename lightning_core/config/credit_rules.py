@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning_core.config import credit as configured
 from lightning_core.config.algorithm import CLIPS, Algorithm
-from lightning_core.config.checks import check_credit
+from lightning_core.config.checks import check_algorithm, check_credit
 from lightning_core.config.checks_verl import check_verl_credit
 from lightning_core.config.config import Config
 from lightning_core.config.credit import FLAT
@@ -55,6 +55,13 @@ def credit_rules(c: configured.CreditSection, *, group_size: int = 2, refill: in
 def loss_rule(a: Algorithm) -> Loss:
     """The loss that ``a`` names. Raises `ConfigError` if a function cannot be imported."""
     return LOSSES.find(function_of(a.loss, key="algorithm.loss"))
+
+
+def checked_loss(a: Algorithm) -> Loss:
+    """The loss that ``a`` names. Raises `ConfigError` also if it does not fit the other settings."""
+    loss = loss_rule(a)
+    _raise_first(check_algorithm(a, loss))
+    return loss
 
 
 def loss_arguments(a: Algorithm, loss: Loss) -> dict[str, Any]:
