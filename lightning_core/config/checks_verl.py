@@ -105,10 +105,11 @@ def _check_algorithm(c: Sections) -> Iterator[tuple[KeyPath, str]]:
                 f"verl does not support it with algorithm.aggregation: {a.aggregation}; expected token-mean",
             )
     loss = declared(LOSSES, a.loss)
-    if loss is None:
+    if loss is None or not loss.is_builtin:
+        known = ", ".join(name for name, rule in LOSSES.items() if rule.is_builtin)
         yield (
             ("algorithm", "loss"),
-            f"found {a.loss!r}; verl supports declared losses only: expected {', '.join(LOSSES)}; or use trainer.name: torch",
+            f"found {a.loss!r}; verl supports no custom losses: expected {known}; or use trainer.name: torch",
         )
     elif a.loss_args:
         yield (
