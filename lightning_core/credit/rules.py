@@ -23,13 +23,13 @@ class CreditRules:
     rewards: str | Callable[..., Any] = "broadcast"
     """A name in `REWARD_RULES`, or a function with the same signature."""
     gamma: float | None = None
-    """The discount factor per call; None: 1 for a rule without a default."""
+    """The discount factor per call; None: 1 for a rule without a default. The configuration requires it for such a rule."""
     lam: float | None = None
     """λ of ``gae``."""
     step_weight: float | None = None
     """ω of ``gigpo``: the weight of the steps' advantages, added to the episode's."""
     anchor: str | None = None
-    """With ``gigpo``: the group key of equal steps, ``anchor`` or ``anchor-normalised``."""
+    """With ``gigpo``: ``exact`` or ``normalised`` as in the configuration, or the name of a group key. None: ``exact``."""
     advantage: str | Callable[..., Any] = "grpo"
     """A name in `ADVANTAGE_RULES`, or a function with the same signature."""
     group_by: Sequence[str | Callable[..., Any]] | None = None
