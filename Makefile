@@ -61,7 +61,7 @@ environment: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "$(PYTHON) is no Python 3.11 or later: set PYTHON=/path/to/one" >&2; exit 2; }
+		{ echo "$(PYTHON) is older than Python 3.11: set PYTHON=/path/to/one" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt "$(TORCH)"
 	$(PIP) install -c constraints.txt -e '.[all,dev]'

@@ -1,8 +1,8 @@
-"""Lightning: train the model inside anybody's LLM agent by reinforcement learning, without rewriting the agent.
+"""Trains the model inside an LLM agent by reinforcement learning.
 
 The flow, one place for each arrow::
 
-    @trainable ──marks──▶ agent            capture/        who speaks: rollout, agent, parent span; stamped on each request
+    @trainable ──marks──▶ agent            capture/        current rollout, agent, span; in each request's headers
          request ──▶ tokens, logprobs      endpoint/       OpenAI-compatible endpoint that records the tokens
          spans ──▶ Trace                   trace.py        one OpenTelemetry trace a rollout
          Trace ──▶ [Transition] ──▶ [Row]  transitions.py  per agent; prefix forest; each sampled token once

@@ -15,7 +15,6 @@ from lightning_core.config import Config
 from lightning_core.config.credit_rules import checked_loss, policy_rules
 from lightning_core.config.imports import import_callable
 from lightning_core.errors import ConfigError
-from lightning_core.records.checkpoints import sampling_config
 from lightning_core.records.folder import open_run_folder
 from lightning_core.records.progress import Progress, SilentProgress
 from lightning_core.records.report import MetricsLog
@@ -25,6 +24,7 @@ from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.rollouts.tasks import held_out_tasks, training_tasks
 from lightning_core.session import open_session
 from lightning_core.trainers.plan import Plan, TrainerEntry
+from lightning_core.trainers.verl.export import sampling_config
 
 __all__ = ["Evaluation", "Result", "evaluate", "fit"]
 

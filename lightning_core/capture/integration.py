@@ -85,7 +85,7 @@ def discover() -> Mapping[str, EntryPoint]:
 
 
 def requirements_of_extra(distribution: Distribution | None, extra: str) -> list[Requirement]:
-    """What the extra ``extra`` of ``distribution`` requires beyond what the distribution requires anyway."""
+    """The requirements that only the extra ``extra`` of ``distribution`` has."""
     requirements = [Requirement(text) for text in (distribution.requires if distribution else None) or ()]
     return [
         requirement

@@ -133,8 +133,6 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _print_verl_config(config: Config) -> int:
-    if config.trainer.name != "verl":
-        raise ConfigError(f"--print-verl-config requires trainer.name: verl, found {config.trainer.name!r}")
     from lightning_core.trainers.verl.train import show_verl_config
 
     print(show_verl_config(config, Path(config.run.dir) / (config.run.name or "RUN")), end="")

@@ -1,4 +1,4 @@
-"""``lightning-rl serve``: a trained policy, or any model, for OpenAI and Anthropic clients."""
+"""``lightning-rl serve``: a trained policy or any model behind a URL."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def _resolve_model(model: str, checkpoint: str | None, overrides: Sequence[str])
 
     folder = Path(model)
     if (folder / "config.yaml").is_file():
-        from lightning_core.records.checkpoints import checkpoints, sampling_config
+        from lightning_core.records.checkpoints import checkpoints
+        from lightning_core.trainers.verl.export import sampling_config
 
         found = {path.name: path for path in checkpoints(folder)}
         if not found:

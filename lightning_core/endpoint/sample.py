@@ -122,7 +122,7 @@ class Sampler:
             span.trainable(
                 version=version,
                 first_version=sampled[0].version,
-                # Of what the backend returned, not of what was made of it here.
+                # Of the backend's tokens, before anything is stripped or parsed.
                 digest=sampling_digest(
                     prompt_ids=job.prompt.ids,
                     output_ids=[token for delta in sampled for token in delta.token_ids],

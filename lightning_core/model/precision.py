@@ -22,7 +22,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def bfloat16_unit() -> str | None:
-    """The instructions with which this CPU multiplies bfloat16 matrices: AMX, AVX512_BF16 or None.
+    """This CPU's instructions for bfloat16 products: AMX, AVX512_BF16 or None.
 
     oneDNN makes the products and uses no instruction set above ``ONEDNN_MAX_CPU_ISA``.
     """

@@ -208,7 +208,7 @@ def _no_progress_bars(transformers: Any) -> Generator[None]:
 
 @contextmanager
 def _no_conversion_bar() -> Generator[None]:
-    """The same for transformers' reader of GGUF files, which has a tqdm that the switch does not reach."""
+    """Disable the bar of transformers' reader of GGUF files, which ignores the switch."""
     reader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
     bar = reader.tqdm
     reader.tqdm = partial(bar, disable=True)

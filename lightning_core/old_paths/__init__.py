@@ -10,10 +10,9 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-_MOVED = {
+MOVED = {
     f"lightning_core.{old}": f"lightning_core.{new}"
     for old, new in {
-        "circle": "session",
         "integration": "capture.integration",
         "patching": "capture.patching",
         "policy.backend": "backends.backend",
@@ -24,7 +23,6 @@ _MOVED = {
         "policy.limits": "endpoint.limits",
         "policy.scripted": "backends.scripted",
         "policy.sessions": "endpoint.sessions",
-        "policy.upstream": "endpoint.upstream",
         "report": "records.report",
         "runner": "rollouts.runner",
         "scoping": "capture.wrapping",
@@ -36,6 +34,7 @@ _MOVED = {
         "trainable": "capture.mark",
     }.items()
 }
+"""The new module of each old one."""
 
 
 _PACKAGE = "lightning_core.policy"
@@ -50,12 +49,12 @@ class _OldPaths(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         if fullname == _PACKAGE:
             return ModuleSpec(fullname, self, is_package=True)
-        return ModuleSpec(fullname, self) if fullname in _MOVED else None
+        return ModuleSpec(fullname, self) if fullname in MOVED else None
 
     def exec_module(self, module: ModuleType) -> None:
         if module.__name__ == _PACKAGE:
             return
-        old, new = module.__name__, _MOVED[module.__name__]
+        old, new = module.__name__, MOVED[module.__name__]
         warnings.warn(
             f"{old} has moved to {new}; the old path will be removed in 0.2", DeprecationWarning, stacklevel=2
         )
@@ -67,5 +66,5 @@ def install() -> None:
     # In place before it is imported: an import would replace the function ``lightning_core.trainable`` with the module.
     trainable = "lightning_core.trainable"
     lazy = sys.modules[trainable] = ModuleType(trainable)
-    lazy.__getattr__ = lambda name: getattr(import_module(_MOVED[trainable]), name)  # pyright: ignore[reportAttributeAccessIssue]
+    lazy.__getattr__ = lambda name: getattr(import_module(MOVED[trainable]), name)  # pyright: ignore[reportAttributeAccessIssue]
     sys.meta_path.insert(0, _OldPaths())

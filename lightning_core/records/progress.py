@@ -52,7 +52,9 @@ class SilentProgress:
 
 
 class _Pace:
-    """Time left, from the steps taken so far, and tokens per second, from the phases in which tokens were sampled.
+    """Time left, and sampled tokens per second.
+
+    The first from the steps so far, the second from the phases that sample.
 
     A step takes as long as its phases. Loading, evaluations and checkpoints are not part of it.
     """
@@ -87,7 +89,9 @@ class _Pace:
         return self._phase_tokens / max(self._clock() - self._phase_began, 1e-9)
 
     def step(self, steps_left: int) -> tuple[float, float]:
-        """Tokens per second while sampling since the last step, and the seconds that ``steps_left`` steps will take."""
+        """Tokens per second, and the seconds that ``steps_left`` steps will take.
+
+        The rate counts the time spent sampling since the last step."""
         self._end_phase()
         rate = self._tokens / self._sampling_seconds if self._sampling_seconds else 0.0
         self._durations = [*self._durations, self._step_seconds][-10:]

@@ -80,7 +80,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def _integrated_distributions() -> list[str]:
-    """The distributions that announce integrations, and those that they require for each of them."""
+    """The distributions that announce integrations, and their requirements."""
     found: list[str] = []
     for name, entry in discover().items():
         if entry.dist is not None:

@@ -50,8 +50,7 @@ def counts_to_metrics(counts: Mapping[str, float]) -> dict[str, float]:
     """Metrics of a step: the counts, the mean reward in place of the sum, rows per rollout."""
     rest = {key: value for key, value in counts.items() if key not in ("reward_sum", "rollouts_trained")}
     finished = counts["rollouts"] - counts["rollouts_left_out"]
-    return {
-        "reward": counts["reward_sum"] / finished if finished else 0.0,
-        **rest,
-        "rows_per_rollout": counts["rows"] / max(1, counts.get("rollouts_trained", 0)),
-    }
+    metrics = {"reward": counts["reward_sum"] / finished if finished else 0.0, **rest}
+    if "rollouts_trained" in counts:  # absent in the sums of older runs with verl
+        metrics["rows_per_rollout"] = counts["rows"] / max(1, counts["rollouts_trained"])
+    return metrics

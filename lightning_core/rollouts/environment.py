@@ -1,4 +1,4 @@
-"""Where agents run in this process: patches and integrations on, an endpoint that answers, a runner, and all of it closed in reverse."""
+"""Where agents run in this process: patches, integrations, endpoint and runner."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ _JUDGED_AT_ONCE = 8
 
 @contextmanager
 def patched(integrations: Iterable[str] | None = None) -> Generator[None]:
-    """Patches on HTTP clients, threads and frameworks on; all of them off in reverse. They are inert outside a rollout.
+    """Patch HTTP clients, threads and frameworks; undo it in reverse order at the end.
+
+    The patches do nothing outside a rollout.
 
     ``integrations``: names of those to install; None: all that fit the installed frameworks.
     """

@@ -1,4 +1,4 @@
-"""A model that scores the rollouts of a group in one prompt, as RULER does (OpenPipe's ART).
+"""Scores the rollouts of a group in one prompt, as RULER does (OpenPipe's ART).
 
 The prompt contains the common beginning of the rollouts once, then the rest of each. Only the differences within the group matter for
 training, and a model compares better than it scores. The judge's requests go through the policy endpoint as those of an agent that is not
@@ -161,7 +161,9 @@ def _request_scores(group: Sequence[Episode], judge: Judge, url: str, key: str) 
 
 
 def _transcript(trace: Trace) -> list[str]:
-    """The messages of all calls, without the history that later calls repeat. Repetitions by the agent itself are kept."""
+    """The messages of all calls, without the history that later calls repeat.
+
+    What the agent itself repeats is kept."""
     lines: list[str] = []
     shown: Counter[str] = Counter()
     for call in trace.calls:
@@ -183,8 +185,8 @@ def _transcript(trace: Trace) -> list[str]:
 def _line(agent: str | None, message: Mapping[str, Any]) -> str:
     content = message.get("content")
     said = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) if content else ""
-    for wish in message.get("tool_calls") or ():
-        function = wish.get("function") or {}
+    for tool_call in message.get("tool_calls") or ():
+        function = tool_call.get("function") or {}
         said += f" [calls {function.get('name')} {function.get('arguments')}]"
     who = f"{message.get('role')} ({agent})" if message.get("role") == "assistant" and agent else message.get("role")
     return f"{who}: {said.strip()}" if said.strip() else ""

@@ -10,6 +10,7 @@ from docs._generate.configuration import reference
 from lightning_core.config import Config, dump_config, load_config
 from lightning_core.config.resolve import agents_policies, policy_settings
 from lightning_core.config.sections import Policy
+from lightning_core.credit import ADVANTAGE_RULES
 from lightning_core.errors import ConfigError
 
 MINIMAL = "policy: {model: some/model}\n"
@@ -132,8 +133,8 @@ rollouts: {group_size: yes}
         " 'module:callable'",
         "c.yaml:4: tasks.eval.limt: unknown key; did you mean 'limit'? expected one of source, args, limit",
         "c.yaml: policy: missing, but required",
-        "c.yaml:11: credit.advantage: found 'grp', expected 'grpo', 'dr-grpo', 'rloo', 'reinforce++',"
-        " 'reinforce++-baseline', 'none', or 'module:callable'; did you mean 'grpo'?",
+        f"c.yaml:11: credit.advantage: found 'grp', expected {', '.join(map(repr, ADVANTAGE_RULES))},"
+        " or 'module:callable'; did you mean 'grpo'?",
         "c.yaml:12: rollouts.group_size: found 'yes', expected a whole number",
         "c.yaml:9: trainer.steps: found '3', expected a whole number",
         "c.yaml:8: trainer.learning_rate: found 'fast', expected a number",

@@ -14,10 +14,11 @@ import pytest
 
 from lightning_core.config import Config, load_config
 from lightning_core.errors import ConfigError, ProofError, TrainingError
-from lightning_core.records.checkpoints import checkpoints, sampling_config
+from lightning_core.records.checkpoints import checkpoints
 from lightning_core.records.store import Store
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.counts import add_counts, counts_to_metrics
+from lightning_core.trainers.verl.export import sampling_config
 from lightning_core.trainers.verl.records import FAILURE, LOG, archive_log, read_metrics_of_verl, write_failure
 from lightning_core.trainers.verl.rows import SIGNAL, PromptGroup, train_rows, validation_row
 from lightning_core.trainers.verl.settings import flatten, rows_per_update, translate

@@ -1,4 +1,6 @@
-"""What verl loads in each of its processes, by the entry point group ``verl.plugins``: our estimator and our losses, by name."""
+"""Registers our estimator and losses with verl.
+
+verl loads it in each of its processes, by the entry point group ``verl.plugins``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our losses behind verl's signature of a policy loss, so that both trainers compute the very same ones."""
+"""Our losses behind verl's signature of a policy loss: both trainers use the same."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ def make_policy_loss(loss: str) -> PolicyLoss:
         config: Any,
         rollout_is_weights: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
-        """The sum of the losses of all sampled tokens, whose weights are in their advantages already (`estimator`).
+        """The sum of the losses of all sampled tokens.
 
-        ``loss_agg_mode`` is for what verl adds itself, entropy and KL. Ranks' gradients are averaged by FSDP, so the sum is multiplied
-        by their number.
+        Their weights are part of the advantages (`estimator`).
+
+            ``loss_agg_mode`` is for what verl adds itself, entropy and KL. Ranks' gradients are averaged by FSDP, so the sum is multiplied
+            by their number.
         """
         del loss_agg_mode
         mask_BT = response_mask.bool()

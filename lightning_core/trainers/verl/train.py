@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.config import Config
-from lightning_core.errors import LightningError, MissingExtra, TrainingError
+from lightning_core.errors import ConfigError, LightningError, MissingExtra, TrainingError
 from lightning_core.model.source import max_positions, resolve_model
 from lightning_core.records.checkpoints import checkpoint_step
 from lightning_core.records.report import MetricsLog
@@ -34,7 +34,11 @@ def verl_config(config: Config, folder: Path) -> Any:
 
 
 def show_verl_config(config: Config, folder: Path) -> str:
-    """`verl_config` as YAML, with all references resolved."""
+    """`verl_config` as YAML, with all references resolved.
+
+    Raises `ConfigError` for another trainer."""
+    if config.trainer.name != "verl":
+        raise ConfigError(f"--print-verl-config requires trainer.name: verl, found {config.trainer.name!r}")
     from omegaconf import OmegaConf
 
     return OmegaConf.to_yaml(verl_config(config, folder), resolve=True)

@@ -1,0 +1,7 @@
+"""``python -m lightning_core.cli``."""
+
+import sys
+
+from lightning_core.cli.main import main
+
+sys.exit(main())

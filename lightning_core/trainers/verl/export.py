@@ -1,0 +1,28 @@
+"""The model that verl exports with each checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning_core.config import Config
+from lightning_core.config.trainer import Ray, TrainerSection
+from lightning_core.errors import ConfigError
+
+_EXPORT = Path("actor", "huggingface")
+
+
+def sampling_config(config: Config, checkpoint: Path) -> tuple[Config, Path | None]:
+    """The configuration to sample from ``checkpoint``, and a checkpoint to load, if any.
+
+    The trainer is always ``torch``. For a run with verl, the model is the one that its checkpoint
+    exports, and there is no checkpoint to load. Raises `ConfigError` if verl exported no model.
+    """
+    if config.trainer.name != "verl":
+        return config, checkpoint
+    model = checkpoint / _EXPORT
+    if not (model / "config.json").is_file():
+        raise ConfigError(
+            f"the checkpoint {str(checkpoint)!r} contains no exported model; expected one under {_EXPORT!s}"
+        )
+    policy = config.policy.model_copy(update={"model": str(model), "tuning": "full", "lora": None})
+    return config.model_copy(update={"policy": policy, "trainer": TrainerSection(), "ray": Ray()}), None
