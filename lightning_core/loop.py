@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from lightning_core.config import Config
-from lightning_core.config.credit_rules import policy_rules
+from lightning_core.config.credit_rules import checked_loss, policy_rules
 from lightning_core.config.imports import import_callable
 from lightning_core.errors import ConfigError
 from lightning_core.records.folder import open_run_folder
@@ -51,7 +51,9 @@ def fit(
     tasks = training_tasks(config) if tasks is None else _given_tasks(tasks, "tasks.train")
     if eval_tasks is None:
         eval_tasks = held_out_tasks(config) if config.tasks.eval else []
-    policy_rules(config)  # raises ConfigError before a folder is created
+    # These raise ConfigError before a folder is created.
+    policy_rules(config)
+    checked_loss(config.algorithm)
     folder, checkpoint = open_run_folder(config)
     trainer.train(
         Plan(

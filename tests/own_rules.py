@@ -26,6 +26,11 @@ def shifted(groups: list[list[Value]], *, by: float) -> dict[str, float]:
     return {v.call: v.value + by for group in groups for v in group}
 
 
+def centred(groups: list[list[Value]]) -> dict[str, float]:
+    """v minus the mean of the group's calls."""
+    return {v.call: v.value - sum(w.value for w in group) / len(group) for group in groups for v in group}
+
+
 def first_turn(episode: Episode) -> list[str]:
     """Whether it is the first call of its agent."""
     return [str(turn == 0) for turn in episode.turns]

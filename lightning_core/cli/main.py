@@ -166,8 +166,9 @@ def _eval(options: argparse.Namespace) -> int:
     if run is None:
         checkpoint = None
         folder = Path(config.run.dir) / time.strftime("eval-%Y%m%d-%H%M%S")
+        text = dump_config(config)
         folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+        (folder / "config.yaml").write_text(text, encoding="utf-8")
     else:
         folder, found = run, checkpoints(run)
         if not found:

@@ -8,7 +8,7 @@ from lightning_core.config.rules import declared
 from lightning_core.config.sections import Sections
 from lightning_core.config.source import KeyPath
 from lightning_core.credit import ADVANTAGE_RULES, LOSSES, REWARD_RULES
-from lightning_core.credit.registry import AdvantageRule, RewardRule
+from lightning_core.credit.rules import CreditRules, compares_tasks
 
 _TORCH_KEYS = ("max_batch", "gather_ms", "threads")
 _VERL_KEYS = (
@@ -68,28 +68,31 @@ def _check_policy(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         )
 
 
-def check_verl_credit(
-    c: Sections, *, rewards: RewardRule | None = None, advantage: AdvantageRule | None = None
-) -> Iterator[tuple[KeyPath, str]]:
+def check_verl_credit(c: Sections, rules: CreditRules | None = None) -> Iterator[tuple[KeyPath, str]]:
     """Yield the credit settings that verl does not support; none with another trainer.
 
-    ``rewards`` and ``advantage``: the rules of ``c``, if they are not declared.
+    ``rules``: the rules of ``c``. None: functions are not imported, so only declared rules are checked.
     """
     if c.trainer.name != "verl":
         return
-    rewards = rewards or declared(REWARD_RULES, c.credit.rewards)
-    advantage = advantage or declared(ADVANTAGE_RULES, c.credit.advantage)
+    rewards = declared(REWARD_RULES, c.credit.rewards) if rules is None else rules.reward_rule
+    advantage = declared(ADVANTAGE_RULES, c.credit.advantage) if rules is None else rules.advantage_rule
     if rewards is not None and rewards.needs_critic:
         yield (
             ("credit", "rewards"),
             f"{rewards.name!r} needs the critic's values before rows are built, but verl's critic runs afterwards; use 'discounted', or "
             "trainer.name: torch",
         )
-    if advantage is not None and advantage.needs_batch and (c.trainer.mode != "sync" or c.rollouts.refill):
+    if advantage is None or (c.trainer.mode == "sync" and not c.rollouts.refill):
+        return
+    one_by_one = "expected trainer.mode: sync and rollouts.refill: 0; in other modes groups finish one by one"
+    if advantage.needs_batch:
+        yield ("credit", "advantage"), f"{c.credit.advantage!r} compares all rollouts of a step: {one_by_one}"
+    keys = (c.credit.group_by or (rewards and rewards.group)) if rules is None else rules.keys
+    if keys is not None and compares_tasks(advantage, keys):
         yield (
-            ("credit", "advantage"),
-            f"{c.credit.advantage!r} compares all rollouts of a step: expected trainer.mode: sync and rollouts.refill: 0; in other modes "
-            "groups finish one by one",
+            ("credit", "group_by"),
+            f"without 'task' it compares rollouts of all tasks of a step: add 'task'; otherwise {one_by_one}",
         )
 
 
@@ -102,10 +105,11 @@ def _check_algorithm(c: Sections) -> Iterator[tuple[KeyPath, str]]:
                 f"verl does not support it with algorithm.aggregation: {a.aggregation}; expected token-mean",
             )
     loss = declared(LOSSES, a.loss)
-    if loss is None:
+    if loss is None or not loss.is_builtin:
+        known = ", ".join(name for name, rule in LOSSES.items() if rule.is_builtin)
         yield (
             ("algorithm", "loss"),
-            f"found {a.loss!r}; verl supports declared losses only: expected {', '.join(LOSSES)}; or use trainer.name: torch",
+            f"found {a.loss!r}; verl supports no custom losses: expected {known}; or use trainer.name: torch",
         )
     elif a.loss_args:
         yield (

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from lightning_core.config.checks import check_sections
 from lightning_core.config.policies import derive_agents
 from lightning_core.config.problems import INVALID_COMBINATION, validate
+from lightning_core.config.rules import with_importable_rules
 from lightning_core.config.sections import Sections
 from lightning_core.config.source import KeyPath, Source, apply_overrides, dotted, read_yaml, to_yaml
 
@@ -57,5 +58,8 @@ def load_config(
 
 
 def dump_config(config: Config) -> str:
-    """The resolved configuration as YAML, including defaults; `load_config` reads it back."""
-    return to_yaml(config.model_dump(mode="json"))
+    """The resolved configuration as YAML, including defaults; `load_config` reads it back in any process.
+
+    The names of rules that custom code declares become ``module:callable``. Raises `ConfigError` for a rule that cannot be imported.
+    """
+    return to_yaml(with_importable_rules(config.model_dump(mode="json")))

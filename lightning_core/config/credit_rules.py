@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning_core.config import credit as configured
 from lightning_core.config.algorithm import CLIPS, Algorithm
-from lightning_core.config.checks import check_credit
+from lightning_core.config.checks import check_algorithm, check_credit
 from lightning_core.config.checks_verl import check_verl_credit
 from lightning_core.config.config import Config
 from lightning_core.config.credit import FLAT
@@ -31,7 +31,7 @@ def policy_rules(config: Config) -> dict[str, CreditRules]:
         for name, settings in policy_settings(config).items()
     }
     for rule in rules.values():
-        _raise_first(check_verl_credit(config, rewards=rule.reward_rule, advantage=rule.advantage_rule))
+        _raise_first(check_verl_credit(config, rule))
     return rules
 
 
@@ -55,6 +55,13 @@ def credit_rules(c: configured.CreditSection, *, group_size: int = 2, refill: in
 def loss_rule(a: Algorithm) -> Loss:
     """The loss that ``a`` names. Raises `ConfigError` if a function cannot be imported."""
     return LOSSES.find(function_of(a.loss, key="algorithm.loss"))
+
+
+def checked_loss(a: Algorithm) -> Loss:
+    """The loss that ``a`` names. Raises `ConfigError` also if it does not fit the other settings."""
+    loss = loss_rule(a)
+    _raise_first(check_algorithm(a, loss))
+    return loss
 
 
 def loss_arguments(a: Algorithm, loss: Loss) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from lightning_core.config.source import KeyPath
 from lightning_core.config.types import is_callable_name
 from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES
 from lightning_core.credit.registry import DeclaredRule, Parameter, Registry, RewardRule
+from lightning_core.errors import ConfigError
 
 R = TypeVar("R", bound=DeclaredRule)
 Problems = Iterator[tuple[KeyPath, str]]
@@ -49,6 +50,48 @@ def function_of(name: str, *, key: str) -> str | Callable[..., Any]:
     Raises `ConfigError` with ``key`` if the function does not exist.
     """
     return import_callable(name, key=key) if is_callable_name(name) else name
+
+
+def with_importable_rules(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A dumped configuration with ``module:callable`` for each rule that custom code declares.
+
+    Raises `ConfigError` if another process could not import such a rule.
+    """
+    policies: Mapping[str, dict[str, Any]] = data["policies"]
+    return {
+        **data,
+        "algorithm": data["algorithm"] | {"loss": _importable(LOSSES, data["algorithm"]["loss"], "algorithm.loss")},
+        "credit": _importable_credit(data["credit"], "credit"),
+        "policies": {
+            name: policy | {"credit": _importable_credit(policy["credit"], f"policies.{name}.credit")}
+            for name, policy in policies.items()
+        },
+    }
+
+
+def _importable_credit(credit: Mapping[str, Any], key: str) -> dict[str, Any]:
+    rewards, advantage, group_by = credit["rewards"], credit["advantage"], credit["group_by"]
+    return {
+        **credit,
+        "rewards": rewards and _importable(REWARD_RULES, rewards, f"{key}.rewards"),
+        "advantage": advantage and _importable(ADVANTAGE_RULES, advantage, f"{key}.advantage"),
+        "group_by": group_by and [_importable(GROUP_KEYS, name, f"{key}.group_by") for name in group_by],
+    }
+
+
+def _importable(registry: Registry[Any], name: str, key: str) -> str:
+    """``name``, or the ``module:callable`` of a rule that custom code declares."""
+    rule: DeclaredRule | None = declared(registry, name)
+    if rule is None or rule.is_builtin:
+        return name
+    module, path = rule.function.__module__, getattr(rule.function, "__qualname__", repr(rule.function))
+    found = f"{module}:{path}"
+    if module == "__main__" or not is_callable_name(found) or import_callable(found, key=key) is not rule.function:
+        raise ConfigError(
+            f"{key}: other processes cannot import {name!r}, which is declared as {path!r} in {module!r}; move the function to the top "
+            "level of a module"
+        )
+    return found
 
 
 def reward_rule(name: str) -> RewardRule:

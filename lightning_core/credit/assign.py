@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 from lightning_core.credit.advantage_rules import is_flat, rollouts
 from lightning_core.credit.air import with_air
 from lightning_core.credit.episode import Component, Episode, Value
 from lightning_core.credit.grouping import equalise, group_values
+from lightning_core.credit.registry import RewardRule
 from lightning_core.credit.rules import CreditRules
 from lightning_core.errors import CreditError
 from lightning_core.trace import check_reward
@@ -40,7 +41,8 @@ def assign_credit(
     if rules.air is not None:
         episodes = [with_air(episode, rules.air) for episode in episodes]
     reward, advantage = rules.reward_rule, rules.advantage_rule
-    rewarded = {e.rollout: _parts(e, rules, values) for e in episodes}
+    arguments = rules.reward_arguments
+    rewarded = {e.rollout: _parts(e, reward, arguments, values) for e in episodes}
     outcome_of = reward.depends_on if advantage.compares else None
     outcomes = {} if outcome_of is None else {e.rollout: outcome_of(e) for e in episodes}
 
@@ -64,13 +66,14 @@ def assign_credit(
     )
 
 
-def _parts(episode: Episode, rules: CreditRules, expected: Mapping[str, float] | None) -> Sequence[Component]:
-    """The checked result of the reward rule for ``episode``."""
-    rule = rules.reward_rule
+def _parts(
+    episode: Episode, rule: RewardRule, arguments: Mapping[str, Any], expected: Mapping[str, float] | None
+) -> Sequence[Component]:
+    """The checked result of ``rule`` for ``episode``."""
     inputs: list[object] = [episode]
     if rule.needs_critic:
         inputs.append(_expected(episode, rule.name, expected or {}))
-    found: Sequence[float] | Sequence[Component] = rule.function(*inputs, **rules.reward_arguments)
+    found: Sequence[float] | Sequence[Component] = rule.function(*inputs, **arguments)
     parts = [part for part in found if isinstance(part, Component)]
     if not parts:
         parts = [Component(values=cast("Sequence[float]", found))]
@@ -80,7 +83,10 @@ def _parts(episode: Episode, rules: CreditRules, expected: Mapping[str, float] |
                 f"the reward rule {rule.name} returned {len(part.values)} values for the {len(episode.transitions)} calls of an "
                 "episode; expected one per call"
             )
-    return [replace(part, values=[check_reward(value) for value in part.values]) for part in parts]
+    return [
+        replace(part, values=[check_reward(value) for value in part.values], group_by=tuple(part.group_by))
+        for part in parts
+    ]
 
 
 def _expected(episode: Episode, rule: str, values: Mapping[str, float]) -> list[float]:

@@ -95,7 +95,7 @@ class Component:
     values: Sequence[float]
     weight: float = 1.0
     """Coefficient of the component's advantages."""
-    group_by: tuple[str, ...] = ()
+    group_by: Sequence[str] = ()
     """Group keys in addition to the rule's."""
     name: str = ""
     """Prefix of the component's metrics."""

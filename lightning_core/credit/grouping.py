@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from lightning_core.credit.episode import Episode, Value
-from lightning_core.credit.registry import GROUP_KEYS, group_key
+from lightning_core.credit.registry import GROUP_KEYS, GroupKey, group_key
 from lightning_core.errors import CreditError
 
 _SPACE = re.compile(r"(?:\s|\\[nrt])+")
@@ -64,9 +64,10 @@ def group_values(
 
     In each group the weights of a rollout's calls sum to 1.
     """
+    keys = [GROUP_KEYS.find(key) for key in group_by]
     members: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for episode in episodes:
-        parts = [_key_of(episode, key) for key in group_by]
+        parts = [_key_of(episode, key) for key in keys]
         for index, t in enumerate(episode.transitions):
             key = tuple(part[index] for part in parts)
             members.setdefault(key, {}).setdefault(episode.rollout, []).append(t.call)
@@ -93,8 +94,7 @@ def equalise(groups: Sequence[Sequence[Value]], outcomes: Mapping[str, Hashable]
     return found
 
 
-def _key_of(episode: Episode, key: str | Callable[..., Sequence[str]]) -> Sequence[str]:
-    rule = GROUP_KEYS.find(key)
+def _key_of(episode: Episode, rule: GroupKey) -> Sequence[str]:
     found = rule.function(episode)
     if len(found) != len(episode.transitions):
         raise CreditError(

@@ -23,6 +23,8 @@ from lightning_core.errors import CreditError
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", bound="DeclaredRule")
 
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -56,6 +58,11 @@ class DeclaredRule:
 
     name: str
     function: Callable[..., Any]
+
+    @property
+    def is_builtin(self) -> bool:
+        """Whether Lightning declares the rule, so that its name is known in every process."""
+        return self.function.__module__.partition(".")[0] == __name__.partition(".")[0]
 
     @cached_property
     def description(self) -> str:
@@ -119,7 +126,7 @@ class AdvantageRule(DeclaredRule):
 
     @property
     def needs_batch(self) -> bool:
-        """Whether advantages need all groups of a step at once."""
+        """Whether the rule needs all groups of a step at once; see `CreditRules.needs_batch` for the groups themselves."""
         return self.whole_batch or self.compares == "batch"
 
     @property
@@ -205,8 +212,7 @@ def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _with_gamma(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function(episode, gamma)`` as a rule with the keyword ``gamma``; others unchanged."""
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if sum(p.kind in positional for p in _parameters(function)) < 2:
+    if sum(p.kind in _POSITIONAL for p in _parameters(function)) < 2:
         return function
 
     def rule(episode: Any, *, gamma: float = 1.0) -> Any:
@@ -229,10 +235,21 @@ def reward_rule(
     depends_on: Callable[[Any], Hashable] | None = None,
     needs_critic: bool = False,
 ) -> Callable[[F], F]:
-    """Declare a reward rule; see `RewardRule` for the arguments."""
-    return lambda function: REWARD_RULES.declare(
-        name, function, group=group, depends_on=depends_on, needs_critic=needs_critic
-    )
+    """Declare a reward rule; see `RewardRule` for the arguments.
+
+    Raises `CreditError` if the function needs another positional argument.
+    """
+
+    def declare(function: F) -> F:
+        extra = [p.name for p in _parameters(function) if p.kind in _POSITIONAL and p.default is p.empty]
+        if len(extra) > (limit := 2 if needs_critic else 1):
+            raise CreditError(
+                f"the reward rule {name!r} has the positional parameter {extra[limit]!r}; write '*' before it, as in "
+                f"'def rule({', '.join(extra[:limit])}, *, {extra[limit]})', or use the function as 'module:callable' without declaring it"
+            )
+        return REWARD_RULES.declare(name, function, group=group, depends_on=depends_on, needs_critic=needs_critic)
+
+    return declare
 
 
 def advantage_rule(

@@ -90,9 +90,10 @@ def gigpo(
     episode: Episode, *, gamma: Gamma, step_weight: Annotated[float, Ge(0)] = 1.0, anchor: str = "exact"
 ) -> list[Component]:
     """`broadcast`, plus `step_weight` times the advantage of `discounted` per anchor.
-    The second advantage is computed among calls with the same anchor (GiGPO, 2505.10978).
+    The second advantage is computed among calls with the same anchor (GiGPO, 2505.10978). In the paper it also
+    compares rollouts with equal rewards; here these get no advantage.
 
-    ``anchor``: the group key that defines equal anchors; ``exact`` and ``normalised`` are short for two of them.
+    ``anchor``: the group key that defines equal anchors. ``exact`` is short for ``anchor``, ``normalised`` for ``anchor-normalised``.
     """
     key = {"exact": "anchor", "normalised": "anchor-normalised"}.get(anchor, anchor)
     steps = Component(values=discounted(episode, gamma=gamma), weight=step_weight, group_by=(key,), name="step")

@@ -23,13 +23,13 @@ class CreditRules:
     rewards: str | Callable[..., Any] = "broadcast"
     """A name in `REWARD_RULES`, or a function with the same signature."""
     gamma: float | None = None
-    """The discount factor per call; None: 1 for a rule without a default."""
+    """The discount factor per call; None: 1 for a rule without a default. The configuration requires it for such a rule."""
     lam: float | None = None
     """λ of ``gae``."""
     step_weight: float | None = None
     """ω of ``gigpo``: the weight of the steps' advantages, added to the episode's."""
     anchor: str | None = None
-    """With ``gigpo``: the group key of equal steps, ``anchor`` or ``anchor-normalised``."""
+    """With ``gigpo``: ``exact`` or ``normalised`` as in the configuration, or the name of a group key. None: ``exact``."""
     advantage: str | Callable[..., Any] = "grpo"
     """A name in `ADVANTAGE_RULES`, or a function with the same signature."""
     group_by: Sequence[str | Callable[..., Any]] | None = None
@@ -74,6 +74,21 @@ class CreditRules:
         return self.reward_rule.group if self.group_by is None else self.group_by
 
     @property
+    def needs_batch(self) -> bool:
+        """Whether advantages need all rollouts of a step at once."""
+        return needs_batch(self.advantage_rule, self.keys)
+
+    @property
     def needs_values(self) -> bool:
         """Whether a critic must predict the return from each call's prompt."""
         return self.reward_rule.needs_critic
+
+
+def compares_tasks(advantage: AdvantageRule, keys: Sequence[str | Callable[..., Any]]) -> bool:
+    """Whether a group of ``keys`` can contain calls of several tasks that ``advantage`` compares."""
+    return advantage.compares == "group" and "task" not in keys and GROUP_KEYS["task"].function not in keys
+
+
+def needs_batch(advantage: AdvantageRule, keys: Sequence[str | Callable[..., Any]]) -> bool:
+    """Whether ``advantage`` in groups of ``keys`` needs all rollouts of a step at once."""
+    return advantage.needs_batch or compares_tasks(advantage, keys)

@@ -14,8 +14,8 @@ from lightning_core.records.checkpoints import checkpoints
 def open_run_folder(config: Config) -> tuple[Path, Path | None]:
     """The run's folder, and the checkpoint to continue from if the run is resumed.
 
-    A new folder is linked as ``latest``. Raises `ConfigError` if there is nothing to resume, or if
-    the folder of a new run exists.
+    A new folder is linked as ``latest``. Raises `ConfigError` if there is nothing to resume, if
+    the folder of a new run exists, or if a rule cannot be imported.
     """
     runs = Path(config.run.dir)
     latest = runs / "latest"
@@ -27,6 +27,7 @@ def open_run_folder(config: Config) -> tuple[Path, Path | None]:
                 f"run.resume: no checkpoint under {str(folder / 'checkpoints')!r}; start the run without resume"
             )
         return folder, found[-1]
+    text = dump_config(config)
     folder = runs / (config.run.name or time.strftime("%Y%m%d-%H%M%S"))
     try:
         folder.mkdir(parents=True)
@@ -34,7 +35,7 @@ def open_run_folder(config: Config) -> tuple[Path, Path | None]:
         raise ConfigError(
             f"the run's folder {str(folder)!r} exists; set another run.name, or resume the run with run.resume"
         ) from None
-    (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
     scratch = runs / f".latest-{os.getpid()}"
     scratch.symlink_to(folder.name)
     scratch.replace(latest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -181,9 +182,19 @@ def test_the_rollouts_of_a_lost_worker_are_left_out(tmp_path: Path) -> None:
         _collect(tmp_path, ScriptedAgents(lost=frozenset("abcd")), rollouts={"tasks_per_step": 4})
 
 
-def test_a_reward_rule_that_cannot_be_imported_leaves_no_folder(tmp_path: Path) -> None:
-    settings = config(credit={"rewards": "tests.bandit:nothing"}, run={"dir": str(tmp_path / "runs")})
-    with pytest.raises(ConfigError, match=r"credit\.rewards"):
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        ({"credit": {"rewards": "tests.bandit:nothing"}}, "credit.rewards"),
+        ({"credit": {"advantage": "tests.bandit:nothing"}}, "credit.advantage"),
+        ({"credit": {"group_by": ["task", "tests.bandit:nothing"]}}, "credit.group_by"),
+        ({"algorithm": {"loss": "tests.bandit:nothing"}}, "algorithm.loss"),
+        ({"algorithm": {"loss": "tests.own_rules:sapo", "clip_low": 0.1}}, "algorithm.clip_low"),
+    ],
+)
+def test_a_rule_that_cannot_be_used_leaves_no_folder(tmp_path: Path, sections: dict[str, Any], key: str) -> None:
+    settings = config(**sections, run={"dir": str(tmp_path / "runs")})
+    with pytest.raises(ConfigError, match=re.escape(key)):
         fit(lambda task: 0.0, config=settings, tasks=TASKS)
     assert not (tmp_path / "runs").exists()
 

@@ -1,4 +1,4 @@
-"""Invariants of every declared rule, including custom rules."""
+"""Invariants of every rule that Lightning declares; custom rules are not among them."""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +17,7 @@ from lightning_core import CreditRules, assign_credit, load_config
 from lightning_core.config.credit_rules import loss_rule, policy_rules
 from lightning_core.credit import (
     ADVANTAGE_RULES,
+    GROUP_KEYS,
     Component,
     Episode,
     Value,
@@ -24,6 +28,9 @@ from lightning_core.credit import (
 )
 from lightning_core.credit.registry import LOSSES, REWARD_RULES
 from lightning_core.errors import ConfigError, CreditError
+from lightning_core.loop import fit
+from lightning_core.records.folder import open_run_folder
+from tests import own_rules
 from tests.core.episodes import episode
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -206,6 +213,28 @@ def test_plain_arguments_without_a_configuration() -> None:
         CreditRules(group_by=())
 
 
+def test_groups_without_the_task_need_the_whole_step() -> None:
+    assert not CreditRules().needs_batch
+    assert not CreditRules(group_by=("agent", "task")).needs_batch
+    assert not CreditRules(group_by=(GROUP_KEYS["task"].function,)).needs_batch
+    assert not CreditRules(advantage="none", group_by=("agent",)).needs_batch, "it does not compare"
+    assert CreditRules(advantage="reinforce++").needs_batch
+    assert all(CreditRules(group_by=(key,)).needs_batch for key in GROUP_KEYS if key != "task")
+    step = [episode("w", 1, task="s"), episode("x", 1, task="s"), episode("y", 0, task="t"), episode("z", 0, task="t")]
+    by_agent = CreditRules(group_by=("agent",), advantage="dr-grpo")
+    assert assign_credit(step, by_agent).advantages == {"w0": 0.5, "x0": 0.5, "y0": -0.5, "z0": -0.5}
+
+
+def test_verl_needs_a_synchronous_step_for_functions_that_compare_tasks() -> None:
+    """Functions are imported when the rules are resolved, so the configuration itself loads."""
+    credit = {"group_by": ["tests.own_rules:first_turn"], "rewards": "tests.own_rules:per_call"}
+    functions = {"credit": credit | {"advantage": "tests.own_rules:centred"}, "agent": "a:b"}
+    policy_rules(config(**functions, trainer={"name": "verl"}))
+    asynchronous = config(**functions, trainer={"name": "verl", "mode": "colocate_async"})
+    with pytest.raises(ConfigError, match=r"credit\.group_by: without 'task'"):
+        policy_rules(asynchronous)
+
+
 def test_results_of_own_rules_are_checked() -> None:
     def short(episode: Episode) -> list[str]:
         return ["x"]
@@ -216,6 +245,93 @@ def test_results_of_own_rules_are_checked() -> None:
         assign_credit(EPISODES, CreditRules(advantage=lambda groups: {}))
     with pytest.raises(CreditError, match="returned nan for call"):
         assign_credit(EPISODES, CreditRules(advantage=lambda groups: {v.call: float("nan") for g in groups for v in g}))
+
+
+OWN = """
+from lightning_core.credit import advantage_rule, group_key, loss, reward_rule
+
+@reward_rule("its-rewards", group=("task", "turn"))
+def rewards(episode, *, gamma): return [gamma for _ in episode.transitions]
+
+@advantage_rule("its-advantage", compares="batch")
+def advantage(groups): return {v.call: v.value for group in groups for v in group}
+
+@group_key("its-key")
+def key(episode): return ["" for _ in episode.transitions]
+
+@loss("its-loss", ratio=None)
+def its_loss(logprobs_E, log_ratio_E, advantages_E): return -advantages_E * logprobs_E
+"""
+READ = """
+import sys
+from lightning_core import load_config
+from lightning_core.config.credit_rules import checked_loss, policy_rules
+config = load_config(sys.argv[1])
+for name, own in policy_rules(config).items():
+    print(name, own.reward_rule.name, own.advantage_rule.name, *own.keys[:-1], own.keys[-1].__name__)
+print(checked_loss(config.algorithm).name, config.algorithm.loss)
+"""
+
+
+@pytest.mark.usefixtures("no_rule_leaks")
+def test_another_process_reads_the_rules_that_custom_code_declares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("its_rules.py").write_text(OWN, encoding="utf-8")
+    sys.modules.pop("its_rules", None)  # of an earlier run in this process
+    importlib.import_module("its_rules")
+    settings = config(
+        credit={"rewards": "its-rewards", "gamma": 0.5, "advantage": "its-advantage", "group_by": ["turn", "its-key"]},
+        policies={"p": {"agents": ["a"]}, "q": {"agents": ["b"], "credit": {"advantage": "rloo"}}},
+        algorithm={"loss": "its-loss"},
+    )
+    folder, _ = open_run_folder(settings)
+    command = [sys.executable, "-c", READ, str(folder / "config.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout.splitlines(), done.stderr) == (
+        ["p its-rewards its-advantage turn key", "q its-rewards rloo turn key", "its-loss its_rules:its_loss"],
+        "",
+    )
+
+
+@pytest.mark.usefixtures("no_rule_leaks")
+def test_a_declared_rule_that_cannot_be_imported_leaves_no_folder(tmp_path: Path) -> None:
+    @advantage_rule("local")
+    def local(groups: list[list[Value]]) -> dict[str, float]:
+        return {v.call: v.value for group in groups for v in group}
+
+    settings = config(credit={"advantage": "local"}, run={"dir": str(tmp_path / "runs")})
+    with pytest.raises(ConfigError, match=r"credit\.advantage: other processes cannot import 'local', .* top level of"):
+        fit(lambda task: 0.0, config=settings, tasks=[{"id": "a"}])
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.usefixtures("no_rule_leaks")
+def test_verl_refuses_a_declared_loss_of_custom_code() -> None:
+    """verl's own processes register Lightning's losses only."""
+    loss("its-loss")(own_rules.halved)
+    with pytest.raises(
+        ConfigError, match=r"algorithm\.loss: found 'its-loss'; verl supports no custom losses: expected ppo, [^']*; or"
+    ):
+        config(trainer={"name": "verl"}, algorithm={"loss": "its-loss"})
+
+
+@pytest.mark.usefixtures("no_rule_leaks")
+def test_a_declared_reward_rule_has_no_positional_arguments() -> None:
+    with pytest.raises(CreditError, match=r"'positional' has the positional parameter 'gamma'; write '\*' before it"):
+        reward_rule("positional")(own_rules.with_gamma)
+    assert "positional" not in REWARD_RULES
+    with pytest.raises(CreditError, match=r"parameter 'gamma'; .*'def rule\(episode, expected, \*, gamma\)'"):
+        reward_rule("positional", needs_critic=True)(lambda episode, expected, gamma: [])
+
+
+def test_a_component_may_list_its_keys() -> None:
+    def listed(episode: Episode) -> list[Component]:
+        return [Component(values=[episode.reward] * len(episode.transitions), group_by=["turn"])]
+
+    assert assign_credit(EPISODES, CreditRules(rewards=listed)).metrics["groups"] == 2
 
 
 @pytest.mark.usefixtures("no_rule_leaks")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lightning_core.config.algorithm import Algorithm, Kl
+from lightning_core.credit import LOSSES
 from lightning_core.trainers.torch.loss import TrainedTokens, policy_loss
 
 pytestmark = pytest.mark.numeric
@@ -26,7 +27,7 @@ def test_the_default_loss_against_computed_numbers() -> None:
         advantages_E=torch.tensor(advantages),
         weights_E=weights,
     )
-    found = policy_loss(tokens, Algorithm())
+    found = policy_loss(tokens, Algorithm(), LOSSES["ppo"])
     # min(r A, clip(r, .8, 1.28) A):  2,  1.28 (clipped),  -1.5,  .5,  -.8 (clipped),  3.6
     terms = [2.0, 1.28, -1.5, 0.5, -0.8, 3.6]
     assert found.loss.item() == pytest.approx(-sum(w * t for w, t in zip(weights.tolist(), terms, strict=True)))
@@ -55,7 +56,7 @@ def test_all_terms_together_against_computed_numbers() -> None:
         reference_E=torch.tensor([-1.5, -2.0]),
         entropy_E=torch.tensor([0.3, 0.7]),
     )
-    found = policy_loss(tokens, Algorithm(kl=Kl(weight=0.1), entropy_weight=0.01))
+    found = policy_loss(tokens, Algorithm(kl=Kl(weight=0.1), entropy_weight=0.01), LOSSES["ppo"])
     k3 = math.exp(-0.5) - 1 + 0.5
     expected = 0.25 * (2 * -1.0 + 0.1 * k3 - 0.01 * 0.3) + 0.75 * (0 + 0 - 0.01 * 0.7)
     assert found.loss.item() == pytest.approx(expected)

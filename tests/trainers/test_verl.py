@@ -93,6 +93,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"credit": {"judge": {"model": "base"}}}, "credit.judge.model: found 'base'"),
     ({"credit": {"rewards": "gae", "gamma": 1.0, "advantage": "none"}}, "credit.rewards: 'gae' needs"),
     ({"credit": {"advantage": "reinforce++"}, "trainer": {"mode": "colocate_async"}}, "compares all rollouts"),
+    (
+        {"credit": {"group_by": ["agent"]}, "trainer": {"mode": "colocate_async"}},
+        "credit.group_by: without 'task' it compares rollouts of all tasks of a step: add 'task'; otherwise expected",
+    ),
+    ({"credit": {"group_by": ["anchor"]}, "rollouts": {"refill": 1}}, "credit.group_by: without 'task'"),
     ({"algorithm": {"kl": {"weight": 0.1}}}, "algorithm.kl: verl does not support it with algorithm.aggregation"),
     ({"algorithm": {"entropy_weight": 0.1}}, "algorithm.entropy_weight: verl does not support it"),
     ({"algorithm": {"importance": {"level": "rollout"}}}, "algorithm.importance: found"),

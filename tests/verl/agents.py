@@ -53,6 +53,11 @@ async def earns_nothing_real(task: Task) -> float:
     return float("nan")
 
 
+async def earns_for_a(task: Task) -> float:
+    await _say()
+    return float(task["id"] == "a")
+
+
 async def earns_the_same(task: Task) -> float:
     await _say()
     return 0.5

@@ -233,3 +233,13 @@ def test_whitening_waits_for_all_groups(start: Start) -> None:
     assert len(advantages) == 6
     assert advantages.mean() == pytest.approx(0, abs=1e-5)
     assert advantages.std(ddof=1) == pytest.approx(1, rel=1e-3)
+
+
+def test_groups_without_the_task_compare_all_prompts(start: Start) -> None:
+    """One baseline over both prompts, as in the embedded trainer. Within each prompt all rewards are equal."""
+    credit = {"advantage": "dr-grpo", "group_by": ["agent"]}
+    uids = request(start("earns_for_a", credit=credit), {"id": "a"}, {"id": "b"})
+    assert set(settled(uids).values()) == {"finished"}
+    keys = sorted(rows(uids))
+    fields = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["rm_scores"])["rm_scores"]
+    assert [round(float(x[0]), 3) for x in fields.unbind()] == [0.5] * 3 + [-0.5] * 3

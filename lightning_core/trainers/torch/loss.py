@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from lightning_core.config.algorithm import Algorithm
-from lightning_core.config.credit_rules import loss_arguments, loss_rule
+from lightning_core.config.credit_rules import loss_arguments
 from lightning_core.credit.losses import token_losses
+from lightning_core.credit.registry import Loss
 from lightning_core.trainers.torch.penalties import kl_penalty
 
 
@@ -53,10 +54,9 @@ class TokenLoss:
     maxima: Mapping[str, float]
 
 
-def policy_loss(tokens: TrainedTokens, algorithm: Algorithm) -> TokenLoss:
-    """The loss (see the module's docstring) of E tokens."""
+def policy_loss(tokens: TrainedTokens, algorithm: Algorithm, rule: Loss) -> TokenLoss:
+    """The loss (see the module's docstring) of E tokens. ``rule``: the loss that ``algorithm`` names."""
     log_ratio_E = tokens.logprobs_E - tokens.old_E
-    rule = loss_rule(algorithm)
     found = token_losses(
         rule,
         tokens.logprobs_E,

@@ -51,6 +51,7 @@ class Objective:
         self, algorithm: Algorithm, rows: Sequence[Row], batches: Sequence[PackedBatch], device: torch.device
     ) -> None:
         self._algorithm = algorithm
+        self._loss = loss_rule(algorithm)
         advantages = [row.advantages for row in rows if row.advantages is not None]
         weights = token_weights(rows, algorithm)
         self.sampled: list[Floats] = [batch.gather([row.logprobs for row in rows]) for batch in batches]
@@ -69,7 +70,7 @@ class Objective:
         """Logprobs of the reference model, float32 [E] by micro-batch; set by the trainer if the loss has a KL term."""
         self._ratio_sequences = (
             Sequences(rows, batches, algorithm.sequence, device)
-            if loss_rule(algorithm).ratio == "sequence" and algorithm.sequence is not None
+            if self._loss.ratio == "sequence" and algorithm.sequence is not None
             else None
         )
         self._importance_sequences = (
@@ -122,6 +123,7 @@ class Objective:
                 entropy_E=entropy_E,
             ),
             self._algorithm,
+            self._loss,
         )
 
     def _old(self) -> Mapping[int, Tensor]:

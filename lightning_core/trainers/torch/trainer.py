@@ -21,12 +21,10 @@ from torch import Tensor
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.config.algorithm import Algorithm
-from lightning_core.config.checks import check_algorithm
-from lightning_core.config.credit_rules import loss_rule
+from lightning_core.config.credit_rules import checked_loss
 from lightning_core.config.resolve import PolicySettings
-from lightning_core.config.source import dotted
 from lightning_core.config.trainer import TrainerSection
-from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.errors import TrainingError
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.untied import is_tied, untie_saved
 from lightning_core.trace import BASE, POLICY
@@ -60,8 +58,7 @@ class TorchTrainer:
         the policy is served under. ``loaded`` and ``backend``: a model and an engine to share; None creates them.
         Raises `ConfigError` for settings that cannot be combined.
         """
-        for path, text in check_algorithm(algorithm, loss_rule(algorithm)):
-            raise ConfigError(f"{dotted(path)}: {text}")
+        checked_loss(algorithm)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.policy = policy

@@ -88,7 +88,7 @@ class LightningManager:
         self._folder = folder
         self._store = Store(folder / "store.db")
         self._collector = Collector(config, ClusterAgents(workers, retries=config.rollouts.retries), self._store)
-        self._whole_batch = any(rules.advantage_rule.needs_batch for rules in self._collector.rules.values())
+        self._whole_batch = any(rules.needs_batch for rules in self._collector.rules.values())
         self._checked = False
         self._replaced: Counter[int] = Counter()
         self._counts: dict[int, dict[str, float]] = {}
@@ -196,7 +196,7 @@ class LightningManager:
     async def _publish(self, prompted: Sequence[_Prompted]) -> None:
         """rollouts → transitions → advantages → rows, and the metrics of the step so far.
 
-        ``prompted``: prompts of one batch. Their calls are compared with each other if an advantage rule uses the whole batch.
+        ``prompted``: prompts of one batch. Their calls are compared with each other if the credit rules need the whole batch.
         """
         if not prompted[0].prompt.training:
             for one in prompted:
