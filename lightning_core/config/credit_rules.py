@@ -13,9 +13,9 @@ from lightning_core.config.config import Config
 from lightning_core.config.credit import FLAT
 from lightning_core.config.imports import import_callable
 from lightning_core.config.resolve import policy_settings
-from lightning_core.config.rules import function_of
+from lightning_core.config.rules import find_rule, function_of
 from lightning_core.config.source import KeyPath, dotted
-from lightning_core.credit import ADVANTAGE_RULES, LOSSES, REWARD_RULES, Air, CreditRules, FormatRule
+from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES, Air, CreditRules, FormatRule
 from lightning_core.credit.registry import Loss
 from lightning_core.errors import ConfigError
 
@@ -37,14 +37,15 @@ def policy_rules(config: Config) -> dict[str, CreditRules]:
 
 def credit_rules(c: configured.CreditSection, *, group_size: int = 2, refill: int = 0) -> CreditRules:
     """The rules that ``c`` names. Raises `ConfigError` as `policy_rules` does."""
-    rewards = function_of(c.rewards, key="credit.rewards")
-    advantage = function_of(c.advantage, key="credit.advantage")
-    reward_rule, advantage_rule = REWARD_RULES.find(rewards), ADVANTAGE_RULES.find(advantage)
+    reward_rule = find_rule(REWARD_RULES, c.rewards, key="credit.rewards")
+    advantage_rule = find_rule(ADVANTAGE_RULES, c.advantage, key="credit.advantage")
+    for name in c.group_by or ():
+        find_rule(GROUP_KEYS, name, key="credit.group_by")
     _raise_first(check_credit(c, group_size=group_size, refill=refill, rewards=reward_rule, advantage=advantage_rule))
     return CreditRules(
-        rewards=rewards,
+        rewards=function_of(c.rewards, key="credit.rewards"),
         rewards_args=c.rewards_args,
-        advantage=advantage,
+        advantage=function_of(c.advantage, key="credit.advantage"),
         advantage_args=c.advantage_args,
         group_by=None if c.group_by is None else [function_of(key, key="credit.group_by") for key in c.group_by],
         air=None if c.air is None else _air(c.air),
@@ -53,8 +54,8 @@ def credit_rules(c: configured.CreditSection, *, group_size: int = 2, refill: in
 
 
 def loss_rule(a: Algorithm) -> Loss:
-    """The loss that ``a`` names. Raises `ConfigError` if a function cannot be imported."""
-    return LOSSES.find(function_of(a.loss, key="algorithm.loss"))
+    """The loss that ``a`` names. Raises `ConfigError` as `find_rule` does."""
+    return find_rule(LOSSES, a.loss, key="algorithm.loss")
 
 
 def checked_loss(a: Algorithm) -> Loss:

@@ -16,7 +16,7 @@ from lightning_core.config.source import KeyPath
 from lightning_core.config.types import is_callable_name
 from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES
 from lightning_core.credit.registry import DeclaredRule, Parameter, Registry, RewardRule
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, CreditError
 
 R = TypeVar("R", bound=DeclaredRule)
 Problems = Iterator[tuple[KeyPath, str]]
@@ -94,9 +94,20 @@ def _importable(registry: Registry[Any], name: str, key: str) -> str:
     return found
 
 
+def find_rule(registry: Registry[R], name: str, *, key: str) -> R:
+    """The rule ``name``, or the function if it is ``module:callable``.
+
+    Raises `ConfigError` with ``key`` if it does not exist, or is not a rule of this kind.
+    """
+    try:
+        return registry.find(function_of(name, key=key))
+    except CreditError as error:
+        raise ConfigError(f"{key}: {error}") from error
+
+
 def reward_rule(name: str) -> RewardRule:
-    """The reward rule ``name``. Raises `ConfigError` if its function cannot be imported."""
-    return REWARD_RULES.find(function_of(name, key="credit.rewards"))
+    """The reward rule ``name``. Raises `ConfigError` as `find_rule` does."""
+    return find_rule(REWARD_RULES, name, key="credit.rewards")
 
 
 def declared(registry: Registry[R], name: str) -> R | None:

@@ -2,7 +2,7 @@
 
 **Each rollout counts once** in means and deviations, however many calls or rows it has: each of its n calls in a group weighs
 1/n. Averaging over rows is biased (arXiv 2608.17528): a rollout with reward 1 and three rows and a rollout with reward 0 and
-one row have the mean 1/2, not 3/4. Groups of one rollout and groups of equal values get 0.
+one row have the mean 1/2, not 3/4. `assign_credit` gives flat groups (`is_flat`) the advantage 0 without calling the rule.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def grpo(groups: list[list[Value]]) -> dict[str, float]:
     """`(v − μ) / (σ + ε)` of the group (GRPO, 2402.03300)."""
     advantages: dict[str, float] = {}
     for group in groups:
-        (mean, deviation), flat = moments(group), is_flat(group)
+        mean, deviation = moments(group)
         for v in group:
-            advantages[v.call] = 0.0 if flat else (v.value - mean) / (deviation + EPSILON)
+            advantages[v.call] = (v.value - mean) / (deviation + EPSILON)
     return advantages
 
 
@@ -37,9 +37,9 @@ def dr_grpo(groups: list[list[Value]]) -> dict[str, float]:
     """
     advantages: dict[str, float] = {}
     for group in groups:
-        (mean, _), flat = moments(group), is_flat(group)
+        mean, _ = moments(group)
         for v in group:
-            advantages[v.call] = 0.0 if flat else v.value - mean
+            advantages[v.call] = v.value - mean
     return advantages
 
 
@@ -48,13 +48,13 @@ def rloo(groups: list[list[Value]]) -> dict[str, float]:
     """`v −` mean of the other rollouts of the group (RLOO, 2402.14740)."""
     advantages: dict[str, float] = {}
     for group in groups:
-        n, flat = rollouts(group), is_flat(group)
+        n = rollouts(group)
         own: dict[str, float] = {}
         for v in group:
             own[v.rollout] = own.get(v.rollout, 0.0) + v.weight * v.value
         total = math.fsum(own.values())
         for v in group:
-            advantages[v.call] = 0.0 if flat else v.value - (total - own[v.rollout]) / (n - 1)
+            advantages[v.call] = v.value - (total - own[v.rollout]) / (n - 1)
     return advantages
 
 
@@ -62,8 +62,6 @@ def rloo(groups: list[list[Value]]) -> dict[str, float]:
 def reinforce_plus_plus(groups: list[list[Value]]) -> dict[str, float]:
     """`(v − μ) / (σ + ε)` of the batch; `group_by` is ignored (REINFORCE++, 2501.03262)."""
     batch = _as_one_group(groups)
-    if is_flat(batch):
-        return {v.call: 0.0 for v in batch}
     mean, deviation = moments(batch)
     return {v.call: (v.value - mean) / (deviation + EPSILON) for v in batch}
 
@@ -81,8 +79,7 @@ def reinforce_plus_plus_baseline(groups: list[list[Value]]) -> dict[str, float]:
     if is_flat(centred):
         return {v.call: 0.0 for v in centred}
     mean, deviation = moments(centred)
-    flat_calls = {v.call for group in groups if is_flat(group) for v in group}
-    return {v.call: 0.0 if v.call in flat_calls else (v.value - mean) / (deviation + EPSILON) for v in centred}
+    return {v.call: (v.value - mean) / (deviation + EPSILON) for v in centred}
 
 
 @advantage_rule("none", compares=None)

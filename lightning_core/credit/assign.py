@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any, cast
 
 from lightning_core.credit.advantage_rules import is_flat, rollouts
 from lightning_core.credit.air import with_air
 from lightning_core.credit.episode import Component, Episode, Value
 from lightning_core.credit.grouping import equalise, group_values
-from lightning_core.credit.registry import RewardRule
+from lightning_core.credit.registry import ADVANTAGE_RULES, RewardRule
 from lightning_core.credit.rules import CreditRules
 from lightning_core.errors import CreditError
 from lightning_core.trace import check_reward
@@ -110,18 +111,31 @@ def _by_call(episodes: Sequence[Episode], found: Mapping[str, Sequence[float]]) 
 
 def _compare(groups: list[list[Value]], rules: CreditRules) -> dict[str, float]:
     rule = rules.advantage_rule
-    found: dict[str, float] = rule.function(groups, **rules.advantage_arguments)
+    # A function that is not declared may give flat groups an advantage, such as one with a constant baseline.
+    compares = rule.compares is not None and ADVANTAGE_RULES.get(rule.name) is rule
+    flat = [compares and is_flat(group) for group in groups]
+    compared = [group for group, skip in zip(groups, flat, strict=True) if rule.whole_batch or not skip]
+    result: object = rule.function(compared, **rules.advantage_arguments) if compared else {}
+    if not isinstance(result, Mapping):
+        raise CreditError(
+            f"the advantage rule {rule.name} returned {type(result).__name__}, expected a dictionary from call id to advantage"
+        )
+    found = {**cast("Mapping[str, float]", result), **_zero(groups, flat)}
     missing = next((v.call for group in groups for v in group if v.call not in found), None)
     if missing is not None:
         raise CreditError(
             f"the advantage rule {rule.name} returned no advantage for call {missing!r}; expected one per call"
         )
     for call, advantage in found.items():
-        if not math.isfinite(advantage):
+        if not isinstance(advantage, Real) or not math.isfinite(advantage):
             raise CreditError(
                 f"the advantage rule {rule.name} returned {advantage!r} for call {call!r}; expected a finite number"
             )
     return found
+
+
+def _zero(groups: Sequence[Sequence[Value]], which: Sequence[bool]) -> dict[str, float]:
+    return {v.call: 0.0 for group, zero in zip(groups, which, strict=True) if zero for v in group}
 
 
 def _metrics(groups: Sequence[Sequence[Value]]) -> dict[str, float]:

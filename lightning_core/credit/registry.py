@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from types import SimpleNamespace
-from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from lightning_core.errors import CreditError
 
@@ -117,7 +117,10 @@ class RewardRule(DeclaredRule):
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageRule(DeclaredRule):
-    """``rule(groups, *, …)`` returns the advantages by call id."""
+    """``rule(groups, *, …)`` returns the advantages by call id.
+
+    If a declared rule compares, calls of flat groups (one rollout, or equal values) get 0. Only a ``whole_batch`` rule is passed them.
+    """
 
     compares: Literal["group", "batch"] | None = "group"
     """Compares values within groups, over the batch (one group), or not at all."""
@@ -151,11 +154,23 @@ class Loss(DeclaredRule):
 class Registry(Mapping[str, R], Generic[R]):
     """The rules of one kind by name."""
 
-    def __init__(self, kind: type[R], label: str, *, adapt: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    _all: ClassVar[list[Registry[Any]]] = []
+
+    def __init__(
+        self,
+        kind: type[R],
+        label: str,
+        *,
+        positional: tuple[str, ...],
+        adapt: Callable[[Callable[..., Any]], Callable[..., Any]],
+    ) -> None:
+        """``positional``: names of the arguments that a rule is called with; ``adapt``: accepts other signatures."""
         self.label = label
         self._kind = kind
+        self._positional = positional
         self._adapt = adapt
         self._rules: dict[str, R] = {}
+        self._all.append(self)
 
     def __getitem__(self, name: str) -> R:
         return self._rules[name]
@@ -167,9 +182,9 @@ class Registry(Mapping[str, R], Generic[R]):
         return len(self._rules)
 
     def find(self, rule: str | Callable[..., Any]) -> R:
-        """The rule with this name or function. Raises `CreditError` for an unknown name.
+        """The rule with this name or function. A function need not be declared.
 
-        A function need not be declared.
+        Raises `CreditError` for an unknown name, a rule of another kind, or a function with another signature.
         """
         if isinstance(rule, str):
             if rule not in self:
@@ -177,8 +192,21 @@ class Registry(Mapping[str, R], Generic[R]):
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise CreditError(f"unknown {self.label} {rule!r}; expected one of {sorted(self)!r}{hint}")
             return self[rule]
-        declared = next((known for known in self._rules.values() if known.function is rule), None)
-        return declared or self._kind(name=getattr(rule, "__name__", repr(rule)), function=self._adapt(rule))
+        for registry in self._all:
+            for known in registry.values():
+                if known.function is rule:
+                    if registry is not self:
+                        raise CreditError(
+                            f"found {known.name!r} of the {registry.label}s, expected one of the {self.label}s"
+                        )
+                    return known
+        name, function = getattr(rule, "__name__", repr(rule)), self._adapt(rule)
+        if not _accepts(function, len(self._positional)):
+            raise CreditError(
+                f"the function {name}{inspect.signature(rule)} cannot be one of the {self.label}s; "
+                f"expected the signature ({', '.join(self._positional)}, *, …)"
+            )
+        return self._kind(name=name, function=function)
 
     def declare(self, name: str, function: F, **properties: Any) -> F:
         """Add a rule. Raises `CreditError` if another function has this name."""
@@ -202,6 +230,17 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return []
 
 
+def _accepts(function: Callable[..., Any], count: int) -> bool:
+    """Whether ``function`` can be called with ``count`` positional arguments."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some builtins have no signature
+        return True
+    positional = [p for p in parameters if p.kind in _POSITIONAL]
+    required = sum(p.default is p.empty for p in positional)
+    return required <= count and (count <= len(positional) or any(p.kind is p.VAR_POSITIONAL for p in parameters))
+
+
 def _qualified_name(function: Callable[..., Any]) -> tuple[str, str]:
     return function.__module__, function.__qualname__
 
@@ -212,7 +251,8 @@ def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _with_gamma(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function(episode, gamma)`` as a rule with the keyword ``gamma``; others unchanged."""
-    if sum(p.kind in _POSITIONAL for p in _parameters(function)) < 2:
+    positional = [p for p in _parameters(function) if p.kind in _POSITIONAL]
+    if len(positional) < 2 or sum(p.default is p.empty for p in positional) > 2:
         return function
 
     def rule(episode: Any, *, gamma: float = 1.0) -> Any:
@@ -222,10 +262,14 @@ def _with_gamma(function: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-REWARD_RULES: Registry[RewardRule] = Registry(RewardRule, "reward rule", adapt=_with_gamma)
-ADVANTAGE_RULES: Registry[AdvantageRule] = Registry(AdvantageRule, "advantage rule", adapt=_unchanged)
-GROUP_KEYS: Registry[GroupKey] = Registry(GroupKey, "group key", adapt=_unchanged)
-LOSSES: Registry[Loss] = Registry(Loss, "loss", adapt=_unchanged)
+REWARD_RULES: Registry[RewardRule] = Registry(RewardRule, "reward rule", positional=("episode",), adapt=_with_gamma)
+ADVANTAGE_RULES: Registry[AdvantageRule] = Registry(
+    AdvantageRule, "advantage rule", positional=("groups",), adapt=_unchanged
+)
+GROUP_KEYS: Registry[GroupKey] = Registry(GroupKey, "group key", positional=("episode",), adapt=_unchanged)
+LOSSES: Registry[Loss] = Registry(
+    Loss, "loss", positional=("logprobs_E", "log_ratio_E", "advantages_E"), adapt=_unchanged
+)
 
 
 def reward_rule(

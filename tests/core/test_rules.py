@@ -354,3 +354,64 @@ def test_the_pages_are_up_to_date(page: str, tables: int) -> None:
     assert text.count("<!-- generated: ") == text.count("<!-- end -->") == tables
     assert update(text) == text, f"run: python -m docs._generate.rules docs/{page}"
     assert len(TABLES) == 4
+
+
+@pytest.mark.usefixtures("no_rule_leaks")
+def test_a_flat_group_gets_exactly_0_from_a_declared_rule() -> None:
+    """The mean of three times 0.1 is not 0.1 in floating point."""
+
+    @advantage_rule("centred")
+    def centred(groups: list[list[Value]]) -> dict[str, float]:
+        return {v.call: v.value - sum(o.value for o in group) / len(group) for group in groups for v in group}
+
+    attempts = [episode(name, 0.1) for name in "abc"]
+    assert set(assign_credit(attempts, CreditRules(advantage="centred")).advantages.values()) == {0.0}
+    attempts = [episode("a", 0.1), episode("b", 0.3)]
+    found = assign_credit(attempts, CreditRules(advantage="centred")).advantages
+    assert found == pytest.approx({"a0": -0.1, "b0": 0.1})
+
+
+def grouped(groups: list[list[Value]]) -> list[float]:
+    """Not a dictionary."""
+    return [0.0]
+
+
+def worded(groups: list[list[Value]]) -> dict[str, Any]:
+    """Not numbers."""
+    return {v.call: "high" for group in groups for v in group}
+
+
+def nothing() -> None:
+    """Takes no argument."""
+
+
+@pytest.mark.parametrize(
+    ("credit", "message"),
+    [
+        (
+            {"rewards": f"{__name__}:nothing"},
+            r"credit\.rewards: the function nothing\(\) .*one of the reward rules; expected",
+        ),
+        (
+            {"rewards": "lightning_core.credit.advantage_rules:grpo"},
+            "'grpo' of the advantage rules, expected one of the reward rules",
+        ),
+        ({"advantage": f"{__name__}:nothing"}, r"credit\.advantage: .*expected the signature \(groups, \*, …\)"),
+        ({"group_by": [f"{__name__}:nothing"]}, r"credit\.group_by: .*one of the group keys"),
+    ],
+)
+def test_a_function_of_another_kind_is_refused_by_its_key(credit: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rules(**credit)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (grouped, "returned list, expected a dictionary"),
+        (worded, "returned 'high' for call .*expected a finite number"),
+    ],
+)
+def test_a_wrong_result_of_an_advantage_rule_is_refused(rule: Any, message: str) -> None:
+    with pytest.raises(CreditError, match=message):
+        assign_credit(EPISODES, CreditRules(advantage=rule))
