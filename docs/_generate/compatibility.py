@@ -43,8 +43,8 @@ _LIMITS = (
     ("---", "---", "---"),
     ("GPU", "", "Single-GPU training is implemented but not yet tested on hardware."),
     ("Operating system", "Linux on x86-64", "other platforms"),
-    ("CPU", "Intel Xeon with AMX; AMD EPYC with AVX512_BF16 and without AMX", ""),
-    ("Python", "3.11", "3.12 and 3.13: the dependencies resolve; the tests have not been run"),
+    ("CPU", "Intel Xeon with AMX and with AVX-512 only; AMD EPYC with AVX512_BF16", ""),
+    ("Python", "3.11; on 3.12 and 3.13 the tests that need no torch", "training on 3.12 and later"),
     ("vLLM", "its builds for CPUs, 0.27.1 and 0.32.0", "vLLM on a GPU"),
     (
         "verl",

@@ -64,7 +64,12 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=metadata.version("lightning-rl"))
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    train = commands.add_parser("train", help="train the policy, and evaluate it on held-out tasks before and after")
+    train = commands.add_parser(
+        "train",
+        help="train the policy, and evaluate it on held-out tasks before and after",
+        epilog="Exit code: 0 if the improvement is significant or there are no held-out tasks, 1 if it is not or the run failed, "
+        "2 for a wrong configuration, 130 if interrupted.",
+    )
     train.add_argument("config", metavar="CONFIG", help="YAML file; see docs/configuration.md")
     train.add_argument(
         "--resume", action="store_true", help="continue from the last checkpoint of run.name, or of the newest run"
