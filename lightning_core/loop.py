@@ -21,7 +21,7 @@ from lightning_core.records.report import MetricsLog
 from lightning_core.records.results import Evaluation, Result, finish, recorded_evaluations
 from lightning_core.rollouts.counts import counts_to_metrics
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
-from lightning_core.rollouts.tasks import held_out_tasks, training_tasks
+from lightning_core.rollouts.tasks import given_tasks, held_out_tasks, training_tasks
 from lightning_core.session import open_session
 from lightning_core.trainers.plan import Plan, TrainerEntry
 from lightning_core.trainers.verl.export import sampling_config
@@ -48,7 +48,7 @@ def fit(
     if not trainer.in_process:
         _refuse_functions(config, agent=solve, reward=reward)
     solve, reward = solve or _agent(config), reward or _reward(config)
-    tasks = training_tasks(config) if tasks is None else _given_tasks(tasks, "tasks.train")
+    tasks = training_tasks(config) if tasks is None else given_tasks(tasks, "tasks.train")
     if eval_tasks is None:
         eval_tasks = held_out_tasks(config) if config.tasks.eval else []
     # These raise ConfigError before a folder is created.
@@ -150,7 +150,7 @@ def evaluate(
     if checkpoint is not None:
         config, checkpoint = sampling_config(config, checkpoint)
     solve, reward = solve or _agent(config), reward or _reward(config)
-    tasks = held_out_tasks(config) if tasks is None else _given_tasks(tasks, "tasks.eval")
+    tasks = held_out_tasks(config) if tasks is None else given_tasks(tasks, "tasks.eval")
     with open_session(
         config,
         solve,
@@ -169,12 +169,6 @@ def _refuse_functions(config: Config, **given: Callable[..., object] | None) -> 
                 f"{key}: with trainer.name: {config.trainer.name} agents run in other processes and import it by name; "
                 f"set {key}: module:callable in the configuration instead of passing a function"
             )
-
-
-def _given_tasks(tasks: Sequence[Task], key: str) -> Sequence[Task]:
-    if len(tasks) == 0:
-        raise ConfigError(f"tasks: found an empty list, expected at least one task; leave it out to use {key}")
-    return tasks
 
 
 def _agent(config: Config) -> Solve:

@@ -99,9 +99,7 @@ class Address:
 
     @classmethod
     def from_headers(cls, headers: Mapping[str, str]) -> Address | None:
-        """The address in request headers with lower-case names, or None.
-
-        None: there is no valid ``traceparent``."""
+        """The address in lower-case request headers; None without a valid ``traceparent``."""
         match = _TRACEPARENT.match(headers.get("traceparent", ""))
         if match is None:
             return None

@@ -113,14 +113,14 @@ def _compare(groups: list[list[Value]], rules: CreditRules) -> dict[str, float]:
     rule = rules.advantage_rule
     # A function that is not declared may give flat groups an advantage, such as one with a constant baseline.
     compares = rule.compares is not None and ADVANTAGE_RULES.get(rule.name) is rule
-    flat = [compares and is_flat(group) for group in groups]
-    compared = [group for group, skip in zip(groups, flat, strict=True) if rule.whole_batch or not skip]
+    flat = {v.call: 0.0 for group in groups if compares and is_flat(group) for v in group}
+    compared = [group for group in groups if rule.whole_batch or group[0].call not in flat]
     result: object = rule.function(compared, **rules.advantage_arguments) if compared else {}
     if not isinstance(result, Mapping):
         raise CreditError(
             f"the advantage rule {rule.name} returned {type(result).__name__}, expected a dictionary from call id to advantage"
         )
-    found = {**cast("Mapping[str, float]", result), **_zero(groups, flat)}
+    found = {**cast("Mapping[str, float]", result), **flat}
     missing = next((v.call for group in groups for v in group if v.call not in found), None)
     if missing is not None:
         raise CreditError(
@@ -132,10 +132,6 @@ def _compare(groups: list[list[Value]], rules: CreditRules) -> dict[str, float]:
                 f"the advantage rule {rule.name} returned {advantage!r} for call {call!r}; expected a finite number"
             )
     return found
-
-
-def _zero(groups: Sequence[Sequence[Value]], which: Sequence[bool]) -> dict[str, float]:
-    return {v.call: 0.0 for group, zero in zip(groups, which, strict=True) if zero for v in group}
 
 
 def _metrics(groups: Sequence[Sequence[Value]]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -34,6 +34,13 @@ def load_tasks(source: TaskSource | str, *, key: str = "tasks") -> list[Task]:
     else:
         items = _read(Path(source.source), key)
     return check_tasks(islice(items, source.limit), name=f"{key} = {source.source}")
+
+
+def given_tasks(tasks: Sequence[Task], key: str) -> Sequence[Task]:
+    """``tasks``, passed in place of those under ``key``. Raises `ConfigError` if there are none."""
+    if len(tasks) == 0:
+        raise ConfigError(f"tasks: found an empty list, expected at least one task; leave it out to use {key}")
+    return tasks
 
 
 def training_tasks(config: Config) -> list[Task]:
