@@ -39,7 +39,7 @@ PHRASES = {
     r"(?:that|as) there (?:is|are)(?=[.,;:)])": "omit it",
     r"are what they are": "state the constraint",
     r"beside one another": "together, in parallel, in one prompt",
-    r"wish(?:es|ed)": "requests, settings",
+    r"wish(?:es|ed)?": "requests, settings",
 }
 """Regular expressions, ignoring case, and replacements. A space also matches a line break."""
 
@@ -58,6 +58,7 @@ def files() -> list[Path]:
     docs = [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
         *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("examples/**/README.md"),
     ]
