@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,15 @@ def test_a_synchronous_agent_may_run_an_event_loop_with_anyio() -> None:
         assert background.call(on_a_thread) == 42
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """The default handler of SIGINT: a process that a script started in the background ignores the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_cancels_what_the_caller_waits_for() -> None:
     events: list[str] = []
 
