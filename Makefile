@@ -1,5 +1,5 @@
-# make demo | demo-sql | test | test-numeric | test-pythons | test-lowest | test-vllm | test-verl | test-parity | lint: each makes its
-# environment first, once, and again when what it is made from changes.
+# make demo | demo-sql | test | test-numeric | test-pythons | test-lowest | test-frameworks | test-vllm | test-verl | test-parity |
+# lint: each makes its environment first, once, and again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
 # pip listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build of torch.
@@ -8,6 +8,7 @@ PYTHON ?= python3
 ARGS ?=
 VENV := .venv
 LOWEST := .venv-lowest
+FRAMEWORKS := .venv-frameworks
 CLUSTER := .venv-cluster
 BIN := $(VENV)/bin
 # One process leaves much of two cores idle. A file stays in one process.
@@ -16,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 TORCH := torch==2.13.0
 
-.PHONY: demo demo-sql test test-numeric test-pythons test-lowest test-vllm test-verl test-parity lint environment
+.PHONY: demo demo-sql test test-numeric test-pythons test-lowest test-frameworks test-vllm test-verl test-parity lint environment
 
 demo: $(INSTALLED)
 	$(BIN)/lightning-rl train examples/calculator/lightning.yaml $(ARGS)
@@ -37,7 +38,12 @@ test-pythons:
 
 # The integrations with the lowest versions of the frameworks that their extras allow.
 test-lowest: $(LOWEST)/.installed
-	$(LOWEST)/bin/python -m pytest $(TWICE) tests/integrations $(ARGS)
+	$(LOWEST)/bin/python -m pytest $(TWICE) -m "not slow" tests/integrations $(ARGS)
+
+# Agents of other frameworks. Two environments, since these frameworks cannot all be installed into one.
+test-frameworks: $(FRAMEWORKS)/first/.installed $(FRAMEWORKS)/second/.installed
+	$(FRAMEWORKS)/first/bin/python -m pytest tests/frameworks/first $(ARGS)
+	$(FRAMEWORKS)/second/bin/python -m pytest tests/frameworks/second $(ARGS)
 
 # The policy backend on a real vLLM server, in vLLM's build for CPUs.
 test-vllm: $(CLUSTER)/.installed
@@ -73,6 +79,14 @@ $(LOWEST)/.installed: pyproject.toml constraints.txt .ci/lowest.py
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check --no-input install -c $(LOWEST)/constraints.txt \
 		-e ".[$$($(PYTHON) .ci/lowest.py extras),dev]"
 	touch $(LOWEST)/.installed
+
+# With uv, which installs these in seconds.
+$(FRAMEWORKS)/%/.installed: pyproject.toml tests/frameworks/%/requirements.txt
+	$(PYTHON) -m venv $(FRAMEWORKS)/$*
+	$(FRAMEWORKS)/$*/bin/python -m pip --disable-pip-version-check --no-input install -q uv
+	$(FRAMEWORKS)/$*/bin/uv pip install -q --python $(FRAMEWORKS)/$*/bin/python -r tests/frameworks/$*/requirements.txt
+	$(FRAMEWORKS)/$*/bin/uv pip install -q --python $(FRAMEWORKS)/$*/bin/python --no-deps -e .
+	touch $(FRAMEWORKS)/$*/.installed
 
 # An environment of its own, since verl admits no transformers as new as ours.
 $(CLUSTER)/.installed: pyproject.toml tests/cluster/lock.txt tests/cluster/alias/pyproject.toml

@@ -60,6 +60,10 @@ class InfrastructureError(LightningError, RuntimeError):
     """A failure outside the agent: the endpoint, an upstream server, a time limit of a run."""
 
 
+class StrayCallError(InfrastructureError):
+    """A model call was refused: it belongs to no live rollout, or not to exactly one agent, or its routing failed."""
+
+
 class UpstreamError(InfrastructureError):
     """An upstream model server is unreachable, or its response is invalid."""
 

@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from lightning_core.backends.backend import Backend
+from lightning_core.capture.address import Address
 from lightning_core.capture.spans import listen, stop_listening
 from lightning_core.chat.chat import Chat, Memory
 from lightning_core.config import Config
 from lightning_core.endpoint.dialects.exchange import Message
 from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.server import PolicyEndpoint, Routing
-from lightning_core.endpoint.sessions import Session, Sessions
+from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.endpoint.sessions import Session, Sessions, keys_of
 from lightning_core.errors import ConfigError
-from lightning_core.trace import Address, SpanRecord
+from lightning_core.trace import SpanRecord
 from lightning_core.trainers import make_trainer
 
 MEMORY_TOKENS = 1_000_000
@@ -79,8 +81,7 @@ class SingleSession(Sessions):
         """The session if the request has the key, else None."""
         if self._api_key is None:
             return self._session
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        given = next(iter(keys_of(headers)), "")
         # Compared in constant time, so that response times do not reveal how much of a guess is right.
         return self._session if secrets.compare_digest(given.encode(), self._api_key.encode()) else None
 

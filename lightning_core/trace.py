@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any, Literal
-from urllib.parse import quote, unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,41 +69,23 @@ DIGEST = "lightning.digest"
 CONSTRAINT = "lightning.constraint"
 CONTEXT = "lightning.context"
 CONTEXT_REASON = "lightning.context.reason"
+DECLARED_AGENTS = "lightning.agents"
+TRAINED = "lightning.trained"
+HOST = "server.address"
+CREDENTIALS = "lightning.credentials"
+REASON = "lightning.reason"
+REQUESTS = "lightning.requests"
+ELSEWHERE = "elsewhere"
+"""Operation of an event that counts requests that did not go through the endpoint."""
+COUNT = "count_tokens"
+REWARD_FUNCTION = "reward function"  # the agent of its calls, which are never trained on
+REFUSED = "lightning.refused"
 REWARD_VALUE = "lightning.reward.value"
 REWARD_NAME = "lightning.reward.name"
 REWARD_CALL = "lightning.reward.call"
 REWARD_AGENT = "lightning.reward.agent"
 
-_TRACEPARENT = re.compile(r"^00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$")
-_AGENT_HEADER = "lightning-agent"
 _CALL_ID = re.compile(r"(?:^|[-_])([0-9a-f]{16})$")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
-    """The current rollout and agent, and the span that new spans become children of."""
-
-    rollout: str
-    """Trace id: 32 hexadecimal digits."""
-    span: str
-    """Span id: 16 hexadecimal digits."""
-    agent: str | None = None
-
-    def to_headers(self) -> dict[str, str]:
-        """This address as headers: W3C ``traceparent``, and the agent's name, percent-encoded."""
-        headers = {"traceparent": f"00-{self.rollout}-{self.span}-01"}
-        if self.agent is not None:
-            headers[_AGENT_HEADER] = quote(self.agent, safe="")
-        return headers
-
-    @classmethod
-    def from_headers(cls, headers: Mapping[str, str]) -> Address | None:
-        """The address in lower-case request headers; None without a valid ``traceparent``."""
-        match = _TRACEPARENT.match(headers.get("traceparent", ""))
-        if match is None:
-            return None
-        agent = headers.get(_AGENT_HEADER)
-        return cls(rollout=match[1], span=match[2], agent=None if agent is None else unquote(agent))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +140,14 @@ class Call:
     """How the prompt relates to earlier calls: new, clean, realigned or forked (``chat/chat.py``)."""
     context_reason: str | None
     error: str | None
+    refused: str | None = None
+    """Why the endpoint refused the request, or None. Its messages are missing if they could not be read."""
     start_ns: int
     end_ns: int
+    trained: bool = False
+    """Whether the agent was trained when the call was answered."""
+    target: tuple[str, str] | None = None
+    """The host that the call was forwarded to and whose key was sent; None if it was answered here."""
 
     def __getstate__(self) -> list[Any]:
         """The fields' values, for pickling; JSON texts stay unparsed."""
@@ -205,7 +192,7 @@ class Event:
 
     id: str
     parent: str | None
-    kind: Literal["rollout", "agent", "node", "tool", "other"]
+    kind: Literal["rollout", "agent", "node", "tool", "elsewhere", "count", "other"]
     name: str
     agent: str | None
     attributes: Mapping[str, Any]
@@ -323,8 +310,11 @@ def _call(span: SpanRecord) -> Call:
         context=a.get(CONTEXT),
         context_reason=a.get(CONTEXT_REASON),
         error=span.error,
+        refused=a.get(REFUSED),
         start_ns=span.start_ns,
         end_ns=span.end_ns,
+        trained=bool(a.get(TRAINED)),
+        target=(str(a[HOST]), str(a.get(CREDENTIALS, ""))) if HOST in a else None,
     )
 
 
@@ -335,8 +325,12 @@ def _event(span: SpanRecord) -> Event:
         kind, name = "rollout", span.name
     elif operation == "invoke_agent":
         kind, name = "agent", a.get(AGENT, span.name)
+    elif operation == COUNT:
+        kind, name = "count", span.name
     elif operation == "execute_tool":
         kind, name = "tool", a.get(TOOL, span.name)
+    elif operation == ELSEWHERE:
+        kind, name = "elsewhere", a[HOST]
     elif NODE in a:
         kind, name = "node", a[NODE]
     else:
@@ -357,10 +351,7 @@ def _event(span: SpanRecord) -> Event:
 def _reward(span: SpanRecord) -> Reward:
     a = span.attributes
     return Reward(
-        value=float(a[REWARD_VALUE]),
-        call=a.get(REWARD_CALL),
-        agent=a.get(REWARD_AGENT),
-        name=a.get(REWARD_NAME),
+        value=float(a[REWARD_VALUE]), call=a.get(REWARD_CALL), agent=a.get(REWARD_AGENT), name=a.get(REWARD_NAME)
     )
 
 

@@ -60,8 +60,8 @@ class Refusal:
 
     call: str
     agent: str
-    kind: Literal["failed", "untrainable"]
-    """``failed``: the call raised an error; ``untrainable``: its tokens are missing or unusable."""
+    kind: Literal["failed", "refused", "untrainable"]
+    """``failed``: it raised an error; ``refused``: by the endpoint; ``untrainable``: its tokens are missing or unusable."""
     reason: str
 
 
@@ -146,14 +146,14 @@ def refused_calls(trace: Trace, *, agents: Collection[str]) -> list[Refusal]:
     for call in trace.calls:
         reason = _refusal_reason(call) if call.agent in agents else None
         if reason is not None:
-            kind = "untrainable" if call.error is None else "failed"
+            kind = "refused" if call.refused else "untrainable" if call.error is None else "failed"
             found.append(Refusal(call=call.id, agent=call.agent or "", kind=kind, reason=reason))
     return found
 
 
 def _refusal_reason(call: Call) -> str | None:
     if call.error is not None:
-        return f"the call failed: {call.error}"
+        return f"the request was refused: {call.refused}" if call.refused else f"the call failed: {call.error}"
     if call.prompt_ids is None or call.output_ids is None:
         return f"no token ids: model {call.model!r} did not return the ids of its prompt and output"
     if call.policy_version is None:

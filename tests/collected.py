@@ -54,7 +54,9 @@ class ScriptedAgents:
     def _rollout(self, job: Job, copy: int) -> Rollout:
         identity = uuid4().hex
         agents = () if job.task_id in self.silent else self.agents
-        calls = [call(f"{identity}{i}", identity, agent, i, context="new") for i, agent in enumerate(agents)]
+        calls = [
+            call(f"{identity}{i}", identity, agent, i, context="new", trained=True) for i, agent in enumerate(agents)
+        ]
         trace = Trace(
             rollout=identity,
             task_id=job.task_id,

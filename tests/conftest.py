@@ -58,10 +58,10 @@ def no_patch_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before: dict[tuple[int, str], tuple[Any, Any]] = {}
     wrap = Patches.wrap
 
-    def recording_wrap(self: Patches, target: Any, attribute: str, wrapper: Any) -> None:
+    def recording_wrap(self: Patches, target: Any, attribute: str, wrapper: Any, **options: Any) -> None:
         owner, name, _ = wrapt.resolve_path(target, attribute)
         before.setdefault((id(owner), name), (owner, vars(owner).get(name, _MISSING)))
-        wrap(self, target, attribute, wrapper)
+        wrap(self, target, attribute, wrapper, **options)
 
     monkeypatch.setattr(Patches, "wrap", recording_wrap)
     yield

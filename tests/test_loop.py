@@ -196,7 +196,11 @@ def test_a_dead_upstream_stops_the_run_with_its_reason(model: Path, tmp_path: Pa
     """The only agent is not trained and uses another server, which is not running."""
     upstream = {"base_url": "http://127.0.0.1:9/v1"}
     config = settings(
-        model, tmp_path, policy={"upstream": upstream}, agents={"train": ["other"]}, rollouts={"retries": 0}
+        model,
+        tmp_path,
+        policy={"upstream": upstream},
+        agents={"train": ["other"], "frozen": {"talker": "m"}},
+        rollouts={"retries": 0},
     )
     with pytest.raises(
         InfrastructureError,

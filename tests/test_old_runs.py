@@ -1,6 +1,7 @@
 """A run folder from before the packages were moved still opens: ``tests/data/run_of_0_1_0``, two steps on the tiny model."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -26,9 +27,16 @@ def run(tmp_path: Path) -> Path:
 
 def test_its_rollouts_and_credit_are_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", str(run), "--rollout", "3"]) == 0
-    assert "call of talker" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "call of talker" in out
+    assert re.search(r"^talker +\d+  answered +policy \(trained\)$", out, re.MULTILINE), "known from the credit"
     assert main(["credit", str(run), "credit.advantage=rloo"]) == 0
     assert "8 calls of 2 steps" in capsys.readouterr().out
+
+
+def test_its_evaluation_ends_with_the_ledger_of_its_own_calls(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run)]) == 0
+    assert re.search(r"^talker +2  answered +policy \(trained\)$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_its_checkpoint_is_evaluated_and_training_continues(run: Path) -> None:

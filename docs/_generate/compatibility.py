@@ -29,6 +29,15 @@ _END = """
 `make test` runs the integrations' tests with the newest versions (exact versions in
 `constraints.txt`), `make test-lowest` with the lowest versions that the extras allow.
 
+## Names of agents
+
+How the agents of a framework get the names that `agents.train` selects, with the test against the
+real package. `make test-frameworks` runs those in `tests/frameworks`, in two environments, since
+CrewAI requires a version of mcp that LiteLLM cannot use, and Google ADK an older opentelemetry-sdk.
+
+{names}
+See [other frameworks](integrations/other-frameworks.md).
+
 ## Limits
 
 What has been tested, and what has not:
@@ -65,6 +74,27 @@ _LIMITS = (
         "the data sets themselves; `examples/text_to_sql/lightning_gpu.yaml`",
     ),
 )
+_NAMES = (
+    ("Framework", "Named by", "Test"),
+    ("---", "---", "---"),
+    ("LangChain", "integration", "`tests/integrations/test_langchain.py`"),
+    ("LangGraph", "integration", "`tests/integrations/test_langgraph.py`"),
+    ("OpenAI Agents SDK", "integration", "`tests/integrations/test_openai_agents.py`"),
+    ("AutoGen AgentChat", "integration", "`tests/integrations/test_autogen_agentchat.py`"),
+    ("Pydantic AI", "its GenAI spans", "`tests/frameworks/first/test_pydantic_ai.py`"),
+    ("Microsoft Agent Framework", "its GenAI spans", "`tests/frameworks/first/test_agent_framework.py`"),
+    ("Strands Agents", "its GenAI spans", "`tests/frameworks/first/test_strands.py`"),
+    ("Semantic Kernel", "its GenAI spans", "`tests/frameworks/first/test_semantic_kernel.py`"),
+    ("Google ADK", "its GenAI spans", "`tests/frameworks/second/test_google_adk.py`"),
+    ("smolagents", "OpenInference spans", "`tests/frameworks/first/test_smolagents.py`"),
+    ("Agno", "OpenInference spans", "`tests/frameworks/first/test_agno.py`"),
+    ("CrewAI", "OpenInference spans", "`tests/frameworks/first/test_crewai.py`"),
+    ("LlamaIndex", "selector by class", "`tests/frameworks/first/test_llama_index.py`"),
+    ("Haystack", "selector by class", "`tests/frameworks/first/test_haystack.py`"),
+    ("AG2", "selector by class", "`tests/frameworks/second/test_ag2.py`"),
+    ("LiteLLM, Instructor, mini-swe-agent", "mark", "`tests/frameworks/second/test_marks.py`"),
+    ("DSPy 3", 'mark, with `engine="litellm"`', "`tests/frameworks/second/test_marks.py`"),
+)
 _NAME = "lightning-rl"
 _INTERNAL = ("all", "dev", "examples")
 """Extras that combine others, or are for development."""
@@ -78,10 +108,14 @@ def compatibility() -> str:
     rows = [
         f"| `{extra}` | {', '.join(_cell(needed) for needed in _requirements(extra, extras))} |\n"
         for extra in sorted(extras)
-        if extra not in _INTERNAL
+        if extra not in _INTERNAL and extras[extra]
     ]
-    limits = "".join(f"| {' | '.join(row)} |\n" for row in _LIMITS)
-    return _INTRODUCTION.format(python=project["requires-python"]) + "".join(rows) + _END.format(limits=limits)
+    end = _END.format(names=_table(_NAMES), limits=_table(_LIMITS))
+    return _INTRODUCTION.format(python=project["requires-python"]) + "".join(rows) + end
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def _requirements(extra: str, extras: Mapping[str, Sequence[str]]) -> list[Requirement]:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from lightning_core.endpoint.dialects import DIALECTS
+from lightning_core.endpoint.dialects import ALL_DIALECTS
 from lightning_core.endpoint.dialects.fields import RefusedField
 from lightning_core.endpoint.limits import Limits
 
@@ -29,7 +29,7 @@ def update(page: str) -> str:
 def fields_table() -> str:
     """The supported and ignored fields, by wire format."""
     rows = ["| request | supported | ignored |\n|---|---|---|\n"]
-    for dialect in DIALECTS:
+    for dialect in ALL_DIALECTS:
         rows.append(f"| `{dialect.PATH}` | {_names(dialect.FIELDS.supported)} | {_names(dialect.FIELDS.ignored)} |\n")
     return "".join(rows)
 
@@ -37,7 +37,7 @@ def fields_table() -> str:
 def refused_table() -> str:
     """The refused fields with their reasons, by wire format."""
     found: dict[tuple[str, str], list[str]] = {}
-    for dialect in DIALECTS:
+    for dialect in ALL_DIALECTS:
         for name, field in dialect.FIELDS.refused.items():
             found.setdefault((name, f"{_values(field)} | {field.reason}"), []).append(dialect.PATH)
     rows = [f"| `{name}` | {_names(paths)} | {reason} |\n" for (name, reason), paths in sorted(found.items())]
@@ -47,7 +47,7 @@ def refused_table() -> str:
 def nested_table() -> str:
     """The fields of the objects inside a request, by wire format."""
     rows = ["| request | object | supported | ignored | refused |\n|---|---|---|---|---|\n"]
-    for dialect in DIALECTS:
+    for dialect in ALL_DIALECTS:
         for place, fields in dialect.NESTED.items():
             refused = "; ".join(
                 f"`{name}` {f'unless {_values(field)} ' if field.unless else ''}({field.reason})"

@@ -5,14 +5,13 @@ that call these are wrapped, and those of `AssistantAgent`, which other agents c
 but is recorded once.
 
 - Public: ``BaseChatAgent.run`` / ``run_stream``, ``AssistantAgent.on_messages`` / ``on_messages_stream``.
-- Public, on a private class: ``RoutedAgent.on_message_impl``, where the runtime runs the participant of a ``ChatAgentContainer``.
-- Public: ``BaseGroupChat.run_stream``, the team itself. A manager's own model calls belong to the team. A runtime created by the
-  team is started inside this scope and inherits it.
-- Private: ``SingleThreadedAgentRuntime._process_send`` / ``_process_publish``, on a runtime passed to the team, while the team
-  runs. It may have been started anywhere, so its tasks have the scope of that place.
+- Public: ``BaseAgent.on_message``, where a runtime runs an agent: a participant of a team, or a program's own agent.
+- Public: ``BaseGroupChat.run_stream``, the team itself. A manager's own model calls belong to the team.
+- Private: the messages of ``SingleThreadedAgentRuntime`` (``_runtime``).
 - Public: ``BaseTool.run_json``, for tools that code runs directly.
 - Private: ``AssistantAgent._execute_tool_call``, called once for each tool call: tools of all kinds, workbenches, unknown tools.
 - Private: ``AssistantAgent._check_and_handle_handoff``, the only function that knows a handoff's target.
+- Private: the functions of `AssistantAgent` that use its model context and memory, whose own model calls are not the agent's.
 
 The private functions were seen in 0.7.0 to 0.7.5; ``tests/integrations/test_autogen_agentchat.py::test_private_api`` fails when
 one moves.
@@ -24,17 +23,20 @@ https://github.com/microsoft/autogen/blob/python-v0.7.5/python/packages/autogen-
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import aclosing, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
 from autogen_agentchat.agents import AssistantAgent, BaseChatAgent
 from autogen_agentchat.teams import BaseGroupChat
+from autogen_agentchat.teams._group_chat._base_group_chat_manager import BaseGroupChatManager
 from autogen_agentchat.teams._group_chat._chat_agent_container import ChatAgentContainer
 from autogen_agentchat.teams._group_chat._events import GroupChatRequestPublish
-from autogen_core import RoutedAgent, SingleThreadedAgentRuntime
+from autogen_core import BaseAgent
 from autogen_core.tools import BaseTool
 
+import lightning_autogen_agentchat._context as context
+import lightning_autogen_agentchat._runtime as runtime
 from lightning_autogen_agentchat._events import (
     call_scope,
     is_recorded,
@@ -44,8 +46,9 @@ from lightning_autogen_agentchat._events import (
     tool_scope,
     without_tool_span,
 )
+from lightning_autogen_agentchat._members import agents_of_runtime, members
 from lightning_autogen_agentchat._trainable import AGENT_RUNS
-from lightning_core.capture import current_run, current_scope, record
+from lightning_core.capture import declare_agents, is_selected, record
 from lightning_core.capture.mark import get_mark
 from lightning_core.capture.patching import Patches, Wrapper
 from lightning_core.capture.wrapping import Kind, scope_function
@@ -54,7 +57,9 @@ from lightning_core.capture.wrapping import Kind, scope_function
 def install(patches: Patches) -> None:
     for method, kind in AGENT_RUNS.items():
         patches.wrap(BaseChatAgent if method in ("run", "run_stream") else AssistantAgent, method, _run_agent[kind])
-    patches.wrap(RoutedAgent, "on_message_impl", _on_message)
+    patches.wrap(BaseAgent, "on_message", _on_message)
+    runtime.install(patches)
+    context.install(patches)
     patches.wrap(BaseGroupChat, "run_stream", _run_team)
     patches.wrap(AssistantAgent, "_execute_tool_call", _execute_tool_call)
     patches.wrap(AssistantAgent, "_check_and_handle_handoff", _check_and_handle_handoff)
@@ -63,15 +68,21 @@ def install(patches: Patches) -> None:
 
 def _scoped(obj: Any, function: Callable[..., Any], kind: Kind, *, once: bool) -> Callable[..., Any]:
     """``function``, which runs ``obj``, in its scope. Marked objects open their own."""
-    if get_mark(obj) is not None:
-        return function
-    run = current_run()
-    selected = run is not None and obj.name in run.agents
-    return scope_function(function, obj.name, kind=kind, once=once, scope_kind="agent" if selected else "node")
+    return function if get_mark(obj) is not None else _named(obj.name, function, kind, once=once)
+
+
+def _named(name: str, function: Callable[..., Any], kind: Kind, *, once: bool) -> Callable[..., Any]:
+    return scope_function(function, name, kind=kind, once=once, scope_kind="agent" if is_selected(name) else "node")
+
+
+def _declare(obj: Any) -> None:
+    with record("autogen_agentchat.agents"):
+        declare_agents(members(obj))
 
 
 def _make_run_agent(kind: Kind) -> Wrapper:
     def run_agent(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        _declare(instance)
         return _scoped(instance, wrapped, kind, once=True)(*args, **kwargs)
 
     return run_agent
@@ -80,57 +91,37 @@ def _make_run_agent(kind: Kind) -> Wrapper:
 _run_agent: dict[Kind, Wrapper] = {kind: _make_run_agent(kind) for kind in set(AGENT_RUNS.values())}
 
 
-def _on_message(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    agent: Any = None
-    with record("autogen_agentchat.participant"):
+async def _on_message(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    run = wrapped
+    with record("autogen_agentchat.agent"):
         message = args[0] if args else kwargs["message"]
-        if isinstance(instance, ChatAgentContainer) and isinstance(message, GroupChatRequestPublish):
-            agent = instance._agent  # pyright: ignore[reportPrivateUsage]
-    if not isinstance(agent, BaseChatAgent):
-        return wrapped(*args, **kwargs)
-    return _scoped(agent, wrapped, "coroutine", once=True)(*args, **kwargs)
+        run = _agent_function(instance, message, wrapped)
+    with runtime.handling():
+        return await run(*args, **kwargs)
+
+
+def _agent_function(agent: Any, message: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which handles ``message``, in the scope of the agent that it runs."""
+    if isinstance(agent, BaseGroupChatManager):  # belongs to its team
+        return function
+    if not isinstance(agent, ChatAgentContainer):
+        declare_agents(agents_of_runtime(agent.runtime))
+        return _named(agent.id.type, function, "coroutine", once=False)
+    participant = agent._agent  # pyright: ignore[reportPrivateUsage]
+    if isinstance(message, GroupChatRequestPublish) and isinstance(participant, BaseChatAgent):
+        return _scoped(participant, function, "coroutine", once=True)
+    return function
 
 
 def _run_team(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     async def stream(*args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
-        with _scope_on_runtime(instance):
+        with runtime.team_scope(instance):
             async with aclosing(wrapped(*args, **kwargs)) as messages:
                 async for message in messages:
                     yield message
 
-    run_stream = wrapped if getattr(instance, "_embedded_runtime", True) else stream
-    return _scoped(instance, run_stream, "async_generator", once=False)(*args, **kwargs)
-
-
-@contextmanager
-def _scope_on_runtime(team: Any) -> Generator[None]:
-    """Handle messages to ``team`` in the current scope, also on a runtime started elsewhere."""
-    patches = Patches(lambda: True)  # the runtime's own tasks may be outside any rollout
-    with record("autogen_agentchat.runtime"):
-        if isinstance(team._runtime, SingleThreadedAgentRuntime):
-            deliver = _make_deliver(team._team_id)
-            patches.wrap(team._runtime, "_process_send", deliver)
-            patches.wrap(team._runtime, "_process_publish", deliver)
-    try:
-        yield
-    finally:
-        patches.undo()
-
-
-def _make_deliver(team_id: str) -> Wrapper:
-    scope = current_scope()
-
-    async def deliver(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        with scope() if _is_for(team_id, *args, **kwargs) else nullcontext():
-            return await wrapped(*args, **kwargs)
-
-    return deliver
-
-
-def _is_for(team_id: str, message_envelope: Any) -> bool:
-    """Whether a message is for the team, whose id is the recipient's key or topic's source."""
-    recipient = getattr(message_envelope, "recipient", None)
-    return team_id == (message_envelope.topic_id.source if recipient is None else recipient.key)
+    _declare(instance)
+    return _scoped(instance, stream, "async_generator", once=False)(*args, **kwargs)
 
 
 async def _execute_tool_call(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

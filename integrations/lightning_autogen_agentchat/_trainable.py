@@ -7,7 +7,6 @@ The copy of an agent shares its memory; the copy of a team has its own runtime.
 from __future__ import annotations
 
 import copy
-import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
 from typing import Any
@@ -16,7 +15,7 @@ from autogen_agentchat.agents import BaseChatAgent
 from autogen_agentchat.teams import BaseGroupChat
 
 from lightning_core.capture.integration import TrainSpec
-from lightning_core.capture.mark import get_mark, set_mark
+from lightning_core.capture.marked import change_class, get_mark, make_marked_class
 from lightning_core.capture.wrapping import Kind, scope_function
 from lightning_core.errors import ConfigError
 
@@ -41,8 +40,7 @@ def mark(obj: Any, spec: TrainSpec) -> Any:
         raise ConfigError(
             f"expected an agent or a team of AgentChat, found {obj!r}; mark the method that runs it instead"
         )
-    marked.__class__ = _make_class(type(obj), spec)
-    return marked
+    return change_class(marked, _make_class(type(obj), spec))
 
 
 def mark_members(obj: Any, specs: Sequence[TrainSpec]) -> Any:
@@ -103,11 +101,10 @@ def _copy_team(team: Any, participants: list[Any]) -> Any:
 @cache
 def _make_class(cls: type[Any], spec: TrainSpec) -> type[Any]:
     runs = TEAM_RUNS if issubclass(cls, BaseGroupChat) else AGENT_RUNS
-    # Same name and module, because AgentChat serialises both.
-    body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    for name, kind in runs.items():
-        body[name] = scope_function(_call_current(cls, name), spec.name, kind=kind, once=True)
-    return set_mark(types.new_class(cls.__name__, (cls,), exec_body=lambda space: space.update(body)), spec)
+    methods = {
+        name: scope_function(_call_current(cls, name), spec.name, kind=kind, once=True) for name, kind in runs.items()
+    }
+    return make_marked_class(cls, spec, _make_class, methods)
 
 
 def _call_current(cls: type[Any], name: str) -> Callable[..., Any]:

@@ -13,10 +13,11 @@ from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool
 from opentelemetry.trace import Span
 
-from lightning_core.capture import current_address, record, scope
+from lightning_core.capture import aside, current_address, is_selected, record, scope
+from lightning_core.capture.address import Address
 from lightning_core.capture.integration import active_integrations
 from lightning_core.capture.spans import SpanHandle, start_span
-from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT, Address
+from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT
 
 
 @contextmanager
@@ -28,7 +29,11 @@ def tool_scope(tool: BaseTool, tool_input: Any, call_id: str | None) -> Generato
         if isinstance(tool_input, Mapping):
             # ``args`` are the arguments that a model provides; LangGraph injects the others (state, runtime).
             arguments = {key: value for key, value in tool_input.items() if key in tool.args}
-    with scope(tool.name, kind="tool", attributes=tool_attributes(arguments, call_id)) as handle:
+    # The event belongs to the agent that calls the tool; model calls in the tool's body belong to the tool.
+    with (
+        scope(tool.name, kind="tool", attributes=tool_attributes(arguments, call_id)) as handle,
+        scope(tool.name) if is_selected(tool.name) else aside(tool.name, owned=True),
+    ):
         yield handle
 
 

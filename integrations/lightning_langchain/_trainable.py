@@ -8,17 +8,17 @@ graph that LangChain and LangGraph expect.
 from __future__ import annotations
 
 import copy
-import types
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from functools import cache, wraps
 from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableParallel, RunnableSequence
+from langchain_core.tools import BaseTool
 
-from lightning_core.capture import current_run, current_scope
+from lightning_core.capture import ScopeKind, current_run, current_scope
 from lightning_core.capture.integration import TrainSpec
-from lightning_core.capture.mark import set_mark
+from lightning_core.capture.marked import change_class, make_marked_class
 from lightning_core.capture.wrapping import Kind, scope_function
 from lightning_core.errors import ConfigError
 
@@ -48,15 +48,14 @@ def mark(obj: Any, spec: TrainSpec) -> Any:
 
 def scope_class(obj: Any, spec: TrainSpec) -> Any:
     """A copy of ``obj`` whose class opens the agent's scope for each run."""
-    marked = copy.copy(obj)
-    # Bypasses the __setattr__ of pydantic models, which accepts fields only.
-    object.__setattr__(marked, "__class__", _make_class(type(obj), spec))
-    return marked
+    return change_class(copy.copy(obj), _make_class(type(obj), spec))
 
 
-def scope_run(method: str, function: Callable[..., Any], agent: str) -> Callable[..., Any]:
-    """``function`` (one of `RUNS`, bound or not) in the scope of ``agent``, opened once."""
-    scoped = scope_function(function, agent, kind=RUNS[method], once=True)
+def scope_run(
+    method: str, function: Callable[..., Any], name: str, *, scope_kind: ScopeKind = "agent"
+) -> Callable[..., Any]:
+    """``function`` (one of `RUNS`, bound or not) in the scope ``name``, opened once."""
+    scoped = scope_function(function, name, kind=RUNS[method], once=True, scope_kind=scope_kind)
     if method not in ("transform", "atransform"):
         return scoped
 
@@ -107,9 +106,9 @@ def _make_class(cls: type[Any], spec: TrainSpec) -> type[Any]:
         # Runnable's own batch methods call ``invoke`` for each input, each of which is one run of the agent.
         if "batch" not in name or method is not getattr(Runnable, name):
             methods[name] = scope_run(name, method, spec.name)
-    # Same name and module, because LangChain uses both when it serialises and as keys of caches.
-    body = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, **methods}
-    return set_mark(types.new_class(cls.__name__, (cls,), exec_body=lambda space: space.update(body)), spec)
+    if issubclass(cls, BaseTool):
+        methods |= {name: scope_function(getattr(cls, name), spec.name, once=True) for name in ("run", "arun")}
+    return make_marked_class(cls, spec, _make_class, methods)
 
 
 def mark_members(obj: Any, specs: Sequence[TrainSpec]) -> Any:

@@ -1,16 +1,38 @@
-"""Scopes of LangGraph's nodes and agents."""
+"""Scopes of LangGraph's nodes, routers and agents."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
-from lightning_core.capture import StepScope, current_address, current_run, record, scope
+from lightning_core.capture import (
+    ScopeKind,
+    StepScope,
+    current_address,
+    current_scope,
+    declare_agents,
+    is_selected,
+    record,
+    scope,
+)
 from lightning_langchain._events import note_result, tool_attributes
-from lightning_langchain._patches import run_name
+from lightning_langchain._names import run_name
+from lightning_langgraph._names import (
+    agent_name,
+    created_agent,
+    graph_name,
+    is_hook,
+    is_part,
+    names_in_graph,
+    router_name,
+)
 
-_MADE_BY_CREATE_AGENT = "langchain_create_agent"
+_graph_scope: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
+    "lightning_graph_scope", default=nullcontext
+)
+"""Re-enters the scope of the graph that the current node belongs to."""
 
 
 @contextmanager
@@ -19,19 +41,30 @@ def node_scope(task: Any) -> Generator[None]:
     steps: StepScope | None = None
     with record("langgraph.node"):
         if not _is_internal(task.name, task.config):
-            steps = StepScope(task.name, kind="node")
-    if steps is None:
-        yield
-        return
+            steps = StepScope(task.name, kind="auxiliary" if is_hook(task.name) else "node")
+    token = _graph_scope.set(current_scope())
     ending: BaseException | None = None
     try:
-        with steps.step():
+        with nullcontext() if steps is None else steps.step():
             yield
     except BaseException as error:
         ending = error
         raise
     finally:
-        steps.close(ending)
+        _graph_scope.reset(token)
+        if steps is not None:
+            steps.close(ending)
+
+
+@contextmanager
+def router_scope(branch: Any) -> Generator[None]:
+    """The scope of a conditional edge's function. LangGraph runs it inside the node that the edge leaves."""
+    name = router_name(branch)
+    if name is None:
+        yield
+        return
+    with _graph_scope.get()(), scope(name, kind="node"):
+        yield
 
 
 def note_refusal(call: Any, refusal: Any) -> None:
@@ -47,23 +80,25 @@ def _is_internal(name: str, config: Any) -> bool:
     """Whether a task is internal to LangGraph or LangChain, so that it gets no scope."""
     if name.startswith("__"):
         return True
-    run, address = current_run(), current_address()
-    if run is None or address is None or name in run.agents:
+    address = current_address()
+    if address is None or is_selected(name):
         return False
     # Every agent made by langchain.agents.create_agent has a "model" and a "tools" node; inside an agent they add nothing.
-    created = (config.get("metadata") or {}).get("ls_integration") == _MADE_BY_CREATE_AGENT
-    return created and name in ("model", "tools") and address.agent is not None
+    return created_agent(config) and is_part(name) and address.agent is not None
 
 
-def agent_name(graph: Any, config: Any) -> str | None:
-    """The agent's name if a run of ``graph`` is an agent, else None.
+def graph_scope(graph: Any, config: Any) -> tuple[str, ScopeKind] | None:
+    """The name and the kind of the scope of a run of ``graph``; None if it has no name of its own.
 
-    It is one if the configuration selects its name, or if ``create_agent`` gave it a name.
+    It is an agent if the configuration selects its name, or if ``create_agent`` gave it a name. Declares the names in it.
     """
     with record("langgraph.agent"):
-        run = current_run()
+        declare_agents(names_in_graph(graph))
         name = run_name(graph, config)
-        if run is not None and name in run.agents:
-            return name
-        return ((getattr(graph, "config", None) or {}).get("metadata") or {}).get("lc_agent_name")
+        if name is not None and is_selected(name):
+            return name, "agent"
+        if (created := agent_name(graph)) is not None:
+            return created, "agent"
+        own = graph_name(graph)
+        return None if own is None else (own, "node")
     return None

@@ -9,20 +9,21 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from agents import Agent
 from agents.tool import default_tool_timeout_error_message
 
-from lightning_core.capture import StepScope, current_run, record, scope
+from lightning_core.capture import StepScope, aside, declare_agents, is_selected, record, scope
 from lightning_core.capture.mark import get_mark
 from lightning_core.capture.spans import SpanHandle
 from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT
-from lightning_openai_agents._trainable import MEMBERS, Members
+from lightning_openai_agents._trainable import MEMBERS, Members, reachable
 
 
 class AgentRun:
     """One run of the SDK's loop, with one scope for each agent that handles it in turn.
 
-    An agent's scope lasts from its first turn until a handoff or the end of the run. It is entered for each turn, so that code
-    between turns (guardrails, the consumer of a stream) is not part of the agent.
+    An agent's scope lasts from its first turn until a handoff or the end of the run. It is entered for model calls only. What else
+    the SDK runs in a turn (hooks, filters, tools) and between turns (guardrails, the consumer of a stream) is not the agent.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,21 @@ class AgentRun:
             self.end()
             self._agent, self._scope = agent, _open_agent(agent)
         return self._scope
+
+    @contextmanager
+    def speak(self) -> Generator[None]:
+        """Enter the current agent's scope."""
+        if self._scope is None:
+            yield
+            return
+        with self._scope.step():
+            yield
+
+    @contextmanager
+    def turn(self, agent: Any) -> Generator[None]:
+        """One turn of ``agent``: its scope is open, but code in it is not the agent."""
+        with self.agent_scope(agent).step(), aside(f"{agent.name}.turn", owned=True):
+            yield
 
     def end(self, error: BaseException | None = None) -> None:
         """Close the current agent's scope; ``error`` is the exception that ended the run, if any."""
@@ -59,14 +75,14 @@ def _open_agent(agent: Any) -> StepScope:
     _, known = (tool.members if tool else {}).get(id(agent), (agent, agent))
     if (spec := get_mark(known)) is not None:
         return StepScope(spec.name)
-    run = current_run()
-    selected = run is not None and agent.name in run.agents
-    return StepScope(agent.name, kind="agent" if selected else "node")
+    return StepScope(agent.name, kind="agent" if is_selected(agent.name) else "node")
 
 
 @contextmanager
-def agent_run() -> Generator[None]:
-    """The context of one run of the SDK's loop."""
+def agent_run(agent: Any) -> Generator[None]:
+    """The context of one run of the SDK's loop that starts with ``agent``."""
+    with record("openai_agents.agents"):
+        declare_agents(_names(agent))
     run = AgentRun()
     token = _run.set(run)
     ending: BaseException | None = None
@@ -80,13 +96,27 @@ def agent_run() -> Generator[None]:
         run.end(ending)
 
 
+def _names(agent: Any) -> set[str]:
+    """The names of all agents that ``agent`` reaches, including handoffs whose target is not known yet."""
+    agents = reachable(agent)
+    unknown = {item.agent_name for one in agents for item in one.handoffs if not isinstance(item, Agent)}
+    targets = {one.name for one in agents}
+    return {mark.name if (mark := get_mark(one)) else one.name for one in agents} | (unknown - targets)
+
+
 def agent_turn(args: Any, kwargs: Any) -> AbstractContextManager[None]:
     """The scope of one turn of an agent: model call, tool calls and handoffs."""
     with record("openai_agents.agent"):
         if (run := _run.get()) is not None:
             bindings = kwargs["bindings"] if "bindings" in kwargs else args[1]
-            return run.agent_scope(bindings.public_agent).step()
+            return run.turn(bindings.public_agent)
     return nullcontext()
+
+
+def speaking() -> AbstractContextManager[None]:
+    """The scope of the current agent: its model calls, and the events that it causes."""
+    run = _run.get()
+    return nullcontext() if run is None else run.speak()
 
 
 def guardrail_scope(guardrail: Any) -> AbstractContextManager[SpanHandle]:
@@ -94,6 +124,20 @@ def guardrail_scope(guardrail: Any) -> AbstractContextManager[SpanHandle]:
     with record("openai_agents.guardrail"):
         return scope(guardrail.get_name(), kind="node")
     return nullcontext(SpanHandle(None))
+
+
+@contextmanager
+def tool_guardrail_scope(guardrail: Any) -> Generator[SpanHandle]:
+    """The scope of one guardrail of a tool, which the SDK runs inside an agent's turn."""
+    name = str(guardrail.get_name())
+    with aside(name, owned=True), scope(name, kind="node") as handle:
+        yield handle
+
+
+def note_tool_guardrail_result(handle: SpanHandle, result: Any) -> None:
+    """Set on a tool guardrail's span whether it rejected the call or its result."""
+    with record("openai_agents.guardrail"):
+        handle.set(lightning__guardrail__triggered=result.behavior["type"] != "allow")
 
 
 def note_guardrail_result(handle: SpanHandle, result: Any) -> None:
@@ -107,7 +151,7 @@ def handoff_scope(arguments: Any) -> AbstractContextManager[SpanHandle]:
     with record("openai_agents.handoff"):
         requested = arguments["run_handoffs"][0]
         attributes = {"lightning.handoff.from": arguments["public_agent"].name} | _call_attributes(requested.tool_call)
-        return scope(requested.handoff.tool_name, kind="tool", attributes=attributes)
+        return _enter(requested.handoff.tool_name, attributes)
     return nullcontext(SpanHandle(None))
 
 
@@ -121,9 +165,16 @@ def tool_scope(arguments: Any) -> AbstractContextManager[SpanHandle]:
     """The scope of one call of a function tool; spans of agents inside it are its children."""
     with record("openai_agents.tool"):
         tool, outer = arguments["func_tool"], _tool.get()
-        span = scope(tool.name, kind="tool", attributes=_call_attributes(arguments["tool_call"]))
-        return _enter_tool(span, getattr(tool, MEMBERS, None) or (outer.members if outer else {}))
+        members = getattr(tool, MEMBERS, None) or (outer.members if outer else {})
+        return _enter_tool(_enter(tool.name, _call_attributes(arguments["tool_call"])), members)
     return nullcontext(SpanHandle(None))
+
+
+@contextmanager
+def _enter(name: str, attributes: dict[str, Any]) -> Generator[SpanHandle]:
+    """An event of the current agent; model calls inside it belong to ``name``."""
+    with speaking(), scope(name, kind="tool", attributes=attributes) as handle, aside(name, owned=True):
+        yield handle
 
 
 @contextmanager
@@ -178,7 +229,7 @@ def note_refused_response(arguments: Any, error: BaseException) -> None:
 
 
 def _record_failed_call(call: Any, error: BaseException | str) -> None:
-    with scope(call.name, kind="tool", attributes=_call_attributes(call)) as handle:
+    with _enter(call.name, _call_attributes(call)) as handle:
         handle.fail(error)
 
 

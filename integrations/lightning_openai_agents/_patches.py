@@ -12,6 +12,9 @@ these are wrapped:
 - Private: ``_FunctionToolBatchExecutor._execute_single_tool_body``, one call of a function tool, and
   ``maybe_invoke_function_tool_failure_error_function``, which turns the tool's exception into a result for the model.
 - Private: ``execute_handoffs``, and ``process_model_response``, which detects calls of unknown tools.
+- Private: ``get_response_with_retry`` and ``stream_response_with_retry``, which call the agent's model: only there the agent speaks.
+
+Functions of the program that the SDK calls in a turn are not the agent; ``_neighbours`` names them.
 
 Seen in openai-agents 0.20.0 to 0.24.0; ``tests/integrations/test_openai_agents.py::test_private_api`` fails when a private
 function moves.
@@ -21,7 +24,7 @@ https://github.com/openai/openai-agents-python/tree/v0.24.0/src/agents/run_inter
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import agents.run
@@ -34,7 +37,10 @@ from agents.exceptions import ModelBehaviorError
 from agents.mcp import MCPServerSse, MCPServerStdio, MCPServerStreamableHttp
 
 import lightning_openai_agents._events as events
+import lightning_openai_agents._neighbours as neighbours
 from lightning_core.capture.patching import Patches
+
+_END = object()
 
 
 def install(patches: Patches) -> None:
@@ -53,18 +59,51 @@ def install(patches: Patches) -> None:
         patches.wrap(server, "call_tool", _call_mcp_tool)
     patches.wrap(resolution, "process_model_response", _process_model_response)
     patches.wrap(resolution, "execute_handoffs", _hand_off)
+    patches.wrap(loop, "get_response_with_retry", _get_response)
+    patches.wrap(loop, "stream_response_with_retry", _stream_response)
+    neighbours.install(patches)
     patches.wrap(InputGuardrail, "run", _run_guardrail)
     patches.wrap(OutputGuardrail, "run", _run_guardrail)
 
 
 async def _run(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    with events.agent_run():
+    with events.agent_run(args[0] if args else kwargs["starting_agent"]):
         return await wrapped(*args, **kwargs)
 
 
 async def _run_turn(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     with events.agent_turn(args, kwargs):
         return await wrapped(*args, **kwargs)
+
+
+async def _get_response(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    get_response = kwargs["get_response"]
+
+    async def speak() -> Any:
+        with events.speaking():
+            return await get_response()
+
+    return await wrapped(*args, **kwargs | {"get_response": speak})
+
+
+def _stream_response(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    get_stream = kwargs["get_stream"]
+
+    async def speak() -> AsyncGenerator[Any]:
+        with events.speaking():
+            stream = get_stream()
+        try:
+            while True:
+                with events.speaking():
+                    event = await anext(stream, _END)
+                if event is _END:
+                    return
+                yield event
+        finally:
+            if (close := getattr(stream, "aclose", None)) is not None:
+                await close()
+
+    return wrapped(*args, **kwargs | {"get_stream": speak})
 
 
 async def _run_tool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -76,7 +115,7 @@ async def _run_tool(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 
 async def _handle_tool_failure(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     events.note_tool_error(kwargs.get("error", "unknown"))
-    return await wrapped(*args, **kwargs)
+    return await neighbours.handle_tool_failure(wrapped, instance, args, kwargs)
 
 
 async def _call_mcp_tool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

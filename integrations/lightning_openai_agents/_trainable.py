@@ -8,7 +8,6 @@ and its hooks cannot pass anything to the model call.
 from __future__ import annotations
 
 import copy
-import types
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -17,7 +16,7 @@ from typing import Any
 from agents import Agent, Handoff
 
 from lightning_core.capture.integration import TrainSpec
-from lightning_core.capture.mark import get_mark, set_mark
+from lightning_core.capture.marked import change_class, get_mark, make_marked_class
 from lightning_core.errors import ConfigError
 
 Members = Mapping[int, tuple[Any, Any]]
@@ -31,15 +30,12 @@ def mark(obj: Any, spec: TrainSpec) -> Any:
     """A copy of the agent ``obj`` that runs as the agent ``spec.name``."""
     if not isinstance(obj, Agent):
         raise ConfigError(f"expected an agents.Agent, found {obj!r}; mark the agent, or the function that runs it")
-    marked = copy.copy(obj)
-    object.__setattr__(marked, "__class__", _make_class(type(obj), spec))
-    return marked
+    return change_class(copy.copy(obj), _make_class(type(obj), spec))
 
 
 @cache
 def _make_class(cls: type[Any], spec: TrainSpec) -> type[Any]:
-    body = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return set_mark(types.new_class(cls.__name__, (cls,), exec_body=lambda space: space.update(body)), spec)
+    return make_marked_class(cls, spec, _make_class)
 
 
 def mark_members(obj: Any, specs: Sequence[TrainSpec]) -> Any:
@@ -72,6 +68,13 @@ def _copy(agent: Any, spec: TrainSpec | None) -> Any:
             f"the agent {agent.name!r} is already marked as {known.name!r} and cannot be marked as {spec.name!r}"
         )
     return mark(agent, spec)
+
+
+def reachable(agent: Any) -> list[Any]:
+    """``agent`` and all agents that it reaches by handoffs or as tools."""
+    found: dict[int, Any] = {}
+    _collect(agent, found)
+    return list(found.values())
 
 
 def _collect(agent: Any, found: dict[int, Any]) -> None:

@@ -1,38 +1,47 @@
 """Runs inside the agent's process: scopes, marks, patches of hosts and HTTP clients."""
 
+from lightning_core.capture.child_scope import bind_for_process
+from lightning_core.capture.context import bind, current_scope, outside_rollout
+from lightning_core.capture.environment import endpoint_environment
+from lightning_core.capture.recording import declare_agents, note_elsewhere, record, reward
 from lightning_core.capture.run import Run, find_run
 from lightning_core.capture.scope import (
-    StepScope,
-    bind,
+    ScopeKind,
+    aside,
     current_address,
     current_run,
-    current_scope,
     is_current_agent,
     is_current_scope,
+    is_selected,
     next_sequence,
-    outside_rollout,
-    record,
     register_control_flow,
-    reward,
     rollout,
     scope,
 )
+from lightning_core.capture.stepping import StepScope
 
 no_failure = register_control_flow
 """The old name of `register_control_flow`, kept for third-party integrations until 0.2."""
 
 __all__ = [
     "Run",
+    "ScopeKind",
     "StepScope",
+    "aside",
     "bind",
+    "bind_for_process",
     "current_address",
     "current_run",
     "current_scope",
+    "declare_agents",
+    "endpoint_environment",
     "find_run",
     "is_current_agent",
     "is_current_scope",
+    "is_selected",
     "next_sequence",
     "no_failure",
+    "note_elsewhere",
     "outside_rollout",
     "record",
     "register_control_flow",

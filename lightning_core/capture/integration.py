@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from packaging.requirements import Requirement
 
+from lightning_core.capture.marks import TrainSpec
 from lightning_core.capture.patching import Patches
 from lightning_core.capture.scope import current_run
 from lightning_core.errors import IntegrationUnavailable
@@ -27,15 +28,6 @@ from lightning_core.errors import IntegrationUnavailable
 logger = logging.getLogger(__name__)
 
 GROUP = "lightning_core.integrations"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSpec:
-    """The settings of a marked agent."""
-
-    name: str
-    policy: str | None = None
-    """The policy of this agent, in a run with several; None in a run with one."""
 
 
 class Integration(Protocol):
@@ -199,6 +191,16 @@ class Installed:
         with self._lock:
             return frozenset(self._patches)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The integrations that are installed, with those included in another's."""
+        with self._lock:
+            return frozenset(self._counts)
+
+    def hosts(self, name: str) -> frozenset[str]:
+        """The top-level packages of the integration ``name``."""
+        return self._get(name).hosts
+
     def find(self, obj: Any) -> Integration | None:
         """The integration that can mark ``obj``, or None.
 
@@ -262,8 +264,14 @@ install = _installed.install
 uninstall = _installed.uninstall
 installed = _installed.installed
 find_integration = _installed.find
+find_hosts = _installed.hosts
 
 
 def active_integrations() -> frozenset[str]:
     """Names of the integrations whose patches are installed in this process."""
     return _installed.active
+
+
+def installed_integrations() -> frozenset[str]:
+    """Names of the integrations that are installed in this process, with those included in another's."""
+    return _installed.names

@@ -17,21 +17,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast, overload
 
-import wrapt
-
-from lightning_core.capture.integration import TrainSpec, find_integration
+from lightning_core.capture.integration import find_integration
+from lightning_core.capture.marked import get_mark, mark_callable, set_mark
+from lightning_core.capture.marks import TrainSpec, marked_agents, register_mark
 from lightning_core.capture.wrapping import scope_function
 from lightning_core.errors import ConfigError
 
 T = TypeVar("T")
 
-_MARK = "__lightning__"
-_marked: dict[str, TrainSpec] = {}
-_lock = threading.Lock()
+__all__ = ["get_mark", "marked_agents", "set_mark", "trainable"]
 
 
 @overload
@@ -49,6 +47,14 @@ def trainable(
     function of the same kind, name and signature, or an object of the same class. ``agents`` marks parts of ``obj`` (nodes
     of a graph) by exact name instead of the whole object. Marking again with the same name does nothing. Raises
     `ConfigError` if ``obj`` cannot be marked or is already marked with another name.
+
+    A returned coroutine, awaitable, generator, iterator (``map(…)``) or asynchronous iterator runs in the agent's scope when
+    it is awaited or iterated. A returned context manager is entered and exited in it; the body of ``with`` is not part of the
+    agent, but an iterator that the manager yields is. Containers and the items of a result are not followed.
+
+    Put ``@trainable`` above ``@staticmethod``, ``@classmethod``, ``@contextmanager``, ``@lru_cache`` or a framework's
+    decorator, and below ``@property``. Marked objects copy and pickle with their mark if the original does; a function
+    pickles by its name, so decorate it at module level.
     """
     if obj is None or isinstance(obj, str):
         if agents:
@@ -63,47 +69,47 @@ def trainable(
         )
     if isinstance(agents, str):
         raise ConfigError(f"agents must be a list of names, found {agents!r}")
-    return _integration(obj).mark_members(obj, [_register(agent, policy) for agent in agents])
-
-
-def marked_agents() -> Mapping[str, TrainSpec]:
-    """All agents marked in this process so far, by name."""
-    with _lock:
-        return dict(_marked)
-
-
-def get_mark(obj: Any) -> TrainSpec | None:
-    """The mark of ``obj``, or None."""
-    mark = getattr(obj, _MARK, None)
-    return mark if isinstance(mark, TrainSpec) else None
-
-
-def set_mark(obj: T, spec: TrainSpec) -> T:
-    """Set the mark of ``obj`` and return it, for integrations that open the scope themselves."""
-    setattr(obj, _MARK, spec)
-    return obj
+    return _integration(obj).mark_members(obj, [register_mark(agent, policy) for agent in agents])
 
 
 def _mark(obj: Any, *, name: str | None, policy: str | None) -> Any:
-    if isinstance(obj, (staticmethod, classmethod)):
-        descriptor = cast("staticmethod[..., Any] | classmethod[Any, ..., Any]", obj)
-        return type(descriptor)(_mark(descriptor.__func__, name=name, policy=policy))
+    if isinstance(obj, (property, functools.cached_property, functools.singledispatchmethod)):
+        kind = type(cast(object, obj)).__name__
+        raise ConfigError(f"found a {kind}, expected the function in it: put @trainable below @{kind}")
     name = _name_of(obj) if name is None else name
-    spec = _register(name, policy)
+    spec = register_mark(name, policy)
     if (mark := get_mark(obj)) is not None:
         if mark != spec:
             raise ConfigError(f"{obj!r} is already marked as {mark.name!r} and cannot be marked as {name!r}")
         return obj
-    if inspect.isroutine(obj) or isinstance(obj, functools.partial):
-        return set_mark(scope_function(cast(Callable[..., Any], obj), name), spec)
+    return _apply(obj, spec)
+
+
+def _apply(obj: Any, spec: TrainSpec) -> Any:
+    if isinstance(obj, (staticmethod, classmethod)):
+        descriptor = cast("staticmethod[..., Any] | classmethod[Any, ..., Any]", obj)
+        return type(descriptor)(_apply(descriptor.__func__, spec))
+    if isinstance(obj, functools.partialmethod):
+        method = cast("functools.partialmethod[Any]", obj)
+        return functools.partialmethod(_apply(method.func, spec), *method.args, **method.keywords)
+    if type(obj) is functools.partial:
+        partial = cast("functools.partial[Any]", obj)
+        # The mark is on its function: hosts unwrap partials.
+        marked = functools.partial(mark_callable(partial.func, spec), *partial.args, **partial.keywords)
+        vars(marked).update(vars(partial))
+        return marked
     if isinstance(obj, type):
         raise ConfigError(
-            f"found the class {obj!r}, expected an instance or a method: trainable({obj.__name__}(…), name={name!r})"
+            f"found the class {obj!r}, expected an instance or a method: trainable({obj.__name__}(…), name={spec.name!r})"
         )
+    if type(obj) is types.FunctionType:
+        return set_mark(scope_function(obj, spec.name), spec)
+    if inspect.isroutine(obj):
+        return mark_callable(obj, spec)
     if (integration := find_integration(obj)) is not None:
         return integration.mark(obj, spec)
     if callable(obj):
-        return _mark_callable(obj, spec)
+        return mark_callable(obj, spec)
     raise _unsupported(obj)
 
 
@@ -112,21 +118,6 @@ def _name_of(obj: Any) -> str:
     if not isinstance(name, str) or name == "<lambda>":
         raise ConfigError(f"{obj!r} has no name; pass one: trainable(obj, name=…)")
     return name
-
-
-def _register(name: object, policy: object) -> TrainSpec:
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"an agent's name must be a non-empty string, found {name!r}")
-    if policy is not None and not isinstance(policy, str):
-        raise ConfigError(f"policy must be the name of a policy, found {policy!r}")
-    spec = TrainSpec(name=name, policy=policy)
-    with _lock:
-        if _marked.setdefault(name, spec) != spec:
-            raise ConfigError(
-                f"agent {name!r} is already marked with policy {_marked[name].policy!r}, found policy {policy!r}; "
-                "use one policy for an agent"
-            )
-    return spec
 
 
 def _integration(obj: Any) -> Any:
@@ -141,10 +132,3 @@ def _unsupported(obj: Any) -> ConfigError:
     return ConfigError(
         f"no integration supports objects of type {cls.__module__}.{cls.__qualname__}; mark the function or method that runs them"
     )
-
-
-def _mark_callable(obj: Any, spec: TrainSpec) -> Any:
-    # Frameworks inspect ``obj.__call__`` (is it a coroutine function?), so the proxy's must be of the same kind.
-    call = staticmethod(scope_function(obj.__call__, spec.name))
-    proxy = type(type(obj).__name__, (wrapt.ObjectProxy,), {"__call__": call, _MARK: spec})
-    return proxy(obj)

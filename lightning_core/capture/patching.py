@@ -8,9 +8,12 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import wrapt
@@ -38,9 +41,19 @@ class _Installed(wrapt.FunctionWrapper[..., Any]):
         super().__init__(wrap.original, wrap.wrapper, enabled=enabled)
         self._self_wrap = wrap  # wrapt stores ``_self_`` attributes on the wrapper, not on the wrapped
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle a wrapped function by its name, as the function itself; wrapt's proxies refuse."""
+        wrap = self._self_wrap
+        owner = wrap.owner.__name__ if isinstance(wrap.owner, ModuleType) else wrap.owner
+        return _attribute, (owner, wrap.attribute)
+
     @property
     def lightning_wrap(self) -> _Wrap:
         return self._self_wrap
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    return getattr(importlib.import_module(owner) if isinstance(owner, str) else owner, name)
 
 
 class Patches:
@@ -49,11 +62,13 @@ class Patches:
     def __init__(self, enabled: Callable[[], bool]) -> None:
         self._enabled = enabled
         self._wraps: list[_Wrap] = []
+        self._undo = ExitStack()
         self._lock = threading.RLock()
 
-    def wrap(self, target: Any, attribute: str, wrapper: Wrapper) -> None:
+    def wrap(self, target: Any, attribute: str, wrapper: Wrapper, *, everywhere: bool = False) -> None:
         """Wrap ``attribute`` of ``target``: a module, its name, or a class.
 
+        ``everywhere``: regardless of ``enabled()``, for a function that finds out which rollout it works for.
         ``attribute`` may be a dotted path. Wrapping the same attribute with the same ``wrapper`` again does
         nothing. Raises AttributeError or ImportError (wrapt's subclasses of them) if the attribute does not exist.
         """
@@ -62,13 +77,17 @@ class Patches:
             if any(w.owner is owner and w.attribute == name and w.wrapper is wrapper for w in self._wraps):
                 return
             wrap = _Wrap(owner, name, original, name not in vars(owner), wrapper)
-            wrap.installed = _Installed(wrap, lambda: wrap.live and self._enabled())
+            wrap.installed = _Installed(wrap, lambda: wrap.live and (everywhere or self._enabled()))
             setattr(owner, name, wrap.installed)
             self._wraps.append(wrap)
 
+    def on_undo(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` in `undo`: it reverts a change that is not a wrap."""
+        self._undo.callback(callback)
+
     def undo(self) -> None:
         """Remove all wraps, last first. Calls in progress finish with the wrap."""
-        with self._lock:
+        with self._lock, self._undo:
             while self._wraps:
                 wrap = self._wraps.pop()
                 wrap.live = False

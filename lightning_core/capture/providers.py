@@ -1,62 +1,40 @@
-"""Providers' URLs: which requests are model calls, and the path that servers share."""
+"""Hosts and API keys in the URLs and headers of requests to model providers."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from urllib.parse import SplitResult
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
-PROVIDER_HOSTS = frozenset(
-    {
-        "api.openai.com",
-        "api.anthropic.com",
-        "openrouter.ai",
-        "generativelanguage.googleapis.com",
-        "api.mistral.ai",
-        "api.deepseek.com",
-        "api.groq.com",
-        "api.together.xyz",
-        "api.fireworks.ai",
-        "api.x.ai",
-        "router.huggingface.co",
-        ".openai.azure.com",
-    }
-)
-"""Known providers: ``host``, ``host:port``, or ``.suffix`` for all hosts of a domain."""
+GOOGLE_KEY = "x-goog-api-key"
+KEY_HEADERS = ("x-api-key", "api-key", GOOGLE_KEY)
+"""Headers that contain an API key, besides ``authorization``."""
 
-PROVIDERS = "providers"
-"""In a list of hosts, expands to all of `PROVIDER_HOSTS`."""
-
-MODEL_CALLS = ("/chat/completions", "/completions", "/responses", "/messages")
-"""Path suffixes of model calls."""
-
-# The prefix of the path that differs between OpenAI-compatible servers: a version, or Azure's deployment (a Responses request
-# has the deployment in its body).
-_PREFIX = re.compile(r"^.*?/(?:v1(?:beta)?(?:/openai)?|openai/deployments/[^/]+|openai(?=/responses))(?=/)")
 _PORTS = {"http": 80, "https": 443}
 
 
-def expand_hosts(hosts: Iterable[str] | None) -> frozenset[str]:
-    """The hosts whose model calls are redirected; None means the known providers."""
-    if hosts is None:
-        return PROVIDER_HOSTS
-    named = frozenset(hosts)
-    return (named - {PROVIDERS}) | PROVIDER_HOSTS if PROVIDERS in named else named
+def is_listed(url: SplitResult, hosts: Iterable[str]) -> bool:
+    """Whether the host of ``url`` is one of ``hosts``: ``host``, ``host:port``, or ``.suffix`` for all hosts of a domain."""
+    host = url.hostname or ""
+    names = (host, f"{host}:{port_of(url)}")
+    return any(entry in names or (entry.startswith(".") and host.endswith(entry)) for entry in map(str.lower, hosts))
 
 
-def is_model_call(method: str, target: SplitResult, hosts: frozenset[str]) -> bool:
-    """Whether a request is a POST to one of `MODEL_CALLS` on one of ``hosts``."""
-    if method != "POST" or not target.path.endswith(MODEL_CALLS):
-        return False
-    host = target.hostname or ""
-    if host in hosts or f"{host}:{port_of(target)}" in hosts:
-        return True
-    return any(entry.startswith(".") and host.endswith(entry) for entry in hosts)
+def host_of(url: SplitResult) -> str:
+    """The host as `rollouts.ignore_hosts` lists it: with the port that the URL names, without a user and password."""
+    return url.netloc.rpartition("@")[2]
 
 
-def common_path(path: str) -> str:
-    """``path`` without the provider's prefix (a version, or Azure's deployment)."""
-    return _PREFIX.sub("", path)
+def without_key(url: str) -> tuple[str, str | None]:
+    """``url`` of a request to Google without its ``key``, and the key. Other URLs are not changed."""
+    split = urlsplit(url)
+    if not split.path.endswith((":generateContent", ":streamGenerateContent", ":countTokens")):
+        return url, None
+    query = parse_qsl(split.query, keep_blank_values=True)
+    key = next((value for name, value in query if name == "key"), None)
+    if key is None:
+        return url, None
+    rest = urlencode([(name, value) for name, value in query if name != "key"], safe="$;=")
+    return split._replace(query=rest).geturl(), key
 
 
 def port_of(url: SplitResult) -> int | None:

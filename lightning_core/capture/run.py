@@ -6,19 +6,26 @@
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from opentelemetry.trace import Span, Status, StatusCode
 
 from lightning_core import trace as tr
-from lightning_core.capture.spans import listen, start_root, stop_listening, to_record
+from lightning_core.capture.address import Address
+from lightning_core.capture.signatures import new_secret
+from lightning_core.capture.spans import listen, start_root, start_span, stop_listening, to_record
 from lightning_core.errors import CaptureError
-from lightning_core.trace import Address, SpanRecord, Trace, describe, spans_to_trace
+from lightning_core.trace import SpanRecord, Trace, describe, spans_to_trace
 
 _MAX_FAILURES = 20
 """Failures kept with their text; all of them are counted."""
+_MAX_HOSTS = 100
+"""Hosts of a rollout that have spans of their own; a crawler's requests go to thousands."""
+_OTHER_HOSTS = "others"
 
 _live: dict[str, Run] = {}
 
@@ -37,8 +44,9 @@ class Run:
         agents: frozenset[str],
         endpoint: str | None,
         api_key: str | None,
-        redirect_hosts: frozenset[str] | None,
         strict: bool,
+        ignore_hosts: frozenset[str] = frozenset(),
+        secret: str | None = None,
     ) -> None:
         self.task = task
         self.task_id = task_id
@@ -50,8 +58,10 @@ class Run:
         None: requests are not redirected.
         """
         self.api_key = api_key
-        self.redirect_hosts = redirect_hosts
-        """Hosts whose model requests are redirected to the endpoint; None: the known providers."""
+        self.ignore_hosts = ignore_hosts
+        """Hosts whose requests are never redirected: ``host``, ``host:port``, or ``.suffix``."""
+        self.secret = new_secret() if secret is None else secret
+        """Signs what only code of the rollout may send to the endpoint; see `signatures`. Programs do not get it."""
         self.strict = strict
         self.counters: Counter[str] = Counter()
         self.failures: list[str] = []
@@ -60,8 +70,14 @@ class Run:
         """Infrastructure failures. They are not the agent's: the attempt is repeated."""
         self.rollout = ""
         """Trace id, 32 hexadecimal digits; empty until the run is opened."""
+        self.ended = False
+        """Whether the rollout has ended; calls made in its scope from then on are refused."""
+        self._declared: set[str] = set()
+        self._elsewhere: Counter[tuple[str | None, str, str]] = Counter()
+        self._origins: dict[str, Mapping[str, str]] = {}
         self._spans: list[SpanRecord] = []
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may close a generator, and thereby end its span, on a thread that holds the lock.
+        self._lock = threading.RLock()
         self._root: Span | None = None
 
     def open(self) -> None:
@@ -70,7 +86,7 @@ class Run:
             raise RuntimeError("this rollout was already entered; create a new rollout() for each attempt")
         self._root = start_root({tr.TASK_ID: self.task_id, tr.TASK: json.dumps(self.task, default=repr)})
         self.rollout = f"{self._root.get_span_context().trace_id:032x}"
-        _live[self.rollout] = self
+        register(self)
         listen(self.rollout, self._append)
 
     def close(self, error: BaseException | None) -> None:
@@ -82,9 +98,15 @@ class Run:
         assert self._root is not None
         if error is not None:
             self._root.set_status(Status(StatusCode.ERROR, describe(error)))
+        self.ended = True
+        self._write_elsewhere()
+        if self._declared:
+            self._root.set_attribute(tr.DECLARED_AGENTS, sorted(self._declared))
         self._root.end()
+        with self._lock:
+            self._origins.clear()
         stop_listening(self.rollout)
-        del _live[self.rollout]
+        unregister(self)
         self._count_unmatched_rewards()
         if self.strict and self.failures and error is None:
             raise CaptureError(
@@ -113,6 +135,55 @@ class Run:
         with self._lock:
             return tuple(self._spans)
 
+    def select(self, path: Sequence[str]) -> str | None:
+        """The selector in `agents` for the agent or node at ``path``, or None.
+
+        A selector is a name, or a path such as ``team/writer``: ``writer`` anywhere inside ``team``. The longest one wins.
+        """
+        matching = [s for s in self.agents if s == path[-1] or _is_inside(s.split("/"), path)]
+        return max(matching, key=lambda s: (s.count("/"), s), default=None)
+
+    def declare(self, names: Iterable[str]) -> None:
+        """Record the names of agents that exist in the program, whether or not they speak."""
+        with self._lock:
+            self._declared.update(names)
+
+    @property
+    def declared(self) -> frozenset[str]:
+        """The names passed to `declare` so far."""
+        with self._lock:
+            return frozenset(self._declared)
+
+    def keep_origin(self, variables: Mapping[str, str]) -> str:
+        """Keep the variables with the providers' URLs and keys that a program would have; return their name, to pass to `origin`.
+
+        The name says nothing about them. They are forgotten when the rollout ends.
+        """
+        with self._lock:
+            known = next((name for name, kept in self._origins.items() if kept == variables), None)
+        if known is not None:
+            return known
+        name = secrets.token_hex(4)
+        self.add_origin(name, variables)
+        return name
+
+    def add_origin(self, name: str, variables: Mapping[str, str]) -> None:
+        """Keep ``variables`` under ``name``."""
+        with self._lock:
+            self._origins[name] = dict(variables)
+
+    def origin(self, name: str) -> Mapping[str, str] | None:
+        """The variables that were kept under ``name``."""
+        with self._lock:
+            return self._origins.get(name)
+
+    def note_elsewhere(self, agent: str | None, host: str, why: str) -> None:
+        """Count a request of ``agent`` to ``host`` that does not go through the endpoint, for the reason ``why``."""
+        # The name of a program may have bytes that are not text.
+        host = host.encode(errors="backslashreplace").decode()
+        with self._lock:
+            self._elsewhere[agent, host, why] += 1
+
     def count(self, what: str, *, detail: str | None = None) -> None:
         """Count ``what`` as not recorded, and keep ``detail`` as a failure if it is given."""
         with self._lock:
@@ -126,9 +197,21 @@ class Run:
             self.counters["infrastructure"] += 1
             self.infrastructure.append(detail)
 
+    def renew_lock(self) -> None:
+        """Replace the lock, which another thread may have held when this process was forked."""
+        self._lock = threading.RLock()
+
     def _append(self, span: SpanRecord) -> None:
         with self._lock:
             self._spans.append(span)
+
+    def _write_elsewhere(self) -> None:
+        """Write one span for each agent, host and reason; the least frequent hosts are one."""
+        with self._lock:
+            counted = _most_frequent(self._elsewhere)
+        for (agent, host, why), number in sorted(counted.items(), key=repr):
+            attributes = {tr.HOST: host, tr.REASON: why, tr.REQUESTS: number}
+            start_span(self.address, host, tr.ELSEWHERE, agent=agent, attributes=attributes).end()
 
     def _count_unmatched_rewards(self) -> None:
         """Count rewards whose ``call`` does not exist: they would be dropped silently."""
@@ -143,6 +226,52 @@ class Run:
                 )
 
 
+def _most_frequent(counted: Counter[tuple[str | None, str, str]]) -> Counter[tuple[str | None, str, str]]:
+    """The requests by agent, host and reason, with all but the most frequent hosts summed up as `_OTHER_HOSTS`."""
+    hosts: Counter[str] = Counter()
+    for (_, host, _), number in sorted(counted.items(), key=repr):
+        hosts[host] += number
+    kept = {host for host, _ in hosts.most_common(_MAX_HOSTS)}
+    summed: Counter[tuple[str | None, str, str]] = Counter()
+    for (agent, host, why), number in counted.items():
+        summed[agent, host if host in kept else _OTHER_HOSTS, why] += number
+    return summed
+
+
+def _is_inside(selector: Sequence[str], path: Sequence[str]) -> bool:
+    """Whether ``selector`` ends where ``path`` does and its other names enclose that, in order."""
+    if len(selector) == 1 or selector[-1] != path[-1]:
+        return False
+    outer = iter(path[:-1])
+    return all(name in outer for name in selector[:-1])
+
+
+def register(run: Run) -> None:
+    """Make ``run`` live in this process."""
+    _live[run.rollout] = run
+
+
+def unregister(run: Run) -> None:
+    """Undo `register`."""
+    _live.pop(run.rollout, None)
+
+
+def forget_all() -> list[Run]:
+    """Make no run live in this process; returns those that were."""
+    forgotten = list(_live.values())
+    _live.clear()
+    return forgotten
+
+
 def find_run(rollout_id: str) -> Run | None:
     """The live rollout with that id (taken from a request header), or None."""
     return _live.get(rollout_id)
+
+
+def live_runs() -> list[Run]:
+    """The rollouts that run in this process."""
+    return list(_live.values())
+
+
+has_live_runs: Callable[[], int] = _live.__len__
+"""The number of rollouts that run in this process. Called at every operation that is patched, so it must cost nothing."""

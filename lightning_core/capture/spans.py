@@ -24,7 +24,9 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags, set_span_in_context
 
 from lightning_core import trace as tr
-from lightning_core.trace import Address, SpanRecord, describe
+from lightning_core.capture import packed
+from lightning_core.capture.address import Address
+from lightning_core.trace import SpanRecord, describe
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class _Collector(SpanProcessor):
             processor.on_start(span, parent_context)
 
     def on_end(self, span: ReadableSpan) -> None:
+        span = packed.with_packed(span)
         for processor in _processors:
             processor.on_end(span)
         record = to_record(span)
@@ -96,7 +99,8 @@ def _random_id(size: int) -> int:
     return number
 
 
-def _make_provider() -> TracerProvider:
+def make_provider() -> TracerProvider:
+    """A tracer provider that samples everything, exports nothing, and that no environment variable configures."""
     # Limits are set explicitly, so that no environment variable can truncate token ids.
     limits = SpanLimits(max_attributes=SpanLimits.UNSET, max_span_attribute_length=SpanLimits.UNSET)
     provider = TracerProvider(
@@ -106,11 +110,13 @@ def _make_provider() -> TracerProvider:
         span_limits=limits,
         shutdown_on_exit=False,
     )
-    provider.add_span_processor(_Collector())
+    # Private, seen in opentelemetry-sdk 1.39 to 1.45: OTEL_SDK_DISABLED, with which users switch a host's telemetry off.
+    provider._disabled = False  # pyright: ignore[reportPrivateUsage]
     return provider
 
 
-_provider = _make_provider()
+_provider = make_provider()
+_provider.add_span_processor(_Collector())
 _tracer = _provider.get_tracer("lightning_core")
 
 
@@ -132,9 +138,18 @@ def start_root(attributes: Mapping[str, Any]) -> Span:
 
 
 def start_span(
-    parent: Address, name: str, kind: str, *, agent: str | None, attributes: Mapping[str, Any] | None = None
+    parent: Address,
+    name: str,
+    kind: str,
+    *,
+    agent: str | None,
+    attributes: Mapping[str, Any] | None = None,
+    start_ns: int | None = None,
 ) -> Span:
-    """Open a span under ``parent``; ``kind`` is agent, node, tool, chat or reward."""
+    """Open a span under ``parent``; ``kind`` is agent, node, tool, chat or reward.
+
+    ``start_ns``: when it started; None: now.
+    """
     values: dict[str, Any] = dict(attributes or {})
     if agent is not None:
         values[tr.AGENT] = agent
@@ -151,9 +166,14 @@ def start_span(
         values[tr.OPERATION] = kind
         title = f"{kind} {name}".rstrip()
     context = SpanContext(int(parent.rollout, 16), int(parent.span, 16), is_remote=False, trace_flags=TraceFlags(1))
-    return _tracer.start_span(
-        title, context=set_span_in_context(NonRecordingSpan(context), Context()), attributes=values
+    span = _tracer.start_span(
+        title,
+        context=set_span_in_context(NonRecordingSpan(context), Context()),
+        attributes={key: value for key, value in values.items() if not isinstance(value, bytes)},
+        start_time=start_ns,
     )
+    packed.set_packed(span, {key: value for key, value in values.items() if isinstance(value, bytes)})
+    return span
 
 
 def to_record(span: ReadableSpan, *, end_ns: int | None = None) -> SpanRecord:

@@ -1,24 +1,31 @@
-"""Propagates a rollout's scope into the threads that an agent starts.
+"""Propagates a rollout's scope into threads, jobs of thread pools, and event loops that outlive a rollout.
 
-A new thread or pool job starts with an empty context, so a model call made there would have no agent and go to the provider.
-Inside a rollout, the current scope (and nothing else of the context) is bound to the thread or job. A pool's own threads outlive
-the job and serve other rollouts, so they are started outside any scope.
+A new thread or pool job starts with an empty context, so a model call made there would have no agent. The current scope (and nothing
+else of the context) is bound to the thread or job. A pool's own threads outlive the job and serve other rollouts, so they are started
+in no scope. A loop that is run again runs in the scope of its caller.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import sched
 import threading
 import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
+from lightning_core.capture.context import bind, bind_coroutine, bind_job, inherit, without_scope
 from lightning_core.capture.patching import Patches
-from lightning_core.capture.scope import bind, outside_rollout
 
 
 def _start(wrapped: Callable[..., Any], instance: threading.Thread, args: Any, kwargs: Any) -> Any:
-    bound = bind(instance.run)
+    original = instance.run
+    bound = inherit(original, *(getattr(instance, name, None) for name in ("_target", "_args", "_kwargs")))
+    if bound is original:
+        return wrapped(*args, **kwargs)
 
     def run(self: threading.Thread, *args: Any, **kwargs: Any) -> None:
         bound(*args, **kwargs)
@@ -30,13 +37,53 @@ def _start(wrapped: Callable[..., Any], instance: threading.Thread, args: Any, k
 
 
 def _submit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    if not args:
+        return wrapped(*args, **kwargs)
     function, *rest = args
-    job = bind(function)
-    with outside_rollout():
+    job = bind_job(function, rest, kwargs)
+    with without_scope():
         return wrapped(job, *rest, **kwargs)
 
 
+def _create_pool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    with without_scope():
+        return wrapped(*args, **kwargs)
+
+
+def _apply(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """A method of a pool whose first argument is the function; callbacks run on a thread of the pool."""
+    args = [bind_job(arg, args, kwargs) if i in (0, 3, 4) and callable(arg) else arg for i, arg in enumerate(args)]
+    functions = {name: bind_job(kwargs[name], args, kwargs) for name in _FUNCTIONS if callable(kwargs.get(name))}
+    return wrapped(*args, **kwargs | functions)
+
+
+def _enter_event(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """``scheduler.enterabs(time, priority, action, …)``: another thread may run the scheduler."""
+    if len(args) > 2:
+        args = (*args[:2], bind(args[2]), *args[3:])
+    elif "action" in kwargs:
+        kwargs = {**kwargs, "action": bind(kwargs["action"])}
+    return wrapped(*args, **kwargs)
+
+
+def _run(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """``Runner.run``, whose context is that of its first use, and ``loop.run_until_complete``."""
+    if args and inspect.iscoroutine(args[0]) and kwargs.get("context") is None:
+        args = (bind_coroutine(args[0]), *args[1:])
+    return wrapped(*args, **kwargs)
+
+
+_FUNCTIONS = ("func", "callback", "error_callback")
+_POOL_METHODS = ("apply_async", "map", "map_async", "starmap", "starmap_async", "imap", "imap_unordered")
+
+
 def install_threads(patches: Patches) -> None:
-    """Make threads and jobs of thread pools run in the scope that started them."""
+    """Make threads, jobs of thread pools and reused event loops run in the scope that started them."""
     patches.wrap(threading.Thread, "start", _start)
     patches.wrap(ThreadPoolExecutor, "submit", _submit)
+    patches.wrap(ThreadPool, "__init__", _create_pool)
+    for name in _POOL_METHODS:
+        patches.wrap(ThreadPool, name, _apply)
+    patches.wrap(sched.scheduler, "enterabs", _enter_event)
+    patches.wrap(asyncio.Runner, "run", _run)
+    patches.wrap(asyncio.BaseEventLoop, "run_until_complete", _run)

@@ -1,17 +1,16 @@
-"""Wraps functions in an agent's scope, keeping their kind, name and signature.
-
-A generator's scope is entered for each step and never spans a ``yield``, because its consumer runs between steps in the same
-context. Values and exceptions sent into the generator also reach it inside the scope.
-"""
+"""Wraps functions in an agent's scope, keeping their kind, name and signature."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import Callable
 from typing import Any, Literal
 
-from lightning_core.capture.scope import StepScope, current_run, is_current_agent, is_current_scope, outside_rollout
+from lightning_core.capture.context import outside_rollout
+from lightning_core.capture.lazy import keep_scope
+from lightning_core.capture.scope import ScopeKind, current_run, is_current_agent, is_current_scope
+from lightning_core.capture.stepping import StepScope, await_in_scope, step_async_generator, step_generator
 
 Kind = Literal["call", "coroutine", "generator", "async_generator"]
 
@@ -22,7 +21,7 @@ def scope_function(
     *,
     kind: Kind | None = None,
     once: bool = False,
-    scope_kind: Literal["agent", "node"] = "agent",
+    scope_kind: ScopeKind = "agent",
 ) -> Callable[..., Any]:
     """Wrap ``function`` so that each run is in the scope ``name``.
 
@@ -48,12 +47,13 @@ def scope_function(
         except BaseException as error:
             steps.close(error)
             raise
-        return _finish(result, steps)
+        return keep_scope(result, steps, args)
 
     async def coroutine(*args: Any, **kwargs: Any) -> Any:
         if current_run() is None:
             return await function(*args, **kwargs)
-        return await _await(function(*args, **kwargs), open_scope())
+        steps = open_scope()
+        return keep_scope(await await_in_scope(function(*args, **kwargs), steps), steps, args)
 
     match kind or _kind_of(function):
         case "call":
@@ -61,9 +61,9 @@ def scope_function(
         case "coroutine":
             wrapper = coroutine
         case "generator":
-            wrapper = _generator_function(function, open_scope)
+            wrapper = step_generator(function, open_scope)
         case "async_generator":
-            wrapper = _async_generator_function(function, open_scope)
+            wrapper = step_async_generator(function, open_scope)
     return functools.wraps(function)(wrapper)
 
 
@@ -73,103 +73,3 @@ def _kind_of(function: Callable[..., Any]) -> Kind:
     if inspect.isgeneratorfunction(function):
         return "generator"
     return "async_generator" if inspect.isasyncgenfunction(function) else "call"
-
-
-def _finish(result: Any, steps: StepScope) -> Any:
-    """Close the scope, or keep it for the coroutine or generator in ``result``."""
-    if inspect.iscoroutine(result):
-        return _await(result, steps)
-    if inspect.isgenerator(result):
-        return _generator_function(lambda: result, lambda: steps)()
-    if inspect.isasyncgen(result):
-        return _async_generator_function(lambda: result, lambda: steps)()
-    steps.close()
-    return result
-
-
-async def _await(awaitable: Awaitable[Any], steps: StepScope) -> Any:
-    ending: BaseException | None = None
-    try:
-        with steps.step():
-            return await awaitable
-    except BaseException as error:
-        ending = error
-        raise
-    finally:
-        steps.close(ending)
-
-
-def _generator_function(
-    make: Callable[..., Any], open_scope: Callable[[], StepScope]
-) -> Callable[..., Generator[Any, Any, Any]]:
-    def generator(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        steps = open_scope()
-        thrown: BaseException | None = None
-        sent: Any = None
-        ending: BaseException | None = None
-        try:
-            with steps.step():
-                inner = make(*args, **kwargs)
-            while True:
-                try:
-                    with steps.step():
-                        if thrown is not None:
-                            item = inner.throw(thrown)
-                        else:
-                            item = next(inner) if sent is None else inner.send(sent)
-                except StopIteration as stop:
-                    return stop.value
-                thrown = sent = None
-                try:
-                    sent = yield item
-                except GeneratorExit:
-                    with steps.step():
-                        inner.close()
-                    raise
-                except BaseException as error:  # noqa: BLE001 - thrown into the generator at the next step
-                    thrown = error
-        except BaseException as error:
-            ending = error
-            raise
-        finally:
-            steps.close(ending)
-
-    return generator
-
-
-def _async_generator_function(
-    make: Callable[..., Any], open_scope: Callable[[], StepScope]
-) -> Callable[..., AsyncGenerator[Any, Any]]:
-    async def generator(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        steps = open_scope()
-        thrown: BaseException | None = None
-        sent: Any = None
-        ending: BaseException | None = None
-        try:
-            with steps.step():
-                inner = make(*args, **kwargs)
-            while True:
-                try:
-                    with steps.step():
-                        if thrown is not None:
-                            item = await inner.athrow(thrown)
-                        else:
-                            item = await (anext(inner) if sent is None else inner.asend(sent))
-                except StopAsyncIteration:
-                    return
-                thrown = sent = None
-                try:
-                    sent = yield item
-                except GeneratorExit:
-                    with steps.step():
-                        await inner.aclose()
-                    raise
-                except BaseException as error:  # noqa: BLE001 - thrown into the generator at the next step
-                    thrown = error
-        except BaseException as error:
-            ending = error
-            raise
-        finally:
-            steps.close(ending)
-
-    return generator

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from lightning_core.cli import credit as cli_credit
 from lightning_core.cli import serve as cli_serve
 from lightning_core.cli import trace as cli_trace
-from lightning_core.cli.trace import as_run_folder
+from lightning_core.cli.trace import as_run_folder, last_rollout
 from lightning_core.errors import ConfigError, IntegrationUnavailable, LightningError, MissingExtra
 
 if TYPE_CHECKING:
@@ -119,22 +119,40 @@ def _train(options: argparse.Namespace) -> int:
     if options.print_verl_config:
         return _print_verl_config(config)
     from lightning_core.cli.console import show
+    from lightning_core.cli.ledger import format_ledger
     from lightning_core.cli.summary import make_summary
     from lightning_core.loop import fit
     from lightning_core.records.progress import show_progress
+    from lightning_core.records.store import Store
 
-    progress = show_progress()
+    began, progress = time.time(), show_progress()
     try:
         result = fit(config=config, progress=progress)
+    except LightningError:
+        progress.close()
+        _show_ledger(Path(config.run.dir) / (config.run.name or "latest") / "store.db", since=began)
+        raise
     except KeyboardInterrupt:
         progress.close()
         print(f"\nlightning-rl: interrupted. {_how_to_resume(config, options.config)}", file=sys.stderr)
         return EXIT_INTERRUPTED
     finally:
         progress.close()
-    show("", make_summary(result.summary))
+    with Store(result.folder / "store.db", read_only=True) as store:
+        show("", make_summary(result.summary), "", format_ledger(store.ledger()))
     print(f"\nrun: {result.folder}\ncheckpoint: {result.checkpoint}")
     return EXIT_NOT_SHOWN if result.summary.improved is False else EXIT_OK
+
+
+def _show_ledger(path: Path, *, since: float) -> None:
+    """The ledger of a run that failed, unless it failed before it recorded anything: the newest run is then another one."""
+    from lightning_core.cli.console import show
+    from lightning_core.cli.ledger import format_ledger
+    from lightning_core.records.store import Store
+
+    if path.is_file() and path.stat().st_mtime >= since:
+        with Store(path, read_only=True) as store:
+            show(format_ledger(store.ledger()), "")
 
 
 def _print_verl_config(config: Config) -> int:
@@ -158,12 +176,15 @@ def _how_to_resume(config: Config, file: str) -> str:
 def _eval(options: argparse.Namespace) -> int:
     from statistics import fmean
 
+    from lightning_core.cli.console import show
+    from lightning_core.cli.ledger import format_ledger
     from lightning_core.cli.summary import format_estimate
     from lightning_core.config import dump_config, load_config
     from lightning_core.loop import evaluate
     from lightning_core.records.checkpoints import checkpoints
     from lightning_core.records.intervals import confidence_interval
     from lightning_core.records.progress import show_progress
+    from lightning_core.records.store import Store
 
     run = as_run_folder(options.config)
     source = options.config if run is None else run / "config.yaml"
@@ -179,6 +200,7 @@ def _eval(options: argparse.Namespace) -> int:
         if not found:
             raise ConfigError(f"the run {str(run)!r} has no checkpoint yet; expected one under checkpoints/")
         checkpoint = found[-1]
+    before = last_rollout(folder / "store.db") or 0
     progress = show_progress()
     try:
         result = evaluate(config=config, folder=folder, checkpoint=checkpoint, progress=progress)
@@ -189,6 +211,8 @@ def _eval(options: argparse.Namespace) -> int:
     print(f"held-out reward {format_estimate(estimate)} (95% interval) on {len(result.rewards)} tasks")
     if result.left_out:
         print(f"{result.left_out} rollouts were left out: infrastructure failures")
+    with Store(folder / "store.db", read_only=True) as store:
+        show("", format_ledger(store.ledger(after=before)), "")
     print(f"recorded in {folder}")
     return EXIT_OK
 

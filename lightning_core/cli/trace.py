@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 from lightning_core.errors import ConfigError, LightningError
@@ -87,7 +86,7 @@ def _run_task(options: argparse.Namespace) -> int:
         except LightningError as error:
             # For example an unknown agent name: the recorded spans show the names to choose from.
             failure = error
-        last = _last_rollout(store)
+        last = last_rollout(store)
         if last is not None:
             _show_run(store, str(last), options.full)
     if failure is not None:
@@ -95,7 +94,8 @@ def _run_task(options: argparse.Namespace) -> int:
     return 0
 
 
-def _last_rollout(path: Path) -> int | None:
+def last_rollout(path: Path) -> int | None:
+    """The ordinal of the last rollout in the store at ``path``; None if there is none."""
     from lightning_core.records.store import Store
 
     if not path.is_file():
@@ -107,14 +107,18 @@ def _last_rollout(path: Path) -> int | None:
 
 def _show_run(store_path: Path, rollout: str | None, full: bool, last: int = 1) -> None:
     from lightning_core.cli.console import show
-    from lightning_core.cli.tree import format_agents, make_rollout_table, make_tree
+    from lightning_core.cli.ledger import format_ledger, format_names
+    from lightning_core.cli.tree import make_rollout_table, make_tree
+    from lightning_core.records.ledger import trace_ledger
+    from lightning_core.records.paths import ambiguous_paths
     from lightning_core.records.store import Store
 
     with Store(store_path, read_only=True) as store:
         if rollout is None:
             records = store.rollouts(last=last)
-            agents = format_agents(store.agents(), store.credited_agents())
-            show(make_rollout_table(records), agents, _hint(len(records), store.count()))
+            paths = ambiguous_paths([store.trace(record.id) for record in records[-1:]])
+            ledger, hint = store.ledger(), _hint(len(records), store.count())
+            show(make_rollout_table(records), "", format_ledger(ledger), "", format_names(ledger, paths), hint)
             return
         try:
             record = store.rollout(rollout if (number := _number(rollout)) is None else number)
@@ -122,28 +126,36 @@ def _show_run(store_path: Path, rollout: str | None, full: bool, last: int = 1) 
         except (LookupError, ValueError) as error:
             raise ConfigError(f"--rollout {rollout}: {error}") from None
         credit = store.credit(rollout=record.id)
-    agents = format_agents(Counter(call.agent for call in found.calls), {row.agent for row in credit})
-    show(make_tree(found, record, credit, full=full), agents)
+    ledger = trace_ledger(found, {row.agent for row in credit})
+    names = format_names(ledger, ambiguous_paths([found]))
+    show(make_tree(found, record, credit, full=full), "", format_ledger(ledger), "", names)
 
 
 def _show_stored(path: Path, rollout: str | None, full: bool, last: int) -> None:
     from lightning_core.cli.console import show
-    from lightning_core.cli.tree import format_agents, make_trace_table, make_tree
+    from lightning_core.cli.ledger import format_ledger, format_names
+    from lightning_core.cli.tree import make_trace_table, make_tree
     from lightning_core.otel import read_traces
+    from lightning_core.records.ledger import Ledger, trace_ledger
+    from lightning_core.records.paths import ambiguous_paths
 
     try:
         traces = read_traces(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"no traces could be read from {str(path)!r}: {error}") from None
     if rollout is None:
-        agents = format_agents(Counter(call.agent for t in traces for call in t.calls))
+        ledger = Ledger()
+        for found in traces:
+            ledger.update(trace_ledger(found))
         listed = list(enumerate(traces, 1))[-last:]
-        show(make_trace_table(listed), agents, _hint(len(listed), len(traces)))
+        names, hint = format_names(ledger, ambiguous_paths(traces)), _hint(len(listed), len(traces))
+        show(make_trace_table(listed), "", format_ledger(ledger), "", names, hint)
         return
     found = next((t for n, t in enumerate(traces, 1) if n == _number(rollout) or t.rollout == rollout), None)
     if found is None:
         raise ConfigError(f"--rollout {rollout}: expected a number from 1 to {len(traces)}, or a trace id")
-    show(make_tree(found, full=full), format_agents(Counter(call.agent for call in found.calls)))
+    ledger = trace_ledger(found)
+    show(make_tree(found, full=full), "", format_ledger(ledger), "", format_names(ledger, ambiguous_paths([found])))
 
 
 def _hint(listed: int, count: int) -> str:

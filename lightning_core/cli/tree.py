@@ -76,17 +76,6 @@ def make_trace_table(traces: Sequence[tuple[int, Trace]]) -> Table:
     )
 
 
-def format_agents(agents: Mapping[str | None, int], trained: Iterable[str] = ()) -> Text:
-    """The agents' names, as ``agents.train`` takes them, with their number of calls."""
-    trained_names = set(trained)
-    names = [
-        f"{'(no agent)' if name is None else name} {count} {'call' if count == 1 else 'calls'}"
-        f"{', trained' if name in trained_names else ''}"
-        for name, count in agents.items()
-    ]
-    return Text(f"agents: {'; '.join(names) or 'none'}", overflow="fold")
-
-
 def _outcome(trace: Trace) -> str:
     return "ok" if trace.error is None else "failed"
 
@@ -142,7 +131,7 @@ def _text(line: str, full: bool) -> Text:
     """``line`` cut at the terminal's width, or wrapped with ``full``; failures in red."""
     text = Text(line, overflow="fold") if full else Text(line, no_wrap=True, overflow="ellipsis")
     text.highlight_regex(r"^(call of|agent|node|tool|rollout|trace) \S+", "bold")
-    text.highlight_regex(r"  failed: .*", "red")
+    text.highlight_regex(r"  (failed|refused): .*", "red")
     return text
 
 
@@ -155,7 +144,8 @@ def _event_line(event: Event) -> str:
 def _call_lines(call: Call, trace: Trace, credit: CallCredit | None, full: bool) -> Iterator[str]:
     parts = [f"call of {call.agent or 'no agent'}"]
     version = "" if call.policy_version is None else f" version {call.policy_version}"
-    parts.append(f"{call.model}{version}")
+    if call.model:  # unknown if a refused request could not be read
+        parts.append(f"{call.model}{version}")
     if call.prompt_ids is not None and call.output_ids is not None:
         parts.append(f"{len(call.prompt_ids)} → {len(call.output_ids)} tokens")
     if call.context is not None:
@@ -167,7 +157,9 @@ def _call_lines(call: Call, trace: Trace, credit: CallCredit | None, full: bool)
     parts += [
         f"call reward {_number(r.value)}{f' ({r.name})' if r.name else ''}" for r in trace.rewards if r.call == call.id
     ]
-    if call.error is not None:
+    if call.refused is not None:
+        parts.append(f"refused: {one_line(call.refused)}")
+    elif call.error is not None:
         parts.append(f"failed: {one_line(call.error)}")
     yield "  ".join(parts)
     messages = call.messages if full else call.messages[-1:]

@@ -29,7 +29,7 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
                 f"goes with a source 'module:callable' only, but {source.source!r} is a file",
             )
     for name in c.agents.frozen:
-        if name in (c.agents.train or ()):
+        if name in c.agents.named:
             yield ("agents", "frozen", name), "the agent is in agents.train too; remove it from one of them"
     if c.agents.train == ():
         yield ("agents", "train"), "the list is empty; remove the key to train the marked agents"
@@ -51,6 +51,11 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         yield (
             ("rollouts", "max_tokens"),
             f"found {c.rollouts.max_tokens}, expected less than policy.max_context = {limit}, which includes the prompt",
+        )
+    if c.rollouts.redirect_hosts == ():
+        yield (
+            ("rollouts", "redirect_hosts"),
+            "model requests to any host are routed; remove the key, and list hosts to leave alone in rollouts.ignore_hosts",
         )
     yield from check_verl(c)
     if c.otlp.headers_env is not None and c.otlp.endpoint is None:
@@ -123,10 +128,10 @@ def _check_agents(c: Sections) -> Iterator[tuple[KeyPath, str]]:
                     f"agent {agent!r} is in policies.{owners[agent]}.agents too; list it once, under one policy",
                 )
             owners.setdefault(agent, name)
-    if c.policies and set(c.agents.train or ()) != owners.keys():
+    if c.policies and set(c.agents.named) != owners.keys():
         yield (
             ("agents", "train"),
-            f"found {list(c.agents.train or ())!r}, but the agents of the policies are {list(owners)!r}; remove the key",
+            f"found {list(c.agents.named) or c.agents.train!r}, but the agents of the policies are {list(owners)!r}; remove the key",
         )
 
 

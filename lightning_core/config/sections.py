@@ -66,15 +66,46 @@ class Tasks(Section):
     field `split`, if they have one."""
 
 
+class Auxiliary(Section):
+    """Calls to exclude from training. A call must match all fields that are set."""
+
+    name: str
+    """The name to list them under, such as `title`."""
+    agent: str | None = None
+    """The name of the agent; null: any."""
+    model: str | None = None
+    """The requested model, with `*` as wildcard: `*-haiku-*`; null: any."""
+    contains: str | None = None
+    """A text in the system prompt or the last message; null: any."""
+
+    @model_validator(mode="after")
+    def _matches_something(self) -> Auxiliary:
+        if self.agent is None and self.model is None and self.contains is None:
+            raise PydanticCustomError(
+                INVALID_VALUE, "expected agent, model or contains, or the rule matches every call"
+            )
+        return self
+
+
 class Agents(Section):
     """The agents to train. Names match exactly.
     A name is that of a `@trainable` mark, or of a framework's node or agent."""
 
-    train: Names | None = None
-    """Names of the agents to train; null: the agents listed under `policies`, or else those marked with
-    `@trainable`."""
+    train: Names | Literal["all"] | None = None
+    """Names of the agents to train; `all`: every agent that is not under `frozen`, with or without a name; null: the
+    agents listed under `policies`, or else those marked with `@trainable`, or else the only one that makes model
+    calls. `team/writer` is the agent or node `writer` inside `team`."""
     frozen: dict[str, str] = {}
-    """Agents that are not trained and use another model: a mapping from agent name to model name."""
+    """Agents that are not trained: a mapping from agent name to model name. A model that is not served here is
+    requested from the agent's own provider, or from `policy.upstream`."""
+    auxiliary: list[Auxiliary] = []
+    """Calls of trained agents that are answered by the policy, but not trained on, such as the titles and summaries
+    that a command-line agent requests for itself. They are listed as `AGENT/NAME`."""
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The names in `train`."""
+        return self.train if isinstance(self.train, tuple) else ()
 
 
 class UpstreamSection(Section):
@@ -156,9 +187,11 @@ class Rollouts(Section):
     """Time limit of a rollout."""
     retries: CountOrZero = 1
     """Number of retries after an infrastructure failure. The agent's own failures are not retried."""
+    ignore_hosts: Names = ()
+    """Hosts whose requests are never routed to the policy endpoint: `host`, `host:port`, or `.suffix` for all
+    subdomains. Model requests to all other hosts are."""
     redirect_hosts: Names | None = None
-    """Hosts whose model requests are routed to the policy endpoint: `host`, `host:port`, `.suffix` for all subdomains,
-    or `providers` for the known model providers. null: `[providers]`. `[]`: none; agents must use the policy's URL."""
+    """No effect: model requests are recognised by their shape, on any host. Use `ignore_hosts`."""
 
 
 class Eval(Section):

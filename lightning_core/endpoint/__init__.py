@@ -1,1 +1,1 @@
-"""The policy endpoint: serves OpenAI's and Anthropic's APIs, records every token."""
+"""The policy endpoint: serves OpenAI's, Anthropic's and Google's APIs, records every token."""

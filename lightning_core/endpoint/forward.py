@@ -6,12 +6,13 @@ They are never trained on.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
+import httpx
 from starlette.responses import Response
 
-from lightning_core.capture.http_clients import ORIGIN, ORIGIN_AUTHORIZATION
+from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION
 from lightning_core.endpoint.dialects.dialect import Dialect
 from lightning_core.endpoint.dialects.exchange import ChatRequest, UpstreamResponse, model_name
 from lightning_core.endpoint.record import CallSpan, EmbeddingsSpan
@@ -29,6 +30,15 @@ class Forwarder:
         self._server = server
         self.to_origins = to_origins
         self._client = UpstreamClient()
+
+    @property
+    def has_server(self) -> bool:
+        """Whether requests go to a configured server instead of their provider."""
+        return self._server is not None
+
+    async def send(self, target: Target, headers: Mapping[str, str], data: bytes) -> httpx.Response:
+        """See `UpstreamClient.send`."""
+        return await self._client.send(target, headers, data)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -48,15 +58,21 @@ class Forwarder:
         self, dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, target: Target
     ) -> Response:
         """The response of ``target``, unchanged."""
-        spans = [CallSpan(incoming.address, request, request.model, i) for i in range(request.choices)]
+        if request.upstream_url is not None:
+            target = replace(target, url=request.upstream_url(target.url))
+        spans = [CallSpan(incoming.address, request, request.model, i, target=target) for i in range(request.choices)]
         incoming.spans += spans
         if request.stream:
             events = self._stream(dialect, spans, request.body, target)
             first = await anext(events, b"")  # HTTP errors are raised here, before the status is sent
-            return EventStream(_continue(first, events))
+            return EventStream(_continue(first, events), close=events.aclose)
         data, response = await self._client.complete(target, request.body)
         _record(spans, dialect.read_response(response), target)
         return Response(data, media_type="application/json")
+
+    async def complete(self, target: Target, body: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
+        """See `UpstreamClient.complete`."""
+        return await self._client.complete(target, body)
 
     async def _stream(
         self, dialect: Dialect, spans: list[CallSpan], body: Mapping[str, Any], target: Target
@@ -100,10 +116,9 @@ class Forwarder:
 
 
 async def _continue(first: bytes, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    async with aclosing(events):
-        yield first
-        async for event in events:
-            yield event
+    yield first
+    async for event in events:
+        yield event
 
 
 def _record(spans: list[CallSpan], responses: list[UpstreamResponse], target: Target) -> None:
@@ -112,7 +127,7 @@ def _record(spans: list[CallSpan], responses: list[UpstreamResponse], target: Ta
     Raises `UpstreamError` if there are more or fewer than requested.
     """
     if len(responses) != len(spans):
-        raise UpstreamError(f"{target.url} returned {len(responses)} complete responses; expected {len(spans)}")
+        raise UpstreamError(f"{target.shown} returned {len(responses)} complete responses; expected {len(spans)}")
     for span, response in zip(spans, responses, strict=True):
         span.forwarded(response)
         span.end()

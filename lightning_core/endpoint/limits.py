@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from lightning_core.endpoint.dialects.exchange import ChatRequest
+from lightning_core.errors import PolicyRequestError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -28,6 +31,18 @@ class Limits:
     """Most responses to one request: prompts times ``n`` (400)."""
     messages: int = 4096
     """Most messages of one request (400)."""
+
+    def check(self, request: ChatRequest) -> None:
+        """Raise `PolicyRequestError` if ``request`` has too many responses or messages."""
+        if request.choices > self.choices:
+            raise PolicyRequestError(
+                f"the request has {request.choices} responses; expected at most {self.choices}", param="n"
+            )
+        if len(request.messages) > self.messages:
+            raise PolicyRequestError(
+                f"{request.input_field} has {len(request.messages)} messages; expected at most {self.messages}",
+                param=request.input_field,
+            )
 
     def __post_init__(self) -> None:
         """Raises ValueError for a limit that is not positive."""

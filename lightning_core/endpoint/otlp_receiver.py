@@ -16,12 +16,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from lightning_core.capture import find_run
+from lightning_core.capture.address import Address
 from lightning_core.capture.spans import deliver
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.receive import read_body, read_json
 from lightning_core.errors import MissingExtra, PolicyRequestError
 from lightning_core.otel import join_spans, spans_from_otlp, spans_from_protobuf
-from lightning_core.trace import OPERATION, Address, SpanRecord
+from lightning_core.trace import OPERATION, SpanRecord
 
 logger = logging.getLogger(__name__)
 

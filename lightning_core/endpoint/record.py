@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from opentelemetry.trace import Span, Status, StatusCode
 
 from lightning_core import trace as tr
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.capture import next_sequence
+from lightning_core.capture.address import Address
+from lightning_core.capture.packed import set_packed
+from lightning_core.capture.providers import host_of
 from lightning_core.capture.spans import start_span
 from lightning_core.chat.chat import RenderedPrompt
 from lightning_core.endpoint.dialects.exchange import ChatRequest, Choice, UpstreamResponse
-from lightning_core.trace import Address, describe, pack
+from lightning_core.endpoint.upstream import Target
+from lightning_core.errors import OverloadError, PolicyRequestError
+from lightning_core.trace import describe, pack
+
+_PATH = "url.path"
 
 
 class ModelSpan:
@@ -35,8 +43,10 @@ class ModelSpan:
                 self._span.set_attribute(name, value)
 
     def abandon(self, error: BaseException) -> None:
-        """End the span as failed, unless it has ended."""
+        """End the span as failed, or as refused if the request is at fault, unless it has ended."""
         if self._span.is_recording():
+            if isinstance(error, (PolicyRequestError, OverloadError)):
+                self._span.set_attribute(tr.REFUSED, " ".join(str(error).split())[:500])
             self._span.set_status(Status(StatusCode.ERROR, describe(error)))
             self._span.end()
 
@@ -44,6 +54,32 @@ class ModelSpan:
         """End the span. Safe to call twice."""
         if self._span.is_recording():
             self._span.end()
+
+
+class RefusedSpan(ModelSpan):
+    """The span of a request that is refused before it opens another span. It has ended."""
+
+    def __init__(self, address: Address, operation: str, path: str, body: Any, error: BaseException) -> None:
+        named = body.get("model") if isinstance(body, Mapping) else None
+        model = _clip(named) if isinstance(named, str) else ""
+        attributes: dict[str, Any] = {tr.PROVIDER: "lightning", tr.REQUEST_MODEL: model, _PATH: _clip(path)}
+        if operation == "chat":
+            attributes[tr.SEQUENCE] = next_sequence()
+        super().__init__(address, operation, model, attributes)
+        self.abandon(error)
+
+
+class AuxiliarySpan(ModelSpan):
+    """The span of a request that samples nothing, such as one that counts the tokens of a prompt."""
+
+    def __init__(self, address: Address, operation: str, requested: str, model: str) -> None:
+        attributes = {tr.PROVIDER: "lightning", tr.REQUEST_MODEL: requested, tr.RESPONSE_MODEL: model}
+        super().__init__(address, operation, model, attributes)
+
+
+def _clip(text: str) -> str:
+    """At most 200 characters of what a client sent."""
+    return text[:200]
 
 
 class EmbeddingsSpan(ModelSpan):
@@ -64,7 +100,17 @@ class EmbeddingsSpan(ModelSpan):
 class CallSpan(ModelSpan):
     """The span of one response. Its id is the id of the call."""
 
-    def __init__(self, address: Address, request: ChatRequest, model: str, choice: int = 0) -> None:
+    def __init__(
+        self,
+        address: Address,
+        request: ChatRequest,
+        model: str,
+        choice: int = 0,
+        *,
+        trained: bool = False,
+        target: Target | None = None,
+    ) -> None:
+        """``trained``: the agent is trained. ``target``: the server that the call is forwarded to."""
         attributes: dict[str, Any] = {
             tr.SEQUENCE: next_sequence(),
             tr.PROVIDER: "lightning",
@@ -74,15 +120,21 @@ class CallSpan(ModelSpan):
         }
         if request.tools:
             attributes[tr.TOOL_DEFINITIONS] = json.dumps(list(request.tools), ensure_ascii=False)
+        if trained:
+            attributes[tr.TRAINED] = True
+        if target is not None:
+            attributes |= {tr.HOST: host_of(urlsplit(target.url)), tr.CREDENTIALS: target.credentials}
         self._request = request
         super().__init__(address, "chat", model, attributes)
 
     def sampled(self, prompt: RenderedPrompt, choice: Choice, params: SamplingParams) -> None:
         """Record the prompt, the sampled tokens and the settings they were sampled with."""
-        self._span.set_attributes({
+        set_packed(self._span, {
             tr.PROMPT_IDS: pack(prompt.ids, "<u4"),
             tr.OUTPUT_IDS: pack(choice.token_ids, "<u4"),
             tr.LOGPROBS: pack(choice.logprobs, "<f4"),
+        })  # fmt: skip
+        self._span.set_attributes({
             tr.TEMPERATURE: params.temperature,
             tr.TOP_P: params.top_p,
             tr.INPUT_TOKENS: len(prompt.ids),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +17,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from lightning_core.capture import find_run
+from lightning_core.capture.address import Address
+from lightning_core.capture.providers import GOOGLE_KEY
 from lightning_core.endpoint.dialects.dialect import Dialect
 from lightning_core.endpoint.limits import Limits
+from lightning_core.endpoint.origins import trusted_headers
 from lightning_core.endpoint.receive import read_body, read_json
-from lightning_core.endpoint.record import ModelSpan
+from lightning_core.endpoint.record import ModelSpan, RefusedSpan
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions, abort
 from lightning_core.errors import OverloadError, PolicyRequestError, UpstreamError, UpstreamRefusal
-from lightning_core.trace import Address, describe
+from lightning_core.trace import describe
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +42,19 @@ class IncomingRequest:
     address: Address
     headers: Mapping[str, str]
     body: Any
-    size: int
-    """Bytes of the body."""
+    data: bytes = field(repr=False)
+    """The body as it arrived."""
+    operation: str
+    """The operation of its span if it is refused before it opens one."""
+    path: str
     spans: list[ModelSpan] = field(default_factory=list[ModelSpan])
     """Its spans. Those still open when the request ends are ended as failed."""
+
+    def refuse(self, error: PolicyRequestError) -> None:
+        """End the open spans as refused; without any, record one."""
+        if not self.spans:
+            record_refusal(self.session, self.address, self.operation, self.path, self.body, error)
+        self.abandon(error)
 
     def abandon(self, error: BaseException) -> None:
         """End the open spans as failed."""
@@ -59,33 +71,53 @@ class RequestHandler:
         respond: Callable[[IncomingRequest], Awaitable[Response]],
         sessions: Sessions,
         limits: Limits,
+        *,
+        operation: str = "chat",
+        complete: Callable[[Any, Request], Any] = lambda body, request: body,
     ) -> None:
+        """``operation``: of the span of a request that is refused before it opens another one.
+
+        ``complete``: adds to the body what a wire format has in the URL.
+        """
         self._dialect = dialect
         self._respond = respond
         self._sessions = sessions
         self._limits = limits
+        self._operation = operation
+        self._complete = complete
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Errors of clients, models and servers become responses."""
         request = Request(scope, receive)
-        session = self._sessions.find(request.headers)
+        session = self._sessions.find(credentials(request))
+        if session is None:
+            await error_response(self._dialect, PolicyRequestError(UNKNOWN_KEY, status=401))(scope, receive, send)
+            return
+        address = address_of(request.headers, session)
+        incoming: IncomingRequest | None = None
         try:
-            if session is None:
-                raise PolicyRequestError(UNKNOWN_KEY, status=401)
-            address = _address(request.headers, session)
             with self._sessions.admit(session):
                 data = await read_body(request, most_bytes=self._limits.body_bytes, seconds=self._limits.body_seconds)
+                body = self._complete(read_json(data), request)
                 incoming = IncomingRequest(
-                    session=session, address=address, headers=request.headers, body=read_json(data), size=len(data)
+                    session=session,
+                    address=address,
+                    headers=trusted_headers(request.headers, session),
+                    body=body,
+                    data=data,
+                    operation=self._operation,
+                    path=request.url.path,
                 )
                 if session.closed:
                     raise PolicyRequestError(UNKNOWN_KEY, status=401)
                 await self._run(incoming, scope, receive, send)
         except PolicyRequestError as error:
+            if incoming is None:
+                record_refusal(session, address, self._operation, request.url.path, None, error)
             await error_response(self._dialect, error)(scope, receive, send)
         except OverloadError as error:
-            assert session is not None
             count_failure(session.root, error)
+            record_refusal(session, address, self._operation, request.url.path, None, error)
             await error_response(self._dialect, PolicyRequestError(str(error), status=429))(scope, receive, send)
         except ClientDisconnect:
             pass
@@ -123,7 +155,7 @@ class RequestHandler:
             try:
                 response = await self._respond(incoming)
             except PolicyRequestError as error:
-                incoming.abandon(error)
+                incoming.refuse(error)
                 response = error_response(self._dialect, error)
             except Exception as error:  # noqa: BLE001 - any error of a backend is an infrastructure failure
                 response = self._failed(incoming, error)
@@ -155,19 +187,23 @@ class RequestHandler:
 class EventStream(Response):
     """A response of server-sent events.
 
-    The generator is always closed before the response ends.
+    The generator is always closed before the response ends, and ``close`` is called: a generator that was not started does not clean up.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], *, close: Callable[[], Awaitable[None]] | None = None) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
         self._events = events
+        self._close = close
         self.on_error: Callable[[Exception], bytes] = lambda error: b""
         """Returns the last event after an error."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all events."""
-        async with aclosing(self._events) as events:
+        async with AsyncExitStack() as cleanup:
+            if self._close is not None:
+                cleanup.push_async_callback(self._close)
+            events = await cleanup.enter_async_context(aclosing(self._events))
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             last = b""
             try:
@@ -178,7 +214,21 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
-def _address(headers: Mapping[str, str], session: Session) -> Address:
+def credentials(request: Request) -> Mapping[str, str]:
+    """The headers of ``request``. A key in its query, as Google's clients may send it, is in ``x-goog-api-key``."""
+    key = request.query_params.get("key")
+    return request.headers if key is None else {GOOGLE_KEY: key, **request.headers}
+
+
+def record_refusal(
+    session: Session, address: Address, operation: str, path: str, body: Any, error: PolicyRequestError | OverloadError
+) -> None:
+    """Record a request that is refused before it opens a span. A closed rollout has no more spans."""
+    if not session.closed:
+        RefusedSpan(address, operation, path, body, error)
+
+
+def address_of(headers: Mapping[str, str], session: Session) -> Address:
     """The address in the headers, limited to the rollout of the key."""
     address = Address.from_headers(headers)
     if address is not None and address.rollout == session.root.rollout:

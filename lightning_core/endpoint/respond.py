@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from starlette.responses import JSONResponse, Response
@@ -17,8 +18,10 @@ from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.request import EventStream, IncomingRequest
 from lightning_core.endpoint.sample import Sampler, SamplingJob, seeded
+from lightning_core.endpoint.speakers import Decision, Speakers
 from lightning_core.endpoint.upstream import Target
 from lightning_core.errors import PolicyRequestError
+from lightning_core.trace import POLICY
 
 _LARGE = 256 << 10
 """Bytes of a request from which on tokenising would delay other requests, so that it runs on another thread."""
@@ -27,11 +30,14 @@ _LARGE = 256 << 10
 class Responder:
     """Responds from ``backend``, in the chat format of the model, or forwards the request."""
 
-    def __init__(self, backend: Backend, chats: Mapping[str, Chat], forwarder: Forwarder, limits: Limits) -> None:
+    def __init__(
+        self, backend: Backend, chats: Mapping[str, Chat], forwarder: Forwarder, speakers: Speakers, limits: Limits
+    ) -> None:
         self._backend = backend
         self._chats = chats
         self._sampler = Sampler(backend)
         self._forwarder = forwarder
+        self._speakers = speakers
         self._limits = limits
 
     async def respond(self, dialect: Dialect, incoming: IncomingRequest) -> Response:
@@ -39,26 +45,41 @@ class Responder:
 
         Raises `PolicyRequestError` for requests that are not supported, and the errors of the backend and the upstream server.
         """
-        routing, agent = incoming.session.routing, incoming.address.agent
-        # A model under agents.frozen replaces the requested one, here and upstream.
-        requested = model_name(incoming.body)
-        body = {**incoming.body, "model": routing.frozen.get(agent or "", requested)}
-        model = self._route(dialect, incoming, body["model"])
-        read = dialect.read_request if isinstance(model, Target) else dialect.parse_request
-        request = read(body, conversations=incoming.session.conversations)
-        self._check_limits(request)
+        model, request, trained = self.read(dialect, incoming, dialect.PATH)
         if isinstance(model, Target):
             return await self._forwarder.forward(dialect, incoming, request, model)
-        return await self._sample(dialect, incoming, request, model)
+        return await self._sample(dialect, incoming, request, model, trained=trained)
 
-    def _route(self, dialect: Dialect, incoming: IncomingRequest, requested: str) -> str | Target:
-        policy = incoming.session.routing.policy_of(incoming.address.agent)
-        if policy is not None:
-            return policy
+    def _decide(self, incoming: IncomingRequest, requested: str) -> Decision:
+        """Who makes the call. An auxiliary call of a trained agent gets a name of its own, and is not trained on."""
+        models, policies = self._backend.models, {POLICY, *incoming.session.routing.policies.values()}
+        decision = self._speakers.decide(
+            incoming.session, incoming.address, names_served_model=requested in models and requested not in policies
+        )
+        rule = incoming.session.routing.auxiliary_rule(decision.address.agent, incoming.body)
+        if rule is None or decision.policy is None:
+            return decision
+        address = replace(decision.address, agent=f"{decision.address.agent}/{rule}", mark=None)
+        return Decision(address=address, policy=None, here=decision.policy)
+
+    def read(self, dialect: Dialect, incoming: IncomingRequest, path: str) -> tuple[str | Target, ChatRequest, bool]:
+        """What answers ``incoming``, the request, and whether it is trained. ``path``: that of an upstream server."""
+        requested, routing = model_name(incoming.body), incoming.session.routing
+        decision = self._decide(incoming, requested)
+        incoming.address = decision.address
+        # A model under agents.frozen replaces the requested one, here and upstream.
+        body = {**incoming.body, "model": routing.frozen.get(decision.address.agent or "", requested)}
+        model = decision.policy or decision.here or self._route(dialect, incoming, body["model"], path)
+        read = dialect.read_request if isinstance(model, Target) else dialect.parse_request
+        request = read(body, conversations=incoming.session.conversations)
+        self._limits.check(request)
+        return model, request, decision.policy is not None
+
+    def _route(self, dialect: Dialect, incoming: IncomingRequest, requested: str, path: str) -> str | Target:
         if requested in self._backend.models:
             return requested
         target = self._forwarder.target(
-            incoming.headers, dialect.PATH, key_header=dialect.KEY_HEADER, forwarded_headers=dialect.FORWARDED_HEADERS
+            incoming.headers, path, key_header=dialect.KEY_HEADER, forwarded_headers=dialect.FORWARDED_HEADERS
         )
         if target is None:
             missing = f"model {requested!r} is not served here; the models are {list(self._backend.models)!r}"
@@ -70,26 +91,18 @@ class Responder:
             raise PolicyRequestError(missing, status=404, param="model")
         return target
 
-    def _check_limits(self, request: ChatRequest) -> None:
-        if request.choices > self._limits.choices:
-            raise PolicyRequestError(
-                f"the request has {request.choices} responses; expected at most {self._limits.choices}",
-                param="n",
-            )
-        if len(request.messages) > self._limits.messages:
-            raise PolicyRequestError(
-                f"{request.input_field} has {len(request.messages)} messages; expected at most {self._limits.messages}",
-                param=request.input_field,
-            )
+    async def render(self, incoming: IncomingRequest, request: ChatRequest, model: str) -> list[RenderedPrompt]:
+        """The prompts of ``request`` for ``model``."""
+        render = partial(_render, self._chats[model], incoming, request)
+        return await asyncio.to_thread(render) if len(incoming.data) > _LARGE else render()
 
-    async def _sample(self, dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, model: str) -> Response:
+    async def _sample(
+        self, dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, model: str, *, trained: bool
+    ) -> Response:
         """Render the prompt, sample each response from the backend, and record it."""
-        spans = [CallSpan(incoming.address, request, model, i) for i in range(request.choices)]
+        spans = [CallSpan(incoming.address, request, model, i, trained=trained) for i in range(request.choices)]
         incoming.spans += spans
-        chat = self._chats[model]
-        render = partial(_render, chat, incoming, request)
-        prompts = await asyncio.to_thread(render) if incoming.size > _LARGE else render()
-        trained = incoming.session.routing.trains(incoming.address.agent)
+        chat, prompts = self._chats[model], await self.render(incoming, request, model)
         jobs = [
             SamplingJob(incoming.session, incoming.address, request, model, chat, prompt, seeded(params, i))
             for prompt in prompts

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from lightning_core.backends.backend import Backend, Delta, SamplingParams
+from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Chat, RenderedPrompt
 from lightning_core.chat.messages import Message
 from lightning_core.digest import sampling_digest
@@ -20,7 +21,7 @@ from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.sessions import Session
 from lightning_core.endpoint.streaming import HeldText, RunningText, cut
 from lightning_core.errors import PolicyRequestError
-from lightning_core.trace import Address, pack
+from lightning_core.trace import pack
 
 _ANY_OBJECT = {"type": "object"}
 

@@ -1,4 +1,4 @@
-"""The policy endpoint: serves OpenAI's and Anthropic's APIs, records every token.
+"""The policy endpoint: serves OpenAI's, Anthropic's and Google's APIs, records every token.
 
 The API key of a request names its rollout, and its headers the agent and the parent span. The endpoint routes it:
 
@@ -29,19 +29,29 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from lightning_core.backends.backend import Backend
+from lightning_core.capture import find_run
+from lightning_core.capture.address import Address
+from lightning_core.capture.context import outside_rollout
 from lightning_core.chat.chat import Chat
-from lightning_core.endpoint import otlp_receiver
-from lightning_core.endpoint.dialects import DIALECTS, chat_completions, messages
+from lightning_core.endpoint import child_records, otlp_receiver
+from lightning_core.endpoint.addressed import AddressedApp
+from lightning_core.endpoint.child_records import ChildRecords
+from lightning_core.endpoint.count import COMPACT, COUNTS, GEMINI, compact, count_tokens
+from lightning_core.endpoint.dialects import ALL_DIALECTS, DIALECTS, chat_completions, gemini, messages, responses
 from lightning_core.endpoint.dialects.dialect import Dialect
 from lightning_core.endpoint.forward import EMBEDDINGS, Forwarder
+from lightning_core.endpoint.google import google_routes, is_google
 from lightning_core.endpoint.limits import Limits
+from lightning_core.endpoint.passthrough import Passthrough
 from lightning_core.endpoint.receive import connection_class
-from lightning_core.endpoint.request import RequestHandler, error_response
+from lightning_core.endpoint.request import RequestHandler, address_of, credentials, error_response, record_refusal
 from lightning_core.endpoint.respond import Responder
-from lightning_core.endpoint.sessions import UNKNOWN_KEY, Routing, Session, Sessions, stop
+from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions, stop
+from lightning_core.endpoint.speakers import Speakers, Verdict
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.errors import InfrastructureError, PolicyRequestError
-from lightning_core.trace import Address, describe
+from lightning_core.trace import COUNT, describe
 
 __all__ = ["Limits", "PolicyEndpoint", "Routing"]
 
@@ -86,26 +96,31 @@ class PolicyEndpoint:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.url = f"http://{host}:{self._socket.getsockname()[1]}/v1"
         chats = dict.fromkeys(backend.models, chat) if isinstance(chat, Chat) else chat
-        responder = Responder(backend, chats, self._forwarder, limits)
+        self._speakers = Speakers()
+        responder = Responder(backend, chats, self._forwarder, self._speakers, limits)
 
-        def serve(path: str, dialect: Dialect, respond: Any) -> Route:
-            return Route(
-                f"/v1{path}",
-                RequestHandler(dialect, partial(respond, dialect), self._sessions, limits),
-                methods=["POST"],
-            )
+        def serve(path: str, dialect: Dialect, respond: Any, operation: str = "chat") -> Route:
+            handler = RequestHandler(dialect, respond, self._sessions, limits, operation=operation)
+            return Route(f"/v1{path}", handler, methods=["POST"])
 
+        count = partial(count_tokens, responder, self._forwarder)
         routes = [
-            *(serve(dialect.PATH, dialect, responder.respond) for dialect in DIALECTS),
-            serve(EMBEDDINGS, chat_completions, self._forwarder.embed),
+            *(serve(dialect.PATH, dialect, partial(responder.respond, dialect)) for dialect in DIALECTS),
+            *(serve(one.path, one.dialect, partial(count, one), COUNT) for one in COUNTS),
+            serve(COMPACT, responses, partial(compact, responder, self._forwarder)),
+            serve(EMBEDDINGS, chat_completions, partial(self._forwarder.embed, chat_completions), "embeddings"),
+            *google_routes(partial(responder.respond, gemini), partial(count, GEMINI), self._sessions, limits),
+            Passthrough(responder, self._forwarder, self._sessions, limits).route,
             Route("/v1/models", self._admitted(self._list_models), methods=["GET"]),
             Route("/v1/models/{model:path}", self._admitted(self._find_model), methods=["GET"]),
             *([] if standalone else [Route(otlp_receiver.PATH, self._traces, methods=["POST"])]),
+            Route(child_records.PATH, ChildRecords(self._sessions, limits).receive, methods=["POST"]),
             Route("/health", self._health, methods=["GET"]),
             Route("/{path:path}", self._admitted(self._no_such_api), methods=_METHODS),
         ]
+        app = Starlette(routes=routes, exception_handlers={Exception: _internal_error})
         config = uvicorn.Config(
-            Starlette(routes=routes, exception_handlers={Exception: _internal_error}),
+            AddressedApp(app, self._sessions),
             http=connection_class(limits),
             h11_max_incomplete_event_size=limits.header_bytes,
             ws="none",
@@ -135,7 +150,8 @@ class PolicyEndpoint:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+        # Requests that are forwarded are no agent's: the agent made them before.
+        with outside_rollout(), asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._server.serve(sockets=[self._socket]))
             runner.run(self._forwarder.close())
 
@@ -149,7 +165,14 @@ class PolicyEndpoint:
         With ``seed``, the seed of a response depends only on it, on the prompt and on how often the rollout sent that prompt
         before, not on other rollouts.
         """
-        self._sessions.open(key, Session(root=root, routing=routing, seed=seed))
+        run = find_run(root.rollout)
+        secret = None if run is None else run.secret
+        self._sessions.open(key, Session(root=root, routing=routing, seed=seed, secret=secret))
+
+    def verdict(self, key: str) -> Verdict:
+        """Whether the calls so far were answered by the right models; to be called before `close`."""
+        session = self._sessions.get(key)
+        return "keep" if session is None else self._speakers.verdict(session)
 
     def close(self, key: str, timeout_seconds: float = 60.0) -> None:
         """Stop admitting ``key``.
@@ -173,16 +196,19 @@ class PolicyEndpoint:
         self._spans.close(session.root)
 
     def _admitted(self, respond: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
-        """A handler that requires the key of a live rollout."""
+        """A handler that requires the key of a live rollout. A refused POST may be a model call, and is recorded."""
 
         async def handle(request: Request) -> Response:
-            dialect = messages if _is_anthropic(request.headers) else chat_completions
+            session = self._sessions.find(credentials(request))
             try:
-                if self._sessions.find(request.headers) is None:
+                if session is None:
                     raise PolicyRequestError(UNKNOWN_KEY, status=401)
                 return respond(request)
             except PolicyRequestError as error:
-                return error_response(dialect, error)
+                if session is not None and request.method == "POST":
+                    address = address_of(request.headers, session)
+                    record_refusal(session, address, "chat", request.url.path, None, error)
+                return error_response(_dialect_of(request), error)
 
         return handle
 
@@ -198,15 +224,15 @@ class PolicyEndpoint:
         return JSONResponse(_model(name, request.headers))
 
     def _no_such_api(self, request: Request) -> Response:
-        paths = ", ".join(f"/v1{path}" for path in (*(dialect.PATH for dialect in DIALECTS), EMBEDDINGS))
+        paths = ", ".join(f"/v1{path}" for path in (*(dialect.PATH for dialect in ALL_DIALECTS), EMBEDDINGS))
         raise PolicyRequestError(
             f"the policy endpoint has no {request.method} {request.url.path}; it supports POST {paths} and GET /v1/models. Use one of "
-            "these in the agent's client, or remove the provider from rollouts.redirect_hosts",
+            "these in the agent's client, or add its host to rollouts.ignore_hosts",
             status=404,
         )
 
     async def _traces(self, request: Request) -> Response:
-        session = self._sessions.find(request.headers)
+        session = self._sessions.find(credentials(request))
         return await self._spans.receive(request, None if session is None else session.root)
 
     async def _health(self, request: Request) -> Response:
@@ -216,6 +242,13 @@ class PolicyEndpoint:
 def _is_anthropic(headers: Mapping[str, str]) -> bool:
     """Whether a request is from an Anthropic client; only those send this header."""
     return "anthropic-version" in headers
+
+
+def _dialect_of(request: Request) -> Dialect:
+    """The wire format of a request to a path that has none."""
+    if _is_anthropic(request.headers):
+        return messages
+    return gemini if is_google(request) else chat_completions
 
 
 def _model_list(models: Sequence[str], headers: Mapping[str, str]) -> dict[str, Any]:

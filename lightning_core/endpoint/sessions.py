@@ -10,41 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightning_core.capture.address import Address
+from lightning_core.capture.providers import KEY_HEADERS
 from lightning_core.chat.chat import Memory
 from lightning_core.chat.messages import Message
 from lightning_core.endpoint.limits import Limits
+from lightning_core.endpoint.routing import Routing
 from lightning_core.errors import OverloadError, PolicyRequestError
-from lightning_core.trace import POLICY, Address
 
 UNKNOWN_KEY = "unknown API key: expected the key of a live rollout or of a served model"
 """Invalid and expired keys get the same response."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
-    """Which model answers which agent, for all rollouts of a phase."""
-
-    trained: frozenset[str] = frozenset()
-    policies: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The policy of each trained agent; ``policy`` for trained agents that are not listed."""
-    frozen: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The model of each agent under ``agents.frozen``."""
-    temperature: float | None = None
-    """Sampling temperature of trained agents; None uses that of the request."""
-    max_tokens: int = 1024
-    """Most tokens of a response that is sampled here."""
-    default_temperature: float = 1.0
-    """Sampling temperature if neither the run nor the request sets one."""
-    default_max_tokens: int | None = None
-    """Most tokens of a response if the request sets no number; None means ``max_tokens``."""
-
-    def trains(self, agent: str | None) -> bool:
-        """Whether ``agent`` is trained."""
-        return agent is not None and agent in self.trained
-
-    def policy_of(self, agent: str | None) -> str | None:
-        """The policy that answers ``agent``; None if it is not trained."""
-        return self.policies.get(agent, POLICY) if agent is not None and agent in self.trained else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,15 +29,21 @@ class Session:
     root: Address
     routing: Routing
     seed: int | None
+    secret: str | None = field(default=None, repr=False)
+    """That of the rollout, `Run.secret`. None: the rollout is not in this process, and its requests have no origin."""
     seen: Counter[str] = field(default_factory=Counter[str])
     memory: Memory = field(default_factory=Memory)
     conversations: dict[str, Sequence[Message]] = field(default_factory=dict[str, Sequence[Message]])
     """The messages up to each response that a later request can name, by the id of the response's call."""
+    child_spans: int = 0
+    """The number of spans that child processes recorded."""
     requests: int = 0
     """The number of requests being received or answered."""
     work: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     """The tasks of the requests being answered."""
     closed: bool = False
+    provisional: bool = False
+    """A call was answered before it was known which model must answer it; see `speakers`."""
 
 
 class Sessions:
@@ -92,11 +73,13 @@ class Sessions:
             session.closed = True
         return session
 
+    def get(self, key: str) -> Session | None:
+        """The session of ``key``, if it is admitted."""
+        return self._by_key.get(key)
+
     def find(self, headers: Mapping[str, str]) -> Session | None:
-        """The session of the key in ``authorization`` or ``x-api-key``; None if there is none."""
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        session = self._by_key.get(bearer.strip()) if scheme.lower() == "bearer" else None
-        return session or self._by_key.get(headers.get("x-api-key", ""))
+        """The session of the key in one of the headers of `keys_of`; None if there is none."""
+        return next((session for key in keys_of(headers) if (session := self._by_key.get(key))), None)
 
     @contextmanager
     def admit(self, session: Session) -> Generator[None]:
@@ -120,6 +103,13 @@ class Sessions:
         finally:
             session.requests -= 1
             self._requests -= 1
+
+
+def keys_of(headers: Mapping[str, str]) -> list[str]:
+    """The API keys in ``authorization`` and `KEY_HEADERS`."""
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    keys = (bearer.strip() if scheme.lower() == "bearer" else "", *(headers.get(name, "") for name in KEY_HEADERS))
+    return [key for key in keys if key]
 
 
 async def stop(session: Session) -> None:

@@ -8,9 +8,11 @@ import re
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
+from lightning_core.capture.providers import GOOGLE_KEY, KEY_HEADERS, host_of, without_key
 from lightning_core.errors import ConfigError, UpstreamError, UpstreamRefusal
 from lightning_core.trace import describe
 
@@ -25,6 +27,14 @@ class Target:
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    credentials: str = "no key"
+    """Whose key is sent, for people."""
+
+    @property
+    def shown(self) -> str:
+        """The URL for messages: without query and user, which may contain credentials."""
+        url = urlsplit(self.url)
+        return url._replace(netloc=host_of(url), query="", fragment="").geturl()
 
 
 def origin_target(url: str, credentials: str | None) -> Target:
@@ -32,11 +42,14 @@ def origin_target(url: str, credentials: str | None) -> Target:
 
     ``credentials``: an ``Authorization`` value, or the name of another header and its value.
     """
+    url, key = without_key(url)
     if credentials is None:
-        return Target(url=url)
+        return Target(url=url) if key is None else Target(url=url, headers={GOOGLE_KEY: key}, credentials="your key")
     name, _, value = credentials.partition(" ")
     return Target(
-        url=url, headers={name: value} if name in ("x-api-key", "api-key") else {"authorization": credentials}
+        url=url,
+        headers={name: value} if name in KEY_HEADERS else {"authorization": credentials},
+        credentials="your key",
     )
 
 
@@ -54,7 +67,7 @@ class UpstreamServer:
         if self.api_key is None:
             return Target(url=url)
         value = f"Bearer {self.api_key}" if key_header == "authorization" else self.api_key
-        return Target(url=url, headers={key_header: value})
+        return Target(url=url, headers={key_header: value}, credentials="the key of policy.upstream")
 
 
 def upstream_target(base_url: str, api_key_env: str | None) -> UpstreamServer:
@@ -116,14 +129,32 @@ class UpstreamClient:
         except httpx.HTTPError as error:
             raise UpstreamError(_unreachable(target, error)) from error
 
+    async def send(self, target: Target, headers: Mapping[str, str], data: bytes) -> httpx.Response:
+        """Forward a request with exactly these ``headers`` and bytes. Returns the response as soon as it starts.
+
+        Raises `UpstreamError` if there is none.
+        """
+        try:
+            return await self._client.send(
+                httpx.Request("POST", target.url, headers=headers, content=data), stream=True
+            )
+        except httpx.HTTPError as error:
+            raise UpstreamError(_unreachable(target, error)) from error
+
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
 
+def check_status(target: Target, response: httpx.Response) -> None:
+    """Raise `UpstreamRefusal` for HTTP errors; the body is not read."""
+    if response.status_code >= 400:
+        raise UpstreamRefusal(f"{target.shown} returned status {response.status_code}", status=response.status_code)
+
+
 def _refusal(target: Target, response: httpx.Response) -> UpstreamRefusal:
     return UpstreamRefusal(
-        f"{target.url} returned status {response.status_code}: {response.text[:300]}",
+        f"{target.shown} returned status {response.status_code}: {response.text[:300]}",
         status=response.status_code,
         body=response.content,
         headers={name: response.headers[name] for name in _PASSED_BACK if name in response.headers},
@@ -143,12 +174,12 @@ def _load(target: Target, data: bytes) -> Mapping[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise UpstreamError(f"{target.url} returned {data[:300]!r}; expected a JSON object")
+        raise UpstreamError(f"{target.shown} returned {data[:300]!r}; expected a JSON object")
     return value
 
 
 def _unreachable(target: Target, error: Exception) -> str:
     return (
-        f"could not reach {target.url}: {describe(error)}. Check that the model server is running. To answer these calls with the base "
+        f"could not reach {target.shown}: {describe(error)}. Check that the model server is running. To answer these calls with the base "
         "model of the run, set the agent's model to 'base' under agents.frozen, or train the agent."
     )

@@ -17,7 +17,7 @@ MOVED = {
         "patching": "capture.patching",
         "policy.backend": "backends.backend",
         "policy.chat": "chat.chat",
-        "policy.client": "capture.http_clients",
+        "policy.client": "capture.clients",
         "policy.dialects": "endpoint.dialects",
         "policy.endpoint": "endpoint.server",
         "policy.limits": "endpoint.limits",

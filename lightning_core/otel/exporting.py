@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 from lightning_core.capture.spans import add_span_processor, remove_span_processor
 from lightning_core.errors import ConfigError, MissingExtra
+from lightning_core.trace import describe
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,10 @@ class _WarnOnceExporter(SpanExporter):
         result = SpanExportResult.FAILURE
         if not self._given_up:
             with self._captured:
-                result = self._exporter.export(spans)
+                try:
+                    result = self._exporter.export(spans)
+                except Exception as error:  # noqa: BLE001 - exporters of 1.39 raise the ConnectionError of a retry
+                    self._captured.last = describe(error)
         if result is not SpanExportResult.SUCCESS:
             if self._lost == 0:
                 logger.warning(

@@ -26,7 +26,7 @@ def from_genai(name: str, attributes: Mapping[str, Any]) -> dict[str, Any] | Non
         case "invoke_agent":
             return {tr.AGENT: str(a.get(tr.AGENT) or name.removeprefix("invoke_agent "))}
         case "execute_tool":
-            return {tr.TOOL: str(a.get(tr.TOOL) or name.removeprefix("execute_tool "))}
+            return {tr.TOOL: str(a.get(tr.TOOL) or name.removeprefix("execute_tool ")), **_tool(a)}
         case _:
             return None
 
@@ -39,6 +39,20 @@ def _call(a: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {tr.INPUT_MESSAGES: json.dumps(given, ensure_ascii=False)}
     if answers:
         found[tr.OUTPUT_MESSAGES] = json.dumps(answers, ensure_ascii=False)
+    return found
+
+
+def _tool(a: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments and result of a tool, where a framework does not use the conventions' attributes for them."""
+    found: dict[str, Any] = {}
+    events = {str(event["name"]): event for event in _objects(a.get(MESSAGE_EVENTS))}
+    for ours, theirs, event, key in (
+        (tr.TOOL_ARGUMENTS, "gcp.vertex.agent.tool_call_args", f"{GENAI_PREFIX}tool.message", "content"),
+        (tr.TOOL_RESULT, "gcp.vertex.agent.tool_response", f"{GENAI_PREFIX}choice", "message"),
+    ):
+        value = a.get(theirs, events.get(event, {}).get(key))
+        if value is not None and ours not in a:
+            found[ours] = as_text(value)
     return found
 
 

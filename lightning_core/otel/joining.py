@@ -20,8 +20,9 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_core import trace as tr
+from lightning_core.capture.address import Address
 from lightning_core.otel.conventions import normalize_spans
-from lightning_core.trace import Address, SpanRecord
+from lightning_core.trace import SpanRecord
 
 ORIGIN = "lightning.origin.trace_id"
 

@@ -6,6 +6,7 @@ Its lists are flattened into keys, such as ``llm.input_messages.0.message.role``
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from lightning_core import trace as tr
 from lightning_core.otel.flattened import as_text, nested_object, numbered_values, tool_call, unflatten
 
 _KIND = "openinference.span.kind"
+_METHOD = re.compile(r"\.(?:a?run|a?kickoff|_execute_core|execute)$")
+"""What instrumentors add to an agent's name: the method that ran it."""
 
 
 def from_openinference(name: str, attributes: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -23,7 +26,8 @@ def from_openinference(name: str, attributes: Mapping[str, Any]) -> dict[str, An
         case "LLM":
             return {tr.OPERATION: "chat", **_call(a)}
         case "AGENT":
-            return {tr.OPERATION: "invoke_agent", tr.AGENT: str(a.get("agent.name") or a.get("graph.node.id") or name)}
+            agent = a.get("agent.name") or a.get("graph.node.id") or _METHOD.sub("", name)
+            return {tr.OPERATION: "invoke_agent", tr.AGENT: str(agent)}
         case "TOOL":
             return {tr.OPERATION: "execute_tool", tr.TOOL: str(a.get("tool.name") or name), **_tool(a)}
         case "CHAIN" if metadata.get("lc_agent_name") == name:

@@ -68,8 +68,11 @@ def _numbered(spans: Iterable[SpanRecord]) -> list[SpanRecord]:
 
 
 def _to_record(span: SpanRecord | ReadableSpan) -> SpanRecord:
-    if isinstance(span, SpanRecord):
-        return span
+    return span if isinstance(span, SpanRecord) else with_events(span)
+
+
+def with_events(span: ReadableSpan) -> SpanRecord:
+    """``span`` as plain data, with its events that hold messages."""
     record = to_record(span)
     events = [(event.name, event.attributes) for event in span.events]
     return replace(record, attributes=with_message_events(dict(record.attributes), events))

@@ -22,39 +22,30 @@ from typing import Any, Literal
 
 from lightning_core.errors import ConfigError
 from lightning_core.records.group_commit import GroupCommit
-from lightning_core.trace import AGENT, OPERATION, OUTPUT_IDS, SpanRecord, Trace, spans_to_trace
+from lightning_core.records.ledger import Ledger, call_entry, event_entry
+from lightning_core.records.schema import SCHEMA, VERSION
+from lightning_core.trace import (
+    AGENT,
+    CREDENTIALS,
+    HOST,
+    OPERATION,
+    OUTPUT_IDS,
+    REASON,
+    REFUSED,
+    REQUEST_MODEL,
+    REQUESTS,
+    RESPONSE_MODEL,
+    TRAINED,
+    SpanRecord,
+    Trace,
+    spans_to_trace,
+)  # fmt: skip
 
 Phase = Literal["train", "eval_before", "eval", "eval_after", "judge"]
 Status = Literal["ok", "failed", "infrastructure"]
 
-_VERSION = 1
 _CACHE_KIB = 65_536
 """Largest page cache of a store that is written to."""
-_SCHEMA = """
-CREATE TABLE rollouts (
-    ordinal INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, step INTEGER NOT NULL, task_id TEXT NOT NULL, phase TEXT NOT NULL,
-    attempt INTEGER NOT NULL, status TEXT NOT NULL, reward REAL, error TEXT, version INTEGER,
-    started_ns INTEGER NOT NULL, ended_ns INTEGER NOT NULL, calls INTEGER NOT NULL, counters TEXT NOT NULL
-);
-CREATE TABLE spans (
-    rollout TEXT NOT NULL REFERENCES rollouts(id) ON DELETE CASCADE, span_id TEXT NOT NULL, parent_id TEXT, name TEXT NOT NULL,
-    start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, error TEXT, operation TEXT, agent TEXT, attributes TEXT NOT NULL,
-    PRIMARY KEY (rollout, span_id)
-) WITHOUT ROWID;
--- Attributes that are bytes: token ids and logprobs.
-CREATE TABLE arrays (
-    rollout TEXT NOT NULL, span_id TEXT NOT NULL, key TEXT NOT NULL, data BLOB NOT NULL,
-    PRIMARY KEY (rollout, span_id, key),
-    FOREIGN KEY (rollout, span_id) REFERENCES spans(rollout, span_id) ON DELETE CASCADE
-) WITHOUT ROWID;
-CREATE TABLE credit (
-    rollout TEXT NOT NULL REFERENCES rollouts(id) ON DELETE CASCADE, call TEXT NOT NULL, agent TEXT NOT NULL,
-    step INTEGER NOT NULL, reward REAL NOT NULL, advantage REAL NOT NULL, tokens INTEGER NOT NULL,
-    PRIMARY KEY (rollout, call)
-) WITHOUT ROWID;
-CREATE TABLE steps (step INTEGER PRIMARY KEY, metrics TEXT NOT NULL);
-CREATE INDEX rollouts_by_step ON rollouts (phase, step);
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +129,13 @@ class Store:
             with self._transaction():
                 tables = self._db.execute("SELECT count(*) AS count FROM sqlite_master").fetchone()["count"]
                 if tables == 0:
-                    for statement in _SCHEMA.split(";\n"):
+                    for statement in SCHEMA.split(";\n"):
                         self._db.execute(statement)
-                    self._db.execute(f"PRAGMA user_version = {_VERSION}")
+                    self._db.execute(f"PRAGMA user_version = {VERSION}")
         version = self._db.execute("PRAGMA user_version").fetchone()["user_version"]
-        if version != _VERSION:
+        if version != VERSION:
             raise ConfigError(
-                f"{str(self.path)!r} has layout {version}, expected {_VERSION}: "
+                f"{str(self.path)!r} has layout {version}, expected {VERSION}: "
                 "not a Lightning store, or written by an incompatible version"
             )
 
@@ -326,13 +317,25 @@ class Store:
         query = "SELECT coalesce(sum(length(data)), 0) AS octets FROM arrays WHERE key = ?"
         return int(self._rows(query, OUTPUT_IDS)[0]["octets"]) // 4
 
-    def agents(self) -> dict[str | None, int]:
-        """Number of calls by agent, most first; None stands for calls outside any agent."""
+    def ledger(self, *, after: int = 0) -> Ledger:
+        """The number of requests for each entry of the ledger, of all rollouts stored ``after`` this ordinal."""
+        names = (REQUEST_MODEL, RESPONSE_MODEL, HOST, CREDENTIALS, TRAINED, REFUSED, REASON, REQUESTS)
+        values = ", ".join(f'json_extract(attributes, \'$."{name}"\') AS "{name}"' for name in names)
+        groups = ", ".join(str(n) for n in range(1, len(names) + 4))
         query = (
-            "SELECT agent, count(*) AS calls FROM spans WHERE operation = 'chat' "
-            "GROUP BY agent ORDER BY calls DESC, agent"
+            f"SELECT agent, operation, error IS NOT NULL AS failed, {values}, count(*) AS number FROM spans "
+            "WHERE operation IS NOT NULL "
+            + ("AND rollout IN (SELECT id FROM rollouts WHERE ordinal > ?) " if after else "")
+            + f"GROUP BY {groups}"
         )
-        return {row["agent"]: row["calls"] for row in self._rows(query)}
+        trained, ledger = self.credited_agents(), Ledger()
+        for row in self._rows(query, *([after] if after else [])):
+            given = {name: row[name] for name in names if row[name] is not None} | {OPERATION: row["operation"]}
+            if row["operation"] == "chat":
+                ledger[call_entry(given, row["agent"], failed=bool(row["failed"]), trained=trained)] += row["number"]
+            elif (entry := event_entry(given, row["agent"])) is not None:
+                ledger[entry] += row["number"] * int(given.get(REQUESTS, 1))
+        return ledger
 
     def credited_agents(self) -> set[str]:
         """The agents with credit: those that were trained."""

@@ -26,17 +26,15 @@ from lightning_core.rollouts.background import BackgroundLoop
 from lightning_core.rollouts.counts import count_rollouts, count_rows
 from lightning_core.rollouts.entries import (
     call_credits,
-    check_names,
     count_earlier,
     make_jobs,
     pick_tasks,
     rollout_record,
-    routing_of,
     to_episodes,
-    trained_agents,
 )
 from lightning_core.rollouts.judge import Judged, reward_spans, with_scores
 from lightning_core.rollouts.runner import Attempt, Job, Rollout, Task
+from lightning_core.rollouts.selection import check_agents, no_calls, routing_of, trained_agents
 from lightning_core.transitions import Row, Transition, transitions_to_rows
 
 logger = logging.getLogger(__name__)
@@ -136,7 +134,7 @@ class Collector:
                     self._on_rollout(attempt.rollout)
 
         try:
-            rollouts = await self._agents.roll_out(jobs, routing_of(c, trained_agents(c), phase), record)
+            rollouts = await self._agents.roll_out(jobs, routing_of(c, phase), record)
         except InfrastructureError as error:
             logger.error("task %r: %d rollouts are left out: %s", task["id"], len(jobs), error)
             return Group(task=task, step=step, rollouts=(), lost=len(jobs), error=str(error))
@@ -174,12 +172,13 @@ class Collector:
             count = len(rollouts) + sum(g.lost for g in groups)
             raise InfrastructureError(f"all {count} rollouts had an infrastructure failure; the first: {errors[0]}")
         if not self._names_checked:
-            check_names(self.config, rollouts)
+            check_agents(self.config, rollouts)
             self._names_checked = True
 
     def episodes(self, groups: Sequence[Group]) -> list[Episode]:
         """rollouts → transitions: the rollouts that can be trained on."""
-        return to_episodes((r for g in groups for r in g.rollouts), trained_agents(self.config))
+        rollouts = [r for g in groups for r in g.rollouts]
+        return to_episodes(rollouts, trained_agents(self.config, (r.trace for r in rollouts)))
 
     async def judged(self, episodes: Sequence[Episode], step: int, *, required: bool) -> list[Episode]:
         """``episodes`` with the judge's scores among their rewards, if a judge is configured.
@@ -233,6 +232,8 @@ class Collector:
         """
         rows = [row for e in episodes for row in transitions_to_rows(e.transitions, credit.advantages)]
         rollouts = count_rollouts([r for g in groups for r in g.rollouts], lost=sum(g.lost for g in groups))
+        if silent := rollouts["rollouts_without_calls"]:
+            logger.warning("in %d of %d rollouts no trained agent made a model call", silent, rollouts["rollouts"])
         counts = {**rollouts, "groups_refilled": replaced, **count_rows(rows), **credit.metrics}
         return Batch(episodes=episodes, credit=credit, rows=rows, counts=counts)
 
@@ -286,9 +287,7 @@ def collect(
 def require_transitions(groups: Sequence[Group], episodes: Sequence[Episode]) -> None:
     """Raise `TrainingError` if there is nothing to train on."""
     if not any(e.transitions for e in episodes):
-        rollouts = [r for g in groups for r in g.rollouts]
-        error = next((f"; the first error: {r.error}" for r in rollouts if r.error), "")
-        raise TrainingError(f"no trained agent made a call in {len(rollouts)} rollouts{error}")
+        raise no_calls([r for g in groups for r in g.rollouts])
 
 
 def without_signal(episodes: Sequence[Episode], credit: Credit) -> list[str]:

@@ -28,6 +28,7 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0) -> dict[str, f
         "rollouts": len(rollouts) + lost,
         "rollouts_failed": sum(r.status == "failed" for r in rollouts),
         "rollouts_left_out": len(rollouts) + lost - len(finished),
+        "rollouts_without_calls": sum(not any(c.trained for c in r.trace.calls) for r in finished),
         **{f"context_{kind}": sum(c.context == kind for c in calls) for kind in _CONTEXTS},
     }
 

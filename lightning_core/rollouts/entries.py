@@ -13,24 +13,13 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from lightning_core.capture import Run
-from lightning_core.capture.mark import marked_agents
 from lightning_core.config import Config
-from lightning_core.config.resolve import agents_policies
 from lightning_core.credit import Credit, Episode
-from lightning_core.endpoint.server import Routing
-from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.errors import TrainingError
 from lightning_core.records.store import CallCredit, Phase, RolloutRecord
 from lightning_core.rollouts.runner import Job, Rollout
 from lightning_core.rollouts.tasks import Task
-from lightning_core.trace import Trace
 from lightning_core.transitions import refused_calls, trace_to_transitions
-
-
-def trained_agents(config: Config) -> frozenset[str]:
-    """Names of the trained agents: ``agents.train``, or else the marked ones not frozen."""
-    if config.agents.train is not None:
-        return frozenset(config.agents.train)
-    return frozenset(marked_agents()) - frozenset(config.agents.frozen)
 
 
 def pick_tasks(tasks: Sequence[Task], config: Config, step: int) -> list[Task]:
@@ -72,51 +61,6 @@ def make_jobs(task: Task, config: Config, *, copies: int, phase: Phase, step: in
     ]
 
 
-def routing_of(config: Config, trained: frozenset[str], phase: Phase) -> Routing:
-    """The model of each agent in ``phase``, and the sampling settings of trained agents."""
-    temperature = config.rollouts.temperature
-    if phase != "train" and config.eval.temperature is not None:
-        temperature = config.eval.temperature
-    return Routing(
-        trained=trained,
-        policies=agents_policies(config),
-        frozen=config.agents.frozen,
-        temperature=temperature,
-        max_tokens=config.rollouts.max_tokens,
-    )
-
-
-def check_names(config: Config, rollouts: Sequence[Rollout]) -> None:
-    """Raise `ConfigError` if a configured agent is not in ``rollouts`` or none is trained."""
-    known = known_agents(r.trace for r in rollouts) | set(marked_agents())
-    failed = next((f" The first failed rollout: {r.error}" for r in rollouts if r.status == "failed"), "")
-    for key, names in (("train", config.agents.train or ()), ("frozen", config.agents.frozen)):
-        for name in names:
-            if name not in known:
-                raise ConfigError(
-                    f"agents.{key} names {name!r}, but the agents of this program are {sorted(known)!r}.{failed}"
-                )
-    policies = agents_policies(config)
-    for name, mark in marked_agents().items():
-        if name in policies and mark.policy not in (None, policies[name]):
-            raise ConfigError(
-                f"agent {name!r} is marked with policy {mark.policy!r}, but policies.{policies[name]}.agents names it"
-            )
-    if not trained_agents(config):
-        raise ConfigError(
-            f"no agent is trained: mark one with @trainable, or name one of {sorted(known)!r} under agents.train.{failed}"
-        )
-
-
-def known_agents(traces: Iterable[Trace]) -> set[str]:
-    """The names of all agents and nodes in ``traces``."""
-    names: set[str] = set()
-    for trace in traces:
-        names |= {e.name for e in trace.events if e.kind in ("agent", "node")}
-        names |= set(trace.agents)
-    return names
-
-
 def to_episodes(rollouts: Iterable[Rollout], trained: Collection[str]) -> list[Episode]:
     """The rollouts that can be trained on: all but infrastructure failures.
 
@@ -127,7 +71,7 @@ def to_episodes(rollouts: Iterable[Rollout], trained: Collection[str]) -> list[E
         if r.status == "infrastructure":
             continue
         for refusal in refused_calls(r.trace, agents=trained):
-            if refusal.kind != "failed":
+            if refusal.kind == "untrainable":
                 raise TrainingError(f"a call of agent {refusal.agent!r} cannot be trained on: {refusal.reason}")
         transitions = trace_to_transitions(r.trace, agents=trained)
         episodes.append(Episode(trace=r.trace, transitions=transitions, rewards=r.trace.rewards))

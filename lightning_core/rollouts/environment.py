@@ -9,16 +9,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from lightning_core.backends.backend import Backend
-from lightning_core.capture import current_run
-from lightning_core.capture.http_clients import install_client
 from lightning_core.capture.integration import installed
-from lightning_core.capture.patching import Patches
-from lightning_core.capture.threads import install_threads
+from lightning_core.capture.process_patches import process_patches
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
 from lightning_core.credit import Episode
 from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.upstream import upstream_target
 from lightning_core.otel import exporting
 from lightning_core.rollouts.judge import Judged, judge_group
@@ -29,18 +27,15 @@ _JUDGED_AT_ONCE = 8
 
 @contextmanager
 def patched(integrations: Iterable[str] | None = None) -> Generator[None]:
-    """Patch HTTP clients, threads and frameworks; undo it in reverse order at the end.
+    """Patch HTTP clients, threads, processes and frameworks; undo it in reverse order at the end.
 
-    The patches do nothing outside a rollout.
+    The patches do nothing while no rollout runs in this process.
 
     ``integrations``: names of those to install; None: all that fit the installed frameworks.
     """
     names = None if integrations is None else tuple(integrations)
-    patches = Patches(lambda: current_run() is not None)
     with ExitStack() as stack:
-        stack.callback(patches.undo)
-        install_client(patches)
-        install_threads(patches)
+        stack.enter_context(process_patches())
         if names is None:
             stack.enter_context(installed(auto=True))
         elif names:
@@ -95,7 +90,7 @@ def open_agents(
     upstream = config.policy.upstream
     target = None if upstream is None else upstream_target(upstream.base_url, upstream.api_key_env)
     settings = config.rollouts.model_copy(update={"concurrency": concurrency or config.rollouts.concurrency})
-    agents = frozenset(config.agents.train or ()) | frozenset(config.agents.frozen)
+    agents = frozenset(config.agents.named) | frozenset(config.agents.frozen)
     limits = Limits()
     # Every rollout must be able to send requests, and some agents send several at a time.
     limits = replace(limits, requests=max(limits.requests, 4 * settings.concurrency))

@@ -20,7 +20,8 @@ import httpx
 from lightning_core.capture import current_address, rollout, scope
 from lightning_core.config.credit import Judge
 from lightning_core.credit import Episode
-from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import InfrastructureError
 from lightning_core.records.store import RolloutRecord
 from lightning_core.rollouts.entries import judge_record

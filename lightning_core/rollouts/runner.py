@@ -23,16 +23,19 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from lightning_core.capture import Run, reward, rollout
+from lightning_core.capture import Run, aside, bind, reward, rollout
+from lightning_core.capture.mark import get_mark
 from lightning_core.config.sections import Rollouts
-from lightning_core.endpoint.server import PolicyEndpoint, Routing
-from lightning_core.errors import CaptureError, InfrastructureError, RewardError
+from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.endpoint.speakers import Verdict
+from lightning_core.errors import CaptureError, ConfigError, InfrastructureError, RewardError, StrayCallError
 from lightning_core.records.store import Status
 from lightning_core.rollouts.tasks import Task
-from lightning_core.trace import SpanRecord, Trace, check_reward, describe
+from lightning_core.trace import REWARD_FUNCTION, SpanRecord, Trace, check_reward, describe, spans_to_trace
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +46,8 @@ _THREADS_PER_ROLLOUT = 2
 _MIN_THREADS, _MAX_THREADS = 32, 1024
 """Bounds of the number of threads for `asyncio.to_thread` in agents. Threads are started only when needed."""
 _CLOSING_THREADS = 4
+_MOST_REPEATS = 5
+"""Most repetitions of an attempt because the agents of the program were not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +164,17 @@ class Runner:
 
     async def _attempts(self, job: Job, routing: Routing, on_attempt: OnAttempt | None) -> Rollout:
         for attempt in range(self._settings.retries + 1):
-            ended = await self._attempt(job, attempt, routing)
+            ended, verdict = await self._attempt(job, attempt, routing)
+            # What was unknown is known after one attempt; more are needed only if attempts find different agents.
+            repeats = 0
+            while verdict == "repeat" and repeats < _MOST_REPEATS:
+                repeats += 1
+                logger.info("task %r: repeated, now that the agents of the program are known", job.task_id)
+                ended, verdict = await self._attempt(job, attempt, routing)
+            if isinstance(verdict, ConfigError):
+                if on_attempt is not None:
+                    on_attempt(Attempt(rollout=ended, final=True))
+                raise verdict
             final = ended.status != "infrastructure" or attempt == self._settings.retries
             if on_attempt is not None:
                 on_attempt(Attempt(rollout=ended, final=final))
@@ -168,8 +183,8 @@ class Runner:
             logger.warning("task %r: attempt %d failed (%s); retrying", job.task_id, attempt + 1, ended.error)
         raise AssertionError("unreachable: the last attempt is final")
 
-    async def _attempt(self, job: Job, attempt: int, routing: Routing) -> Rollout:
-        """One attempt in its own scope.
+    async def _attempt(self, job: Job, attempt: int, routing: Routing) -> tuple[Rollout, Verdict]:
+        """One attempt in its own scope, and whether the right models answered it.
 
         The scope outlives the endpoint's session, so every call gets its span.
         """
@@ -178,6 +193,7 @@ class Runner:
         status: Status = "ok"
         error: str | None = None
         run: Run | None = None
+        verdict: Verdict = "keep"
         try:
             with rollout(
                 job.task,
@@ -185,38 +201,52 @@ class Runner:
                 agents=self._agents,
                 endpoint=self._endpoint.url,
                 api_key=key,
-                redirect_hosts=self._settings.redirect_hosts,
+                ignore_hosts=self._settings.ignore_hosts,
                 strict=self._strict,
             ) as run:
-                self._endpoint.open(key, run.address, routing, seed=job.seed + attempt)
+                self._endpoint.open(key, run.address, self._own_routing(routing), seed=job.seed + attempt)
                 try:
                     result = await self._call(job.task)
                     self._settle_reward(job, run, result)
                 finally:
+                    verdict = self._endpoint.verdict(key)
                     await self._loop.run_in_executor(self._closing, self._endpoint.close, key)
-        except RewardError:
-            raise
+        except RewardError as failure:
+            if verdict == "keep":
+                raise
+            status, error = "failed", describe(failure)
         except (InfrastructureError, CaptureError) as failure:
             status, error = "infrastructure", describe(failure)
         except Exception as failure:  # noqa: BLE001 - an agent's exception is data
-            status, error = "failed", describe(failure)
+            status = "infrastructure" if _is_caused_by(failure, StrayCallError) else "failed"
+            error = describe(failure)
         assert run is not None
-        if run.infrastructure:
+        trace, spans, unreadable = _read_trace(run)
+        if unreadable is not None:
+            status, error = "infrastructure", unreadable
+        elif run.infrastructure:
             status, error = "infrastructure", run.infrastructure[0]
-        return Rollout(
+        ended = Rollout(
             job=job,
             attempt=attempt,
             status=status,
-            trace=run.trace,
-            spans=run.spans,
+            trace=trace,
+            spans=spans,
             error=error,
             seconds=time.monotonic() - started,
         )
+        return ended, verdict
+
+    def _own_routing(self, routing: Routing) -> Routing:
+        """``routing`` with the calls without a name for the agent that the rollout is opened for."""
+        mark = get_mark(self._solve)
+        return routing if mark is None else replace(routing, unnamed=mark.name)
 
     async def _call(self, task: Task) -> Any:
         limit = self._settings.timeout_seconds
         call: Coroutine[Any, Any, Any]
-        call = self._solve(task) if inspect.iscoroutinefunction(self._solve) else _on_thread(self._solve, task)
+        is_async = inspect.iscoroutinefunction(self._solve)
+        call = bind(self._solve)(task) if is_async else _on_thread(self._solve, task)
         inner = asyncio.ensure_future(call)
         done, _ = await asyncio.wait({inner}, timeout=limit)
         if not done:
@@ -229,7 +259,8 @@ class Runner:
         """Record the episode's reward; raises `RewardError` unless there is exactly one."""
         given = run.trace.reward is not None
         if self._reward_function is not None:
-            value, source = self._reward_function(job.task, result), "the reward function computed"
+            with aside(REWARD_FUNCTION):
+                value, source = self._reward_function(job.task, result), "the reward function computed"
         elif isinstance(result, (bool, int, float)) or hasattr(result, "__float__"):
             value, source = result, "the agent returned"
         elif given:
@@ -249,6 +280,27 @@ class Runner:
             raise RewardError(f"task {job.task_id!r}: {source} {value!r}: {error}") from None
 
 
+def _read_trace(run: Run) -> tuple[Trace, tuple[SpanRecord, ...], str | None]:
+    """The trace and spans of a finished rollout; only those of its root, and the error, if a span cannot be read."""
+    try:
+        return run.trace, run.spans, None
+    except Exception as error:
+        logger.exception("the trace of rollout %s could not be read", run.rollout)
+        root = tuple(span for span in run.spans if span.span_id == run.address.span)[:1]
+        return spans_to_trace(root), root, f"a recorded span could not be read: {describe(error)}"
+
+
+def _is_caused_by(error: BaseException | None, kind: type[Exception]) -> bool:
+    """Whether ``error`` or what it was raised from is a ``kind``: clients raise their own errors from ours."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, kind):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
 async def _cancel_everything() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
@@ -261,6 +313,7 @@ async def _on_thread(function: Solve, task: Task) -> Any:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
+    agent = bind(function)
 
     def settle(result: Any, error: BaseException | None) -> None:
         if not future.done():
@@ -272,7 +325,7 @@ async def _on_thread(function: Solve, task: Task) -> Any:
     def work() -> None:
         result, error = None, None
         try:
-            result = context.run(function, task)
+            result = context.run(agent, task)
         except StopIteration as stop:
             # A future cannot carry StopIteration.
             error = RuntimeError(f"the agent raised {stop!r}")

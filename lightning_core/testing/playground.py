@@ -16,7 +16,8 @@ from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run, rollout
 from lightning_core.chat.chat import Chat
 from lightning_core.chat.tool_formats import HERMES, ToolCall
-from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import InfrastructureError
 from lightning_core.rollouts.environment import patched
 

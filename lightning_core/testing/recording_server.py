@@ -24,6 +24,8 @@ class RecordedRequest:
     url: str
     headers: dict[str, str]
     body: Any
+    data: bytes = b""
+    """The body as it arrived."""
 
 
 @dataclass
@@ -39,8 +41,10 @@ class RecordingServer:
 
     async def answer(self, request: Request) -> Response:
         """Record the request and return a response or an error."""
-        body = json.loads(await request.body() or b"null")
-        self.requests.append(RecordedRequest(str(request.url), dict(request.headers), body))
+        data = await request.body()
+        body = json.loads(data or b"null")
+        url = request.url.replace(path=request.scope["raw_path"].decode())  # as it was encoded
+        self.requests.append(RecordedRequest(str(url), dict(request.headers), body, data))
         if self.refusal is not None:
             return self.refusal
         if self.fail_next > 0:

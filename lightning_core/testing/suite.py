@@ -242,10 +242,10 @@ class IntegrationContract:
         before: dict[int, tuple[Any, list[tuple[str, int]]]] = {}
         wrap = Patches.wrap
 
-        def recording_wrap(patches: Patches, target: Any, attribute: str, wrapper: Any) -> None:
+        def recording_wrap(patches: Patches, target: Any, attribute: str, wrapper: Any, **options: Any) -> None:
             owner = wrapt.resolve_path(target, attribute)[0]
             before.setdefault(id(owner), (owner, names_and_identities(owner)))
-            wrap(patches, target, attribute, wrapper)
+            wrap(patches, target, attribute, wrapper, **options)
 
         installed = Installed()
         with pytest.MonkeyPatch.context() as patch:

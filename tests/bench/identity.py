@@ -2,33 +2,25 @@
 
     python -m tests.bench.identity [--calls 10000] [--concurrency 50] [--seed 0]
 
-The program is ``tests/integrations/storm.py``: parallel branches, threads, a sub-graph, retries, streaming, an agent inside an agent, and
-random sleeps, over real HTTP against the scripted policy.
+The programs are ``tests/integrations/storm.py``, a graph with everything that makes attribution difficult, and those of
+``tests/integrations/identity``: threads, pools, event loops, batchers, lazy results, sub-graphs and processes. All of them run over real
+HTTP. The policy is scripted; their provider is a server that would answer a call which bypasses the endpoint.
+
+``silent`` is the number of calls that were neither recorded nor ended with an error.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import time
+from typing import Any
 
-from langchain_openai import ChatOpenAI
-
-from lightning_core.testing import open_playground
-from lightning_core.testing.contract import answer_prompt
-from tests.integrations.storm import CALLS_PER_ROUND, Outcome, Storm
-
-ROUNDS = 5
+_FIELDS = ("sent", "recorded", "misattributed", "lost", "twice", "silent")
 
 
-def run(calls: int, concurrency: int, seed: int) -> Outcome:
-    rollouts = -(-calls // (ROUNDS * CALLS_PER_ROUND))
-    storm = Storm(ChatOpenAI(model="policy", api_key="sk-of-the-agent", max_retries=0), seed=seed)
-    with open_playground(answer_prompt, integrations=["langgraph"]) as playground:
-        work = storm.run(playground.rollout, rollouts=rollouts, rounds=ROUNDS, concurrency=concurrency)
-        traces = asyncio.run(work)
-    return storm.compare(traces)
+def _line(name: str, outcome: Any, seconds: float) -> str:
+    return f"{name:16}" + "".join(f"{getattr(outcome, field):14}" for field in _FIELDS) + f"{seconds:8.1f} s"
 
 
 def main() -> int:
@@ -37,11 +29,19 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    start = time.perf_counter()
-    outcome = run(options.calls, options.concurrency, options.seed)
-    seconds = time.perf_counter() - start
-    print(f"{outcome}; {seconds:.1f} s, {outcome.sent / seconds:.0f} calls/s")
-    return int(bool(outcome.misattributed or outcome.lost or outcome.twice))
+    # Spawned processes import this module.
+    from tests.integrations.identity.all_kinds import run_all
+    from tests.integrations.identity.outcome import NOTHING
+
+    start = before = time.perf_counter()
+    total = NOTHING
+    print(" " * 16 + "".join(f"{field:>14}" for field in _FIELDS))
+    for name, outcome in run_all(options.calls, options.concurrency, options.seed):
+        now = time.perf_counter()
+        print(_line(name, outcome, now - before), flush=True)
+        total, before = total + outcome, now
+    print(_line("all", total, time.perf_counter() - start))
+    return int(not total.is_exact)
 
 
 if __name__ == "__main__":

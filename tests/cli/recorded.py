@@ -31,7 +31,10 @@ def call(agent: str, question: str, answer: Mapping[str, Any], *, version: int |
             tr.LOGPROBS: tr.pack([-0.5] * 5, "<f4"),
             "lightning.policy_version": version,
             "lightning.context": "new",
+            tr.TRAINED: True,
         }
+    else:
+        attributes |= {tr.HOST: "api.openai.com", tr.CREDENTIALS: "your key"}
     span = start_span(address, "policy", "chat", agent=agent, attributes=attributes | more)
     span.end()
     return f"{span.get_span_context().span_id:016x}"

@@ -16,7 +16,14 @@ from lightning_core.config import Config
 from lightning_core.errors import InfrastructureError
 from lightning_core.records.intervals import compare
 from lightning_core.records.report import Summary
+from lightning_core.records.store import Store
 from tests.cli.conftest import Install
+from tests.cli.recorded import keep, try_it
+
+
+def record_rollout(folder: Path) -> None:
+    with Store(folder / "store.db") as store:
+        keep(store, try_it()[0])
 
 
 def summary(gain: float | None) -> Summary:
@@ -31,6 +38,7 @@ def summary(gain: float | None) -> Summary:
 @pytest.mark.parametrize(("gain", "code"), [(0.3, 0), (0.0, 1), (-0.3, 1), (None, 0)])
 def test_train(home: Path, loop: Install, capsys: pytest.CaptureFixture[str], gain: float | None, code: int) -> None:
     result = SimpleNamespace(summary=summary(gain), folder=Path("runs/x"), checkpoint=Path("runs/x/checkpoints/s"))
+    record_rollout(result.folder)
     calls = loop(lambda _: result)
     assert main(["train", "c.yaml", "trainer.steps=3", "--resume", "run.seed=7"]) == code
     config = calls[0]["config"]
@@ -38,6 +46,7 @@ def test_train(home: Path, loop: Install, capsys: pytest.CaptureFixture[str], ga
     assert (config.trainer.steps, config.run.resume, config.run.seed) == (3, True, 7)
     shown = capsys.readouterr()
     assert "3 steps, 9 rollouts" in shown.out
+    assert "\nwriter         1  answered  policy (trained)\n" in shown.out
     assert "run: runs/x" in shown.out
     assert shown.err == ""
 
@@ -117,7 +126,12 @@ def test_interrupted(
 def test_eval_of_a_run(run_folder: Path, loop: Install, capsys: pytest.CaptureFixture[str]) -> None:
     newest = run_folder / "checkpoints" / "step-000002"
     evaluation = SimpleNamespace(rewards={"a": [1.0], "b": [0.0, 1.0]}, left_out=1)
-    calls = loop(lambda _: evaluation, [run_folder / "checkpoints" / "step-000001", newest])
+
+    def measure(arguments: dict[str, Any]) -> Any:
+        record_rollout(arguments["folder"])
+        return evaluation
+
+    calls = loop(measure, [run_folder / "checkpoints" / "step-000001", newest])
     assert main(["eval", "runs/latest", "eval.samples=2"]) == 0
     assert calls[0]["checkpoint"].resolve() == newest.resolve()
     assert calls[0]["folder"] == Path("runs/latest")
@@ -125,10 +139,16 @@ def test_eval_of_a_run(run_folder: Path, loop: Install, capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     assert "held-out reward 0.750 [too few tasks] (95% interval) on 2 tasks" in out
     assert "1 rollouts were left out: infrastructure failures" in out
+    assert "\nwriter         1  answered  policy (trained)\n" in out, "earlier rollouts are not counted"
 
 
 def test_eval_of_a_configuration(home: Path, loop: Install, capsys: pytest.CaptureFixture[str]) -> None:
-    calls = loop(lambda _: SimpleNamespace(rewards={"a": [1.0]}, left_out=0))
+
+    def measure(arguments: dict[str, Any]) -> Any:
+        record_rollout(arguments["folder"])
+        return SimpleNamespace(rewards={"a": [1.0]}, left_out=0)
+
+    calls = loop(measure)
     assert main(["eval", "c.yaml"]) == 0
     folder = calls[0]["folder"]
     assert folder.name.startswith("eval-")

@@ -18,6 +18,8 @@ from tests.cli.conftest import Install
 from tests.cli.recorded import call, keep, try_it
 from tests.terminal import on_terminal
 
+HEADER = "agent   requests  result    where"
+NAMES = "names for agents.train: judge, writer"
 COMMAND = ("-m", "lightning_core.cli.main")
 
 
@@ -28,7 +30,13 @@ def test_the_list_of_rollouts(run_folder: Path) -> None:
     assert lines[2].startswith("2  eval_after  2     q17   none    2      infrastructure: TimeoutError: 120 s xxx")
     assert lines[2].endswith("…")
     assert len(lines[2]) == 110
-    assert lines[3:] == ["agents: judge 2 calls; writer 2 calls, trained", "show one: --rollout N"]
+    assert lines[3:] == [
+        "",
+        *calls(2),
+        "",
+        NAMES,
+        "show one: --rollout N",
+    ]
 
 
 def test_of_many_rollouts_the_newest_are_listed(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,9 +45,10 @@ def test_of_many_rollouts_the_newest_are_listed(run_folder: Path, capsys: pytest
             keep(store, try_it()[0])
     for options, first, count in (([], 3, 50), (["--last", "1"], 52, 1), (["--last", "51"], 2, 51)):
         assert main(["trace", "runs/latest", *options]) == 0
-        _, *listed, agents, hint = capsys.readouterr().out.splitlines()
-        assert [int(line.split()[0]) for line in listed] == list(range(first, 53))
-        assert agents == "agents: judge 52 calls; writer 52 calls, trained"
+        rollouts, ledger, names = capsys.readouterr().out.split("\n\n")
+        assert [int(line.split()[0]) for line in rollouts.splitlines()[1:]] == list(range(first, 53))
+        assert [line.split()[:2] for line in ledger.splitlines()[1:]] == [["judge", "52"], ["writer", "52"]]
+        hint = names.splitlines()[-1]
         assert hint == f"the newest {count} of 52 rollouts; list more: --last N; show one: --rollout N"
     assert main(["trace", "runs/latest", "--last", "52"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "show one: --rollout N"
@@ -60,8 +69,7 @@ def test_one_rollout_as_a_tree(run_folder: Path) -> None:
         "    └── tool run_sql  (agent writer)\n"
         "call of judge  gpt-x\n"
         "  user: Right?\n"
-        '  judge calls grade {"points": 1}\n'
-        "agents: writer 1 call, trained; judge 1 call\n"
+        '  judge calls grade {"points": 1}\n' + "\n".join(["", *calls(1), "", NAMES, ""])
     )
 
 
@@ -98,7 +106,7 @@ def test_a_narrow_terminal_keeps_every_column(run_folder: Path) -> None:
         "2  eval_after  2     q17   none    2      infra…",
     ]
     out = on_terminal(30, *COMMAND, "trace", "runs/latest", "--rollout", "1", "--full")
-    assert max(map(len, out.splitlines())) <= 30
+    assert max(map(len, out.partition("\n\n")[0].splitlines())) <= 30, "the tree; tables keep their columns"
     words = " ".join(out.replace("│", " ").split())
     assert "advantage +0.500, 5 trained" in words
     assert "How many rows are in the table? Answer in SQL." in words
@@ -121,8 +129,9 @@ def test_text_in_square_brackets_and_deep_nesting_are_shown(home: Path, capsys: 
     assert main(["trace", "deep.json", "--rollout", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == 'task [red]q[/red] :smile:: {"id": "[red]q[/red] :smile:"}'
-    assert "".join(lines[-3].split()) == "user:[bold]x[/bold]"
-    assert lines[-2].endswith("writer: [/]")
+    tree = lines[: lines.index("")]
+    assert "".join(tree[-2].split()) == "user:[bold]x[/bold]"
+    assert tree[-1].endswith("writer: [/]")
 
 
 @pytest.mark.parametrize(
@@ -157,6 +166,15 @@ def write_traces(file: str, count: int) -> list[Run]:
     return runs
 
 
+def calls(number: int) -> list[str]:
+    """The ledger of so many calls of each agent."""
+    return [
+        HEADER,
+        f"judge          {number}  answered  api.openai.com (gpt-x, your key)",
+        f"writer         {number}  answered  policy (trained)",
+    ]
+
+
 def test_stored_traces(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = write_traces("two.jsonl", 2)
     assert main(["trace", "two.jsonl"]) == 0
@@ -164,13 +182,19 @@ def test_stored_traces(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "N  task  reward  calls  status",
         "1  q17   1.000   2      ok",
         "2  q17   1.000   2      ok",
-        "agents: writer 2 calls; judge 2 calls",
+        "",
+        *calls(2),
+        "",
+        NAMES,
         "show one: --rollout N",
     ]
     assert main(["trace", "two.jsonl", "--last", "1"]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
         "2  q17   1.000   2      ok",
-        "agents: writer 2 calls; judge 2 calls",
+        "",
+        *calls(2),
+        "",
+        NAMES,
         "the newest 1 of 2 rollouts; list more: --last N; show one: --rollout N",
     ]
     for chosen, run in (("1", first), ("2", second), (second.trace.rollout, second)):
@@ -180,7 +204,23 @@ def test_stored_traces(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert (
             "    ├── call of writer  policy version 3  12 → 5 tokens  context new  call reward 0.250 (syntax)" in lines
         )
-        assert lines[-1] == "agents: writer 1 call; judge 1 call"
+        assert lines[-5:] == [*calls(1), "", NAMES]
+
+
+def test_agents_that_share_a_name_are_listed_with_their_paths(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {"role": "assistant", "content": "yes"}
+    with rollout(task={"id": "q17"}) as run:
+        for team in ("red", "blue"):
+            with scope(team, kind="node"), scope("writer", kind="node"):
+                call("writer", "Right?", answer)
+    Path("one.json").write_text(json.dumps(spans_to_otlp(run.spans)), encoding="utf-8")
+    with Store("store.db") as store:
+        keep(store, run)
+    Path("config.yaml").touch()
+    for source in (["one.json"], ["one.json", "--rollout", "1"], ["."], [".", "--rollout", "1"]):
+        assert main(["trace", *source]) == 0
+        expected = "names for agents.train: writer (one place only: blue/writer, red/writer)\n"
+        assert expected in capsys.readouterr().out
 
 
 def test_trace_of_one_task(home: Path, loop: Install, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,12 +228,12 @@ def test_trace_of_one_task(home: Path, loop: Install, capsys: pytest.CaptureFixt
         with Store(arguments["folder"] / "store.db") as store:
             keep(store, try_it()[0], phase="eval")
 
-    calls = loop(outcome)
+    given = loop(outcome)
     assert main(["trace", "c.yaml", "--task", "q18"]) == 0
-    assert calls[0]["tasks"] == [{"id": "q18"}]
+    assert given[0]["tasks"] == [{"id": "q18"}]
     out = capsys.readouterr().out
     assert "call of writer" in out
-    assert out.endswith("agents: writer 1 call; judge 1 call\n")
+    assert out.splitlines()[-5:] == [*calls(1), "", NAMES]
     assert main(["trace", "c.yaml", "--task", "q99"]) == 2
     assert "tasks.train has no task with the id 'q99'; the first is 'q17'" in capsys.readouterr().err
 

@@ -14,19 +14,22 @@ import httpx2
 import openai
 import pytest
 
-from lightning_core.capture import Run, current_address, current_run, rollout, scope
-from lightning_core.capture.http_clients import install_client, stamp
+from lightning_core.capture import Run, bind, current_address, outside_rollout, rollout, scope
+from lightning_core.capture.address import Address
+from lightning_core.capture.clients import install_client
+from lightning_core.capture.context import is_capturing
 from lightning_core.capture.patching import Patches
+from lightning_core.errors import StrayCallError
 from lightning_core.testing.recording_server import RecordingServer
-from lightning_core.trace import Address
+from tests.core.requests_elsewhere import elsewhere
 
 CHAT = "https://api.openai.com/v1/chat/completions"
-STAMPS = {"traceparent", "lightning-agent", "lightning-origin", "lightning-origin-authorization"}
+STAMPS = {"traceparent", "lightning-agent", "lightning-origin", "lightning-origin-authorization", "lightning-signature"}
 
 
 @pytest.fixture
 def client_patches() -> Iterator[None]:
-    patches = Patches(lambda: current_run() is not None)
+    patches = Patches(is_capturing)
     install_client(patches)
     yield
     patches.undo()
@@ -52,12 +55,15 @@ def test_a_request_to_a_provider_goes_to_the_endpoint(library: Any, server: Reco
     with rollout_at(server) as run, scope("writer"):
         address = current_address()
         response = client.post(
-            f"{CHAT}?a=b", json={"model": "gpt"}, headers={"authorization": "Bearer sk-own"}, auth=("user", "password")
+            f"{CHAT}?a=b",
+            json={"model": "gpt", "messages": []},
+            headers={"authorization": "Bearer sk-own"},
+            auth=("user", "password"),
         )
     assert response.json()["choices"][0]["message"]["content"] == "ok"
     (noted,) = server.requests
     assert noted.url == f"{server.url}/v1/chat/completions?a=b"
-    assert noted.body == {"model": "gpt"}
+    assert noted.body == {"model": "gpt", "messages": []}
     assert noted.headers["host"] == server.url.removeprefix("http://")
     assert noted.headers["authorization"] == "Bearer lr-key"
     assert noted.headers["lightning-origin"] == f"{CHAT}?a=b"
@@ -82,16 +88,20 @@ def test_async_and_streaming(library: Any, server: RecordingServer) -> None:
     assert [address_of(noted.headers).agent for noted in server.requests] == ["writer"] * 3
 
 
-@pytest.mark.parametrize("endpoint", [None, "http://127.0.0.1:9/v1"])
-def test_everything_else_is_left_alone(library: Any, server: RecordingServer, endpoint: str | None) -> None:
-    """Requests outside a rollout, in one without endpoint, and to a third party's server."""
-    headers = {"authorization": "Bearer sk-own", "x-api-key": "k"}
-    client = library.Client()
-    client.post(f"{server.url}/v1/chat/completions", json={}, headers=headers)
-    with rollout(endpoint=endpoint, api_key="lr-key"), scope("writer"):
-        client.post(f"{server.url}/v1/chat/completions", json={}, headers=headers)
-    first, second = server.requests
-    assert first == second
+def test_everything_else_is_left_alone(library: Any, server: RecordingServer) -> None:
+    """Requests outside a rollout, in one without endpoint, and deliberately outside."""
+    client, url = library.Client(), f"{server.url}/v1/chat/completions"
+
+    def call() -> None:
+        client.post(url, json=BODY, headers={"authorization": "Bearer sk-own", "x-api-key": "k"})
+
+    call()
+    with rollout(), scope("writer"):
+        call()
+    with rollout(endpoint="http://127.0.0.1:9/v1", api_key="lr-key"), outside_rollout():
+        call()
+    first, *others = server.requests
+    assert others == [first] * 2
     assert not STAMPS & set(first.headers)
 
 
@@ -106,74 +116,136 @@ def test_a_request_to_the_endpoint_itself_is_stamped(library: Any, server: Recor
     assert address_of(noted.headers).agent == "schreiber für Köln"
 
 
-class Request:
-    def __init__(self, url: str, method: str = "POST", **headers: str) -> None:
-        self.method = method
-        self.url = httpx.URL(url)
-        self.headers = httpx.Headers({name.replace("_", "-"): value for name, value in headers.items()})
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.mark.parametrize(
     ("url", "path"),
     [
-        ("https://api.openai.com/v1/responses", "/v1/responses"),
         ("https://api.anthropic.com/v1/messages?beta=true", "/v1/messages?beta=true"),
-        ("https://openrouter.ai/api/v1/chat/completions", "/v1/chat/completions"),
-        ("https://api.groq.com/openai/v1/chat/completions", "/v1/chat/completions"),
-        ("https://api.deepseek.com/chat/completions", "/v1/chat/completions"),
-        ("https://generativelanguage.googleapis.com/v1beta/openai/chat/completions", "/v1/chat/completions"),
+        ("https://example.org/any/prefix/chat/completions/", "/v1/chat/completions"),
         (
             "https://my.openai.azure.com/openai/deployments/gpt/chat/completions?api-version=1",
             "/v1/chat/completions?api-version=1",
         ),
-        ("https://api.openai.com/v1/embeddings", None),
-        ("https://api.openai.com/v1/files", None),
-        ("https://example.org/v1/chat/completions", None),
-        ("https://notopenai.azure.com/openai/v1/chat/completions", None),
+        ("http://localhost:11434/api/chat", "/v1/origin/api/chat"),
     ],
 )
-def test_paths(url: str, path: str | None) -> None:
-    request = Request(url, api_key="sk")
-    with rollout(endpoint="http://127.0.0.1:8000/v1", api_key="lr") as run:
-        touched = stamp(request, run, run.address)
-    assert touched is (path is not None)
-    assert str(request.url) == (url if path is None else f"http://127.0.0.1:8000{path}")
-    if path is not None:
-        assert request.headers["lightning-origin"] == url
-        assert request.headers["lightning-origin-authorization"] == "api-key sk"
-        assert "api-key" not in request.headers
+def test_the_endpoint_gets_its_own_path_and_the_providers_url(
+    library: Any, server: RecordingServer, url: str, path: str
+) -> None:
+    with rollout_at(server):
+        library.post(url, json=BODY, headers={"api-key": "sk"})
+    (noted,) = server.requests
+    assert noted.url == f"{server.url}{path}"
+    assert noted.headers["lightning-origin"] == url
+    other = path.startswith("/v1/origin/")  # forwarded with all its keys
+    assert noted.headers.get("api-key") == ("sk" if other else None)
+    assert noted.headers.get("lightning-origin-authorization") == (None if other else "api-key sk")
 
 
-def test_only_posts_are_redirected_and_hosts_can_be_chosen() -> None:
-    with rollout(endpoint="http://e:1/v1", api_key="lr", redirect_hosts=["localhost:11434", "models.lan"]) as run:
-        for url, method, touched in (
-            ("http://localhost:11434/v1/chat/completions", "POST", True),
-            ("http://localhost:11434/v1/chat/completions", "GET", False),
-            ("http://localhost:9/v1/chat/completions", "POST", False),
-            ("https://models.lan/v1/completions", "POST", True),
-            (CHAT, "POST", False),
-        ):
-            assert stamp(Request(url, method), run, run.address) is touched, url
+def test_a_key_of_google_in_the_query_is_in_no_url(library: Any, server: RecordingServer) -> None:
+    url = "https://generativelanguage.googleapis.com/v1beta/models/g:streamGenerateContent"
+    with rollout_at(server):
+        library.post(f"{url}?alt=sse&key=secret", json={"contents": []})
+    (noted,) = server.requests
+    assert noted.url == f"{server.url}/v1/models/g:streamGenerateContent?alt=sse"
+    assert noted.headers["lightning-origin"] == f"{url}?alt=sse"
+    assert noted.headers["lightning-origin-authorization"] == "x-goog-api-key secret"
 
 
-def test_twice_is_once_and_the_last_speaker_counts() -> None:
-    request = Request(CHAT, authorization="Bearer sk")
-    with rollout(endpoint="http://e:1/v1", api_key="lr") as run:
-        with scope("first"):
-            stamp(request, run, _here())
-            once = (str(request.url), dict(request.headers))
-            stamp(request, run, _here())
-            assert (str(request.url), dict(request.headers)) == once
-        stamp(request, run, run.address)
-    assert "lightning-agent" not in request.headers
-    assert request.headers["lightning-origin-authorization"] == "Bearer sk"
-    assert request.headers["lightning-origin"] == CHAT
+def test_ignored_hosts_and_other_requests_are_counted(library: Any, server: RecordingServer) -> None:
+    chat = f"{server.url}/v1/chat/completions"
+    client = library.Client()
+    endpoint = "http://127.0.0.1:9/v1"
+    with rollout(endpoint=endpoint, api_key="k", ignore_hosts=["127.0.0.1"]) as ignoring, scope("writer"):
+        client.post(chat, json=BODY)
+    with rollout(endpoint=endpoint, api_key="k") as run, scope("writer"):
+        client.get(f"{server.url}/v1/models")
+        client.post(f"{server.url}/v1/embeddings", json={"model": "m", "input": "hi"})
+    host = httpx.URL(server.url).netloc.decode()
+    assert elsewhere(ignoring) == {("writer", host, "ignored"): 1}
+    assert elsewhere(run) == {("writer", host, "not a model call"): 2}
+    assert not any(STAMPS & set(noted.headers) for noted in server.requests)
 
 
-def _here() -> Address:
-    address = current_address()
-    assert address is not None
-    return address
+def test_redirect_hosts_of_a_rollout_is_deprecated() -> None:
+    with pytest.warns(DeprecationWarning, match="ignore_hosts"):
+        rollout(redirect_hosts=["models.lan"])
+
+
+def test_a_request_can_be_sent_again(library: Any, server: RecordingServer) -> None:
+    """The request is not changed: each rollout redirects its own copy, and outside it goes where it went."""
+    request = library.Request("POST", f"{server.url}/own/chat/completions", json=BODY, headers={"x-api-key": "own"})
+    before = (str(request.url), dict(request.headers))
+    client = library.Client()
+    with rollout(endpoint=f"{server.url}/endpoint", api_key="lr-key", ignore_hosts=[]), scope("writer"):
+        client.send(request)
+    client.send(request)
+    assert (str(request.url), dict(request.headers)) == before
+    assert server.requests[-1].url == f"{server.url}/own/chat/completions"
+    assert server.requests[-1].headers["x-api-key"] == "own"
+    assert not STAMPS & set(server.requests[-1].headers)
+
+
+def test_an_iterator_is_sent_once(library: Any, server: RecordingServer) -> None:
+    def parts() -> Iterator[bytes]:
+        yield b'{"model": "m", '
+        yield b'"messages": []}'
+
+    with rollout_at(server), scope("writer"):
+        library.Client().post(CHAT, content=parts(), headers={"content-type": "application/json"})
+    (noted,) = server.requests
+    assert noted.body == {"model": "m", "messages": []}
+    assert address_of(noted.headers).agent == "writer"
+
+
+def test_a_model_call_of_nobody_is_refused(library: Any, server: RecordingServer) -> None:
+    client = library.Client()
+
+    def call() -> None:
+        client.post(f"{server.url}/v1/chat/completions", json=BODY)
+
+    with rollout(endpoint="http://127.0.0.1:9/v1", api_key="k"), scope("writer"):
+        late = bind(call)
+        with ThreadPoolExecutor(1) as pool:
+            with pytest.raises(StrayCallError, match=r"127\.0\.0\.1"):
+                pool.submit(call).result()
+            pool.submit(client.get, f"{server.url}/v1/models").result()
+            with outside_rollout():
+                call()
+    with pytest.raises(StrayCallError, match="has ended"):
+        late()
+    with (
+        rollout(endpoint="http://127.0.0.1:9/v1", api_key="k", ignore_hosts=["127.0.0.1"]),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        pool.submit(call).result()
+    assert [noted.url.partition("/v1")[2] for noted in server.requests] == [
+        "/models",
+        "/chat/completions",
+        "/chat/completions",
+    ]
+
+
+def test_an_application_in_this_process_makes_model_calls(library: Any, server: RecordingServer) -> None:
+    """A request to it is no model call, but the calls that it makes meanwhile are."""
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        async with library.AsyncClient() as inner:
+            await inner.post(CHAT, json=BODY)
+            await inner.get(f"{server.url}/v1/models")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    async def main() -> None:
+        async with library.AsyncClient(transport=library.ASGITransport(application)) as client:
+            await client.get("http://application/")
+
+    with rollout_at(server) as run, scope("writer"):
+        asyncio.run(main())
+    assert [address_of(noted.headers).agent for noted in server.requests] == ["writer"] * 2
+    assert elsewhere(run) == {("writer", "application", "not a model call"): 1}
 
 
 @pytest.mark.usefixtures("client_patches")
@@ -224,16 +296,22 @@ def test_a_synchronous_client_in_an_executor_with_a_copied_context(server: Recor
     assert address_of(server.requests[0].headers).agent == "writer"
 
 
-@pytest.mark.usefixtures("client_patches")
-def test_what_goes_wrong_is_counted_and_the_request_goes_out() -> None:
-    sent: list[httpx.Request] = []
+def test_a_request_whose_routing_fails_is_refused_if_it_may_be_a_model_call(
+    library: Any, server: RecordingServer
+) -> None:
+    client, url = library.Client(), f"{server.url}/v1/chat/completions"
+    with rollout(endpoint="http://[not-a-url/v1", api_key="k", strict=False) as run:
+        with pytest.raises(StrayCallError, match=f"a request to {server.url.removeprefix('http://')} .* was refused"):
+            client.post(url, json=BODY)
+        assert server.requests == []
+        assert [run.counters[name] for name in ("client.stamp", "infrastructure")] == [1, 1]
+        client.get(f"{server.url}/v1/models")
+        with outside_rollout():
+            client.post(url, json=BODY)
+    assert [noted.url for noted in server.requests] == [f"{server.url}/v1/models", url]
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        sent.append(request)
-        return httpx.Response(200)
 
-    client = httpx.Client(transport=httpx.MockTransport(answer))
-    with rollout(endpoint="http://[not-a-url/v1", api_key="k") as run:
-        client.post(CHAT, json={})
-    assert run.counters["client.stamp"] == 1
-    assert str(sent[0].url) == CHAT
+def test_hosts_to_ignore_are_reached_although_routing_fails(library: Any, server: RecordingServer) -> None:
+    with rollout(endpoint="http://[not-a-url/v1", api_key="k", strict=False, ignore_hosts=["127.0.0.1"]):
+        library.post(f"{server.url}/v1/chat/completions", json=BODY)
+    assert len(server.requests) == 1

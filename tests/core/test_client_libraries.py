@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import inspect
+import json
+import socket
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import anthropic
@@ -16,15 +23,15 @@ import httpx
 import httpx2
 import pytest
 import requests
+import urllib3
 
 from lightning_core.capture import Run, current_run, rollout, scope
-from lightning_core.capture.http_clients import install_client
+from lightning_core.capture.address import Address
+from lightning_core.capture.clients import install_client
 from lightning_core.capture.patching import Patches
-from lightning_core.capture.providers import MODEL_CALLS, PROVIDER_HOSTS, expand_hosts
 from lightning_core.config import load_config
-from lightning_core.endpoint.dialects import DIALECTS
+from lightning_core.errors import ConfigError, StrayCallError
 from lightning_core.testing.recording_server import RecordedRequest, RecordingServer
-from lightning_core.trace import Address
 
 CHAT = "https://api.openai.com/v1/chat/completions"
 BODY = {"model": "gpt", "messages": [{"role": "user", "content": "hi"}]}
@@ -88,7 +95,36 @@ def httpx2_post(url: str) -> None:
     httpx2.post(url, json=BODY, headers={"authorization": "Bearer sk-own"}, follow_redirects=True)
 
 
-every_library = pytest.mark.parametrize("post", [httpx_post, httpx2_post, requests_post, aiohttp_post])
+def urllib3_post(url: str) -> None:
+    manager = urllib3.PoolManager()
+    with suppress(urllib3.exceptions.MaxRetryError):  # too many redirects
+        manager.request("POST", url, json=BODY, headers={"Authorization": "Bearer sk-own"})
+
+
+def urllib_post(url: str) -> None:
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer sk-own"}
+    request = urllib.request.Request(url, json.dumps(BODY).encode(), headers)
+    opener = urllib.request.build_opener()  # `urlopen` keeps the proxies of its first call
+    with suppress(urllib.error.HTTPError), opener.open(request) as response:
+        response.read()
+
+
+def http_client_post(url: str) -> None:
+    target = urlsplit(url)
+    kind = http.client.HTTPSConnection if target.scheme == "https" else http.client.HTTPConnection
+    connection = kind(target.netloc)
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer sk-own"}
+    connection.request("POST", url.partition(target.netloc)[2], json.dumps(BODY), headers)
+    connection.getresponse().read()
+    connection.close()
+
+
+USES_PROXIES_OF_THE_ENVIRONMENT = (httpx_post, httpx2_post, requests_post, urllib_post)
+"""aiohttp does only if a session enables it."""
+
+every_library = pytest.mark.parametrize(
+    "post", [httpx_post, httpx2_post, requests_post, aiohttp_post, urllib3_post, urllib_post, http_client_post]
+)
 
 
 @every_library
@@ -101,7 +137,7 @@ def test_redirected_inside_a_rollout_and_untouched_outside(
     post(elsewhere)
     with rollout(), scope("writer"):
         post(elsewhere)
-    with rollout(endpoint="http://127.0.0.1:9/v1", api_key="lr-key"), scope("writer"):
+    with rollout(endpoint="http://127.0.0.1:9/v1", api_key="lr-key", ignore_hosts=["127.0.0.1"]), scope("writer"):
         post(elsewhere)
     stamped, *others = server.requests
     assert_stamped(stamped, "schreiber für Köln")
@@ -111,6 +147,54 @@ def test_redirected_inside_a_rollout_and_untouched_outside(
     patches.undo()
     assert others == [server.requests[-1]] * 3
     assert others[0].headers["authorization"] == "Bearer sk-own"
+
+
+@every_library
+def test_a_request_whose_routing_fails_is_refused(post: Callable[[str], None], server: RecordingServer) -> None:
+    with rollout(endpoint="http://[not-a-url/v1", api_key="k", strict=False) as run, pytest.raises(StrayCallError):
+        post(f"{server.url}/v1/chat/completions")
+    assert server.requests == []
+    assert run.counters["client.stamp"] == 1
+
+
+@pytest.mark.parametrize(
+    ("client", "part", "post"),
+    [
+        (aiohttp.ClientSession, "_prepare_headers", aiohttp_post),
+        (urllib3.HTTPConnectionPool, "urlopen", urllib3_post),
+        (http.client.HTTPConnection, "_buffer", http_client_post),
+    ],
+)
+def test_a_request_that_cannot_be_read_is_refused(
+    client: Any, part: str, post: Callable[[str], None], server: RecordingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A private part of the client that is different, as in a new version of it."""
+    if part == "_buffer":
+        monkeypatch.setattr(client, "_output", lambda self, line: self._buffer.append(line.split()[0]))
+    elif part == "urlopen":
+        monkeypatch.setattr(inspect, "signature", lambda function: None)
+    else:
+        monkeypatch.delattr(client, part)
+    with rollout_at(server), scope("writer"), pytest.raises(StrayCallError):
+        post(f"{server.url}/v1/chat/completions")
+    assert server.requests == []
+
+
+def test_urllib3_keeps_the_settings_of_the_pool(server: RecordingServer) -> None:
+    server.fail_next = 1
+    retries = urllib3.Retry(total=1, status_forcelist=[500], allowed_methods=None)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        rollout(endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}/v1", api_key="lr-key"),
+    ):
+        timer = threading.Timer(20, silent.close)  # the test fails rather than hangs
+        timer.start()
+        with pytest.raises(urllib3.exceptions.ReadTimeoutError):
+            urllib3.PoolManager(timeout=0.2, retries=False).request("POST", CHAT, json=BODY)
+        timer.cancel()
+    with rollout_at(server):
+        assert urllib3.PoolManager(retries=retries).request("POST", CHAT, json=BODY).status == 200
+    assert len(server.requests) == 2
 
 
 class Redirecting(BaseHTTPRequestHandler):
@@ -150,10 +234,10 @@ def test_proxies_are_bypassed_for_an_endpoint_on_this_machine(
     with redirecting(f"{server.url}/v1/chat/completions") as (proxy, paths):
         for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy)
-        with rollout_at(server), scope("writer"):
+        with rollout_at(server, ignore_hosts=["models.invalid"]), scope("writer"):
             post(CHAT)
             assert paths == []
-            if post is not aiohttp_post:  # aiohttp reads the environment only if a session enables it
+            if post in USES_PROXIES_OF_THE_ENVIRONMENT:
                 post("http://models.invalid/v1/chat/completions")
                 assert paths[0] == "http://models.invalid/v1/chat/completions"
     assert_stamped(server.requests[0], "writer")
@@ -166,9 +250,10 @@ def test_an_http_redirect_takes_no_key_along(post: Callable[[str], None], server
         with rollout(endpoint=f"{url}/v1", api_key="lr-key"), scope("writer"):
             post(CHAT)
         assert server.requests == []
-        with rollout(endpoint="http://127.0.0.1:9/v1", api_key="lr-key"), scope("writer"):
+        with rollout(endpoint="http://127.0.0.1:9/v1", api_key="lr-key", ignore_hosts=["127.0.0.1"]), scope("writer"):
             post(f"{url}/v1/chat/completions")
-    assert [noted.url for noted in server.requests] == [target]
+    # urllib follows no redirect of a POST, and http.client none at all.
+    assert [noted.url for noted in server.requests] == ([] if post in (urllib_post, http_client_post) else [target])
     assert "lr-key" not in str(server.requests)
 
 
@@ -301,23 +386,12 @@ def test_the_anthropic_sdk(server: RecordingServer) -> None:
     assert "x-api-key" not in noted.headers
 
 
-@pytest.mark.parametrize(
-    ("configured", "hosts"),
-    [
-        (None, PROVIDER_HOSTS),
-        ([], set()),
-        (["models.lan"], {"models.lan"}),
-        (["providers", "models.lan"], PROVIDER_HOSTS | {"models.lan"}),
-    ],
-)
-def test_a_configured_list_of_hosts_is_the_whole_list(
-    configured: list[str] | None, hosts: set[str], server: RecordingServer
-) -> None:
-    config = load_config({"policy": {"model": "m"}, "rollouts": {"redirect_hosts": configured}})
-    assert expand_hosts(config.rollouts.redirect_hosts) == hosts
-    with rollout_at(server, redirect_hosts=config.rollouts.redirect_hosts) as run:
-        assert expand_hosts(run.redirect_hosts) == hosts
-
-
-def test_every_wire_format_of_the_endpoint_is_a_model_call() -> None:
-    assert sorted(MODEL_CALLS) == sorted(dialect.PATH for dialect in DIALECTS)
+def test_the_configured_hosts_to_ignore(caplog: pytest.LogCaptureFixture) -> None:
+    model = {"policy": {"model": "m"}}
+    config = load_config({**model, "rollouts": {"ignore_hosts": ["models.lan"]}})
+    assert config.rollouts.ignore_hosts == ("models.lan",)
+    assert caplog.records == []
+    load_config({**model, "rollouts": {"redirect_hosts": ["models.lan"]}})
+    assert "ignore_hosts" in caplog.text
+    with pytest.raises(ConfigError, match="ignore_hosts"):
+        load_config({**model, "rollouts": {"redirect_hosts": []}})

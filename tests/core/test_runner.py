@@ -14,11 +14,13 @@ import pytest
 
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import current_address, current_run, reward, scope
+from lightning_core.capture.spans import deliver
 from lightning_core.chat.chat import Chat
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.errors import InfrastructureError, RewardError
 from lightning_core.rollouts.runner import Job, Rollout, Runner
+from lightning_core.trace import TASK_ID, SpanRecord
 
 
 @pytest.fixture
@@ -53,14 +55,24 @@ def finish(work: Future[list[Rollout]]) -> list[Rollout]:
 
 def ask(text: str = "hi") -> str:
     """One hand-written model call of the agent ``a``."""
+    return prepare(text)()
+
+
+def prepare(text: str = "hi") -> Callable[[], str]:
+    """A call as `ask` makes it, to be sent later."""
     run, address = current_run(), current_address()
     assert run is not None
     assert address is not None
     headers = {**address.to_headers(), "authorization": f"Bearer {run.api_key}"}
     body = {"model": "m", "messages": [{"role": "user", "content": text}]}
-    answer = httpx.post(f"{run.endpoint}/chat/completions", json=body, headers=headers, timeout=30)
-    answer.raise_for_status()
-    return answer.json()["choices"][0]["message"]["content"]
+    url = f"{run.endpoint}/chat/completions"
+
+    def send() -> str:
+        answer = httpx.post(url, json=body, headers=headers, timeout=30)
+        answer.raise_for_status()
+        return answer.json()["choices"][0]["message"]["content"]
+
+    return send
 
 
 def solve_sync(task: dict[str, str]) -> float:
@@ -213,10 +225,11 @@ def test_a_superseded_agents_late_calls_are_refused(endpoint: PolicyEndpoint):
     done = threading.Event()
 
     def solve(task: Any) -> float:
+        with scope("a"):
+            send = prepare()
         time.sleep(0.5)
         try:
-            with scope("a"):
-                ask()
+            send()
         except httpx.HTTPStatusError as error:
             late.append(error.response.status_code)
         done.set()
@@ -280,3 +293,27 @@ def test_tools_that_hang_on_every_thread_end_with_their_rollouts(endpoint: Polic
     release.set()
     assert time.monotonic() - began < 20
     assert [r.status for r in rollouts] == ["infrastructure"] * 2
+
+
+def test_a_span_that_cannot_be_read_fails_its_own_rollout_only(endpoint: PolicyEndpoint):
+    def solve(task: dict[str, str]) -> float:
+        current = current_run()
+        assert current is not None
+        if task["id"] == "0":
+            bad = SpanRecord(
+                name="bad",
+                trace_id=current.rollout,
+                span_id="0" * 15 + "a",
+                parent_id=None,
+                start_ns=1,
+                end_ns=2,
+                attributes={TASK_ID: "another"},
+            )
+            deliver(bad)
+        return 1.0
+
+    bad, good = run(endpoint, solve, 2, retries=0)
+    assert (bad.status, good.status) == ("infrastructure", "ok")
+    assert "expected one root span" in str(bad.error)
+    assert len(bad.spans) == 1
+    assert bad.trace.calls == ()

@@ -22,7 +22,7 @@ import pytest
 
 from lightning_core import fit, load_config, serving
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture.http_clients import ORIGIN
+from lightning_core.capture.signatures import ORIGIN
 from lightning_core.chat.chat import Chat
 from lightning_core.cli.main import main
 from lightning_core.endpoint.server import Routing

@@ -66,6 +66,10 @@ def chat(identity: str, span: str, agent: str | None) -> SpanRecord:
     )
 
 
+def calls_by_agent(store: Store) -> dict[str | None, int]:
+    return {entry.agent: number for entry, number in store.ledger().items()}
+
+
 def test_a_captured_rollout_comes_back_equal(tmp_path: Path) -> None:
     with rollout(task={"id": "t1", "q": "ü"}) as run:
         address = current_address()
@@ -109,7 +113,7 @@ def test_text_that_utf_8_cannot_encode_is_stored(tmp_path: Path) -> None:
         found = next(s for s in store.spans(1) if s.span_id == span.span_id)
         assert (found.name, found.error, found.attributes[escaped]) == (escaped, escaped, b"\1")
         assert (found.attributes["result"], found.attributes["list"]) == (half, (half,))
-        assert store.agents() == {escaped: 1}
+        assert calls_by_agent(store) == {escaped: 1}
         assert store.credited_agents() == {escaped}
 
 
@@ -134,7 +138,7 @@ def test_lists_and_filters(tmp_path: Path) -> None:
         assert [r.id for r in store.rollouts(phase="train", last=1)] == [c]
         assert store.count() == 3
         assert store.rollout(c).error == "Timeout: x"
-        assert store.agents() == {"w": 2, None: 1}
+        assert calls_by_agent(store) == {"w": 2, None: 1}
         with pytest.raises(LookupError, match="no rollout with ordinal 9; the store has 3, numbered from 1"):
             store.trace(9)
         with pytest.raises(ValueError, match="expected the spans of one rollout"):
@@ -170,7 +174,7 @@ def test_rewind_forgets_what_will_be_done_again(tmp_path: Path) -> None:
             store.add_credit([call])
             store.add_step(step, {})
         store.rewind(1)
-        assert store.agents() == {"w": 4}
+        assert calls_by_agent(store) == {"w": 4}
         left = sqlite3.connect(tmp_path / "store.db")
         assert left.execute("SELECT count(*), count(DISTINCT rollout) FROM arrays").fetchone() == (4, 4)
         left.close()
@@ -302,7 +306,7 @@ def test_many_threads_and_a_reader(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert len(store.rollouts()) == len(reader.rollouts()) == 40
-        assert reader.agents() == {"w": 40}
+        assert calls_by_agent(reader) == {"w": 40}
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             reader.add_step(1, {})
 

@@ -20,7 +20,7 @@ from lightning_core.errors import ConfigError
 @pytest.fixture(autouse=True)
 def _fresh_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     # By module name: the package's attribute ``trainable`` is the decorator.
-    monkeypatch.setattr(sys.modules["lightning_core.capture.mark"], "_marked", {})
+    monkeypatch.setattr(sys.modules["lightning_core.capture.marks"], "_marked", {})
 
 
 def speaker() -> str | None:

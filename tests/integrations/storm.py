@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.language_models import BaseChatModel
@@ -23,6 +21,7 @@ from langgraph.types import RetryPolicy
 from lightning_core.capture import Run
 from lightning_core.capture.mark import trainable
 from lightning_core.trace import Trace
+from tests.integrations.identity.outcome import Outcome, compare
 
 CALLS_PER_ROUND = 9
 """Model calls of one round of the graph."""
@@ -36,23 +35,6 @@ class State(TypedDict):
     rollout: Annotated[int, keep_first]
     round: Annotated[int, keep_first]
     rounds: Annotated[int, keep_first]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Counts of the sent calls by how they were recorded."""
-
-    sent: int
-    recorded: int
-    misattributed: int
-    lost: int
-    twice: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.sent} calls sent, {self.recorded} recorded: {self.misattributed} misattributed, {self.lost} lost, "
-            f"{self.twice} recorded twice"
-        )
 
 
 class Storm:
@@ -159,19 +141,4 @@ class Storm:
 
     def compare(self, traces: list[Trace]) -> Outcome:
         """Compares the sent prompts with the recorded calls; traces are in the order of their rollouts."""
-        recorded: Counter[str] = Counter()
-        wrong = 0
-        for number, trace in enumerate(traces):
-            for call in trace.calls:
-                prompt = str(call.messages[0]["content"])
-                recorded[prompt] += 1
-                rollout, agent, _ = prompt.split(" ")
-                wrong += (int(rollout), agent, trace.rollout) != (number, call.agent, call.rollout)
-        sent = Counter(self.sent)
-        return Outcome(
-            sent=sent.total(),
-            recorded=recorded.total(),
-            misattributed=wrong,
-            lost=(sent - recorded).total(),
-            twice=(recorded - sent).total(),
-        )
+        return compare(self.sent, traces)

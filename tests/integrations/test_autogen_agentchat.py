@@ -30,11 +30,12 @@ from autogen_agentchat.teams import (
 from autogen_agentchat.teams._group_chat._chat_agent_container import ChatAgentContainer
 from autogen_agentchat.teams._group_chat._events import GroupChatRequestPublish
 from autogen_agentchat.tools import AgentTool, TeamTool
-from autogen_core import CancellationToken, RoutedAgent, SingleThreadedAgentRuntime
+from autogen_core import BaseAgent, CancellationToken, SingleThreadedAgentRuntime
 from autogen_core.models import ModelFamily, ModelInfo, UserMessage
 from autogen_core.tools import BaseTool, FunctionTool, TextResultContent, ToolResult, Workbench
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
+from lightning_autogen_agentchat._context import FUNCTIONS
 from lightning_core.capture import current_run
 from lightning_core.capture.integration import Installed
 from lightning_core.capture.mark import trainable
@@ -157,12 +158,14 @@ def test_private_api() -> None:
     for method in ("_execute_tool_call(", "_check_and_handle_handoff("):
         call = inspect.getsource(AssistantAgent._process_model_result).partition(method)[2].partition(")")[0]
         assert "tool_call=call" in call or "model_result=current_model_result" in call  # by keyword
-    assert list(inspect.signature(RoutedAgent.on_message_impl).parameters) == ["self", "message", "ctx"]
+    assert list(inspect.signature(BaseAgent.on_message).parameters) == ["self", "message", "ctx"]
     assert list(inspect.signature(ChatAgentContainer.handle_request).parameters) == ["self", "message", "ctx"]
     assert GroupChatRequestPublish in ChatAgentContainer.handle_request.target_types
     for method in (SingleThreadedAgentRuntime._process_send, SingleThreadedAgentRuntime._process_publish):
         assert list(inspect.signature(method).parameters) == ["self", "message_envelope"]
         assert inspect.iscoroutinefunction(method)
+    for method in FUNCTIONS:
+        assert {"model_context", "memory"} & set(inspect.signature(getattr(AssistantAgent, method)).parameters)
     assert "recipient" in runtimes.SendMessageEnvelope.__annotations__
     assert "topic_id" in runtimes.PublishMessageEnvelope.__annotations__
     team = RoundRobinGroupChat([assistant("writer", chat_client())])

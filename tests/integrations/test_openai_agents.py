@@ -8,9 +8,8 @@ import inspect
 import json
 import random
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from agents import (
     Model,
     ModelBehaviorError,
     ModelProvider,
-    OpenAIChatCompletionsModel,
     OutputGuardrail,
     OutputGuardrailTripwireTriggered,
     RunConfig,
@@ -38,8 +36,6 @@ from agents import (
     set_tracing_disabled,
 )
 from agents.mcp import MCPServerStdio
-from httpx2 import Limits
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from pydantic import BaseModel
 
 from lightning_core.capture import current_address, reward
@@ -47,46 +43,40 @@ from lightning_core.capture.integration import Installed
 from lightning_core.capture.mark import get_mark, trainable
 from lightning_core.credit.signals import tool_signals
 from lightning_core.errors import ConfigError
-from lightning_core.testing import Playground, open_playground, tool_call
+from lightning_core.testing import Playground, tool_call
 from lightning_core.testing.contract import (
     AgentSpec,
     HostAdapter,
     IntegrationContract,
     ancestors,
-    parent_of,
     run_async,
     user_message,
 )
-from lightning_core.trace import Call, Event, Trace
-
-QUIET = RunConfig(tracing_disabled=True)
-
-
-@function_tool
-def add(a: int, b: int) -> int:
-    """Add two numbers that are not negative."""
-    if b < 0:
-        raise ValueError("b is negative")
-    return a + b
-
-
-def chat_model(base_url: str | None = None) -> OpenAIChatCompletionsModel:
-    # Connections are not kept: run_sync has a loop per thread, and a connection belongs to one loop.
-    http_client = DefaultAsyncHttpxClient(limits=Limits(max_keepalive_connections=0))
-    client = AsyncOpenAI(api_key="sk-of-the-agent", base_url=base_url, max_retries=0, http_client=http_client)
-    return OpenAIChatCompletionsModel("policy", client)
+from lightning_core.trace import Trace
+from tests.integrations.sdk_programs import (
+    HOWS,
+    QUIET,
+    Answer,
+    Delegate,
+    add,
+    cast,
+    chat_model,
+    first,
+    make,
+    path,
+    run,
+    speakers,
+    tools,
+)
 
 
-class AfterTheCall(AgentHooks[Any]):
-    """Does what a part specifies after its model call."""
+class FailsAtItsEnd(AgentHooks[Any]):
+    """Raises what a part specifies after its model call."""
 
-    def __init__(self, inner: Agent[Any] | None, part: AgentSpec) -> None:
-        self.inner = inner
+    def __init__(self, part: AgentSpec) -> None:
         self.part = part
 
     async def on_end(self, context: Any, agent: Any, output: Any) -> None:
-        if self.inner is not None and self.part.inner is not None:
-            await Runner.run(self.inner, self.part.inner.text, run_config=QUIET)
         if self.part.error is not None:
             raise self.part.error
 
@@ -101,12 +91,12 @@ class OpenAIAgentsAdapter(HostAdapter):
         return parallel, [(self.make_agent(part, base_url), part.text) for part in parts]
 
     def make_agent(self, part: AgentSpec, base_url: str | None) -> Agent[Any]:
-        inner = self.make_agent(part.inner, base_url) if part.inner else None
+        inner = (self.make_agent(part.inner, base_url), part.inner.text) if part.inner else ()
         agent = Agent[Any](
             name=part.name,
-            model=chat_model(base_url),
+            model=Delegate(chat_model(base_url), *inner),
             tools=[add] if part.tool else [],
-            hooks=AfterTheCall(inner, part),
+            hooks=FailsAtItsEnd(part),
         )
         return trainable(agent, name=part.name) if part.marked else agent
 
@@ -149,51 +139,6 @@ class TestOpenAIAgents(IntegrationContract):
     adapter = OpenAIAgentsAdapter()
 
 
-# One script serves all agents and chooses the response by agent. A name is also the start of an agent's instructions.
-
-Answer = str | Callable[[str], str]
-
-
-def first(answer: str, then: str) -> Answer:
-    """``answer``, or ``then`` after a tool result for this agent."""
-    return lambda prompt: then if "<tool_response>" in prompt else answer
-
-
-@contextmanager
-def cast(answers: dict[str, Answer], *, delay: float = 0.0) -> Generator[Playground]:
-    """A playground whose script answers by the agent whose instructions start the prompt."""
-
-    def script(prompt: str) -> str:
-        system = prompt.partition("<|im_start|>system\n")[2]
-        answer = next(answer for name, answer in answers.items() if system.startswith(name))
-        return answer(prompt) if callable(answer) else answer
-
-    with open_playground(script, integrations=(), delay=delay) as opened:
-        yield opened
-
-
-def make(name: str, **settings: Any) -> Agent[Any]:
-    return Agent(name=name, instructions=name, **{"model": chat_model(), **settings})
-
-
-def run(agent: Agent[Any], text: str, how: str = "run", **settings: Any) -> Any:
-    """The result of ``agent``, run with the method ``how``."""
-    settings.setdefault("run_config", QUIET)
-
-    async def work() -> Any:
-        if how == "run_streamed":
-            result = Runner.run_streamed(agent, text, **settings)
-            async for _ in result.stream_events():
-                pass
-            return result
-        return await Runner.run(agent, text, **settings)
-
-    return Runner.run_sync(agent, text, **settings) if how == "run_sync" else run_async(work())
-
-
-HOWS = ["run", "run_sync", "run_streamed"]
-
-
 @pytest.fixture(autouse=True)
 def _installed(request: pytest.FixtureRequest) -> Iterator[None]:
     set_trace_processors([])  # the SDK's own would send traces to the provider
@@ -202,18 +147,6 @@ def _installed(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with Installed().installed("openai-agents"):
         yield
-
-
-def speakers(trace: Trace) -> list[str | None]:
-    return [call.agent for call in trace.calls]
-
-
-def path(trace: Trace, call: Call) -> list[str]:
-    return ancestors(trace, parent_of(trace, call))
-
-
-def tools(trace: Trace) -> list[Event]:
-    return [event for event in trace.events if event.kind == "tool"]
 
 
 def test_private_api() -> None:
@@ -232,6 +165,13 @@ def test_private_api() -> None:
         (tool_execution._FunctionToolBatchExecutor._execute_single_tool_body, True, ["func_tool", "tool_call"]),
         (tool_execution.maybe_invoke_function_tool_failure_error_function, True, ["error"]),
         (agents.tool.maybe_invoke_function_tool_failure_error_function, True, ["error"]),
+        (run_loop.get_response_with_retry, True, ["get_response"]),
+        (tool_execution.function_needs_approval, True, ["function_tool"]),
+        (run_loop.maybe_filter_model_input, True, ["run_config"]),
+        (run_loop.prepare_input_with_session, True, ["input", "session", "session_input_callback"]),
+        (run_loop.save_result_to_session, True, ["session"]),
+        (run_loop.get_handoffs, True, ["agent"]),
+        (run_loop.gather_with_cancel, True, []),
         (turn_resolution.execute_handoffs, True, ["public_agent", "run_handoffs"]),
         (turn_resolution.process_model_response, False, ["all_tools", "response", "handoffs"]),
     ):
@@ -241,6 +181,7 @@ def test_private_api() -> None:
         # Arguments that are not passed by name are at the expected position.
         for index, name in enumerate(parameters):
             assert signature[name].kind is inspect.Parameter.KEYWORD_ONLY or list(signature)[index] == name, place
+    assert "get_stream" in inspect.signature(run_loop.stream_response_with_retry).parameters
     assert {"_agent_ref", "on_invoke_handoff"} <= {field.name for field in dataclasses.fields(Handoff)}
     assert make("inner").as_tool("ask", "asks")._agent_instance.name == "inner"
 
@@ -312,7 +253,7 @@ def test_agents_of_a_graph_by_name(how: str) -> None:
         with playground.rollout() as three:
             run(original, "when?", how)
     kinds = {event.name: event.kind for event in one.trace.events}
-    assert speakers(one.trace) == ["Triage", "Math", "Math", "Clerk", "Math", "Triage"]
+    assert speakers(one.trace) == ["Triage", "Math", "Assistant", "Clerk", "Math", "Triage"]
     assert {name for name, kind in kinds.items() if kind == "agent"} == {"Math", "Clerk"}
     assert path(one.trace, one.trace.calls[3]) == ["Clerk", "assist", "Math", "rollout"]
     assert [event.kind for event in two.trace.events if event.name == "History"] == ["agent"]
@@ -620,19 +561,6 @@ def test_the_sdks_own_tracing_is_not_needed_and_not_changed(how: str) -> None:
     assert recorded[0] == recorded[1]
     assert [name for _, name, _ in recorded[0]] == ["rollout", "Triage", "transfer_to_math", "Math", "add"]
     assert processor.agents == ["Triage", "Math"]
-
-
-class Delegate(Model):
-    """A third party's model."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-
-    async def get_response(self, *args: Any, **kwargs: Any) -> Any:
-        return await self.model.get_response(*args, **kwargs)
-
-    def stream_response(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model.stream_response(*args, **kwargs)
 
 
 class Provider(ModelProvider):

@@ -44,9 +44,9 @@ def test_nothing_is_wrapped_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     places: Counter[tuple[int, str]] = Counter()
     wrap = Patches.wrap
 
-    def counting_wrap(self: Patches, target: Any, attribute: str, wrapper: Any) -> None:
+    def counting_wrap(self: Patches, target: Any, attribute: str, wrapper: Any, **options: Any) -> None:
         places[id(target), attribute] += 1
-        wrap(self, target, attribute, wrapper)
+        wrap(self, target, attribute, wrapper, **options)
 
     monkeypatch.setattr(Patches, "wrap", counting_wrap)
     with Installed().installed(*discover()):

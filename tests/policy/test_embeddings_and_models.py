@@ -13,6 +13,7 @@ from anthropic import Anthropic
 from langchain_openai import OpenAIEmbeddings
 
 from lightning_core.capture import Run, rollout, scope
+from lightning_core.capture.signatures import sign_origin
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing import Playground
@@ -66,7 +67,8 @@ def test_embeddings_pass_through_unchanged_and_are_recorded(server: RecordingSer
 def test_embeddings_on_their_way_to_a_provider_keep_their_credentials(server: RecordingServer):
     origin = {"lightning-origin": f"{server.url}/v1/embeddings", "lightning-origin-authorization": "Bearer sk-own"}
     with serve() as endpoint, client_in_scope(endpoint) as (run, client):
-        client.embeddings.create(model="embed-3", input="hi", extra_headers=origin)
+        headers = sign_origin(run.secret, run.rollout, origin)
+        client.embeddings.create(model="embed-3", input="hi", extra_headers=headers)
     assert server.requests[0].headers["authorization"] == "Bearer sk-own"
     assert len(embeddings_of(run)) == 1
 
@@ -76,7 +78,8 @@ def test_embeddings_without_anybody_to_ask_are_a_clear_404():
         client.embeddings.create(model="embed-3", input="hi")
     assert "the models here compute no embeddings" in str(caught.value)
     assert "set policy.upstream" in str(caught.value)
-    assert embeddings_of(run) == []
+    (refused,) = embeddings_of(run)
+    assert "the models here compute no embeddings" in str(refused.attributes["lightning.refused"])
     assert run.infrastructure == []
 
 

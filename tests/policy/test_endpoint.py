@@ -17,10 +17,12 @@ from starlette.responses import JSONResponse, Response
 
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run, current_address, reward, rollout, scope
+from lightning_core.capture.signatures import sign_origin
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import Limits, PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing.recording_server import RecordingServer, recording_server
+from lightning_core.trace import Call
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 
 TRAINED = Routing(trained=frozenset({"writer"}), temperature=0.7, max_tokens=64)
@@ -64,6 +66,11 @@ def client_in_scope(
                     yield run, client
         finally:
             endpoint.close(key)
+
+
+def answered(run: Run) -> list[Call]:
+    """The calls of ``run`` that the endpoint did not refuse."""
+    return [call for call in run.trace.calls if call.refused is None]
 
 
 def test_a_call_is_answered_and_recorded_with_its_tokens():
@@ -433,6 +440,7 @@ def test_a_call_passed_on_to_its_origin_keeps_its_credentials(server: RecordingS
     origin = f"{server.url}/v1/chat/completions"
     headers = {"lightning-origin": origin, "lightning-origin-authorization": "Bearer sk-own", "OpenAI-Project": "p"}
     with serve() as endpoint, client_in_scope(endpoint, agent="critic") as (run, client):
+        headers = sign_origin(run.secret, run.rollout, headers)
         client.with_options(default_headers=headers).chat.completions.create(model="gpt", messages=HI, temperature=0.5)
     (noted,) = server.requests
     assert noted.url == origin

@@ -11,6 +11,7 @@ import pytest
 from anthropic import Anthropic
 
 from lightning_core.capture import Run, reward, rollout, scope
+from lightning_core.capture.signatures import sign_origin
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing import Playground
@@ -202,8 +203,8 @@ def test_errors_are_of_the_class_that_the_client_has_for_them():
                 client.messages.stream(**ASK) as stream,
             ):
                 list(stream)
-            with pytest.raises(anthropic.NotFoundError, match="/v1/messages/count_tokens"):
-                client.messages.count_tokens(model="m", messages=HI)
+            with pytest.raises(anthropic.NotFoundError, match="POST /v1/messages/batches"):
+                client.messages.batches.create(requests=[])
         assert len(run.infrastructure) == 2
         with talk(endpoint, agent="critic") as (_, client), pytest.raises(anthropic.NotFoundError, match="'critic'"):
             client.messages.create(**ASK)
@@ -263,7 +264,7 @@ def test_what_goes_to_its_origin_keeps_its_key_and_version(server: RecordingServ
         talk(endpoint, agent="critic") as (run, client),
         pytest.raises(anthropic.InternalServerError, match="returned 0 complete responses; expected 1"),
     ):
-        client.messages.create(**ASK, extra_headers=headers)
+        client.messages.create(**ASK, extra_headers=sign_origin(run.secret, run.rollout, headers))
     (noted,) = server.requests
     assert noted.body == ASK
     assert noted.headers["x-api-key"] == "sk-own"

@@ -152,7 +152,7 @@ def test_a_named_response_is_continued_without_its_instructions():
             client.responses.create(model="m", input="hi", previous_response_id="resp_1")
     assert caught.value.param == "previous_response_id"
     assert more.output_text == last.output_text == "2 results"
-    assert [c.context for c in run.trace.calls] == ["new", "clean", "new"]
+    assert [c.context for c in run.trace.calls] == ["new", "clean", "new", None]
     assert [m["role"] for m in run.trace.calls[2].messages] == [
         "user",
         "assistant",

@@ -16,7 +16,7 @@ from lightning_core.credit import assign_by_policy
 from lightning_core.records.report import read_metrics, read_summary
 from lightning_core.records.store import Store
 from lightning_core.rollouts.counts import counts_to_metrics
-from lightning_core.rollouts.entries import trained_agents
+from lightning_core.rollouts.selection import trained_agents
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.collected import ScriptedAgents, collect_step
 from tests.verl.conftest import Command, Train
@@ -50,7 +50,7 @@ def test_it_trains(run: Command) -> None:
     assert (summary.steps, summary.rollouts, summary.eval.tasks) == (2, 16, 2)
     with Store(run.folder / "store.db", read_only=True) as store:
         assert Counter(r.phase for r in store.rollouts()) == {"eval_before": 2, "train": 16, "eval_after": 2}
-        assert set(store.agents()) == {"writer", "reviewer"}
+        assert {e.agent for e in store.ledger() if e.kind == "call"} == {"writer", "reviewer"}
         rewards = [r.reward or 0.0 for r in store.rollouts(phase="train", step=0)]
     assert metrics[0]["reward"] == pytest.approx(np.mean(rewards))
 
@@ -125,7 +125,7 @@ def test_it_resumes_from_a_checkpoint(run: Command, config: Config, train: Train
 def _episodes(traces: list[Any], config: Config) -> list[Any]:
     from lightning_core.credit import Episode
 
-    trained = trained_agents(config)
+    trained = trained_agents(config, traces)
     return [Episode(trace=t, transitions=trace_to_transitions(t, agents=trained), rewards=t.rewards) for t in traces]
 
 

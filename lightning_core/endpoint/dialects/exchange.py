@@ -36,6 +36,8 @@ class ChatRequest:
     """Prompts without a chat, with ``n`` responses each; ``messages`` are then empty."""
     input_field: str = "messages"
     """The field of the body with the messages or prompts."""
+    upstream_url: Callable[[str], str] | None = None
+    """The URL of the forwarded request, from that of the server, for formats with the model in the URL."""
     body: Mapping[str, Any] = field(repr=False)
     """The body as the client sent it, for fields that only the dialect reads."""
 

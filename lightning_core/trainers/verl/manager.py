@@ -29,13 +29,14 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from lightning_core.config import Config, load_config
 from lightning_core.config.imports import import_callable
 from lightning_core.credit import Credit, Episode
-from lightning_core.endpoint.server import Routing
+from lightning_core.endpoint.routing import Routing
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.collect import Collector, Group, require_transitions, without_signal
 from lightning_core.rollouts.counts import add_counts
-from lightning_core.rollouts.entries import count_earlier, to_episodes, trained_agents
+from lightning_core.rollouts.entries import count_earlier, to_episodes
 from lightning_core.rollouts.judge import Judged
 from lightning_core.rollouts.runner import Attempt, Job, Rollout
+from lightning_core.rollouts.selection import trained_agents
 from lightning_core.trainers.verl.pool import WorkerPool
 from lightning_core.trainers.verl.prompts import Prompt, read_prompts
 from lightning_core.trainers.verl.records import write_failure
@@ -200,7 +201,10 @@ class LightningManager:
         """
         if not prompted[0].prompt.training:
             for one in prompted:
-                await self._put(one.prompt, _validation_rows(one, trained_agents(self._config)))
+                await self._put(
+                    one.prompt,
+                    _validation_rows(one, trained_agents(self._config, (r.trace for r in one.group.rollouts))),
+                )
             return
         step, groups = prompted[0].prompt.step, [one.group for one in prompted]
         episodes = await self._collector.judged(self._collector.episodes(groups), step - 1, required=False)

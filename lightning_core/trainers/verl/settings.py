@@ -61,9 +61,7 @@ def defaults(c: Config) -> dict[str, Any]:
 
 def rows_per_update(c: Config) -> int:
     """The number of rows in one update. A step with more rows makes several updates."""
-    rows = c.trainer.rows_per_rollout or (
-        1 if c.trainer.mode == "separate_async" else max(1, len(c.agents.train or ()))
-    )
+    rows = c.trainer.rows_per_rollout or (1 if c.trainer.mode == "separate_async" else max(1, len(c.agents.named)))
     return c.rollouts.tasks_per_step * c.rollouts.group_size * rows
 
 

@@ -13,7 +13,7 @@ from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
 from lightning_core.config.imports import import_callable
 from lightning_core.credit import Episode
-from lightning_core.endpoint.server import Routing
+from lightning_core.endpoint.routing import Routing
 from lightning_core.model.source import load_eos_token_ids, load_tokenizer
 from lightning_core.rollouts.environment import capturing, open_agents
 from lightning_core.rollouts.judge import Judged

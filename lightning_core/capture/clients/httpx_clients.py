@@ -1,0 +1,81 @@
+"""Stamps requests of httpx and httpx2."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from lightning_core.capture.clients.stamping import Redirection, is_same_origin, redirect, sending
+from lightning_core.capture.patching import Wrapper
+from lightning_core.capture.recording import record
+from lightning_core.capture.scope import current_run
+from lightning_core.capture.shapes import UNSEEN, Body, seen_body
+
+
+def _send(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    args, kwargs = _stamped(args, kwargs)
+    with sending():
+        return wrapped(*args, **kwargs)
+
+
+def _send_async(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    args, kwargs = _stamped(args, kwargs)
+    return _await_sent(wrapped, args, kwargs)
+
+
+async def _await_sent(wrapped: Callable[..., Awaitable[Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with sending():
+        return await wrapped(*args, **kwargs)
+
+
+def _stamped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of ``send``, with a stamped copy of the request if it goes to the endpoint."""
+    request, rest = (args[0], kwargs) if args else (kwargs["request"], {**kwargs})
+    rest = {name: value for name, value in rest.items() if name != "request"}
+    to = redirect(request.method, str(request.url), request.headers, _body(request))
+    if to is None:
+        return args, kwargs
+    rest["follow_redirects"] = False
+    if to.run.api_key is not None:
+        rest["auth"] = None  # the client's own authentication would overwrite the key
+    return (_copy(request, to), *args[1:]), rest
+
+
+def _body(request: Any) -> Body:
+    # Private: ``_content`` is set once the body was read or given as a whole; httpx 0.28, httpx2 2.16.
+    return seen_body(vars(request).get("_content", UNSEEN), request.headers)
+
+
+def _copy(request: Any, to: Redirection) -> Any:
+    """A stamped copy with the same body: the caller may send ``request`` again, elsewhere."""
+    copy = object.__new__(type(request))  # `copy.copy` drops the body's stream
+    vars(copy).update(vars(request))
+    copy.headers = request.headers.copy()
+    for name in to.remove:
+        copy.headers.pop(name, None)
+    copy.headers.update(to.set)
+    copy.url = type(request.url)(to.url)
+    return copy
+
+
+def _transport(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The client's choice of a proxy for a URL (private): the endpoint's URL gets none."""
+    with record("client.proxy"):
+        run = current_run()
+        url = urlsplit(str(args[0] if args else kwargs["url"]))
+        if run is not None and run.endpoint is not None:
+            endpoint = urlsplit(run.endpoint)
+            if is_same_origin(url, endpoint) and endpoint.hostname in ("127.0.0.1", "localhost", "::1"):
+                return instance._transport
+    return wrapped(*args, **kwargs)
+
+
+# Private: https://github.com/encode/httpx/blob/0.28.1/httpx/_client.py#L760 ``_transport_for_url``, seen in httpx 0.28 and httpx2 2.16.
+WRAPS: tuple[tuple[str, Wrapper], ...] = (
+    ("Client.send", _send),
+    ("AsyncClient.send", _send_async),
+    ("Client._transport_for_url", _transport),
+    ("AsyncClient._transport_for_url", _transport),
+)
+"""``send`` of sync and async clients is called once for each attempt at a request."""

@@ -1,0 +1,181 @@
+"""Decides where a request of an HTTP client goes, and with which headers.
+
+- No rollout, or a rollout without an endpoint: the request is not changed.
+- A model call (see `shapes`): to the endpoint, with the address of its agent. One that belongs to no live rollout is refused.
+- A request that already goes to the endpoint: stamped, but not redirected. So stamping twice is stamping once.
+- Anything else, and the hosts under `rollouts.ignore_hosts`: not changed, and counted as a request elsewhere.
+
+A stamped request has the rollout's key instead of the client's credentials. Its origin is signed: the endpoint accepts no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import SplitResult, urlsplit
+
+from lightning_core.capture.address import AGENT_HEADER, MARK_HEADER
+from lightning_core.capture.clients.unrouted import refuse_unrouted
+from lightning_core.capture.providers import GOOGLE_KEY, KEY_HEADERS, host_of, is_listed, port_of, without_key
+from lightning_core.capture.recording import note_elsewhere, record
+from lightning_core.capture.run import Run, live_runs
+from lightning_core.capture.shapes import ORIGIN_PATH, Body, find_route
+from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION, sign_origin
+from lightning_core.capture.speaker import Speaker, speaking, spoke
+
+IGNORED = "ignored"
+"""Why a request went elsewhere: its host is under `rollouts.ignore_hosts`."""
+NO_MODEL_CALL = "not a model call"
+"""Why a request went elsewhere: it has not the shape of a model call."""
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+_sending: ContextVar[bool] = ContextVar("lightning_sending", default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Redirection:
+    """The URL and headers of a stamped request."""
+
+    url: str
+    set: Mapping[str, str]
+    remove: tuple[str, ...]
+    """Headers to remove, in lower case, before the others are set."""
+    run: Run
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the endpoint is on this machine, so that proxies must be bypassed."""
+        return _split(self.url).hostname in _LOOPBACK
+
+    def is_same_origin(self, url: str) -> bool:
+        """Whether ``url`` has the host and port of the endpoint."""
+        return is_same_origin(_split(self.url), _split(url))
+
+    def split(self) -> tuple[str, str]:
+        """The URL up to the path, and the rest."""
+        url = _split(self.url)
+        base = f"{url.scheme}://{url.netloc}"
+        return base, self.url.removeprefix(base)
+
+    def headers(self, sent: Mapping[str, str]) -> dict[str, str]:
+        """All headers of the stamped request; ``sent`` are those of the client."""
+        kept = {name: value for name, value in sent.items() if name.lower() not in {*self.remove, *self.set}}
+        return {**kept, **self.set}
+
+
+def redirect(method: str, url: str, headers: Mapping[str, str], body: Body) -> Redirection | None:
+    """Where a request goes instead of ``url``; None: it is not changed.
+
+    ``headers``: with lower-case or case-insensitive names. Raises StrayCallError for a model call of no agent that can be named, and for
+    any request that may be a model call if its routing fails.
+    """
+    with record("client.stamp"):
+        speaker = speaking()
+        if speaker is None:
+            return None
+        clean, key = without_key(url)
+        target = _split(clean)
+        if isinstance(speaker, Speaker):
+            return _redirect_for(speaker, method, target, headers, body, key)
+        if _is_stray_call(method, target, body):
+            raise speaker.refuse(host_of(target))
+        return None
+    refuse_unrouted(method, url)
+    return None
+
+
+def _redirect_for(
+    speaker: Speaker, method: str, target: SplitResult, headers: Mapping[str, str], body: Body, key: str | None
+) -> Redirection | None:
+    run = speaker.run
+    endpoint = None if run.endpoint is None else _split(run.endpoint)
+    if endpoint is not None and is_same_origin(target, endpoint):
+        if _sending.get() and ORIGIN in headers:  # stamped by an outer layer of the client
+            return None
+        if find_route(method, target.path, body) is not None:
+            spoke()
+        keys = () if run.api_key is None else ("authorization", *KEY_HEADERS)
+        origin = {name: value for name in (ORIGIN, ORIGIN_AUTHORIZATION) if (value := headers.get(name)) is not None}
+        return _stamped(
+            speaker, target.geturl(), sign_origin(run.secret, run.rollout, origin) if origin else {}, remove=keys
+        )
+    if not target.hostname:
+        return None
+    ignored = is_listed(target, run.ignore_hosts)
+    route = None if ignored else find_route(method, target.path, body)
+    if route is None:
+        if not _sending.get():
+            note_elsewhere(host_of(target), IGNORED if ignored else NO_MODEL_CALL)
+        return None
+    spoke()
+    if endpoint is None:
+        return None
+    path = endpoint.path.rstrip("/") + route
+    url = target._replace(scheme=endpoint.scheme, netloc=endpoint.netloc, path=path).geturl()
+    # A request in another wire format is forwarded as it is: `authorization` alone is in the way.
+    keys = () if route.startswith(f"{ORIGIN_PATH}/") else KEY_HEADERS
+    more = {**sign_origin(run.secret, run.rollout, _origin(target, headers, key, keys)), "host": endpoint.netloc}
+    return _stamped(speaker, url, more, remove=("authorization", *keys))
+
+
+def _is_stray_call(method: str, target: SplitResult, body: Body) -> bool:
+    live = live_runs()
+    if any(is_listed(target, run.ignore_hosts) for run in live):
+        return False
+    # A request to an endpoint has the key of its rollout.
+    if any(run.endpoint is not None and is_same_origin(target, _split(run.endpoint)) for run in live):
+        return False
+    return find_route(method, target.path, body) is not None
+
+
+def _stamped(speaker: Speaker, url: str, more: Mapping[str, str], *, remove: tuple[str, ...]) -> Redirection:
+    headers = {**speaker.address.to_headers(), **more}
+    if speaker.run.api_key is not None:
+        headers["authorization"] = f"Bearer {speaker.run.api_key}"
+    # A request object that is reused must not keep the name of the agent that sent it first.
+    return Redirection(url, headers, (AGENT_HEADER, MARK_HEADER, *remove), speaker.run)
+
+
+def _origin(target: SplitResult, headers: Mapping[str, str], key: str | None, names: tuple[str, ...]) -> dict[str, str]:
+    origin = {ORIGIN: target.geturl()}
+    if (credentials := headers.get("authorization")) is not None:
+        origin[ORIGIN_AUTHORIZATION] = credentials
+    if key is not None:
+        origin[ORIGIN_AUTHORIZATION] = f"{GOOGLE_KEY} {key}"
+    for name in names:
+        if (value := headers.get(name)) is not None:
+            origin[ORIGIN_AUTHORIZATION] = f"{name} {value}"
+    return origin
+
+
+def is_same_origin(one: SplitResult, other: SplitResult) -> bool:
+    """Whether two URLs have the same host and port."""
+    return (one.hostname, port_of(one)) == (other.hostname, port_of(other))
+
+
+@lru_cache(maxsize=64)
+def _split(url: str) -> SplitResult:
+    return urlsplit(url)
+
+
+@contextmanager
+def sending() -> Generator[None]:
+    """Mark the body as the sending of a request that was looked at.
+
+    What the client's own layers and sockets do inside is not counted again. Model calls inside are still redirected: a client may send
+    the request to an application in this process.
+    """
+    token = _sending.set(True)
+    try:
+        yield
+    finally:
+        _sending.reset(token)
+
+
+def is_sending() -> bool:
+    """Whether a request that was looked at is being sent in this context."""
+    return _sending.get()

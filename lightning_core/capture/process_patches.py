@@ -1,0 +1,94 @@
+"""The patches of one process: HTTP clients, threads, queues, processes and programs.
+
+They do nothing while no rollout runs in the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+
+import wrapt
+
+from lightning_core.capture.child_scope import prepare_children_with
+from lightning_core.capture.clients import install_client
+from lightning_core.capture.context import is_capturing
+from lightning_core.capture.integration import find_hosts, install
+from lightning_core.capture.patching import Patches
+from lightning_core.capture.processes import install_processes
+from lightning_core.capture.programs import install_programs
+from lightning_core.capture.queues import install_queues
+from lightning_core.capture.ray_tasks import install_ray
+from lightning_core.capture.sockets import install_sockets
+from lightning_core.capture.threads import install_threads
+
+logger = logging.getLogger(__name__)
+
+_lock = threading.RLock()
+_installed = 0
+_child: Patches | None = None
+_watched: set[str] = set()
+
+
+@contextmanager
+def process_patches() -> Generator[None]:
+    """Patch HTTP clients, threads, processes and programs for the duration of the body."""
+    global _installed
+    patches = Patches(is_capturing)
+    try:
+        with _lock:
+            _installed += 1
+            _install(patches)
+        yield
+    finally:
+        with _lock:
+            _installed -= 1
+        patches.undo()
+
+
+def ensure_patched(integrations: Iterable[str]) -> None:
+    """In a child process: install the patches for as long as it lives, and each integration once its framework is imported."""
+    global _child
+    with _lock:
+        if _installed:
+            return  # a fork of a process that has them
+        if _child is None:
+            _child = Patches(is_capturing)
+            _install(_child)
+        for name in integrations:
+            if name not in _watched:
+                _watched.add(name)
+                _install_on_import(name)
+
+
+def _install(patches: Patches) -> None:
+    install_client(patches)
+    install_sockets(patches)
+    install_threads(patches)
+    install_queues(patches)
+    install_processes(patches)
+    install_programs(patches)
+    install_ray(patches)
+
+
+def _install_on_import(integration: str) -> None:
+    """Install ``integration`` when a host of it is imported, which a worker may never do."""
+    done = False
+
+    def hook(module: object) -> None:
+        # Without the lock: this runs inside an import, and another thread may hold the lock while it imports.
+        nonlocal done
+        if not done:
+            done = True
+            try:
+                install(integration)
+            except Exception:
+                logger.exception("the integration %r could not be installed in a child process", integration)
+
+    for host in find_hosts(integration):
+        wrapt.register_post_import_hook(hook, host)
+
+
+prepare_children_with(ensure_patched)

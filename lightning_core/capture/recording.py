@@ -1,0 +1,72 @@
+"""Records what belongs to no span: rewards, declared agents, requests elsewhere, and errors of recording."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from typing import Any
+
+from lightning_core import trace as tr
+from lightning_core.capture.context import find_scope
+from lightning_core.capture.scope import current_address, current_run
+from lightning_core.capture.spans import start_span
+from lightning_core.errors import StrayCallError
+from lightning_core.trace import check_reward, describe
+
+logger = logging.getLogger(__name__)
+
+
+def reward(value: float, *, call: str | None = None, agent: str | None = None, name: str | None = None) -> None:
+    """Attach a scalar reward to the current episode, to ``agent``, or to one ``call``.
+
+    ``call`` is the call's id or the id of its response. Rewards of the same episode add up. Does nothing outside a rollout.
+    Raises `RewardError` if ``value`` is not a finite number: a wrong reward is an error in the agent's code.
+    """
+    number = check_reward(value)
+    address = current_address()
+    if address is None:
+        return
+    attributes: dict[str, Any] = {tr.REWARD_VALUE: number}
+    call = None if call is None else tr.call_id(call) or call
+    for key, item in ((tr.REWARD_CALL, call), (tr.REWARD_AGENT, agent), (tr.REWARD_NAME, name)):
+        if item is not None:
+            attributes[key] = item
+    start_span(address, name or "", "reward", agent=None, attributes=attributes).end()
+
+
+@contextmanager
+def record(what: str) -> Generator[None]:
+    """Catch errors of Lightning's own code, so that they never reach the host.
+
+    An error is counted on the rollout as ``what``, and logged the first time. The one exception to this is StrayCallError: the client
+    layer raises it to refuse a model call that cannot be routed, or a request that may be one, because sending it would be worse.
+    """
+    try:
+        yield
+    except StrayCallError:
+        raise
+    except Exception as error:
+        run = current_run()
+        first = run is None or run.counters[what] == 0
+        if run is not None:
+            run.count(what, detail=describe(error))
+        if first:
+            logger.exception("%s: could not be recorded; the agent continues", what)
+
+
+def declare_agents(names: Iterable[str]) -> None:
+    """Declare the agents and nodes of the program that is running, whether or not they speak in this rollout.
+
+    A selected agent that was declared but made no call is reported as not reached, any other as unknown.
+    """
+    scope = find_scope()
+    if scope is not None:
+        scope.run.declare(names)
+
+
+def note_elsewhere(host: str, why: str) -> None:
+    """Count a request of the current agent to ``host`` that does not go through the endpoint, for the reason ``why``."""
+    scope = find_scope()
+    if scope is not None:
+        scope.run.note_elsewhere(scope.address.agent, host, why)

@@ -1,0 +1,185 @@
+"""A rollout in a process that is not its own.
+
+A `Run` that is pickled arrives in another process as a `RemoteRun`, and a `Run` that a fork copies becomes one: it sends what it
+records to the endpoint of the rollout, which adds it to the trace. A process keeps a rollout only while it works for it.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import http.client
+import json
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import urlsplit
+
+from lightning_core.capture import run as runs
+from lightning_core.capture import spans
+from lightning_core.capture.context import outside_rollout
+from lightning_core.capture.run import Run
+from lightning_core.capture.scope import current_run
+from lightning_core.capture.signatures import SIGNATURE, sign_record
+from lightning_core.trace import OPERATION, SpanRecord, describe
+
+logger = logging.getLogger(__name__)
+
+PATH = "/lightning/records"
+"""Path of the records of child processes, relative to the endpoint's base URL."""
+
+_TIMEOUT_SECONDS = 30.0
+
+# Not the task: it may be an object that cannot be pickled.
+_SETTINGS = ("task_id", "agents", "endpoint", "api_key", "ignore_hosts", "secret")
+_users: Counter[str] = Counter()
+"""How many work items each rollout has in this process."""
+_lock = threading.Lock()
+
+
+class RemoteRun(Run):
+    """A rollout that runs in another process. What is recorded here is sent there at once."""
+
+    def attach(self) -> None:
+        """Receive the spans of the rollout that end in this process."""
+        runs.register(self)
+        spans.listen(self.rollout, self._append)
+
+    def detach(self) -> None:
+        """Receive no more spans."""
+        self.ended = True
+        spans.stop_listening(self.rollout)
+        runs.unregister(self)
+
+    def declare(self, names: Iterable[str]) -> None:
+        """As `Run.declare`; each name is sent once."""
+        with self._lock:
+            new = set(names) - self._declared
+            self._declared |= new
+        if new:
+            self._send({"declared": sorted(new)})
+
+    def add_origin(self, name: str, variables: Mapping[str, str]) -> None:
+        """As `Run.add_origin`."""
+        super().add_origin(name, variables)
+        self._send({"origin": [name, dict(variables)]})
+
+    def note_elsewhere(self, agent: str | None, host: str, why: str) -> None:
+        """As `Run.note_elsewhere`."""
+        self._send({"elsewhere": [agent, host, why]})
+
+    def count(self, what: str, *, detail: str | None = None) -> None:
+        """As `Run.count`."""
+        super().count(what, detail=detail)
+        self._send({"count": [what, detail]})
+
+    def count_infrastructure_failure(self, detail: str) -> None:
+        """As `Run.count_infrastructure_failure`."""
+        super().count_infrastructure_failure(detail)
+        self._send({"infrastructure": detail})
+
+    def _append(self, span: SpanRecord) -> None:
+        # A fork that leaves the rollout's own scope ends its copy of the root span, which belongs to the other process.
+        if span.parent_id is not None:
+            self._send({"span": asdict(span)})
+
+    def _send(self, record: Mapping[str, Any]) -> None:
+        with outside_rollout():
+            error = self._post(record)
+        if error is not None:
+            logger.error(
+                "a child process could not send what it recorded (%s) to its rollout: %s. It is not part of the trace",
+                "a reward" if _is_reward(record) else ", ".join(record),
+                error,
+            )
+
+    def _post(self, record: Mapping[str, Any]) -> str | None:
+        if self.endpoint is None:
+            return "the rollout has no endpoint"
+        try:
+            body = json.dumps(record).encode()
+            signature = sign_record(self.secret, self.rollout, body)
+            return _post(self.endpoint, {"authorization": f"Bearer {self.api_key}", SIGNATURE: signature}, body)
+        except Exception as error:  # noqa: BLE001 - a failure to record must not reach the agent
+            return describe(error)
+
+
+def _is_reward(record: Mapping[str, Any]) -> bool:
+    return record.get("span", {}).get("attributes", {}).get(OPERATION) == "reward"
+
+
+def _post(endpoint: str, headers: Mapping[str, str], body: bytes) -> str | None:
+    """Send a record to the endpoint; return why that failed, or None."""
+    url = urlsplit(endpoint)
+    connect = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+    connection = connect(url.hostname or "", url.port, timeout=_TIMEOUT_SECONDS)
+    try:
+        connection.request("POST", f"{url.path}{PATH}", body, {"content-type": "application/json", **headers})
+        response = connection.getresponse()
+        answer = response.read()
+    finally:
+        connection.close()
+    if response.status == 401:
+        return "the rollout has ended"
+    return None if response.status == 200 else f"status {response.status}: {answer[:300]!r}"
+
+
+@contextmanager
+def attached(run: Run) -> Generator[None]:
+    """Record spans of ``run`` in the body; a no-op in the process that runs the rollout."""
+    if not isinstance(run, RemoteRun):
+        yield
+        return
+    with _lock:
+        _users[run.rollout] += 1
+        if _users[run.rollout] == 1:
+            run.attach()
+    try:
+        yield
+    finally:
+        with _lock:
+            _users[run.rollout] -= 1
+            if not _users[run.rollout]:
+                del _users[run.rollout]
+                run.detach()
+
+
+def _load(rollout: str, settings: Mapping[str, Any]) -> Run:
+    """The rollout in this process: the run itself where it runs, else a `RemoteRun`."""
+    known = runs.find_run(rollout)
+    if known is not None:
+        return known
+    run = RemoteRun(task=None, **settings, strict=False)
+    run.rollout = rollout
+    return run
+
+
+def _reduce(run: Run) -> tuple[Any, ...]:
+    return _load, (run.rollout, {name: getattr(run, name) for name in _SETTINGS})
+
+
+def _after_fork_in_child() -> None:
+    """Keep the current rollout, as a remote one, and none of the others."""
+    global _lock
+    _lock = threading.Lock()
+    _users.clear()
+    current = current_run()
+    for run in runs.forget_all():
+        spans.stop_listening(run.rollout)
+    if current is not None and not current.ended:
+        # Scopes and generators that the fork copied refer to the same object.
+        current.__class__ = RemoteRun
+        assert isinstance(current, RemoteRun)
+        current.renew_lock()
+        _users[current.rollout] = 1
+        current.attach()
+
+
+copyreg.pickle(Run, _reduce)
+copyreg.pickle(RemoteRun, _reduce)
+if hasattr(os, "register_at_fork"):  # POSIX
+    os.register_at_fork(after_in_child=_after_fork_in_child)

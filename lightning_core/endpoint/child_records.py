@@ -1,0 +1,159 @@
+"""``POST /v1/lightning/records``: what child processes of an agent record, added to the trace of their rollout.
+
+The sender is `capture.remote_run`, which signs each record: a program that only has the key of a rollout cannot give itself a reward.
+Calls are not accepted, because the endpoint records them itself.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from lightning_core import trace as tr
+from lightning_core.capture import Run, find_run
+from lightning_core.capture.remote_run import PATH as RELATIVE_PATH
+from lightning_core.capture.signatures import SIGNATURE, is_record_signed
+from lightning_core.capture.spans import deliver
+from lightning_core.endpoint.dialects import chat_completions
+from lightning_core.endpoint.limits import Limits
+from lightning_core.endpoint.otlp_receiver import MAX_SPANS
+from lightning_core.endpoint.receive import read_body, read_json
+from lightning_core.endpoint.request import error_response
+from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions
+from lightning_core.errors import PolicyRequestError
+from lightning_core.trace import SpanRecord
+
+PATH = f"/v1{RELATIVE_PATH}"
+
+_CALLS = ("chat", "embeddings", tr.COUNT, tr.ELSEWHERE)
+"""Operations of spans that the endpoint and the rollout's own process write."""
+_OPTIONAL_TEXTS = (tr.AGENT, tr.TOOL, tr.NODE, tr.REWARD_CALL, tr.REWARD_AGENT, tr.REWARD_NAME)
+_OWN = frozenset({tr.TASK_ID, tr.TASK, tr.DECLARED_AGENTS, tr.REFUSED})
+"""Attributes of the root span and of calls."""
+
+_Id = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+_Text = Annotated[str, Field(max_length=100_000)]
+_Time = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class ChildSpan(_Strict):
+    """A finished span of a child process; see `trace.SpanRecord`."""
+
+    name: _Text
+    trace_id: str
+    span_id: _Id
+    parent_id: _Id
+    start_ns: _Time
+    end_ns: _Time
+    attributes: dict[str, Any]
+    error: _Text | None = None
+
+    @model_validator(mode="after")
+    def _check_attributes(self) -> ChildSpan:
+        a = self.attributes
+        operation = a.get(tr.OPERATION, "")
+        if not isinstance(operation, str) or operation in _CALLS:
+            raise ValueError(f"a child process records no spans of operation {operation!r:.80}")
+        if found := sorted(_OWN & a.keys()):
+            raise ValueError(f"a child process records no spans with {found!r}")
+        if wrong := [name for name in _OPTIONAL_TEXTS if not isinstance(a.get(name, ""), str)]:
+            raise ValueError(f"expected texts in {wrong!r}")
+        if operation == "reward":
+            value = a.get(tr.REWARD_VALUE)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError(f"expected a finite number as the reward, found {value!r:.80}")
+        return self
+
+
+class ChildRecord(_Strict):
+    """One record: exactly one of its fields is set."""
+
+    span: ChildSpan | None = None
+    count: tuple[_Text, _Text | None] | None = None
+    """What was not recorded, and the detail."""
+    infrastructure: _Text | None = None
+    declared: Annotated[list[_Text], Field(max_length=1000)] | None = None
+    elsewhere: tuple[_Text | None, _Text, _Text] | None = None
+    """The agent, the host and the reason."""
+    origin: tuple[_Text, dict[str, str]] | None = None
+    """See `Run.add_origin`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_fields(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or len(data) != 1 or None in data.values():
+            raise ValueError(f"expected one of {sorted(cls.model_fields)!r}")
+        return data
+
+
+class ChildRecords:
+    """Receives records while their rollout is open."""
+
+    def __init__(self, sessions: Sessions, limits: Limits) -> None:
+        self._sessions = sessions
+        self._limits = limits
+
+    async def receive(self, request: Request) -> Response:
+        """Add one record to the rollout of the key."""
+        try:
+            session = self._sessions.find(request.headers)
+            run = None if session is None else find_run(session.root.rollout)
+            if session is None or run is None:
+                raise PolicyRequestError(UNKNOWN_KEY, status=401)
+            limits = self._limits
+            data = await read_body(request, most_bytes=limits.body_bytes, seconds=limits.body_seconds)
+            if not is_record_signed(run.secret, run.rollout, data, request.headers.get(SIGNATURE, "")):
+                raise PolicyRequestError(
+                    "the record has no valid signature: records are accepted from Python processes that Lightning started only. Other "
+                    "programs can send spans to /v1/traces",
+                    status=403,
+                )
+            _add(session, run, _parse(data))
+        except PolicyRequestError as error:
+            return error_response(chat_completions, error)
+        return JSONResponse({})
+
+
+def _parse(data: bytes) -> ChildRecord:
+    read_json(data)  # refuses what pydantic's parser accepts: infinities and lone surrogates
+    try:
+        return ChildRecord.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise PolicyRequestError(f"not a record of a child process: {where}: {first['msg']}") from None
+
+
+def _add(session: Session, run: Run, record: ChildRecord) -> None:
+    if session.closed:
+        raise PolicyRequestError(UNKNOWN_KEY, status=401)
+    if record.span is not None:
+        _add_span(session, run, record.span)
+    elif record.count is not None:
+        what, detail = record.count
+        run.count(what, detail=detail)
+    elif record.infrastructure is not None:
+        run.count_infrastructure_failure(record.infrastructure)
+    elif record.declared is not None:
+        run.declare(record.declared)
+    elif record.elsewhere is not None:
+        run.note_elsewhere(*record.elsewhere)
+    elif record.origin is not None:
+        run.add_origin(*record.origin)
+
+
+def _add_span(session: Session, run: Run, span: ChildSpan) -> None:
+    if span.trace_id != run.rollout or span.span_id == session.root.span:
+        raise PolicyRequestError(f"span {span.span_id!r} is the root span, or belongs to another rollout")
+    if session.child_spans >= MAX_SPANS:
+        raise PolicyRequestError(f"the rollout has {MAX_SPANS} spans of child processes, which is the limit")
+    session.child_spans += 1
+    deliver(SpanRecord(**span.model_dump()))

@@ -1,0 +1,71 @@
+"""Converts Google's schemas, which differ from JSON schemas in the spelling of types and of null."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_COUNTS = ("maxItems", "minItems", "maxLength", "minLength", "maxProperties", "minProperties")
+_SHOWN = frozenset({
+    "title", "description", "format", "pattern", "enum", "default", "example", "minimum", "maximum", "required", *_COUNTS,
+})  # fmt: skip
+
+
+def json_schema(schema: Any) -> Any:
+    """The JSON schema of Google's ``schema``. Values that are no objects are returned unchanged."""
+    if not isinstance(schema, Mapping):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        match _camel(key), value:
+            case "type", str(kind):
+                found["type"] = kind.lower()
+            case "properties", Mapping():
+                order = schema.get("propertyOrdering") or schema.get("property_ordering") or ()
+                names = [*(name for name in order if name in value), *(name for name in value if name not in order)]
+                found["properties"] = {name: json_schema(value[name]) for name in names}
+            case "items" | "additionalProperties" as name, inner:
+                found[name] = json_schema(inner)
+            case "anyOf", list(options):
+                found["anyOf"] = [json_schema(option) for option in options]
+            case "defs" | "$defs", Mapping():
+                found["$defs"] = {name: json_schema(inner) for name, inner in value.items()}
+            case "ref" | "$ref", _:
+                found["$ref"] = value
+            case name, str(count) if name in _COUNTS and count.isdecimal():  # JSON of a 64-bit integer
+                found[name] = int(count)
+            case name, _ if name in _SHOWN:
+                found[name] = value
+            case _:
+                pass
+    if schema.get("nullable") is True:
+        return _nullable(found)
+    return found
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
+    if "enum" in schema and None not in schema["enum"]:
+        schema = {**schema, "enum": [*schema["enum"], None]}
+    return {**schema, "type": [schema["type"], "null"]} if "type" in schema else schema
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest) if first else name
+
+
+def camel_case(value: Any, entered: frozenset[str]) -> Any:
+    """``value`` with field names in camel case, as Google's APIs accept both.
+
+    Only the fields in ``entered`` are looked into: names inside arguments and schemas belong to the agent.
+    """
+    if isinstance(value, list):
+        return [camel_case(item, entered) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        name: camel_case(inner, entered) if name in entered else inner
+        for name, inner in ((_camel(key), inner) for key, inner in value.items())
+    }

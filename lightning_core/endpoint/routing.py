@@ -1,0 +1,92 @@
+"""Which model answers which agent: the configured routing, without state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal, cast
+
+from lightning_core.trace import POLICY, REWARD_FUNCTION
+
+DEFAULT_AGENT = "agent"
+"""The name of a call that has none, if all agents are trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuxiliaryCalls:
+    """A rule that excludes calls of trained agents from training; see `agents.auxiliary` in the configuration."""
+
+    name: str
+    agent: str | None = None
+    model: str | None = None
+    contains: str | None = None
+
+    def matches(self, agent: str | None, body: Mapping[str, Any]) -> bool:
+        """Whether a request of ``agent`` with the JSON ``body`` is one of these calls."""
+        if self.agent is not None and agent != self.agent:
+            return False
+        if self.model is not None and not fnmatchcase(str(body.get("model", "")), self.model):
+            return False
+        return self.contains is None or any(self.contains in text for text in _instructions(body))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """Which model answers which agent, for all rollouts of a phase."""
+
+    select: Literal["named", "marked", "all"] = "named"
+    """Which agents are trained: those in ``trained``, those marked in code, or all. Never those in ``frozen``."""
+    trained: frozenset[str] = frozenset()
+    policies: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The policy of each trained agent; ``policy`` for trained agents that are not listed."""
+    frozen: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The model of each agent under ``agents.frozen``."""
+    auxiliary: Sequence[AuxiliaryCalls] = ()
+    unnamed: str | None = None
+    """The agent of calls without a name, such as those of a child process: the one that the rollout was opened for."""
+    confirm: bool = False
+    """Forward no call of an agent that is not listed before all names in ``trained`` and ``frozen`` are known to exist."""
+    temperature: float | None = None
+    """Sampling temperature of trained agents; None uses that of the request."""
+    max_tokens: int = 1024
+    """Most tokens of a response that is sampled here."""
+    default_temperature: float = 1.0
+    """Sampling temperature if neither the run nor the request sets one."""
+    default_max_tokens: int | None = None
+    """Most tokens of a response if the request sets no number; None means ``max_tokens``."""
+
+    def policy_of(self, agent: str | None, mark: str | None = None) -> str | None:
+        """The policy that answers ``agent``; None if it is not trained. ``mark``: see `Address.mark`."""
+        if agent is None or agent in self.frozen or agent == REWARD_FUNCTION:
+            return None
+        trained = {"named": agent in self.trained, "marked": mark is not None, "all": True}[self.select]
+        return self.policies.get(agent, POLICY) if trained else None
+
+    def auxiliary_rule(self, agent: str | None, body: Mapping[str, Any]) -> str | None:
+        """The name of the first rule in ``auxiliary`` that matches a request, or None."""
+        return next((rule.name for rule in self.auxiliary if rule.matches(agent, body)), None)
+
+
+def _instructions(body: Mapping[str, Any]) -> list[str]:
+    """The texts of the system prompt and of the last message, in any wire format."""
+    parts: list[Any] = [body.get(name) for name in ("system", "instructions", "systemInstruction", "prompt")]
+    for name in ("messages", "input", "contents"):
+        value = body.get(name)
+        if isinstance(value, list) and value:
+            items = cast("list[Any]", value)
+            parts += [
+                item for item in items if isinstance(item, Mapping) and item.get("role") in ("system", "developer")
+            ]
+            parts.append(items[-1])
+        else:
+            parts.append(value)
+    return [text for part in parts for text in _texts(part)]
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(cast("Mapping[str, Any]", value).values())
+    return [text for item in cast("list[Any]", value) for text in _texts(item)] if isinstance(value, list) else []

@@ -1,0 +1,140 @@
+"""Which agents a program has, as far as the run has seen, and which calls must wait until that is known.
+
+No call reaches a provider because of a wrong selection:
+
+- Until every configured name is known to exist (it made a call, is marked, or was declared by an integration), calls of agents that are
+  not configured are answered here. The attempt is repeated once all names are known; if some stay unknown, the run stops.
+- If nothing is selected or marked, every call is answered by the policy. If the program has a single speaker, that agent is trained.
+  If a mark appears later, attempts without it are repeated; if there are several speakers, the run stops.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from lightning_core.capture import find_run
+from lightning_core.capture.address import Address
+from lightning_core.capture.marks import marked_agents
+from lightning_core.endpoint.routing import DEFAULT_AGENT, Routing
+from lightning_core.endpoint.sessions import Session
+from lightning_core.errors import ConfigError
+from lightning_core.trace import POLICY, REWARD_FUNCTION
+
+Verdict = Literal["keep", "repeat"] | ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Who makes a call, and the policy that answers it."""
+
+    address: Address
+    policy: str | None
+    """None: the agent is not trained."""
+    here: str | None = None
+    """The model that answers an agent that is not trained, because it is not known yet where its calls go."""
+
+
+class Speakers:
+    """The agents of a program. Not thread-safe, except `verdict`."""
+
+    def __init__(self) -> None:
+        self._heard: set[str] = set()
+        self._unselected: set[str] = set()
+        self._marked: set[str] = set()
+        self._declared: set[str] = set()
+
+    def decide(self, session: Session, address: Address, *, names_served_model: bool) -> Decision:
+        """Who makes the call at ``address``, and who answers it.
+
+        ``names_served_model``: the request names another model served here than a policy, so that no provider is involved.
+        """
+        routing = session.routing
+        if address.agent is None and routing.unnamed is not None:
+            address = replace(address, agent=routing.unnamed)
+        agent = address.agent
+        if agent == REWARD_FUNCTION:
+            return Decision(address=address, policy=None)
+        if agent is not None:
+            self._heard.add(agent)
+            if address.mark is not None:
+                self._marked.add(agent)
+        policy = routing.policy_of(agent, address.mark)
+        if policy is not None or agent in routing.frozen or names_served_model:
+            return Decision(address=address, policy=policy)
+        if routing.select == "marked" and not self._marks(routing):
+            session.provisional = True
+            self._unselected.add(agent or DEFAULT_AGENT)
+            return Decision(address=replace(address, agent=agent or DEFAULT_AGENT), policy=POLICY)
+        self._note_declared(address.rollout)
+        if self._unknown(routing):
+            session.provisional = True
+            return Decision(address=address, policy=None, here=next(iter(routing.policies.values()), POLICY))
+        return Decision(address=address, policy=None)
+
+    def verdict(self, session: Session) -> Verdict:
+        """Whether the calls of a finished attempt were answered by the right models.
+
+        ``repeat``: not all of them, but they will be in another attempt. An error: the selection is wrong.
+        """
+        if not session.provisional:
+            return "keep"
+        self._note_declared(session.root.rollout)
+        routing = session.routing
+        if routing.select == "marked":
+            if self._marks(routing):
+                return "repeat"
+            return "keep" if len(self._unselected) == 1 else several_speakers(self._unselected)
+        if not self._unknown(routing):
+            return "repeat"
+        error = unknown_names(self._known(), train=routing.trained, frozen=routing.frozen)
+        return ConfigError(f"{error} The endpoint forwarded no call.")
+
+    def _note_declared(self, rollout: str) -> None:
+        run = find_run(rollout)
+        if run is not None:
+            self._declared |= run.declared
+
+    def _marks(self, routing: Routing) -> Collection[str]:
+        return (self._marked | marked_agents().keys()) - routing.frozen.keys()
+
+    def _known(self) -> set[str]:
+        return self._heard | marked_agents().keys() | self._declared
+
+    def _unknown(self, routing: Routing) -> list[str]:
+        return unknown_selectors(routing.trained | routing.frozen.keys(), self._known()) if routing.confirm else []
+
+
+def unknown_selectors(selectors: Iterable[str], known: Collection[str]) -> list[str]:
+    """The ``selectors`` that are not ``known``. A path is known if each of its names is."""
+    return sorted(s for s in selectors if s not in known and not ("/" in s and all(n in known for n in s.split("/"))))
+
+
+def unknown_names(known: Collection[str], **selectors: Iterable[str]) -> ConfigError:
+    """The error for configured names that no agent has. ``selectors``: the names under each key of ``agents``."""
+    unknown = {key: unknown_selectors(names, known) for key, names in selectors.items()}
+    wrong = "; ".join(f"agents.{key} names {', '.join(map(repr, names))}" for key, names in unknown.items() if names)
+    near = [match for names in unknown.values() for n in names for match in difflib.get_close_matches(n, known, 1)]
+    if near:
+        advice = f"Did you mean {', '.join(map(repr, near))}?"
+    else:
+        advice = (
+            "Correct the names, or mark the agents in code: @trainable(name). If they run only after other agents, list those and their "
+            "models under agents.frozen. To train every agent, set agents: {train: all}."
+        )
+    if not known:
+        advice = "Mark one in code with @trainable, or remove agents.train if the program has a single agent: that is trained."
+        return ConfigError(f"{wrong}, but no agent of this program has a name. {advice}")
+    return ConfigError(f"{wrong}, but the agents of this program are {sorted(known)!r}. {advice}")
+
+
+def several_speakers(names: Iterable[str]) -> ConfigError:
+    """The error for a program of several agents of which none is selected."""
+    found = sorted(set(names))
+    return ConfigError(
+        f"no agent is selected for training, and the program has several: {found!r}. Name those to train, such as "
+        f"agents: {{train: [{found[0]}]}}, mark them in code with @trainable, or train all with agents: {{train: all}}. "
+        "The endpoint forwarded no call."
+    )

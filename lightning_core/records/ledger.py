@@ -1,0 +1,124 @@
+"""The ledger: where each model request of a run went, and which requests did not go through the endpoint."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lightning_core import trace as tr
+from lightning_core.trace import Call, Trace
+
+EntryKind = Literal["call", "failed", "refused", "other", "elsewhere"]
+TRAINED = "trained"
+NOT_TRAINED = "not trained"
+_MAX_REASON = 120
+# The end of a message may be missing. An apostrophe inside a word does not quote.
+_QUOTED = re.compile(r"""(?<!\w)(?:'.*?(?:'(?!\w)|$)|".*?(?:"(?!\w)|$)|`.*?(?:`(?!\w)|$))""")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:[.,_]\d+)*(?!\w)")
+_OBJECT = re.compile(r"\{.*(?:\}|$)")
+_REPEATED = re.compile(r"(['\"]…['\"]|\bN)(?:, \1)+")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=\W?[A-Z])")
+_NOT_SAMPLED = ("embeddings", tr.COUNT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Requests of one agent with one fate."""
+
+    kind: EntryKind
+    """``call``: answered; ``failed``: by an error; ``refused``: by the endpoint; ``other``: answered without sampling, such as a token
+    count; ``elsewhere``: not through the endpoint."""
+    agent: str | None
+    where: str
+    """The model served here, or the host."""
+    detail: str
+    """For calls: ``trained``, or which model was requested with whose key; else the reason, without the values in it."""
+
+    @property
+    def destination(self) -> str:
+        """Where the requests went: ``api.openai.com (gpt-4o-mini, your key)``."""
+        return self.where if self.detail == TRAINED else f"{self.where} ({self.detail})"
+
+
+Ledger = Counter[Entry]
+
+
+def trace_ledger(trace: Trace, trained: Collection[str | None] = ()) -> Ledger:
+    """The number of requests of one rollout for each entry. ``trained``: agents known to be trained, for traces that do not say it."""
+    ledger: Ledger = Counter(_call_entry(call, trained) for call in trace.calls)
+    for event in trace.events:
+        entry = event_entry(event.attributes, event.agent)
+        if entry is not None:
+            ledger[entry] += int(event.attributes.get(tr.REQUESTS, 1))
+    return ledger
+
+
+def routes(ledger: Iterable[Entry]) -> list[str]:
+    """One text for each agent and destination: ``reply → api.openai.com (gpt-4o-mini, your key)``."""
+    return [f"{e.agent or '(no agent)'} → {e.destination}" for e in ledger if e.kind in ("call", "failed")]
+
+
+def selectable_names(ledger: Iterable[Entry]) -> list[str]:
+    """Names of agents that made model calls, as they can be listed under ``agents.train``."""
+    calls = (e for e in ledger if e.kind in ("call", "failed", "refused"))
+    return sorted({e.agent for e in calls if e.agent is not None and not _is_reserved(e)})
+
+
+def _is_reserved(entry: Entry) -> bool:
+    """Whether the name is given by the endpoint: that of the reward function, or ``AGENT/RULE`` of an auxiliary call."""
+    agent = entry.agent or ""
+    return agent == tr.REWARD_FUNCTION or ("/" in agent and entry.detail == NOT_TRAINED)
+
+
+def call_entry(
+    attributes: Mapping[str, Any], agent: str | None, *, failed: bool, trained: Collection[str | None] = ()
+) -> Entry:
+    """The entry of a model call from its span's attributes."""
+    a = attributes
+    model = str(a.get(tr.RESPONSE_MODEL) or a.get(tr.REQUEST_MODEL) or "")
+    if a.get(tr.REFUSED) is not None:
+        return Entry(kind="refused", agent=agent, where=model, detail=general_reason(str(a[tr.REFUSED])))
+    if a.get(tr.HOST) is not None:
+        where, detail = str(a[tr.HOST]), ", ".join(filter(None, (model, a.get(tr.CREDENTIALS))))
+    else:
+        is_trained = a.get(tr.TRAINED) or agent in trained
+        where, detail = model, TRAINED if is_trained else NOT_TRAINED
+    return Entry(kind="failed" if failed else "call", agent=agent, where=where, detail=detail)
+
+
+def event_entry(attributes: Mapping[str, Any], agent: str | None) -> Entry | None:
+    """The entry of any other span; None if it is not a request."""
+    a = attributes
+    operation = a.get(tr.OPERATION)
+    if operation == tr.ELSEWHERE:
+        return Entry(kind="elsewhere", agent=agent, where=str(a.get(tr.HOST, "")), detail=str(a.get(tr.REASON, "")))
+    if operation not in _NOT_SAMPLED:
+        return None
+    where = str(a.get(tr.HOST) or a.get(tr.RESPONSE_MODEL) or a.get(tr.REQUEST_MODEL) or "")
+    refused = a.get(tr.REFUSED)
+    if refused is None:
+        return Entry(kind="other", agent=agent, where=where, detail=operation)
+    return Entry(kind="refused", agent=agent, where=where, detail=general_reason(str(refused)))
+
+
+def general_reason(message: str) -> str:
+    """The first sentence of ``message``, shortened, with a placeholder for each quoted value and number: equal reasons are one entry."""
+    text = _QUOTED.sub(lambda match: f"{match[0][0]}…{match[0][0]}", " ".join(message.split()))
+    text = _OBJECT.sub("{…}", _NUMBER.sub("N", _SENTENCE_END.split(text, maxsplit=1)[0]))
+    text = _REPEATED.sub(r"\1", text)
+    return text if len(text) <= _MAX_REASON else f"{text[: _MAX_REASON - 1]}…"
+
+
+def _call_entry(call: Call, trained: Collection[str | None]) -> Entry:
+    host, credentials = call.target or (None, None)
+    attributes = {
+        tr.RESPONSE_MODEL: call.model,
+        tr.REFUSED: call.refused,
+        tr.HOST: host,
+        tr.CREDENTIALS: credentials,
+        tr.TRAINED: call.trained,
+    }
+    return call_entry(attributes, call.agent, failed=call.error is not None, trained=trained)

@@ -1,0 +1,37 @@
+"""Paths of the agents in traces, which tell agents with the same name apart under ``agents.train``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+
+from lightning_core.trace import Event, Trace
+
+
+def ambiguous_paths(traces: Iterable[Trace]) -> dict[str, list[str]]:
+    """The paths, such as ``team/writer``, of each agent name whose calls were made in several places."""
+    found: dict[str, set[str]] = {}
+    for trace in traces:
+        events = {event.id: event for event in trace.events}
+        for call in trace.calls:
+            if call.agent is not None and (path := _path(call.agent, call.parent, events)):
+                found.setdefault(call.agent, set()).add(path)
+    return {agent: sorted(paths) for agent, paths in found.items() if len(paths) > 1}
+
+
+def _path(agent: str, parent: str | None, events: Mapping[str, Event]) -> str:
+    """The names of ``agent`` and of the agents and nodes around it; empty if no event has its name."""
+    names: list[str] = []
+    seen: set[str] = set()
+    while parent is not None and parent in events and parent not in seen:
+        seen.add(parent)
+        event = events[parent]
+        if event.kind in ("agent", "node") and (names or _is_named(event, agent)):
+            names.append(event.name)
+        parent = event.parent
+    return "/".join(name for name, _ in groupby(reversed(names)))
+
+
+def _is_named(event: Event, agent: str) -> bool:
+    """Whether ``event`` is the agent: it has its name, or is where its path ends."""
+    return event.name == agent or agent.endswith(f"/{event.name}")

@@ -1,0 +1,29 @@
+"""The tables of a store."""
+
+VERSION = 1
+"""The version of the tables; a store of another one is not opened."""
+SCHEMA = """
+CREATE TABLE rollouts (
+    ordinal INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, step INTEGER NOT NULL, task_id TEXT NOT NULL, phase TEXT NOT NULL,
+    attempt INTEGER NOT NULL, status TEXT NOT NULL, reward REAL, error TEXT, version INTEGER,
+    started_ns INTEGER NOT NULL, ended_ns INTEGER NOT NULL, calls INTEGER NOT NULL, counters TEXT NOT NULL
+);
+CREATE TABLE spans (
+    rollout TEXT NOT NULL REFERENCES rollouts(id) ON DELETE CASCADE, span_id TEXT NOT NULL, parent_id TEXT, name TEXT NOT NULL,
+    start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, error TEXT, operation TEXT, agent TEXT, attributes TEXT NOT NULL,
+    PRIMARY KEY (rollout, span_id)
+) WITHOUT ROWID;
+-- Attributes that are bytes: token ids and logprobs.
+CREATE TABLE arrays (
+    rollout TEXT NOT NULL, span_id TEXT NOT NULL, key TEXT NOT NULL, data BLOB NOT NULL,
+    PRIMARY KEY (rollout, span_id, key),
+    FOREIGN KEY (rollout, span_id) REFERENCES spans(rollout, span_id) ON DELETE CASCADE
+) WITHOUT ROWID;
+CREATE TABLE credit (
+    rollout TEXT NOT NULL REFERENCES rollouts(id) ON DELETE CASCADE, call TEXT NOT NULL, agent TEXT NOT NULL,
+    step INTEGER NOT NULL, reward REAL NOT NULL, advantage REAL NOT NULL, tokens INTEGER NOT NULL,
+    PRIMARY KEY (rollout, call)
+) WITHOUT ROWID;
+CREATE TABLE steps (step INTEGER PRIMARY KEY, metrics TEXT NOT NULL);
+CREATE INDEX rollouts_by_step ON rollouts (phase, step);
+"""

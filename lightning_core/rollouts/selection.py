@@ -1,0 +1,129 @@
+"""Which agents a run trains, and whether they were reached."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from lightning_core.capture.marks import marked_agents
+from lightning_core.config import Config
+from lightning_core.config.resolve import agents_policies
+from lightning_core.endpoint.routing import DEFAULT_AGENT, AuxiliaryCalls, Routing
+from lightning_core.endpoint.speakers import unknown_names, unknown_selectors
+from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.records.paths import ambiguous_paths
+from lightning_core.records.store import Phase
+from lightning_core.rollouts.runner import Rollout
+from lightning_core.trace import DECLARED_AGENTS, HOST, REASON, REQUESTS, Trace
+
+logger = logging.getLogger(__name__)
+
+
+def routing_of(config: Config, phase: Phase) -> Routing:
+    """The model of each agent in ``phase``, and the sampling settings of trained agents."""
+    temperature = config.rollouts.temperature
+    if phase != "train" and config.eval.temperature is not None:
+        temperature = config.eval.temperature
+    agents, trains_all = config.agents, config.agents.train == "all"
+    return Routing(
+        select="all" if trains_all else "marked" if agents.train is None else "named",
+        trained=frozenset(agents.named),
+        policies=agents_policies(config),
+        frozen=agents.frozen,
+        auxiliary=[AuxiliaryCalls(**rule.model_dump()) for rule in agents.auxiliary],
+        confirm=True,
+        unnamed=DEFAULT_AGENT if trains_all else None,
+        temperature=temperature,
+        max_tokens=config.rollouts.max_tokens,
+    )
+
+
+def trained_agents(config: Config, traces: Iterable[Trace]) -> frozenset[str]:
+    """Names of the trained agents: the configured ones, and those whose calls in ``traces`` a policy answered."""
+    return frozenset(config.agents.named) | {c.agent for t in traces for c in t.calls if c.trained and c.agent}
+
+
+def check_agents(config: Config, rollouts: Sequence[Rollout]) -> None:
+    """Check the agents of the first rollouts.
+
+    Raises `ConfigError` if a configured name does not exist, or a trained agent sends its requests elsewhere, and `TrainingError` if no
+    trained agent made a call. Logs a warning for a trained agent that was not reached.
+    """
+    traces = [r.trace for r in rollouts]
+    known = known_agents(traces)
+    failed = next((f" The first failed rollout: {r.error}" for r in rollouts if r.status == "failed"), "")
+    auxiliary = [rule.agent for rule in config.agents.auxiliary if rule.agent is not None]
+    if unknown_selectors((*config.agents.named, *config.agents.frozen, *auxiliary), known):
+        error = unknown_names(known, train=config.agents.named, frozen=config.agents.frozen, auxiliary=auxiliary)
+        raise ConfigError(f"{error}{failed}")
+    policies = agents_policies(config)
+    for name, mark in marked_agents().items():
+        if name in policies and mark.policy not in (None, policies[name]):
+            raise ConfigError(
+                f"agent {name!r} is marked with policy {mark.policy!r}, but policies.{policies[name]}.agents names it"
+            )
+    speaking = {c.agent for t in traces for c in t.calls if c.refused is None}
+    trained = trained_agents(config, traces)
+    if config.agents.train is None:
+        trained |= frozenset(marked_agents()) - frozenset(config.agents.frozen)
+    ran = {e.name for t in traces for e in t.events if e.kind in ("agent", "node")}
+    if not trained & speaking:
+        if trained and speaking and not trained & (ran | {e.agent for t in traces for e in t.events}):
+            raise TrainingError(
+                f"no trained agent was reached in {len(traces)} rollouts: {sorted(trained)!r}. Calls came from "
+                f"{sorted(name or '(no agent)' for name in speaking)!r}; train one of these, or add tasks that reach the others.{failed}"
+            )
+        raise no_calls(rollouts)
+    for name in sorted(trained - speaking):
+        outside = _elsewhere(traces, name) if name in ran else ""
+        if outside:
+            raise ConfigError(
+                f"no call of the trained agent {name!r} came through the policy endpoint in {len(traces)} rollouts{outside}{failed}"
+            )
+        reached = "made no model call" if name in ran else "was not reached"
+        logger.warning("the trained agent %r %s in %d rollouts", name, reached, len(traces))
+
+
+def known_agents(traces: Iterable[Trace]) -> set[str]:
+    """The names of all agents and nodes that ran in ``traces``, were declared there, or are marked; paths of shared names."""
+    names: set[str] = set(marked_agents())
+    for trace in traces:
+        names |= {e.name for e in trace.events if e.kind in ("agent", "node")}
+        names |= {e.agent for e in trace.events if e.agent is not None}
+        names |= {n for e in trace.events if e.kind == "rollout" for n in e.attributes.get(DECLARED_AGENTS, ())}
+        names |= set(trace.agents)
+        names |= {path for paths in ambiguous_paths([trace]).values() for path in paths}
+    return names
+
+
+def no_calls(rollouts: Sequence[Rollout]) -> TrainingError:
+    """The error for rollouts in which no trained agent made a call."""
+    error = next((f"; the first error: {r.error}" for r in rollouts if r.error), "")
+    if not error:
+        refused = [c.refused for r in rollouts for c in r.trace.calls if c.refused is not None]
+        error = f"; the endpoint refused {len(refused)} requests, the first: {refused[0]}" if refused else ""
+    outside = _elsewhere(r.trace for r in rollouts)
+    if not outside and not error:
+        outside = (
+            ". No other request was seen: the agent uses a cache, a process that was started before the rollouts, or a client that "
+            "cannot be seen from Python"
+        )
+    return TrainingError(f"no trained agent made a call in {len(rollouts)} rollouts{error}{outside}")
+
+
+def _elsewhere(traces: Iterable[Trace], agent: str | None = None) -> str:
+    """The hosts that received requests of ``agent`` (None: of any), and what to do about it; empty if there are none."""
+    hosts: Counter[str] = Counter()
+    for trace in traces:
+        for e in trace.events:
+            if e.kind == "elsewhere" and agent in (None, e.agent):
+                hosts[f"{e.attributes[HOST]} ({e.attributes[REASON]})"] += int(e.attributes.get(REQUESTS, 1))
+    if not hosts:
+        return ""
+    listed = ", ".join(host for host, _ in hosts.most_common(5))
+    remove = ", or remove the host from rollouts.ignore_hosts" if "(ignored)" in listed else ""
+    return (
+        f". Requests went to {listed}. Give the agent's client the URL of the endpoint (the variables OPENAI_BASE_URL and "
+        f"OPENAI_API_KEY of a child process have it){remove}"
+    )

@@ -1,0 +1,333 @@
+"""Which agents of a program are trained, and that no wrong selection reaches a provider.
+
+The programs call a real HTTP server in place of their provider. The policy is scripted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from lightning_core import trainable
+from lightning_core.capture import declare_agents, endpoint_environment, note_elsewhere, scope
+from lightning_core.capture import marks as registry
+from lightning_core.config import load_config
+from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
+from lightning_core.records.ledger import routes
+from lightning_core.records.store import Store
+from lightning_core.testing.recording_server import RecordingServer, recording_server
+from tests.program_runs import Program, agents_of
+
+
+@pytest.fixture(autouse=True)
+def no_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests mark agents in this process."""
+    monkeypatch.setattr(registry, "_marked", {})
+
+
+@pytest.fixture
+def provider() -> Iterator[RecordingServer]:
+    with recording_server() as server:
+        yield server
+
+
+@pytest.fixture
+def program(provider: RecordingServer, tmp_path: Path) -> Program:
+    return Program(provider, tmp_path)
+
+
+def test_the_only_speaker_of_a_program_without_names_is_trained(program: Program) -> None:
+    def solve(task: Any) -> float:
+        assert program.ask() == "sampled"
+        return 1.0
+
+    assert agents_of(program.run(solve)) == {("agent", True)}
+    assert [t.agent for e in program.episodes for t in e.transitions] == ["agent"] * 2
+    assert program.provider.requests == []
+
+
+def test_the_only_node_that_speaks_is_trained_under_its_name(program: Program) -> None:
+    def solve(task: Any) -> float:
+        with scope("load", kind="node"):
+            pass
+        with scope("write", kind="node"):
+            program.ask()
+        return 1.0
+
+    assert agents_of(program.run(solve)) == {("write", True)}
+
+
+def two_speakers(program: Program) -> Callable[[Any], float]:
+    def solve(task: Any) -> float:
+        for name in ("classifier", "reply"):
+            with scope(name, kind="node"):
+                program.ask(name)
+        return 1.0
+
+    return solve
+
+
+def test_several_speakers_without_a_selection_stop_the_run(program: Program) -> None:
+    with pytest.raises(ConfigError, match=r"has several: \['classifier', 'reply'\].*agents: \{train: \[classifier\]\}"):
+        program.run(two_speakers(program))
+    assert program.provider.requests == []
+
+
+def test_a_selected_agent_is_trained_and_the_other_goes_to_its_provider(program: Program) -> None:
+    groups = program.run(two_speakers(program), agents={"train": ["classifier"]})
+    assert agents_of(groups) == {("classifier", True), ("reply", False)}
+    assert [r.body["messages"][0]["content"] for r in program.provider.requests] == ["reply"] * 2
+    host = httpx.URL(program.provider.url).netloc.decode()
+    assert routes(program.ledger()) == ["classifier → policy", f"reply → {host} (recorded, no key)"]
+
+
+def test_all_agents_are_trained(program: Program) -> None:
+    groups = program.run(two_speakers(program), agents={"train": "all", "frozen": {"reply": "base"}})
+    assert agents_of(groups) == {("classifier", True), ("reply", False)}
+    assert program.provider.requests == []
+
+
+def test_all_includes_calls_without_a_name(program: Program) -> None:
+    def solve(task: Any) -> float:
+        program.ask()
+        return 1.0
+
+    assert agents_of(program.run(solve, agents={"train": "all"})) == {("agent", True)}
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_misspelt_name_never_reaches_a_provider(program: Program, declared: bool) -> None:
+    solve = two_speakers(program)
+
+    def declaring(task: Any) -> float:
+        declare_agents(["classifier", "reply"] if declared else [])
+        return solve(task)
+
+    with pytest.raises(ConfigError, match=r"agents.train names 'clasifier', but .*'classifier', 'reply'.*Did you mean"):
+        program.run(declaring, agents={"train": ["clasifier"]})
+    assert program.provider.requests == []
+
+
+def test_a_misspelt_frozen_name_never_reaches_a_provider(program: Program) -> None:
+    agents = {"train": ["classifier"], "frozen": {"repyl": "base"}}
+    with pytest.raises(ConfigError, match=r"agents.frozen names 'repyl'.*Did you mean 'reply'"):
+        program.run(two_speakers(program), agents=agents)
+    assert program.provider.requests == []
+
+
+def test_an_agent_that_speaks_after_others_is_found_without_a_provider(program: Program) -> None:
+    """The attempt in which it was not known yet is repeated, and not recorded."""
+
+    def solve(task: Any) -> float:
+        for name in ("planner", "writer"):
+            with scope(name, kind="node"):
+                program.ask(name)
+        return 1.0
+
+    groups = program.run(solve, agents={"train": ["writer"]})
+    assert agents_of(groups) == {("planner", False), ("writer", True)}
+    assert len(program.provider.requests) == 2
+    with Store(program.folder / "store.db", read_only=True) as store:
+        assert store.count() == 2
+
+
+def test_an_agent_that_exists_but_was_not_reached_is_a_warning(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    def solve(task: Any) -> float:
+        declare_agents(["triage", "billing"])
+        with scope("triage", kind="node"):
+            program.ask()
+        return 1.0
+
+    with caplog.at_level(logging.WARNING):
+        program.run(solve, agents={"train": ["triage", "billing"]})
+    assert "the trained agent 'billing' was not reached in 2 rollouts" in caplog.text
+
+
+def test_marks_made_inside_solve_are_trained_from_the_first_call_on(program: Program) -> None:
+    def solve(task: Any) -> float:
+        with scope("intro", kind="node"):
+            program.ask("intro")
+        trainable(lambda: program.ask("writer"), name="writer")()
+        return 1.0
+
+    assert agents_of(program.run(solve)) == {("intro", False), ("writer", True)}
+    assert {r.body["messages"][0]["content"] for r in program.provider.requests} == {"intro"}
+
+
+def test_the_mark_of_solve_names_what_has_no_other_name(program: Program) -> None:
+    """A client that knows only the URL and the key of the rollout."""
+
+    @trainable("coder")
+    def solve(task: Any) -> float:
+        environment = endpoint_environment()
+        key = environment["OPENAI_API_KEY"].partition(".")[0]
+        with httpx.Client() as client:
+            body = {"model": "gpt", "messages": [{"role": "user", "content": "hi"}]}
+            url = f"{environment['OPENAI_BASE_URL']}/chat/completions"
+            client.post(url, json=body, headers={"authorization": f"Bearer {key}"}).raise_for_status()
+        return 1.0
+
+    assert agents_of(program.run(solve)) == {("coder", True)}
+
+
+def test_the_calls_of_a_reward_function_go_to_their_provider(program: Program) -> None:
+    def solve(task: Any) -> str:
+        return program.ask("agent")
+
+    def grade(task: Any, result: Any) -> float:
+        return float(program.ask("grade") == "ok")
+
+    groups = program.run(solve, reward=grade)
+    assert agents_of(groups) == {("agent", True), ("reward function", False)}
+    assert {r.reward for g in groups for r in g.rollouts} == {1.0}
+
+
+def test_auxiliary_calls_are_answered_but_not_trained(program: Program) -> None:
+    def solve(task: Any) -> float:
+        with scope("coder", kind="node"):
+            assert program.ask("Fix it") == program.ask("Write a title for: Fix it") == "sampled"
+            program.ask("Fix it", model="claude-haiku-4")
+        return 1.0
+
+    rules = [{"name": "title", "contains": "Write a title"}, {"name": "small", "agent": "coder", "model": "*-haiku-*"}]
+    groups = program.run(solve, agents={"train": ["coder"], "auxiliary": rules})
+    assert agents_of(groups) == {("coder", True), ("coder/title", False), ("coder/small", False)}
+    assert [t.agent for e in program.episodes for t in e.transitions] == ["coder"] * 2
+    assert {"coder/title → policy (not trained)", "coder/small → policy (not trained)"} < set(routes(program.ledger()))
+
+
+def test_a_rule_for_auxiliary_calls_must_match_something() -> None:
+    with pytest.raises(ConfigError, match=r"agents.auxiliary.*expected agent, model or contains"):
+        load_config({"policy": {"model": "m"}, "agents": {"auxiliary": [{"name": "all"}]}})
+
+
+def test_a_trained_agent_that_goes_elsewhere_stops_the_run_with_the_host(program: Program) -> None:
+    """The host is ignored, so nothing that the agent says reaches the endpoint."""
+    host = httpx.URL(program.provider.url).netloc.decode()
+
+    def solve(task: Any) -> float:
+        with scope("writer", kind="node"):
+            program.ask()
+        return 1.0
+
+    with pytest.raises(TrainingError, match=rf"no trained agent made a call in 2 rollouts.*{host}.*ignore_hosts"):
+        program.run(solve, agents={"train": ["writer"]}, rollouts={"ignore_hosts": [host]})
+    assert {(e.kind, e.agent, e.where) for e in program.ledger()} == {("elsewhere", "writer", host)}
+
+
+def test_one_of_two_trained_agents_that_goes_elsewhere_stops_the_run(program: Program) -> None:
+    with recording_server() as other:
+        host = httpx.URL(other.url).netloc.decode()
+        bypassing = Program(other, program.folder)
+
+        def solve(task: Any) -> float:
+            with scope("writer", kind="node"):
+                program.ask()
+            with scope("editor", kind="node"):
+                bypassing.ask()
+            return 1.0
+
+        sections = {"agents": {"train": ["writer", "editor"]}, "rollouts": {"ignore_hosts": [host]}}
+        with pytest.raises(ConfigError, match=rf"no call of the trained agent 'editor' came through .*{host}"):
+            program.run(solve, **sections)
+
+
+def test_the_hosts_with_the_most_requests_are_named_first(program: Program) -> None:
+    def solve(task: Any) -> float:
+        with scope("writer"):
+            for number in range(8):
+                for _ in range(number + 1):
+                    note_elsewhere(f"host-{number}", "ignored")
+        return 1.0
+
+    named = ", ".join(rf"host-{number} \(ignored\)" for number in (7, 6, 5, 4, 3))
+    with pytest.raises(TrainingError, match=rf"Requests went to {named}\. Give"):
+        program.run(solve, agents={"train": ["writer"]})
+
+
+def test_rollouts_without_calls_are_counted(program: Program, caplog: pytest.LogCaptureFixture) -> None:
+    def solve(task: Any) -> float:
+        if task["id"] == "a":
+            program.ask()
+        return 1.0
+
+    program.run(solve)
+    assert [e.task_id for e in program.episodes if e.transitions] == ["a"]
+
+
+def test_a_program_that_makes_no_call_is_told_so(program: Program) -> None:
+    with pytest.raises(
+        TrainingError, match=r"no trained agent made a call in 2 rollouts.*uses a cache, a process that"
+    ):
+        program.run(lambda task: 1.0)
+
+
+def test_a_provider_that_fails_is_not_blamed_on_the_agent(program: Program) -> None:
+    program.provider.fail_next = 100
+
+    def solve(task: Any) -> float:
+        with scope("agent", kind="node"):
+            program.ask()
+        return 1.0
+
+    with pytest.raises(InfrastructureError, match="all 2 rollouts had an infrastructure failure"):
+        program.run(solve, agents={"train": ["other"], "frozen": {"agent": "gpt"}})
+
+
+def test_no_trained_agent_was_reached(program: Program) -> None:
+    def solve(task: Any) -> float:
+        declare_agents(["triage", "refund"])
+        with scope("triage", kind="node"):
+            program.ask()
+        return 1.0
+
+    with pytest.raises(
+        TrainingError, match=r"no trained agent was reached in 2 rollouts: \['refund'\]. Calls came from \['triage'\]"
+    ):
+        program.run(solve, agents={"train": ["refund"]})
+
+
+def test_a_misspelt_agent_of_a_rule_for_auxiliary_calls_is_an_error(program: Program) -> None:
+    rules = [{"name": "title", "contains": "title", "agent": "clasifier"}]
+    with pytest.raises(ConfigError, match=r"agents.auxiliary names 'clasifier'.*Did you mean 'classifier'"):
+        program.run(two_speakers(program), agents={"train": ["classifier"], "auxiliary": rules})
+
+
+def test_a_stray_call_is_blamed_on_every_rollout_that_it_may_belong_to(program: Program) -> None:
+    """The agent hands its prompt to an older thread in a way that cannot be seen, and makes do without an answer."""
+    requests: list[tuple[threading.Event, list[str]]] = []
+    wake = threading.Event()
+
+    def serve() -> None:
+        while wake.wait():
+            wake.clear()
+            while requests:
+                done, answers = requests.pop()
+                try:
+                    answers.append(program.ask("stray"))
+                except Exception:  # noqa: BLE001 - as careless programs do
+                    answers.append("fallback")
+                done.set()
+
+    threading.Thread(target=serve, daemon=True).start()
+
+    def solve(task: Any) -> float:
+        program.ask("own")
+        done, answers = threading.Event(), list[str]()
+        requests.append((done, answers))
+        wake.set()
+        done.wait(30)
+        return float(answers == ["sampled"])
+
+    with pytest.raises(InfrastructureError, match=r"was refused: thread .* made it outside any rollout"):
+        program.run(solve)
+    assert program.provider.requests == []
+    assert any(e.kind == "elsewhere" and e.detail.startswith("refused: thread") for e in program.ledger())

@@ -1,0 +1,65 @@
+"""Names of the OpenAI Agents SDK's agents: those that have not spoken, and equal names in several places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from agents import Agent, handoff, set_trace_processors
+
+from lightning_core.capture.integration import Installed
+from lightning_core.capture.mark import trainable
+from lightning_core.testing import tool_call
+from lightning_core.trace import DECLARED_AGENTS
+from tests.integrations.sdk_programs import HOWS, cast, first, make, run, speakers
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> Iterator[None]:
+    set_trace_processors([])  # the SDK's own would send traces to the provider
+    with Installed().installed("openai-agents"):
+        yield
+
+
+def make_desk(*, marked: bool = False) -> Agent[Any]:
+    """Triage hands off to Billing, which has an Adviser as a tool, and by a handoff of its own to Sales."""
+    billing = make("Billing", tools=[make("Adviser").as_tool("advise", "Advises.")])
+    billing = trainable(billing, name="bills") if marked else billing
+    sales = make("Sales")
+    return make("Triage", handoffs=[billing, handoff(sales)])
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("marked", [True, False])
+def test_agents_that_were_not_reached_are_declared(how: str, marked: bool) -> None:
+    with cast({"Triage": "Hello."}) as playground, playground.rollout() as rollout:
+        run(make_desk(marked=marked), "hi", how)
+    root = rollout.trace.events[0]
+    assert speakers(rollout.trace) == ["Triage"]
+    assert set(root.attributes[DECLARED_AGENTS]) == {"Triage", "bills" if marked else "Billing", "Adviser", "Sales"}
+
+
+@pytest.mark.parametrize(
+    ("selectors", "expected"),
+    [
+        (["Writer"], ["Boss", "Writer", "Editor", "Writer"]),
+        (["Boss/Writer"], ["Boss", "Boss/Writer", "Editor", "Writer"]),
+        (["Editor/Writer"], ["Boss", "Writer", "Editor", "Editor/Writer"]),
+        (["Boss"], ["Boss", "Writer", "Editor", "Writer"]),
+        (["edit/Writer", "Boss/draft/Writer"], ["Boss", "Boss/draft/Writer", "Editor", "edit/Writer"]),
+    ],
+)
+def test_one_name_inside_two_agents(selectors: Sequence[str], expected: list[str]) -> None:
+    boss = make("Boss", tools=[make("Writer").as_tool("draft", "Writes.")])
+    editor = make("Editor", tools=[make("Writer").as_tool("edit", "Edits.")])
+    script = {
+        "Boss": first(tool_call("draft", input="hm"), "Done"),
+        "Editor": first(tool_call("edit", input="hm"), "Done"),
+        "Writer": "Words.",
+    }
+    with cast(script) as playground, playground.rollout(train=selectors) as rollout:
+        run(boss, "go")
+        run(editor, "go")
+    spoken = speakers(rollout.trace)
+    assert [spoken[0], spoken[1], spoken[3], spoken[4]] == expected

@@ -1,0 +1,118 @@
+"""What the child processes of the tests do. A module of its own, since a spawned process imports it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+
+from lightning_core import reward, trainable
+from lightning_core.capture import current_address, current_run, scope
+from lightning_core.capture import run as runs
+
+CHAT = "https://api.openai.com/v1/chat/completions"
+started: list[str] = []
+
+
+def ask(text: str) -> str:
+    """One model call with a client that knows nothing of the endpoint. It imports fast."""
+    body = {"model": "gpt-4o", "messages": [{"role": "user", "content": text}]}
+    response = httpx2.post(CHAT, json=body, headers={"authorization": "Bearer sk-own"}, trust_env=False, timeout=60)
+    if response.status_code != 200:
+        raise RuntimeError(response.text)
+    return response.json()["choices"][0]["message"]["content"]
+
+
+def ask_both(first: str, second: str) -> str:
+    return f"{ask(first)}; {ask(second)}"
+
+
+def ask_in_thread(text: str) -> str:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(ask, text).result()
+
+
+def ask_openai(text: str) -> str:
+    """As `ask`, with OpenAI's client."""
+    import openai
+
+    with openai.OpenAI(api_key="sk-own", max_retries=0) as client:
+        response = client.chat.completions.create(model="gpt-4o", messages=[{"role": "user", "content": text}])
+    return response.choices[0].message.content or ""
+
+
+@trainable("inner")
+def ask_as_inner(text: str) -> str:
+    return ask(text)
+
+
+def ask_nested(text: str) -> str:
+    """Calls inside and outside a marked function, a tool, and rewards."""
+    answer = ask_as_inner(f"inner {text}")
+    with scope("search", kind="tool"):
+        reward(0.5, name="found")
+    return f"{answer}; {ask(text)}"
+
+
+def kept() -> tuple[bool, int, tuple[str, ...]]:
+    """What a process knows of rollouts between two pieces of work."""
+    live = runs._live  # pyright: ignore[reportPrivateUsage]
+    return current_run() is None, len(live), tuple(name for name in os.environ if name.startswith("LIGHTNING_"))
+
+
+def address() -> str | None:
+    found = current_address()
+    return None if found is None else found.agent
+
+
+def initialize(word: str) -> None:
+    started.append(word)
+
+
+def initialized() -> list[str]:
+    ask("after initializer")
+    return started
+
+
+def fail(text: str) -> None:
+    ask(text)
+    raise KeyError(text)
+
+
+def exit_with(code: int) -> None:
+    ask("before exit")
+    raise SystemExit(code)
+
+
+def put(queue: Any, text: str) -> None:
+    queue.put(ask(text))
+
+
+class OwnProcess(multiprocessing.get_context("spawn").Process):
+    """A process with a ``run`` of its own."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(daemon=True)
+        self.text = text
+        self.number = threading.get_ident()
+
+    def run(self) -> None:
+        ask(self.text)
+
+
+def ask_late(go: Any, queue: Any) -> None:
+    """Calls the model when ``go`` is set; puts the error."""
+    go.wait()
+    try:
+        queue.put(ask("late"))
+    except RuntimeError as error:
+        queue.put(str(error))
+
+
+def load_and_call(pickled: bytes, *args: Any) -> Any:
+    return pickle.loads(pickled)(*args)
