@@ -1,8 +1,8 @@
 """Runs inside the agent's process: scopes, marks, patches of hosts and HTTP clients."""
 
-from lightning_core.capture.child_scope import bind_for_process
+from lightning_core.capture.children.environment import endpoint_environment
+from lightning_core.capture.children.scope import bind_for_process
 from lightning_core.capture.context import bind, current_scope, outside_rollout
-from lightning_core.capture.environment import endpoint_environment
 from lightning_core.capture.recording import declare_agents, note_elsewhere, record, reward
 from lightning_core.capture.run import Run, find_run
 from lightning_core.capture.scope import (

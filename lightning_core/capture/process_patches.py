@@ -12,15 +12,15 @@ from contextlib import contextmanager
 
 import wrapt
 
-from lightning_core.capture.child_scope import prepare_children_with
+from lightning_core.capture.children.processes import install_processes
+from lightning_core.capture.children.programs import install_programs
+from lightning_core.capture.children.ray_tasks import install_ray
+from lightning_core.capture.children.scope import prepare_children_with
 from lightning_core.capture.clients import install_client
 from lightning_core.capture.context import is_capturing
 from lightning_core.capture.integration import find_hosts, install
 from lightning_core.capture.patching import Patches
-from lightning_core.capture.processes import install_processes
-from lightning_core.capture.programs import install_programs
 from lightning_core.capture.queues import install_queues
-from lightning_core.capture.ray_tasks import install_ray
 from lightning_core.capture.sockets import install_sockets
 from lightning_core.capture.threads import install_threads
 

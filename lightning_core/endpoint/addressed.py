@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lightning_core.capture import find_run
 from lightning_core.capture.address import AGENT_HEADER, Address
-from lightning_core.capture.child_keys import KeyAddress, Verify, is_signed_with, read_key, unbind_headers
-from lightning_core.capture.environment import origin_url
+from lightning_core.capture.children.environment import origin_url
+from lightning_core.capture.children.keys import KeyAddress, Verify, is_signed_with, read_key, unbind_headers
 from lightning_core.capture.marks import mark_of
 from lightning_core.capture.providers import GOOGLE_KEY
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION, sign_origin

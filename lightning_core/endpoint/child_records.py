@@ -1,7 +1,7 @@
 """``POST /v1/lightning/records``: what child processes of an agent record, added to the trace of their rollout.
 
-The sender is `capture.remote_run`, which signs each record: a program that only has the key of a rollout cannot give itself a reward.
-Calls are not accepted, because the endpoint records them itself.
+The sender is `capture.children.remote_run`, which signs each record: a program that only has the key of a rollout cannot give itself
+a reward. Calls are not accepted, because the endpoint records them itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from lightning_core import trace as tr
 from lightning_core.capture import Run, find_run
-from lightning_core.capture.remote_run import PATH as RELATIVE_PATH
+from lightning_core.capture.children.remote_run import PATH as RELATIVE_PATH
 from lightning_core.capture.signatures import SIGNATURE, is_record_signed
 from lightning_core.capture.spans import deliver
 from lightning_core.endpoint.dialects import chat_completions

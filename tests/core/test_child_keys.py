@@ -11,7 +11,14 @@ import httpx2
 import pytest
 
 from lightning_core.capture import Run, outside_rollout
-from lightning_core.capture.child_keys import KeyAddress, bind_key, is_key_of, is_signed_with, read_key, unbind_headers
+from lightning_core.capture.children.keys import (
+    KeyAddress,
+    bind_key,
+    is_key_of,
+    is_signed_with,
+    read_key,
+    unbind_headers,
+)
 from lightning_core.capture.signatures import sign
 from lightning_core.endpoint.addressed import name_agent, split_path
 from lightning_core.testing.playground import Playground, open_playground

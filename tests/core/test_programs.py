@@ -18,7 +18,7 @@ import pytest
 from lightning_core import trainable
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run, endpoint_environment, rollout, scope
-from lightning_core.capture.environment import child_variables, origin_url
+from lightning_core.capture.children.environment import child_variables, origin_url
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.rollouts.environment import patched

@@ -13,7 +13,7 @@ import pytest
 from starlette.types import Message
 
 from lightning_core.capture import Run, endpoint_environment, scope
-from lightning_core.capture.child_keys import KeyAddress, bind_key
+from lightning_core.capture.children.keys import KeyAddress, bind_key
 from lightning_core.capture.signatures import (
     ORIGIN,
     ORIGIN_AUTHORIZATION,

@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_core.capture.child_scope import ChildCall, ChildScope, child_scope
+from lightning_core.capture.children.scope import ChildCall, ChildScope, child_scope
 from lightning_core.capture.context import bind, current_scope, without_scope
 from lightning_core.capture.patching import Patches, Wrapper
 from lightning_core.capture.scope import current_run

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
-from lightning_core.capture.child_keys import KeyAddress, bind_key, is_key_of
+from lightning_core.capture.children.keys import KeyAddress, bind_key, is_key_of
 from lightning_core.capture.scope import current_address, current_run
 
 URL_VARIABLE = "LIGHTNING_BASE_URL"

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
-from lightning_core.capture.child_scope import ChildScope, child_scope
+from lightning_core.capture.children.scope import ChildScope, child_scope
 from lightning_core.capture.context import without_scope
 from lightning_core.capture.import_hooks import when_imported
 from lightning_core.capture.patching import Patches

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from lightning_core.capture.children.environment import endpoint_environment
+from lightning_core.capture.children.program_names import program_of, program_of_command
 from lightning_core.capture.clients.stamping import is_sending
-from lightning_core.capture.environment import endpoint_environment
 from lightning_core.capture.patching import Patches, Wrapper
-from lightning_core.capture.program_names import program_of, program_of_command
 from lightning_core.capture.recording import note_elsewhere, record
 
 SUBPROCESS = "subprocess"
