@@ -116,7 +116,7 @@ def test_many_records_arrive_in_order_and_once(playground: Playground, method: s
 
 
 @pytest.mark.parametrize("end", ["os._exit", "os.execv", "os.execve", "SystemExit", "send", "put"])
-def test_a_process_sends_what_it_recorded_before_it_ends_or_passes_a_result_on(
+def test_a_process_sends_what_it_recorded_before_it_ends_or_returns_a_result(
     playground: Playground, gate: Gate, end: str
 ) -> None:
     recorded = FORK.Event()

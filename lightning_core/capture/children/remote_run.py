@@ -107,7 +107,7 @@ def attached(run: Run) -> Generator[None]:
             if not _users[run.rollout]:
                 del _users[run.rollout]
                 run.detach()
-        sender.flush()  # before the result of the work is passed on
+        sender.flush()  # before the work returns its result
 
 
 def _load(rollout: str, settings: Mapping[str, Any]) -> Run:
