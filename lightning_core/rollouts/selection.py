@@ -117,7 +117,7 @@ def warn_of_hosts(config: Config, ledger: Ledger) -> None:
             is_listed(urlsplit(f"{scheme}://{host}"), [entry]) for host in ignored for scheme in ("http", "https")
         ):
             near = difflib.get_close_matches(entry, called, 1)
-            advice = f"did you mean {near[0]!r}?" if near else "correct or remove it"
+            advice = f"did you mean {near[0]!r}?" if near else "correct it if it is misspelt"
             logger.warning("rollouts.ignore_hosts lists %r, but no request went there; %s", entry, advice)
 
 
