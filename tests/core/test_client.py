@@ -21,7 +21,8 @@ from lightning_core.capture.address import Address
 from lightning_core.capture.clients import install_client
 from lightning_core.capture.context import is_capturing
 from lightning_core.capture.patching import Patches
-from lightning_core.errors import StrayCallError
+from lightning_core.endpoint.upstream import upstream_target
+from lightning_core.errors import ConfigError, StrayCallError
 from lightning_core.testing.recording_server import RecordingServer
 from tests.core.requests_elsewhere import elsewhere
 from tests.program_runs import Program
@@ -357,3 +358,9 @@ def test_a_compressed_request_in_another_wire_format_is_forwarded_as_it_is(progr
     program.run(solve, agents={"train": ["writer"]})
     assert [request.data for request in program.provider.requests] == [data, data]
     assert {(e.kind, e.agent) for e in program.ledger()} == {("call", "writer"), ("call", "other")}
+
+
+def test_a_key_that_no_header_can_contain_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPSTREAM_KEY", "“sk-1”")
+    with pytest.raises(ConfigError, match=r"'UPSTREAM_KEY' \(policy.upstream.api_key_env\) has characters other than"):
+        upstream_target("http://localhost", "UPSTREAM_KEY")
