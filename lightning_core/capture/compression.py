@@ -10,6 +10,8 @@ _FORMATS = {"gzip": (_GZIP,), "x-gzip": (_GZIP,), "deflate": (_ZLIB, _RAW)}
 """The ``wbits`` of zlib to try for each encoding: ``deflate`` is sent in both formats."""
 
 SUPPORTED = ("gzip", "deflate")
+_MOST_ENCODINGS = 2
+"""Each may multiply the work by a thousand."""
 
 
 def encodings(header: str) -> list[str]:
@@ -21,8 +23,11 @@ def encodings(header: str) -> list[str]:
 def decompress(data: bytes, encodings: Sequence[str], *, most_bytes: int) -> bytes:
     """``data`` without its ``encodings``; more than ``most_bytes`` bytes if it is larger, but not all of it.
 
-    Raises LookupError for an encoding that is not in `SUPPORTED`, and ValueError for data that does not have its encoding.
+    Raises LookupError for an encoding that is not in `SUPPORTED`, and ValueError for data that does not have its encoding, for a gzip
+    file of several members, and for more than two encodings.
     """
+    if len(encodings) > _MOST_ENCODINGS:
+        raise ValueError(f"at most {_MOST_ENCODINGS} encodings are supported")
     for encoding in reversed(encodings):
         if encoding not in _FORMATS:
             raise LookupError(encoding)
@@ -31,22 +36,19 @@ def decompress(data: bytes, encodings: Sequence[str], *, most_bytes: int) -> byt
 
 
 def _inflate(data: bytes, encoding: str, most: int) -> bytes:
-    error = zlib.error("it is empty")
+    error = "it is empty"
     for wbits in _FORMATS[encoding] if data else ():
-        try:
-            return _inflate_members(data, wbits, most)
-        except zlib.error as failure:
-            error = failure
-    raise ValueError(f"the data is not {encoding}: {error}")
-
-
-def _inflate_members(data: bytes, wbits: int, most: int) -> bytes:
-    """The contents of ``data``, up to ``most`` bytes. A gzip file may have several members."""
-    plain = b""
-    while data and len(plain) < most:
         inflate = zlib.decompressobj(wbits)
-        plain += inflate.decompress(data, most - len(plain))
-        if not inflate.eof and len(plain) < most:
-            raise zlib.error("it is incomplete")
-        data = inflate.unused_data
-    return plain
+        try:
+            plain = inflate.decompress(data, most)
+        except zlib.error as failure:
+            error = str(failure)
+            continue
+        if len(plain) >= most:
+            return plain
+        if not inflate.eof:
+            raise ValueError(f"the data is not {encoding}: it is incomplete")
+        if inflate.unused_data.strip(b"\0"):
+            raise ValueError(f"the data has more than one part of {encoding}")
+        return plain
+    raise ValueError(f"the data is not {encoding}: {error}")

@@ -1,6 +1,6 @@
 """Who runs: the current thread and asyncio task.
 
-Neither identifiers of threads nor those of objects will do: both are reused.
+To tell them apart, neither identifiers of threads nor those of objects will do: both are reused.
 """
 
 from __future__ import annotations
@@ -30,3 +30,28 @@ def current_owner() -> Owner:
     loop = asyncio._get_running_loop()  # unlike `asyncio.current_task`, it does not raise in a thread without one
     task = None if loop is None else asyncio.current_task(loop)
     return _thread.number, None if task is None else weakref.ref(task)
+
+
+INHERITS = "_lightning_inherits"
+"""Attribute of a thread that was started in a scope, and runs in it."""
+
+
+def current_worker() -> threading.Thread | asyncio.Task[Any] | None:
+    """The current task, or the thread if it was started in a scope. None in other threads, which run what they are given."""
+    loop = asyncio._get_running_loop()
+    task = None if loop is None else asyncio.current_task(loop)
+    if task is not None:
+        return task
+    thread = threading.current_thread()
+    return thread if hasattr(thread, INHERITS) else None
+
+
+def is_running(worker: threading.Thread | asyncio.Task[Any]) -> bool:
+    """Whether a task or thread has not ended."""
+    return worker.is_alive() if isinstance(worker, threading.Thread) else not worker.done()
+
+
+def name_of(worker: threading.Thread | asyncio.Task[Any]) -> str:
+    """What a task or thread is called in messages."""
+    kind, name = ("thread", worker.name) if isinstance(worker, threading.Thread) else ("task", worker.get_name())
+    return f"{kind} {name!r}"

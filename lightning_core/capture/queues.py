@@ -37,7 +37,7 @@ class _Notes:
     def __init__(self, creator: Owner | None) -> None:
         self.creator = creator
         """Who created the queue; None if that was before the rollouts."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may put into the queue at any time
         # By identity. The item itself is kept, so that its id is not reused if it leaves the queue by another way than `take`.
         self._scopes: dict[int, deque[tuple[Any, Scopes]]] = {}
 

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -16,6 +18,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 
 from lightning_core import trace as tr
 from lightning_core.capture.address import Address
+from lightning_core.capture.owner import current_worker, is_running, name_of
 from lightning_core.capture.signatures import new_secret
 from lightning_core.capture.spans import listen, start_root, start_span, stop_listening, to_record
 from lightning_core.errors import CaptureError
@@ -76,6 +79,8 @@ class Run:
         self._declared: set[str] = set()
         self._elsewhere: Counter[tuple[str | None, str, str]] = Counter()
         self._origins: dict[str, Mapping[str, str]] = {}
+        self._workers: weakref.WeakKeyDictionary[threading.Thread | asyncio.Task[Any], str | None]
+        self._workers = weakref.WeakKeyDictionary()
         self._spans: list[SpanRecord] = []
         # Reentrant: the garbage collector may close a generator, and thereby end its span, on a thread that holds the lock.
         self._lock = threading.RLock()
@@ -100,6 +105,7 @@ class Run:
         if error is not None:
             self._root.set_status(Status(StatusCode.ERROR, describe(error)))
         self.ended = True
+        self._check_workers()
         self._write_elsewhere()
         if self._declared:
             self._root.set_attribute(tr.DECLARED_AGENTS, sorted(self._declared))
@@ -196,6 +202,11 @@ class Run:
             self.counters["infrastructure"] += 1
             self.infrastructure.append(detail)
 
+    def note_worker(self, worker: threading.Thread | asyncio.Task[Any], agent: str | None) -> None:
+        """Record that a thread or task, which ``agent`` started, made a model call in its name. It must end before the rollout does."""
+        with self._lock:
+            self._workers[worker] = agent
+
     def renew_lock(self) -> None:
         """Replace the lock, which another thread may have held when this process was forked."""
         self._lock = threading.RLock()
@@ -203,6 +214,18 @@ class Run:
     def _append(self, span: SpanRecord) -> None:
         with self._lock:
             self._spans.append(span)
+
+    def _check_workers(self) -> None:
+        with self._lock:
+            workers = dict(self._workers)
+        closing = current_worker()
+        for worker, agent in workers.items():
+            if worker is not closing and is_running(worker):
+                self.count_infrastructure_failure(
+                    f"{name_of(worker)}, which agent {agent!r} started, made model calls and outlives the rollout: they may be those of "
+                    "another agent. End it before the rollout ends, or start it before the rollouts and give it its work as "
+                    "lightning_core.capture.bind(function)"
+                )
 
     def _write_elsewhere(self) -> None:
         """Write one span for each agent, host and reason; the least frequent hosts are one."""

@@ -117,7 +117,10 @@ def find_route(method: str, path: str, body: Body) -> str | None:
     value = _parse(body)
     if value is None:
         return None
-    named = isinstance(value.get(_MODEL), str)
+    model = value.get(_MODEL)
+    if not isinstance(model, str | None):
+        return None
+    named = model is not None
     if route is not None and _fits(route, value, has_model=named or in_path or _VERSIONED.search(path) is not None):
         return route
     if not (named or in_path) or _CONVERSATIONS_ELSEWHERE.search(path):
@@ -135,7 +138,7 @@ def lacks_model(method: str, path: str, body: Body) -> bool:
     if method.upper() != "POST" or not _mentions(body, (*_CONVERSATION, "prompt")):
         return False
     value = _parse(body)
-    if value is None or _MODEL in value:
+    if value is None or value.get(_MODEL) is not None:
         return False
     named = {_MODEL: ""} | {name: item for name, item in value.items() if name != "input"}
     return find_route(method, path, named) is not None

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from lightning_core.capture.address import Address
 from lightning_core.capture.context import inherited_scope, is_outside
+from lightning_core.capture.owner import current_owner, current_worker
 from lightning_core.capture.repeats import Repeats
 from lightning_core.capture.resolvers import resolve
 from lightning_core.capture.run import Run, has_live_runs, live_runs
@@ -31,10 +31,6 @@ _WHAT: dict[Reason, str] = {
 }
 STRAY = "refused: "
 """What begins the reason why a request went nowhere, because it is a stray call."""
-_KEPT = 100
-
-refused: deque[str] = deque(maxlen=_KEPT)
-"""The messages of the last refused calls of this process, oldest first."""
 
 repeats = Repeats()
 """The refused calls since the patches were installed, by reason, host and agents."""
@@ -63,13 +59,13 @@ class Stray:
         nothing is trained on what an agent made of the refusal.
         """
         message = describe_stray(self.reason, host, threading.current_thread().name, self.candidates)
-        refused.append(message)
         if (times := repeats.count((self.reason, host, tuple(c.address.agent for c in self.candidates)))) is not None:
             logger.error("%s%s", message, times)
-        live = live_runs()
         known = {c.run.rollout: c.run for c in self.candidates if not c.run.ended}
-        for run in known.values() or live:
+        runs = list(known.values()) or live_runs()
+        for run in runs:
             run.count_infrastructure_failure(message)
+        for run in runs[:1]:  # it is one request
             run.note_elsewhere(None, host, f"{STRAY}{_WHAT[self.reason]}")
         return StrayCallError(message)
 
@@ -108,6 +104,10 @@ def speaking() -> Speaker | Stray | None:
 def spoke() -> None:
     """Record that a model call of `speaking` was routed: what a worker took from queues before is finished."""
     scope = inherited_scope()
+    worker = current_worker()
+    # What it took from queues says whose work it does.
+    if worker is not None and scope is not None and scope.work is None and scope.owner != current_owner():
+        scope.run.note_worker(worker, scope.address.agent)
     for work in () if scope is None else (scope.work, scope.around):
         if work is not None:
             work.finish()

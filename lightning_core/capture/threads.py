@@ -18,6 +18,7 @@ from multiprocessing.pool import ThreadPool
 from typing import Any
 
 from lightning_core.capture.context import bind, bind_coroutine, bind_job, inherit, without_scope
+from lightning_core.capture.owner import INHERITS
 from lightning_core.capture.patching import Patches
 
 
@@ -26,6 +27,7 @@ def _start(wrapped: Callable[..., Any], instance: threading.Thread, args: Any, k
     bound = inherit(original, *(getattr(instance, name, None) for name in ("_target", "_args", "_kwargs")))
     if bound is original:
         return wrapped(*args, **kwargs)
+    setattr(instance, INHERITS, True)
 
     def run(self: threading.Thread, *args: Any, **kwargs: Any) -> None:
         bound(*args, **kwargs)

@@ -5,7 +5,7 @@ No call reaches a provider because of a wrong selection:
 - Until every configured name is known to exist (it made a call, is marked, or was declared by an integration), calls of agents that are
   not configured are answered here. The attempt is repeated once all names are known; if some stay unknown, the run stops.
 - If nothing is selected or marked, every call is answered by the policy. If the program has a single speaker, that agent is trained.
-  If a mark appears later, attempts without it are repeated; if there are several speakers, the run stops.
+  If a mark appears during the first attempts, those are repeated; if it appears later, or if there are several speakers, the run stops.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class Speakers:
     def __init__(self) -> None:
         self._heard: set[str] = set()
         self._unselected: set[str] = set()
+        self._kept: set[str] = set()
+        """The agents without a mark whose attempts count."""
         self._marked: set[str] = set()
         self._declared: set[str] = set()
 
@@ -79,14 +81,19 @@ class Speakers:
 
         ``repeat``: not all of them, but they will be in another attempt. An error: the selection is wrong.
         """
+        routing = session.routing
+        if routing.select == "marked" and self._kept and (marks := self._marks(routing)):
+            return late_mark(marks, self._kept)
         if not session.provisional:
             return "keep"
         self._note_declared(session.root.rollout)
-        routing = session.routing
         if routing.select == "marked":
             if self._marks(routing):
                 return "repeat"
-            return "keep" if len(self._unselected) == 1 else several_speakers(self._unselected)
+            if len(self._unselected) > 1:
+                return several_speakers(self._unselected)
+            self._kept |= self._unselected
+            return "keep"
         if not self._unknown(routing):
             return "repeat"
         error = unknown_names(self._known(), train=routing.trained, frozen=routing.frozen)
@@ -128,6 +135,14 @@ def unknown_names(known: Collection[str], **selectors: Iterable[str]) -> ConfigE
         advice = "Mark one in code with @trainable, or remove agents.train if the program has a single agent: that is trained."
         return ConfigError(f"{wrong}, but no agent of this program has a name. {advice}")
     return ConfigError(f"{wrong}, but the agents of this program are {sorted(known)!r}. {advice}")
+
+
+def late_mark(marks: Iterable[str], kept: Iterable[str]) -> ConfigError:
+    """The error for a mark that appears after attempts of a program without marks were kept."""
+    return ConfigError(
+        f"@trainable marked {sorted(marks)!r} only after attempts in which {sorted(kept)!r}, without a mark, was the agent to train. Mark "
+        "agents when their module is imported, not in some of the rollouts, or name those to train in agents.train."
+    )
 
 
 def several_speakers(names: Iterable[str]) -> ConfigError:

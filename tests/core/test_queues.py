@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import queue
 import threading
@@ -321,6 +322,30 @@ def test_an_agent_that_reads_results_keeps_its_scope(playground: Playground) -> 
 def speaker() -> str | None:
     held = inherited_scope()
     return None if held is None else held.address.agent
+
+
+def test_a_finalizer_may_put_into_the_queue() -> None:
+    """`queue.SimpleQueue` promises it."""
+    box: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+    class Cyclic:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            box.put("late")
+
+    thresholds = gc.get_threshold()
+    with rollout(), scope("writer"):
+        gc.set_threshold(5, 2, 2)
+        try:
+            for number in range(2000):
+                Cyclic()
+                box.put(number)
+                while not box.empty():
+                    box.get()
+        finally:
+            gc.set_threshold(*thresholds)
 
 
 def test_items_are_unchanged_and_nothing_is_kept(playground: Playground) -> None:

@@ -22,7 +22,7 @@ from lightning_core.records.ledger import Entry, routes
 from lightning_core.records.store import Store
 from lightning_core.rollouts.selection import warn_of_hosts
 from lightning_core.testing.recording_server import recording_server
-from tests.program_runs import Program, agents_of
+from tests.program_runs import TASKS, Program, agents_of
 
 
 def test_the_only_speaker_of_a_program_without_names_is_trained(program: Program) -> None:
@@ -96,6 +96,20 @@ def test_a_misspelt_name_never_reaches_a_provider(program: Program, declared: bo
     with pytest.raises(ConfigError, match=r"agents.train names 'clasifier', but .*'classifier', 'reply'.*Did you mean"):
         program.run(declaring, agents={"train": ["clasifier"]})
     assert program.provider.requests == []
+
+
+def test_a_mark_that_appears_after_attempts_were_kept_stops_the_run(program: Program) -> None:
+    """Which agents are trained would depend on the task."""
+
+    def solve(task: Any) -> float:
+        if task["id"] != TASKS[0]["id"]:
+            trainable("late")(program.ask)()
+        else:
+            program.ask()
+        return 1.0
+
+    with pytest.raises(ConfigError, match=r"marked \['late'\] only after attempts in which \['agent'\].*agents.train"):
+        program.run(solve, rollouts={"concurrency": 1, "group_size": 2, "retries": 0})
 
 
 def test_a_misspelt_frozen_name_never_reaches_a_provider(program: Program) -> None:

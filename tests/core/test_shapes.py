@@ -226,6 +226,12 @@ def test_a_body_that_is_no_object_is_no_model_call(body: Body) -> None:
     assert find_route("POST", "/v1/images/generations", body) is None
 
 
+@pytest.mark.parametrize("path", ["/models/x/generate", "/v1/messages", "/predict"])
+def test_a_model_is_a_name(path: str) -> None:
+    for form in encoded({"model": {"name": "x"}, "messages": [{"role": "user", "content": "hi"}]}):
+        assert find_route("POST", path, form) is None
+
+
 def test_a_body_is_read_only_if_that_does_not_consume_it() -> None:
     text = json.dumps(MESSAGES).encode()
     assert seen_body(text, {}) == text
@@ -235,7 +241,9 @@ def test_a_body_is_read_only_if_that_does_not_consume_it() -> None:
     assert seen_body(text, {"content-type": b"application/json"}) == text
     for data, encoding, read in (
         (gzip.compress(text), "gzip", text),
-        (gzip.compress(text[:9]) + gzip.compress(text[9:]), "X-GZIP", text),
+        (gzip.compress(text) + bytes(9), "X-GZIP", text),
+        (gzip.compress(text[:9]) + gzip.compress(text[9:]), "gzip", UNSEEN),
+        (gzip.compress(gzip.compress(gzip.compress(text))), "gzip, gzip, gzip", UNSEEN),
         (zlib.compress(text), "deflate", text),
         (zlib.compress(text, wbits=-15), "deflate", text),
         (gzip.compress(zlib.compress(text)), "deflate, gzip", text),

@@ -33,7 +33,6 @@ import pytest
 from langchain_core.caches import InMemoryCache
 
 from lightning_core.capture import scope
-from lightning_core.capture.speaker import refused
 from lightning_core.errors import InfrastructureError, StrayCallError, TrainingError
 from lightning_core.rollouts.counts import count_rollouts
 from lightning_core.testing.playground import Playground
@@ -184,9 +183,8 @@ def test_a_task_that_outlives_its_rollout_is_refused(playground: Playground) -> 
         with playground.rollout() as run, scope(WRITER):
             left = asyncio.create_task(late())
         ended.set()
-        with pytest.raises(StrayCallError, match=r"a rollout that has ended \(writer\)") as raised:
+        with pytest.raises(StrayCallError, match=r"a rollout that has ended \(writer\)"):
             await left
-        assert refused[-1] == str(raised.value)
         return run
 
     with recording_server() as provider:

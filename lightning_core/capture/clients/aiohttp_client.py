@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
-from lightning_core.capture.clients.stamping import Redirection, redirect, sending
+from lightning_core.capture.clients.stamping import Redirection, redirect, redirect_again, sending
 from lightning_core.capture.clients.unrouted import attempt
 from lightning_core.capture.patching import Wrapper
 from lightning_core.capture.shapes import Body, Compressed, seen_body
@@ -32,7 +33,7 @@ def _request(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], 
     if to is None:
         return _await_sent(wrapped, args, kwargs)
     session, rest = _copy(instance, to, headers, rest)
-    return _send(session, method, to.url, rest)
+    return _send(session, method, to, rest)
 
 
 def _arguments(session: Any, method: str, str_or_url: Any, **rest: Any) -> tuple[str, Any, Any, dict[str, Any]]:
@@ -58,6 +59,9 @@ def _copy(session: Any, to: Redirection, headers: Any, rest: dict[str, Any]) -> 
         headers.popall(name, None)
     headers.update(to.set)
     rest = {**rest, "headers": headers, "params": None, "allow_redirects": False}
+    middlewares = session._middlewares if rest.get("middlewares") is None else rest["middlewares"]
+    if middlewares:
+        rest["middlewares"] = (*middlewares, partial(_send_changed, _body(rest, headers)))
     if to.run.api_key is not None:
         rest["auth"] = session._default_auth = None
         session._trust_env = False  # otherwise reads credentials from ~/.netrc
@@ -67,12 +71,26 @@ def _copy(session: Any, to: Redirection, headers: Any, rest: dict[str, Any]) -> 
     return session, rest
 
 
-async def _send(session: Any, method: str, url: str, rest: dict[str, Any]) -> Any:
+async def _send_changed(body: Body | Compressed, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+    """The last middleware: those before it may have changed the request."""
+    changed = redirect_again(request.method, str(request.url), request.headers, body)
+    if changed is None:
+        return await handler(request)
+    to = changed.to
+    request.url = type(request.url)(changed.url if to is None else to.url)
+    headers = changed.headers if to is None else to.headers(changed.headers)
+    request.headers.clear()
+    request.headers.update(headers)
+    with sending(to):
+        return await handler(request)
+
+
+async def _send(session: Any, method: str, to: Redirection, rest: dict[str, Any]) -> Any:
     try:
-        with sending():
+        with sending(to):
             token = _stamped.set(True)  # for our wrap alone: a third party's is called
             try:
-                return await session._request(method, url, **rest)
+                return await session._request(method, to.url, **rest)
             finally:
                 _stamped.reset(token)
     finally:

@@ -30,7 +30,7 @@ def _end_headers(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ..
     named = {name.lower(): value for name, value in headers}
     body = args[0] if args else kwargs.get("message_body")
     to = redirect(method, _absolute(instance, path), named, _body(body, named))
-    with sending():
+    with sending(to):
         if vars(instance).pop(_SOCKET, None) is instance.sock:
             _replace_socket(instance, None)
         if to is not None:

@@ -23,7 +23,7 @@ from lightning_core.capture.clients.unrouted import refuse_unrouted
 from lightning_core.capture.providers import GOOGLE_KEY, KEY_HEADERS, host_of, is_listed, port_of, without_key
 from lightning_core.capture.recording import note_elsewhere, record
 from lightning_core.capture.run import Run, live_runs
-from lightning_core.capture.shapes import ORIGIN_PATH, Body, Compressed, Unseen, find_route, header, lacks_model
+from lightning_core.capture.shapes import ORIGIN_PATH, UNSEEN, Body, Compressed, Unseen, find_route, header, lacks_model
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION, sign_origin
 from lightning_core.capture.speaker import Speaker, speaking, spoke
 
@@ -39,6 +39,8 @@ UNREAD = "body not readable"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _sending: ContextVar[bool] = ContextVar("lightning_sending", default=False)
+_sent: ContextVar[Redirection | None] = ContextVar("lightning_sent", default=None)
+"""How the request was stamped that is being sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,6 @@ def redirect(method: str, url: str, headers: Mapping[str, str], body: Body | Com
             return None
         clean, key = without_key(url)
         target = _split(clean)
-        if isinstance(body, Compressed):
-            body = body.read()
         if isinstance(speaker, Speaker):
             return _redirect_for(speaker, method, target, headers, body, key)
         if _is_stray_call(method, target, body):
@@ -96,14 +96,19 @@ def redirect(method: str, url: str, headers: Mapping[str, str], body: Body | Com
 
 
 def _redirect_for(
-    speaker: Speaker, method: str, target: SplitResult, headers: Mapping[str, str], body: Body, key: str | None
+    speaker: Speaker,
+    method: str,
+    target: SplitResult,
+    headers: Mapping[str, str],
+    body: Body | Compressed,
+    key: str | None,
 ) -> Redirection | None:
     run = speaker.run
     endpoint = None if run.endpoint is None else _split(run.endpoint)
     if endpoint is not None and is_same_origin(target, endpoint):
         if _sending.get() and ORIGIN in headers:  # stamped by an outer layer of the client
             return None
-        if find_route(method, target.path, body) is not None:
+        if find_route(method, target.path, _read(method, body)) is not None:
             spoke()
         keys = () if run.api_key is None else ("authorization", *KEY_HEADERS)
         origin = {name: value for name in (ORIGIN, ORIGIN_AUTHORIZATION) if (value := headers.get(name)) is not None}
@@ -112,11 +117,13 @@ def _redirect_for(
         )
     if not target.hostname:
         return None
-    ignored = is_listed(target, run.ignore_hosts)
-    route = None if ignored else find_route(method, target.path, body)
+    if is_listed(target, run.ignore_hosts):
+        _note_elsewhere(target, IGNORED)
+        return None
+    plain = _read(method, body)
+    route = find_route(method, target.path, plain)
     if route is None:
-        if not _sending.get():
-            note_elsewhere(host_of(target), IGNORED if ignored else _why_elsewhere(method, target.path, body))
+        _note_elsewhere(target, _why_elsewhere(method, target.path, plain))
         return None
     spoke()
     if endpoint is None:
@@ -129,13 +136,25 @@ def _redirect_for(
     return _stamped(speaker, url, more, remove=("authorization", *keys))
 
 
+def _read(method: str, body: Body | Compressed) -> Body:
+    """A body as `find_route` reads it: only that of a POST, because decompressing it takes time."""
+    if not isinstance(body, Compressed):
+        return body
+    return body.read() if method.upper() == "POST" else UNSEEN
+
+
+def _note_elsewhere(target: SplitResult, why: str) -> None:
+    if not _sending.get():
+        note_elsewhere(host_of(target), why)
+
+
 def _why_elsewhere(method: str, path: str, body: Body) -> str:
     if isinstance(body, Unseen) and method.upper() == "POST":
         return UNREAD
     return NO_MODEL_NAMED if lacks_model(method, path, body) else NO_MODEL_CALL
 
 
-def _is_stray_call(method: str, target: SplitResult, body: Body) -> bool:
+def _is_stray_call(method: str, target: SplitResult, body: Body | Compressed) -> bool:
     live = live_runs()
     if ignoring := [run for run in live if is_listed(target, run.ignore_hosts)]:
         if not _sending.get():
@@ -144,7 +163,7 @@ def _is_stray_call(method: str, target: SplitResult, body: Body) -> bool:
     # A request to an endpoint has the key of its rollout.
     if any(run.endpoint is not None and is_same_origin(target, _split(run.endpoint)) for run in live):
         return False
-    return find_route(method, target.path, body) is not None
+    return find_route(method, target.path, _read(method, body)) is not None
 
 
 def _stamped(speaker: Speaker, url: str, more: Mapping[str, str], *, remove: tuple[str, ...]) -> Redirection:
@@ -177,20 +196,60 @@ def _split(url: str) -> SplitResult:
     return urlsplit(url)
 
 
-@contextmanager
-def sending() -> Generator[None]:
-    """Mark the body as the sending of a request that was looked at.
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What the client's own hooks, middlewares or transports made of a stamped request."""
 
-    What the client's own layers and sockets do inside is not counted again. Model calls inside are still redirected: a client may send
-    the request to an application in this process.
-    """
-    token = _sending.set(True)
+    url: str
+    """Where they send it; the original URL if they left that of the endpoint."""
+    headers: Mapping[str, str]
+    """Its headers without the stamp."""
+    to: Redirection | None
+    """Where it goes instead of ``url``."""
+
+
+def redirect_again(method: str, url: str, headers: Mapping[str, str], body: Body | Compressed) -> Changed | None:
+    """`redirect` for a request on its way out of a client; None if it is not stamped, or if its stamp was left alone."""
+    sent = _sent.get()
+    if sent is None:
+        return None
+    authorization = headers.get("authorization")
+    at_endpoint = sent.is_same_origin(url)
+    if at_endpoint and authorization == sent.set.get("authorization"):
+        return None
+    origin = sent.set.get(ORIGIN, url) if at_endpoint else url
+    stamp = {name.lower() for name in sent.set}
+    plain = {name: value for name, value in headers.items() if name.lower() not in stamp}
+    plain["host"] = _split(origin).netloc
+    if authorization != sent.set.get("authorization"):
+        plain |= {} if authorization is None else {"authorization": authorization}
+    elif (given := sent.set.get(ORIGIN_AUTHORIZATION)) is not None:
+        name, _, key = given.partition(" ")
+        plain |= {name: key} if name in KEY_HEADERS else {"authorization": given}
+    token = _sending.set(False)  # to count it, if it goes elsewhere
     try:
-        yield
+        return Changed(origin, plain, redirect(method, origin, plain, body))
     finally:
         _sending.reset(token)
 
 
+@contextmanager
+def sending(to: Redirection | None = None) -> Generator[None]:
+    """Mark the body as the sending of a request that was looked at, and goes to ``to``.
+
+    What the client's own layers and sockets do inside is not counted again. Model calls inside are still redirected: a client may send
+    the request to an application in this process.
+    """
+    tokens = _sending.set(True), _sent.set(to)
+    try:
+        yield
+    finally:
+        _sending.reset(tokens[0])
+        _sent.reset(tokens[1])
+
+
 def is_sending() -> bool:
-    """Whether a request that was looked at is being sent in this context."""
-    return _sending.get()
+    """Whether a request that was looked at is being sent in this context, so that its connection is that of a known request."""
+    sent = _sent.get()
+    # Without a proxy, a stamped request connects to the endpoint alone.
+    return _sending.get() and (sent is None or not sent.is_local)

@@ -26,7 +26,7 @@ def _urlopen(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], 
     headers = _as_text(call["headers"])
     named = {name.lower(): value for name, value in headers.items()}
     to = redirect(call["method"], _absolute(instance, call["url"]), named, seen_body(call["body"], named))
-    with sending():
+    with sending(to):
         if to is None:
             return wrapped(*args, **kwargs)
         base, path = to.split()
