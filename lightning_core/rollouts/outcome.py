@@ -83,12 +83,10 @@ def classify(evidence: Evidence) -> Outcome:
         return Outcome(status="invalid", error=describe(error))
     if isinstance(error, TimeLimitError):
         return _at_the_limit(error, evidence)
-    causes = tuple(chain(error))
-    if any(
-        isinstance(cause, (InfrastructureError, CaptureError)) or _CLOSED.search(text_of(cause)) for cause in causes
-    ):
-        cause = "" if causes[-1] is error else f" (caused by {describe(causes[-1])})"
-        return Outcome(status="infrastructure", error=f"{describe(error)}{cause}", retry=True)
+    cause = next(filter(_is_outside, chain(error)), None)
+    if cause is not None:
+        why = describe(error) if cause is error else f"{describe(error)} (caused by {describe(cause)})"
+        return Outcome(status="infrastructure", error=why, retry=True)
     return Outcome(status="failed", error=describe(error))
 
 
@@ -101,6 +99,11 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         yield found
         inner = found.exceptions[0] if isinstance(found, BaseExceptionGroup) else None
         found = inner or found.__cause__ or found.__context__
+
+
+def _is_outside(cause: BaseException) -> bool:
+    """Whether ``cause`` shows that the agent is not responsible."""
+    return isinstance(cause, (InfrastructureError, CaptureError)) or _CLOSED.search(text_of(cause)) is not None
 
 
 def _at_the_limit(error: TimeLimitError, evidence: Evidence) -> Outcome:
