@@ -15,7 +15,7 @@ from lightning_core.config import Config
 from lightning_core.config.credit_rules import checked_loss, policy_rules
 from lightning_core.config.imports import import_callable
 from lightning_core.errors import ConfigError
-from lightning_core.interrupts import interruptible, uninterrupted
+from lightning_core.rollouts.interrupts import interruptible, uninterrupted
 from lightning_core.records.folder import open_run_folder
 from lightning_core.records.progress import Progress, SilentProgress
 from lightning_core.records.report import MetricsLog

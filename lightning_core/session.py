@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lightning_core.config import Config
 from lightning_core.errors import LightningError
-from lightning_core.interrupts import Interrupted
+from lightning_core.rollouts.interrupts import Interrupted
 from lightning_core.records.checkpoints import checkpoints
 from lightning_core.records.ledger import routes, trace_ledger
 from lightning_core.records.progress import Progress

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from lightning_core import fit, load_config
 from lightning_core.capture import reward
 from lightning_core.errors import InfrastructureError, RewardError, TrainingError
-from lightning_core.interrupts import Interrupted, interruptible, uninterrupted
+from lightning_core.rollouts.interrupts import Interrupted, interruptible, uninterrupted
 from lightning_core.loop import evaluate
 from lightning_core.records.checkpoints import checkpoints
 from lightning_core.records.store import Store
@@ -119,13 +119,13 @@ def test_a_model_with_nan_weights_is_named(model: Path, tmp_path: Path) -> None:
     weights = load_file(file)
     name = next(name for name in weights if "mlp" in name)
     save_file({**weights, name: torch.full_like(weights[name], math.nan)}, file, metadata={"format": "pt"})
-    with pytest.raises(TrainingError, match="1 of its weights contain NaN or infinity, such as 'model.*mlp"):
+    with pytest.raises(TrainingError, match=r"1 of its weights contain NaN or infinity, such as 'model.*mlp"):
         fit(config=small(damaged, tmp_path))
 
 
 def test_weights_that_become_too_large_end_the_run_with_a_clear_error(model: Path, tmp_path: Path) -> None:
     config = small(model, tmp_path, trainer={"learning_rate": 1e30, "warmup_steps": 0})
-    with pytest.raises((TrainingError, InfrastructureError), match="not finite|the loss is"):
+    with pytest.raises((TrainingError, InfrastructureError), match=r"not finite|the loss is"):
         fit(config=config)
 
 
@@ -165,23 +165,29 @@ def test_a_signal_saves_a_checkpoint_and_says_how_to_resume(model: Path, tmp_pat
     assert "run.name=run --resume" in done.stderr
 
 
-def test_a_signal_during_an_update_waits_for_its_end() -> None:
-    """A second one does not."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+@pytest.mark.parametrize(
+    ("signals", "completed", "number"),
+    [([signal.SIGTERM], True, signal.SIGTERM), ([signal.SIGTERM, signal.SIGINT], False, signal.SIGINT)],
+)
+def test_a_signal_waits_for_the_end_of_an_update_but_a_second_one_does_not(
+    signals: list[signal.Signals], completed: bool, number: int
+) -> None:
     done: list[str] = []
+
+    def update() -> None:
+        with interruptible(), uninterrupted():
+            for one in signals:
+                signal.raise_signal(one)
+            done.append("completed")
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(Interrupted) as caught, interruptible(), uninterrupted():
-            signal.raise_signal(signal.SIGTERM)
-            done.append("updated")
-        with pytest.raises(Interrupted) as twice, interruptible(), uninterrupted():
-            signal.raise_signal(signal.SIGTERM)
-            signal.raise_signal(signal.SIGINT)
-            done.append("not reached")
+        with pytest.raises(Interrupted) as caught:
+            update()
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
-    assert (done, caught.value.number, caught.value.midway) == (["updated"], signal.SIGTERM, False)
-    assert (twice.value.number, twice.value.midway) == (signal.SIGINT, True)
+    assert (bool(done), caught.value.number, caught.value.midway) == (completed, number, not completed)
 
 
 def test_a_signal_that_the_process_ignores_stays_ignored() -> None:
