@@ -15,12 +15,12 @@ from lightning_core.config import Config
 from lightning_core.config.credit_rules import checked_loss, policy_rules
 from lightning_core.config.imports import import_callable
 from lightning_core.errors import ConfigError
-from lightning_core.rollouts.interrupts import interruptible, uninterrupted
 from lightning_core.records.folder import open_run_folder
 from lightning_core.records.progress import Progress, SilentProgress
 from lightning_core.records.report import MetricsLog
 from lightning_core.records.results import Evaluation, Result, finish, recorded_evaluations
 from lightning_core.rollouts.counts import counts_to_metrics
+from lightning_core.rollouts.interrupts import uninterrupted
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.rollouts.tasks import given_tasks, held_out_tasks, training_tasks
 from lightning_core.session import TrainingSession, open_session
@@ -57,18 +57,18 @@ def fit(
     policy_rules(config)
     checked_loss(config.algorithm)
     folder, checkpoint = open_run_folder(config)
-    plan = Plan(
-        config=config,
-        folder=folder,
-        checkpoint=checkpoint,
-        tasks=tasks,
-        eval_tasks=eval_tasks,
-        solve=solve,
-        reward=reward,
-        progress=progress or SilentProgress(),
+    trainer.train(
+        Plan(
+            config=config,
+            folder=folder,
+            checkpoint=checkpoint,
+            tasks=tasks,
+            eval_tasks=eval_tasks,
+            solve=solve,
+            reward=reward,
+            progress=progress or SilentProgress(),
+        )
     )
-    with interruptible():
-        trainer.train(plan)
     return finish(config, folder, eval_tasks, time.monotonic() - began)
 
 
@@ -161,17 +161,14 @@ def evaluate(
         config, checkpoint = sampling_config(config, checkpoint)
     solve, reward = solve or _agent(config), reward or _reward(config)
     tasks = held_out_tasks(config) if tasks is None else given_tasks(tasks, "tasks.eval")
-    with (
-        interruptible(),
-        open_session(
-            config,
-            solve,
-            folder=folder,
-            progress=progress or SilentProgress(),
-            reward_function=reward,
-            checkpoint=checkpoint,
-        ) as session,
-    ):
+    with open_session(
+        config,
+        solve,
+        folder=folder,
+        progress=progress or SilentProgress(),
+        reward_function=reward,
+        checkpoint=checkpoint,
+    ) as session:
         return session.evaluate(tasks, "eval")
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from lightning_core.config import Config
 from lightning_core.errors import LightningError
-from lightning_core.rollouts.interrupts import Interrupted
 from lightning_core.records.checkpoints import checkpoints
 from lightning_core.records.ledger import routes, trace_ledger
 from lightning_core.records.progress import Progress
@@ -22,6 +21,7 @@ from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.background import BackgroundLoop, background_loop
 from lightning_core.rollouts.collect import Batch, Collector, collect
 from lightning_core.rollouts.environment import capturing, open_agents
+from lightning_core.rollouts.interrupts import Interrupted, interruptible
 from lightning_core.rollouts.runner import RewardFunction, Rollout, Solve, Task
 from lightning_core.trainers import Trainer, make_trainer
 
@@ -102,7 +102,7 @@ def open_session(
     reward_function: RewardFunction | None = None,
     checkpoint: Path | None = None,
 ) -> Generator[TrainingSession]:
-    """Install patches and integrations, load the weights, start the endpoint.
+    """Handle signals, install patches and integrations, load the weights, start the endpoint.
 
     At the end, all is undone in reverse order.
     """
@@ -117,6 +117,7 @@ def open_session(
         progress.advance(1, sum(len(c.output_ids) for c in rollout.trace.calls if c.output_ids is not None))
 
     with ExitStack() as stack:
+        stack.enter_context(interruptible())
         stack.enter_context(capturing(config))
         trainer = make_trainer(config)
         stack.callback(trainer.close)

@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from lightning_core import fit, load_config
 from lightning_core.capture import reward
 from lightning_core.errors import InfrastructureError, RewardError, TrainingError
-from lightning_core.rollouts.interrupts import Interrupted, interruptible, uninterrupted
 from lightning_core.loop import evaluate
 from lightning_core.records.checkpoints import checkpoints
 from lightning_core.records.store import Store
+from lightning_core.rollouts.interrupts import Interrupted, interruptible, uninterrupted
 from tests import bandit
 from tests.test_loop import settings
 from tests.tiny_model import make_tiny_model

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from lightning_core.capture.providers import GOOGLE_KEY, KEY_HEADERS, host_of, without_key
-from lightning_core.errors import ConfigError, UpstreamError, UpstreamRefusal
-from lightning_core.trace import describe, fold
+from lightning_core.errors import ConfigError, UpstreamError, UpstreamRefusal, fold
+from lightning_core.trace import describe
 
 _PASSED_BACK = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
 """Headers of an HTTP error that are passed through, because clients act on them."""

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from lightning_core.trace import show
+from lightning_core.errors import show
 
 
 class AgentExit(Exception):

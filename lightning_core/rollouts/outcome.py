@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_core.errors import CaptureError, InfrastructureError, RewardError, TimeLimitError
+from lightning_core.errors import CaptureError, InfrastructureError, RewardError, TimeLimitError, text_of
 from lightning_core.records.store import Status
-from lightning_core.trace import Call, describe, text_of
+from lightning_core.trace import Call, describe
 
 OnTimeout = Literal["fail", "leave_out"]
 

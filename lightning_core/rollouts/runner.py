@@ -34,12 +34,12 @@ from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.speakers import Verdict
-from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TimeLimitError
+from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TimeLimitError, show
 from lightning_core.records.store import Status
 from lightning_core.rollouts.containment import contained
 from lightning_core.rollouts.outcome import Evidence, classify
 from lightning_core.rollouts.tasks import Task
-from lightning_core.trace import REWARD_FUNCTION, SpanRecord, Trace, check_reward, describe, show, spans_to_trace
+from lightning_core.trace import REWARD_FUNCTION, SpanRecord, Trace, check_reward, describe, spans_to_trace
 
 logger = logging.getLogger(__name__)
 
