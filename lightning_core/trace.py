@@ -85,8 +85,7 @@ REWARD_NAME = "lightning.reward.name"
 REWARD_CALL = "lightning.reward.call"
 REWARD_AGENT = "lightning.reward.agent"
 
-_LARGEST = float(np.finfo(np.float32).max)
-"""Advantages are float32."""
+_LARGEST = float(np.finfo(np.float32).max)  # advantages are float32
 _CALL_ID = re.compile(r"(?:^|[-_])([0-9a-f]{16})$")
 
 

@@ -49,19 +49,14 @@ class AgentPool(Protocol):
     """Runs agents and the judge: in this process, or on the workers of a cluster."""
 
     async def roll_out(self, jobs: Sequence[Job], routing: Routing, record: Record) -> Sequence[Rollout]:
-        """Return the last attempt at each job.
-
-        Calls ``record`` with every attempt, one or several at a time.
+        """Return the last attempt at each job. Calls ``record`` with every attempt, one or several at a time.
 
         Raises `InfrastructureError` if the worker that ran them is lost, and what ``record`` raises.
         """
         ...
 
     async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
-        """Return the judge's scores for one group.
-
-        Raises `InfrastructureError` if its worker is lost.
-        """
+        """Return the judge's scores for one group. Raises `InfrastructureError` if its worker is lost."""
         ...
 
 
@@ -163,10 +158,7 @@ class Collector:
         return found
 
     def check(self, groups: Sequence[Group], *, whole: bool = True) -> None:
-        """Raise `InfrastructureError` if no rollout finished, and `TrainingError` if ``whole`` and none has a reward.
-
-        Raises `ConfigError` without groups and, on the first call, for unknown agents.
-        """
+        """Raise an error if no rollout finished or, if ``whole``, none has a reward; on the first call, for unknown agents."""
         if not groups:
             raise ConfigError("found no tasks to run, expected at least one; check the list of tasks")
         rollouts = [r for g in groups for r in g.rollouts]
