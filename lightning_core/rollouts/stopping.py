@@ -25,6 +25,8 @@ class InvalidRewards:
             return
         self._found += 1
         error = (rollout.error or "").removeprefix("RewardError: ")
+        if self._found > self._most + 1:  # the run is ending
+            return
         if self._found > self._most:
             raise RewardError(
                 f"{error}. Correct the reward, or let the run leave out such rollouts: {self._found} so far, and rollouts.max_invalid is "
