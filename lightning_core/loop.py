@@ -21,6 +21,7 @@ from lightning_core.records.report import MetricsLog
 from lightning_core.records.results import Evaluation, Result, finish, recorded_evaluations
 from lightning_core.records.store import Store
 from lightning_core.rollouts.counts import counts_to_metrics
+from lightning_core.rollouts.interrupts import uninterrupted
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.rollouts.selection import warn_of_hosts
 from lightning_core.rollouts.tasks import given_tasks, held_out_tasks, training_tasks
@@ -43,7 +44,7 @@ def fit(
     """Train the policy of ``solve``'s agents; evaluate it on held-out tasks before and after.
 
     ``solve(task)`` is the agent entry. Arguments that are not given are taken from ``config``. Raises `ConfigError`,
-    `InfrastructureError`, `RewardError` or `TrainingError`; the last checkpoint is kept.
+    `InfrastructureError`, `RewardError`, `TrainingError` or, on a signal, KeyboardInterrupt, after a checkpoint.
     """
     began = time.monotonic()
     trainer = TRAINERS[config.trainer.name]
@@ -91,37 +92,38 @@ def train(plan: Plan) -> None:
         if eval_tasks and not recorded_evaluations(session.store, "eval_before"):
             session.evaluate(eval_tasks, "eval_before")
 
-        while trainer.steps < total:
-            started = time.monotonic()
-            # tasks → rollouts → traces → transitions → advantages → rows
-            batch = session.collect(plan.tasks)
-            collected = time.monotonic()
+        with session.saving_progress():
+            while trainer.steps < total:
+                started = time.monotonic()
+                # tasks → rollouts → traces → transitions → advantages → rows
+                batch = session.collect(plan.tasks)
+                collected = time.monotonic()
 
-            # rows → new weights
-            plan.progress.phase("update")
-            session.record_credit(batch)
-            update = trainer.step(batch.rows)
-            critic = trainer.learn_expected(batch.credit.targets) if batch.credit.targets else {}
+                # rows → new weights
+                plan.progress.phase("update")
+                with uninterrupted():  # a checkpoint needs a whole update, and its metrics
+                    session.record_credit(batch)
+                    update = trainer.step(batch.rows)
+                    critic = trainer.learn_expected(batch.credit.targets) if batch.credit.targets else {}
+                    metrics = {
+                        **counts_to_metrics(batch.counts),
+                        **update,
+                        **critic,
+                        "seconds_rollouts": collected - started,
+                        "seconds_update": time.monotonic() - collected,
+                    }
+                    session.store.add_step(trainer.steps, metrics)
+                    log.append(trainer.steps, metrics)
+                done, every, evaluated = trainer.steps, config.trainer.checkpoint_every, config.eval.every
+                plan.progress.step(done, total, metrics)
+                if every and done % every == 0 and done < total:
+                    session.save_checkpoint()
+                if eval_tasks and evaluated and done % evaluated == 0 and done < total:
+                    session.evaluate(eval_tasks, "eval")
 
-            metrics = {
-                **counts_to_metrics(batch.counts),
-                **update,
-                **critic,
-                "seconds_rollouts": collected - started,
-                "seconds_update": time.monotonic() - collected,
-            }
-            session.store.add_step(trainer.steps, metrics)
-            log.append(trainer.steps, metrics)
-            plan.progress.step(trainer.steps, total, metrics)
-            every = config.trainer.checkpoint_every
-            if every and trainer.steps % every == 0 and trainer.steps < total:
-                session.save_checkpoint()
-            if eval_tasks and config.eval.every and trainer.steps % config.eval.every == 0 and trainer.steps < total:
-                session.evaluate(eval_tasks, "eval")
-
-        if eval_tasks:
-            session.evaluate(eval_tasks, "eval_after")
-        session.save_checkpoint()
+            if eval_tasks:
+                session.evaluate(eval_tasks, "eval_after")
+            session.save_checkpoint()
 
 
 def _train_with_verl(plan: Plan) -> None:

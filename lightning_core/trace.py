@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.errors import RewardError
+from lightning_core.errors import RewardError, fold, show, text_of
 
 TokenIds = NDArray[np.uint32]
 Floats = NDArray[np.float32]
@@ -85,6 +85,7 @@ REWARD_NAME = "lightning.reward.name"
 REWARD_CALL = "lightning.reward.call"
 REWARD_AGENT = "lightning.reward.agent"
 
+_LARGEST = float(np.finfo(np.float32).max)  # advantages are float32
 _CALL_ID = re.compile(r"(?:^|[-_])([0-9a-f]{16})$")
 
 
@@ -249,12 +250,17 @@ def call_id(response_id: str) -> str | None:
 
 
 def check_reward(value: object) -> float:
-    """``value`` as a float; True is 1.0. Raises `RewardError` unless it is a finite number."""
+    """``value`` as a float; True is 1.0. Raises `RewardError` unless it is a finite number that float32 can represent."""
     if isinstance(value, (Real, np.bool_)):  # NumPy's numbers are registered as Real, its bool is not
-        number = float(value)
-        if math.isfinite(number):
+        try:
+            number = float(value)
+        except OverflowError:  # an integer or a fraction beyond float64
+            number = math.inf
+        if abs(number) <= _LARGEST:  # False for NaN
             return number
-    raise RewardError(f"a reward must be a finite number, found {value!r} of type {type(value).__name__}")
+    raise RewardError(
+        f"a reward must be a finite number of at most {_LARGEST:.1e}, found {show(value)} of type {type(value).__name__}"
+    )
 
 
 def spans_to_trace(spans: Iterable[SpanRecord], *, counters: Mapping[str, int] | None = None) -> Trace:
@@ -365,6 +371,6 @@ def _unpack(data: bytes | None, dtype: Literal["<u4", "<f4"]) -> Any:
 
 
 def describe(error: BaseException) -> str:
-    """``Type: message`` on one line, for spans and summaries."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__
+    """``Type: message`` on one line, for spans and summaries. Long messages are folded."""
+    text = fold(text_of(error))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

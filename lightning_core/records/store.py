@@ -42,7 +42,8 @@ from lightning_core.trace import (
 )  # fmt: skip
 
 Phase = Literal["train", "eval_before", "eval", "eval_after", "judge"]
-Status = Literal["ok", "failed", "infrastructure"]
+Status = Literal["ok", "failed", "infrastructure", "invalid"]
+LEFT_OUT: frozenset[Status] = frozenset({"infrastructure", "invalid"})  # neither trained on nor part of a mean
 
 _CACHE_KIB = 65_536
 """Largest page cache of a store that is written to."""
@@ -61,7 +62,7 @@ class RolloutRecord:
     attempt: int
     """Number of earlier attempts that were infrastructure failures."""
     status: Status
-    """``failed``: the agent raised an exception; ``infrastructure``: a failure outside the agent."""
+    """See `rollouts.outcome`."""
     reward: float | None
     error: str | None
     version: int | None

@@ -35,6 +35,7 @@ from lightning_core.rollouts.entries import (
 from lightning_core.rollouts.judge import Judged, reward_spans, with_scores
 from lightning_core.rollouts.runner import Attempt, Job, Rollout, Task
 from lightning_core.rollouts.selection import check_agents, no_calls, routing_of, trained_agents
+from lightning_core.rollouts.stopping import InvalidRewards, check_finished, check_rewarded
 from lightning_core.transitions import Row, Transition, transitions_to_rows
 
 logger = logging.getLogger(__name__)
@@ -48,19 +49,14 @@ class AgentPool(Protocol):
     """Runs agents and the judge: in this process, or on the workers of a cluster."""
 
     async def roll_out(self, jobs: Sequence[Job], routing: Routing, record: Record) -> Sequence[Rollout]:
-        """Return the last attempt at each job.
+        """Return the last attempt at each job. Calls ``record`` with every attempt, one or several at a time.
 
-        Calls ``record`` with every attempt, one or several at a time.
-
-        Raises `InfrastructureError` if the worker that ran them is lost, and `RewardError` for a missing or invalid reward.
+        Raises `InfrastructureError` if the worker that ran them is lost, and what ``record`` raises.
         """
         ...
 
     async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
-        """Return the judge's scores for one group.
-
-        Raises `InfrastructureError` if its worker is lost.
-        """
+        """Return the judge's scores for one group. Raises `InfrastructureError` if its worker is lost."""
         ...
 
 
@@ -113,6 +109,7 @@ class Collector:
         self._values = values
         self._on_rollout = on_rollout
         self._names_checked = False
+        self._invalid = InvalidRewards(config.rollouts.max_invalid)
 
     async def roll_out(self, task: Task, phase: Phase, step: int, *, earlier: int = 0) -> Group:
         """tasks → rollouts: run all attempts at ``task`` under the current policy; recorded on return.
@@ -132,6 +129,7 @@ class Collector:
             for attempt in attempts:
                 if attempt.final:
                     self._on_rollout(attempt.rollout)
+                    self._invalid.count(attempt.rollout)
 
         try:
             rollouts = await self._agents.roll_out(jobs, routing_of(c, phase), record)
@@ -142,10 +140,10 @@ class Collector:
             await asyncio.gather(*map(asyncio.wrap_future, writes))
         return Group(task=task, step=step, rollouts=rollouts)
 
-    async def roll_out_all(self, tasks: Sequence[Task], phase: Phase, step: int) -> list[Group]:
+    async def roll_out_all(self, tasks: Sequence[Task], phase: Phase, step: int, *, whole: bool = True) -> list[Group]:
         """Run one group for each task, all concurrently.
 
-        Raises `InfrastructureError` if no rollout finished.
+        ``whole``: they are all groups of a step or an evaluation. See `check`.
         """
         try:
             async with asyncio.TaskGroup() as running:
@@ -156,24 +154,21 @@ class Collector:
         except BaseExceptionGroup as raised:
             raise raised.exceptions[0] from None
         found = [group.result() for group in groups]
-        self.check(found)
+        self.check(found, whole=whole)
         return found
 
-    def check(self, groups: Sequence[Group]) -> None:
-        """Raise `InfrastructureError` if no rollout finished.
-
-        Raises `ConfigError` without groups and, on the first call, for unknown agents.
-        """
+    def check(self, groups: Sequence[Group], *, whole: bool = True) -> None:
+        """Raise an error if no rollout finished or, if ``whole``, none has a reward; on the first call, for unknown agents."""
         if not groups:
             raise ConfigError("found no tasks to run, expected at least one; check the list of tasks")
         rollouts = [r for g in groups for r in g.rollouts]
-        if all(r.status == "infrastructure" for r in rollouts):
-            errors = [e for e in (*(g.error for g in groups), *(r.error for r in rollouts)) if e]
-            count = len(rollouts) + sum(g.lost for g in groups)
-            raise InfrastructureError(f"all {count} rollouts had an infrastructure failure; the first: {errors[0]}")
+        lost = [g.error or "" for g in groups for _ in range(g.lost)]
+        check_finished(rollouts, lost)
         if not self._names_checked:
             check_agents(self.config, rollouts)
             self._names_checked = True
+        if whole:
+            check_rewarded(rollouts, lost)
 
     def episodes(self, groups: Sequence[Group]) -> list[Episode]:
         """rollouts → transitions: the rollouts that can be trained on."""
@@ -254,9 +249,9 @@ def collect(
     """
     config = collector.config
 
-    def roll_out(tasks: Sequence[Task]) -> tuple[list[Group], list[Episode]]:
+    def roll_out(tasks: Sequence[Task], *, whole: bool) -> tuple[list[Group], list[Episode]]:
         progress.phase("train", len(tasks) * config.rollouts.group_size)
-        groups = background.call(collector.roll_out_all, tasks, "train", step)
+        groups = background.call(collector.roll_out_all, tasks, "train", step, whole=whole)
         episodes = collector.episodes(groups)
         require_transitions(groups, episodes)
         if config.credit.judge is None:
@@ -265,7 +260,7 @@ def collect(
         return groups, background.call(collector.judged, episodes, step, required=True)
 
     chosen = pick_tasks(tasks, config, step)
-    groups, episodes = roll_out(chosen)
+    groups, episodes = roll_out(chosen, whole=True)
     credit = collector.credit(episodes)
 
     spare = spare_tasks(tasks, chosen, seed=f"{config.run.seed}:{step}")
@@ -276,7 +271,7 @@ def collect(
         if not others:
             break
         replaced += len(others)
-        more, fresh = roll_out(others)
+        more, fresh = roll_out(others, whole=False)
         groups += more
         dropped = set(flat[: len(others)])
         episodes = [*(e for e in episodes if e.task_id not in dropped), *fresh]

@@ -36,7 +36,9 @@ class RecordingServer:
     url: str = ""
     requests: list[RecordedRequest] = field(default_factory=list[RecordedRequest])
     fail_next: int = 0
-    """Number of next requests that get status 500."""
+    """Number of next requests that fail."""
+    failure: Response = field(default_factory=lambda: JSONResponse({"error": {"message": "try again"}}, 500))
+    """The response to those."""
     refusal: Response | None = None
     """The response to every request, if set."""
 
@@ -51,7 +53,7 @@ class RecordingServer:
             return self.refusal
         if self.fail_next > 0:
             self.fail_next -= 1
-            return JSONResponse({"error": {"message": "try again"}}, 500)
+            return self.failure
         head = {"id": "1", "created": 0, "model": "recorded"}
         if body and body.get("stream"):
             return StreamingResponse(_events(head), media_type="text/event-stream")
