@@ -68,7 +68,7 @@ class Run:
         self.failures: list[str] = []
         """What could not be recorded; a strict rollout raises at its end if there is any."""
         self.infrastructure: list[str] = []
-        """Infrastructure failures. They are not the agent's: the attempt is repeated."""
+        """The first infrastructure failures. They are not the agent's: the attempt is repeated."""
         self.rollout = ""
         """Trace id, 32 hexadecimal digits; empty until the run is opened."""
         self.ended = False
@@ -190,11 +190,12 @@ class Run:
             if detail is not None and len(self.failures) < _MAX_FAILURES:
                 self.failures.append(f"{what}: {detail}")
 
-    def count_infrastructure_failure(self, detail: str) -> None:
-        """Record a failure of the infrastructure, as opposed to one of the agent."""
+    def count_infrastructure_failure(self, detail: str, *, times: int = 1) -> None:
+        """Count failures of the infrastructure, as opposed to those of the agent."""
         with self._lock:
-            self.counters["infrastructure"] += 1
-            self.infrastructure.append(detail)
+            self.counters["infrastructure"] += times
+            if len(self.infrastructure) < _MAX_FAILURES:
+                self.infrastructure.append(detail)
 
     def renew_lock(self) -> None:
         """Replace the lock, which another thread may have held when this process was forked."""
