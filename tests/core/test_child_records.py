@@ -133,7 +133,7 @@ def test_repeated_infrastructure_failures_are_summed_and_the_first_ones_kept(
     assert 1 <= gate.posts <= 50
 
 
-def test_a_fork_that_leaves_the_rollout_sends_nothing_that_its_parent_recorded(
+def test_a_fork_that_leaves_the_rollout_sends_what_it_recorded_and_nothing_of_its_parent(
     playground: Playground, gate: Gate
 ) -> None:
     gate.open.set()
@@ -144,14 +144,15 @@ def test_a_fork_that_leaves_the_rollout_sends_nothing_that_its_parent_recorded(
             reward(1.0, call="unknown")
             child = os.fork()
             if child == 0:
+                note_elsewhere("search.example", "not a model call")
                 raise SystemExit
             assert os.waitpid(child, 0)[1] == 0
     finally:
         if child == 0:
             os._exit(0)
-    assert elsewhere(run) == {("writer", "search.example", "not a model call"): 1}
+    assert elsewhere(run) == {("writer", "search.example", "not a model call"): 2}
     assert run.counters["reward"] == 1
-    assert gate.posts == 0
+    assert gate.posts == 1
 
 
 def test_failures_to_record_in_a_child_are_counted(playground: Playground) -> None:

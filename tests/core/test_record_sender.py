@@ -228,7 +228,7 @@ def test_a_count_is_complete_although_a_signal_handler_counts_too(own: tuple[Sen
     def add() -> None:
         sender.add(destination(run), "count", name, None, times=1)
 
-    Interrupting.interrupts = iter([add] * 10)
+    Interrupting.interrupts = iter([lambda: None, add] * 10)
     for _ in range(10):
         add()
     sender.flush()

@@ -47,6 +47,7 @@ class RemoteRun(Run):
     def close(self, error: BaseException | None) -> None:
         """Leave the rollout, in a fork that leaves the rollout's own scope. It goes on in its own process, which ends its trace."""
         self.detach()
+        sender.flush()
 
     def declare(self, names: Iterable[str]) -> None:
         """As `Run.declare`; each name is sent once."""
