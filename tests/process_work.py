@@ -176,6 +176,14 @@ def note_many(number: int) -> None:
         note_elsewhere("example.com", "connection by other code")
 
 
+def fail_many(number: int) -> None:
+    """Counts infrastructure failures of the current rollout."""
+    run = current_run()
+    assert run is not None
+    for _ in range(number):
+        run.count_infrastructure_failure("refused")
+
+
 def count_twice() -> None:
     for _ in range(2):
         with record("something"):

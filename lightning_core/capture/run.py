@@ -70,10 +70,11 @@ class Run:
         self.counters: Counter[str] = Counter()
         self.failures: list[str] = []
         """What could not be recorded; a strict rollout raises at its end if there is any."""
-        self.infrastructure: list[str] = []
-        """Infrastructure failures that no retry recovered. They are not the agent's: the attempt is repeated."""
         self.permanent: set[str] = set()
-        """Those that another attempt cannot avoid, such as a wrong API key."""
+        """Infrastructure failures that another attempt cannot avoid, such as a wrong API key."""
+        self._infrastructure: list[str] = []
+        self._unlisted = 0
+        """How many more infrastructure failures there were."""
         self.rollout = ""
         """Trace id, 32 hexadecimal digits; empty until the run is opened."""
         self.ended = False
@@ -198,11 +199,19 @@ class Run:
             if detail is not None and len(self.failures) < _MAX_FAILURES:
                 self.failures.append(f"{what}: {detail}")
 
-    def count_infrastructure_failure(self, detail: str) -> None:
-        """Record a failure of the infrastructure, as opposed to one of the agent."""
+    @property
+    def infrastructure(self) -> list[str]:
+        """The first infrastructure failures that no retry recovered. They are not the agent's: the attempt is repeated."""
         with self._lock:
-            self.counters["infrastructure"] += 1
-            self.infrastructure.append(detail)
+            return [*self._infrastructure, *([f"{self._unlisted} more"] if self._unlisted else [])]
+
+    def count_infrastructure_failure(self, detail: str, *, times: int = 1) -> None:
+        """Count failures of the infrastructure, as opposed to those of the agent."""
+        with self._lock:
+            self.counters["infrastructure"] += times
+            listed = min(times, _MAX_FAILURES - len(self._infrastructure))
+            self._infrastructure += [detail] * listed
+            self._unlisted += times - listed
 
     def note_worker(self, worker: threading.Thread | asyncio.Task[Any], agent: str | None) -> None:
         """Record that a thread or task, which ``agent`` started, made a model call in its name. It must end before the rollout does."""
@@ -213,7 +222,10 @@ class Run:
         """Undo `count_infrastructure_failure`: a retry of the same request was answered."""
         with self._lock:
             self.counters["recovered"] += 1
-            self.infrastructure.remove(detail)
+            if detail in self._infrastructure:
+                self._infrastructure.remove(detail)
+            else:
+                self._unlisted -= 1
 
     def renew_lock(self) -> None:
         """Replace the lock, which another thread may have held when this process was forked."""

@@ -6,6 +6,7 @@ The HTTP client layer looks at `speaking` before each model call and refuses a `
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ STRAY = "refused: "
 
 repeats = Repeats()
 """The refused calls since the patches were installed, by reason, host and agents."""
+if hasattr(os, "register_at_fork"):  # POSIX
+    os.register_at_fork(after_in_child=repeats.clear)
 
 
 @dataclass(frozen=True, slots=True)

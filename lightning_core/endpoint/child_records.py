@@ -81,7 +81,8 @@ class ChildRecord(_Strict):
     span: ChildSpan | None = None
     count: tuple[_Text, _Text | None, _Times] | None = None
     """What was not recorded, the detail, and how often."""
-    infrastructure: _Text | None = None
+    infrastructure: tuple[_Text, _Times] | None = None
+    """The failure, and how often."""
     declared: Annotated[list[_Text], Field(max_length=1000)] | None = None
     elsewhere: tuple[_Text | None, _Text, _Text, _Times] | None = None
     """The agent, the host, the reason, and the number of requests."""
@@ -106,7 +107,7 @@ class ChildRecords:
     async def receive(self, request: Request) -> Response:
         """Add the records of the body, one on each line, to the rollout of the key.
 
-        Status 400 if any of them is refused; the others are added.
+        The response, ``{"refused": [[index, reason], …]}``, lists those that are refused; the others are added.
         """
         try:
             session = self._sessions.find(request.headers)
@@ -123,23 +124,20 @@ class ChildRecords:
                 )
             if session.closed:
                 raise PolicyRequestError(UNKNOWN_KEY, status=401)
-            _add_all(session, run, data.split(b"\n"))
+            return JSONResponse({"refused": _add_all(session, run, data.split(b"\n"))})
         except PolicyRequestError as error:
             return error_response(chat_completions, error)
-        return JSONResponse({})
 
 
-def _add_all(session: Session, run: Run, lines: Sequence[bytes]) -> None:
-    refused: list[str] = []
-    for number, line in enumerate(lines, 1):
+def _add_all(session: Session, run: Run, lines: Sequence[bytes]) -> list[tuple[int, str]]:
+    """Add the records; return the indices of those that are refused, and why."""
+    refused: list[tuple[int, str]] = []
+    for index, line in enumerate(lines):
         try:
             _add(session, run, _parse(line))
         except PolicyRequestError as error:
-            refused.append(f"{number}: {error}")
-    if refused:
-        raise PolicyRequestError(
-            f"refused {len(refused)} of {len(lines)} records; record {'; record '.join(refused[:5])}"
-        )
+            refused.append((index, str(error)))
+    return refused
 
 
 def _parse(data: bytes) -> ChildRecord:
@@ -159,7 +157,8 @@ def _add(session: Session, run: Run, record: ChildRecord) -> None:
         what, detail, times = record.count
         run.count(what, detail=detail, times=times)
     elif record.infrastructure is not None:
-        run.count_infrastructure_failure(record.infrastructure)
+        failure, times = record.infrastructure
+        run.count_infrastructure_failure(failure, times=times)
     elif record.declared is not None:
         run.declare(record.declared)
     elif record.elsewhere is not None:

@@ -44,6 +44,11 @@ class RemoteRun(Run):
         spans.stop_listening(self.rollout)
         runs.unregister(self)
 
+    def close(self, error: BaseException | None) -> None:
+        """Leave the rollout, in a fork that leaves the rollout's own scope. It goes on in its own process, which ends its trace."""
+        self.detach()
+        sender.flush()
+
     def declare(self, names: Iterable[str]) -> None:
         """As `Run.declare`; each name is sent once."""
         with self._lock:
@@ -67,15 +72,11 @@ class RemoteRun(Run):
         super().count(what, detail=detail, times=times)
         sender.add(self._destination(), "count", what, detail, times=times)
 
-    def count_infrastructure_failure(self, detail: str) -> None:
+    def count_infrastructure_failure(self, detail: str, *, times: int = 1) -> None:
         """As `Run.count_infrastructure_failure`."""
-        super().count_infrastructure_failure(detail)
-        self._send("infrastructure", detail)
+        sender.add(self._destination(), "infrastructure", detail, times=times)
 
     def _append(self, span: SpanRecord) -> None:
-        # A fork that leaves the rollout's own scope ends its copy of the root span, which belongs to the other process.
-        if span.parent_id is None:
-            return
         is_reward = span.attributes.get(OPERATION) == "reward"
         self._send("span", asdict(span), what="reward" if is_reward else "span")
         if is_reward and asyncio._get_running_loop() is None:

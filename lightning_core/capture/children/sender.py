@@ -13,12 +13,13 @@ import logging
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from lightning_core.capture.context import outside_rollout
+from lightning_core.capture.repeats import Repeats
 from lightning_core.capture.signatures import SIGNATURE, sign_record
 from lightning_core.trace import describe
 
@@ -28,6 +29,7 @@ PATH = "/lightning/records"
 """Path of the records of child processes, relative to the endpoint's base URL."""
 
 _TIMEOUT_SECONDS = 30.0
+_NO_ANSWER = f"no answer within {_TIMEOUT_SECONDS:g} s"
 _IDLE_SECONDS = 1.0
 """The thread ends, and closes its connection, after this time without records."""
 _COUNT_SECONDS = 0.2
@@ -48,21 +50,69 @@ class Destination:
     secret: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Record:
     to: Destination
     what: str
     """What it is, in messages."""
     line: bytes
+    done: bool = False
+    """Whether it was sent, or lost with an error in the log."""
+
+
+class _Connection:
+    """Keeps the connection to the endpoint of the last records. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._http: http.client.HTTPConnection | None = None
+        self._endpoint: str | None = None
+
+    def post(self, to: Destination, lines: Sequence[bytes]) -> dict[int, str]:
+        """Send records; return the indices of those that were not added to the trace, and why."""
+        why = "the rollout has no endpoint"
+        if to.endpoint is not None:
+            try:
+                response, answer = self._request(to, to.endpoint, b"\n".join(lines))
+                if response.status == 200:
+                    return dict(json.loads(answer)["refused"])
+                why = f"status {response.status}: {answer[:1000]!r}"
+                if response.status == 401:
+                    why = "the rollout has ended"
+            except Exception as failure:  # noqa: BLE001 - a failure to record must not reach the agent
+                why = describe(failure)
+        self.close()  # the endpoint may not have read the body
+        return dict.fromkeys(range(len(lines)), why)
+
+    def close(self) -> None:
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+
+    def _request(self, to: Destination, endpoint: str, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
+        url = urlsplit(endpoint)
+        if self._http is None or self._endpoint != endpoint:
+            self.close()
+            connect = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+            self._http = connect(url.hostname or "", url.port, timeout=_TIMEOUT_SECONDS)
+            self._endpoint = endpoint
+        headers = {
+            "content-type": "application/x-ndjson",
+            "authorization": f"Bearer {to.api_key}",
+            SIGNATURE: sign_record(to.secret, to.rollout, body),
+        }
+        self._http.request("POST", f"{url.path}{PATH}", body, headers)
+        response = self._http.getresponse()
+        return response, response.read()
 
 
 class Sender:
-    """Sends records in the order in which they were put. Thread-safe, and reentrant for finalizers and signal handlers."""
+    """Sends records in the order in which they were put. Thread-safe, and reentrant for finalizers and signal handlers.
+
+    A signal handler can run between any two steps of the thread that holds the lock, so nothing is read, changed by a call and
+    written back.
+    """
 
     def __init__(self) -> None:
-        self._connection: http.client.HTTPConnection | None = None
-        self._endpoint: str | None = None
-        """What `_connection` is connected to."""
         self._closed = False
         self.renew()
 
@@ -70,63 +120,61 @@ class Sender:
         """Forget everything: in a forked child, where the thread does not exist. The parent sends its own records."""
         self._changed = threading.Condition()  # has a reentrant lock
         self._queue: deque[_Record] = deque()  # not a `queue.Queue`: those are followed inside a rollout
-        self._counts: Counter[tuple[Destination, str, tuple[str | None, ...]]] = Counter()
+        self._counts: deque[tuple[tuple[Destination, str, tuple[str | None, ...]], int]] = deque()
+        self._sending: Sequence[_Record] = ()
+        """The batch that was taken from the queue and is not yet sent."""
         self._bytes = 0
         """The size of the records that are not yet sent."""
-        self._put = self._done = 0
-        """How many records were queued, and how many of them were sent or lost."""
         self._thread: threading.Thread | None = None
-        self._stopping = False
-        self._logged: set[tuple[str, str]] = set()
-        self._disconnect()
+        """The only thread that sends. It clears this when nothing is left to send, and stops when this is changed."""
+        self._losses = Repeats()
 
     def put(self, to: Destination, what: str, record: Mapping[str, Any]) -> None:
-        """Send ``record``, called ``what`` in messages. Waits while 32 MiB are queued."""
+        """Send ``record``, called ``what`` in messages. While 32 MiB are queued, waits at most 30 s, then logs an error."""
         try:
-            line = json.dumps(record).encode()
+            line = _encode(record)
         except (TypeError, ValueError, RecursionError) as error:
-            self._log([what], describe(error))
+            self._log([(what, describe(error))])
             return
-        with self._changed:
-            self._wait_for_space()
-            self._append(_Record(to, what, line))
-            started = self._start()
-        if not started:
-            self._send_all()
+        if self._wait_for_space(what):
+            with self._changed:
+                self._append(_Record(to, what, line))
+            self._send_soon()
 
     def add(self, to: Destination, what: str, *key: str | None, times: int) -> None:
         """Add ``times`` to the count of ``key``. One record, ``{what: [*key, number]}``, is sent for many calls."""
-        with self._changed:
-            self._wait_for_space()
-            self._counts[to, what, key] += times
-            if len(self._counts) == 1:
-                self._changed.notify_all()
-            elif len(self._counts) >= _MAX_COUNTS:
-                self._queue_counts()
-            started = self._start()
-        if not started:
-            self._send_all()
+        if self._wait_for_space(what):
+            with self._changed:
+                self._counts.append(((to, what, key), times))
+                if len(self._counts) == 1:
+                    self._changed.notify_all()
+                elif len(self._counts) >= _MAX_COUNTS:
+                    self._queue_counts()
+            self._send_soon()
 
     def flush(self) -> None:
         """Wait until all that was put before is sent, or lost with an error in the log; at most 30 s."""
         with self._changed:
             self._queue_counts()
-            last = self._put
-            if threading.current_thread() is self._thread:
-                return
-            if not self._changed.wait_for(lambda: self._done >= last, _TIMEOUT_SECONDS):
-                self._log([record.what for record in self._queue], f"no answer within {_TIMEOUT_SECONDS:g} s")
+            pending = [*self._sending, *self._queue]
+        if not pending or threading.current_thread() is self._thread:
+            return
+        self._start()
+        with self._changed:
+            self._changed.wait_for(lambda: pending[-1].done, _TIMEOUT_SECONDS)
+        # Not under the lock: a handler of the log may wait for a thread that records.
+        self._log((record.what, _NO_ANSWER) for record in pending if not record.done)
 
     def stop(self) -> None:
-        """`flush`, and end the thread. The next record starts it again."""
+        """`flush`, and end the thread if nothing else was put meanwhile. The next record starts it again."""
         self.flush()
         with self._changed:
             thread = self._thread
-            self._stopping = True
+            if thread is None or thread is threading.current_thread() or self._queue or self._counts or self._sending:
+                return
+            self._thread = None
             self._changed.notify_all()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_IDLE_SECONDS)
-        self._stopping = False
+        thread.join(_IDLE_SECONDS)
 
     def close(self) -> None:
         """`stop`; later records are sent by the thread that puts them, since the interpreter's shutdown freezes daemon threads."""
@@ -134,128 +182,128 @@ class Sender:
         self.stop()
 
     def _append(self, record: _Record) -> None:
+        size = len(record.line)
         self._queue.append(record)
-        self._put += 1
-        self._bytes += len(record.line)
+        self._bytes += size
         if len(self._queue) == 1:
             self._changed.notify_all()
 
     def _queue_counts(self) -> None:
-        counts, self._counts = self._counts, Counter()
+        counts: Counter[tuple[Destination, str, tuple[str | None, ...]]] = Counter()
+        while self._counts:
+            key, times = self._counts.popleft()
+            counts[key] += times
         for (to, what, key), number in counts.items():
-            self._append(_Record(to, what, json.dumps({what: [*key, number]}).encode()))
+            self._append(_Record(to, what, _encode({what: [*key, number]})))
 
-    def _wait_for_space(self) -> None:
-        if self._bytes >= _QUEUE_BYTES and threading.current_thread() is not self._thread:
-            self._changed.wait_for(lambda: self._bytes < _QUEUE_BYTES or self._thread is None)
-
-    def _start(self) -> bool:
-        """Start the thread unless it runs; False if that is too late."""
-        if self._thread is not None:
+    def _wait_for_space(self, what: str) -> bool:
+        """Wait while the queue is full; False, with an error in the log, if that takes too long."""
+        if self._bytes < _QUEUE_BYTES or threading.current_thread() is self._thread:
             return True
-        if self._closed:
-            return False
-        thread = threading.Thread(target=self._run, name="lightning-records", daemon=True)
-        if self._thread is None:  # else a finalizer put a record meanwhile
-            self._thread = thread
-            try:
-                with outside_rollout():
-                    thread.start()
-            except RuntimeError:  # the interpreter shuts down
-                self._thread = None
-                return False
-        return True
-
-    def _run(self) -> None:
-        while batch := self._wait_for_batch():
-            self._send(batch)
-
-    def _wait_for_batch(self) -> Sequence[_Record]:
-        """The next batch; empty if the thread must end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._counts or self._stopping, _IDLE_SECONDS)
-            if self._counts and not self._queue:
-                self._changed.wait_for(lambda: self._queue or self._stopping, _COUNT_SECONDS)
-            batch = self._take()
-            if not batch:
+            if self._changed.wait_for(lambda: self._bytes < _QUEUE_BYTES or self._thread is None, _TIMEOUT_SECONDS):
+                return True
+        self._log([(what, _NO_ANSWER)])
+        return False
+
+    def _send_soon(self) -> None:
+        if self._closed:
+            self.flush()
+        else:
+            self._start()
+
+    def _start(self) -> None:
+        """Make a thread send what is queued, unless one does: a new one, or the current one if it is too late for that."""
+        if self._thread is not None:
+            return
+        thread = threading.Thread(target=self._run, name="lightning-records", daemon=True)
+        with self._changed:
+            if self._thread is not None:  # a finalizer put a record meanwhile
+                return
+            self._thread = threading.current_thread() if self._closed else thread
+            try:
+                if not self._closed:
+                    with outside_rollout():
+                        thread.start()
+                    return
+            except RuntimeError:  # the interpreter shuts down
+                self._thread = threading.current_thread()
+            except BaseException:  # of a signal handler; the thread may run
                 self._thread = None
-                self._logged.clear()
-                self._disconnect()
-            return batch
+                raise
+        self._run(idle_seconds=0)
+
+    def _run(self, idle_seconds: float = _IDLE_SECONDS) -> None:
+        connection = _Connection()
+        try:
+            while batch := self._next(idle_seconds):
+                self._send(connection, batch)
+        except BaseException:  # of a signal handler, if this is the agent's thread
+            if self._thread is threading.current_thread():
+                self._thread = None
+            raise
+        finally:
+            connection.close()
+
+    def _next(self, idle_seconds: float) -> Sequence[_Record]:
+        """The next batch; empty if this thread must stop."""
+        me = threading.current_thread()
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._counts or self._thread is not me, idle_seconds)
+            if self._counts and not self._queue:
+                self._changed.wait_for(lambda: self._queue or self._thread is not me, min(_COUNT_SECONDS, idle_seconds))
+            if self._thread is not me:
+                return ()
+            self._sending = self._take()
+            if not self._sending:
+                self._thread = None
+            return self._sending
 
     def _take(self) -> Sequence[_Record]:
         """The next records of one rollout."""
         batch: list[_Record] = []
         size = 0
-        with self._changed:
-            self._queue_counts()
-            while self._queue and (not batch or self._queue[0].to == batch[0].to):
-                size += len(self._queue[0].line)
-                if batch and size > _BATCH_BYTES:
-                    break
-                batch.append(self._queue.popleft())
+        self._queue_counts()
+        while self._queue and (not batch or self._queue[0].to == batch[0].to):
+            size += len(self._queue[0].line)
+            if batch and size > _BATCH_BYTES:
+                break
+            batch.append(self._queue.popleft())
         return batch
 
-    def _send_all(self) -> None:
-        while batch := self._take():
-            self._send(batch)
-        self._disconnect()
-
-    def _send(self, batch: Sequence[_Record]) -> None:
+    def _send(self, connection: _Connection, batch: Sequence[_Record]) -> None:
+        lost = dict.fromkeys(range(len(batch)), "interrupted")
+        size = sum(len(record.line) for record in batch)
         try:
             with outside_rollout():
-                error = self._post(batch[0].to, b"\n".join(record.line for record in batch))
-        except Exception as failure:  # noqa: BLE001 - a failure to record must not reach the agent
-            error = describe(failure)
-            self._disconnect()
-        if error is not None:
-            self._log([record.what for record in batch], error)
-        with self._changed:
-            self._done += len(batch)
-            self._bytes -= sum(len(record.line) for record in batch)
-            self._changed.notify_all()
+                lost = connection.post(batch[0].to, [record.line for record in batch])
+        finally:
+            self._log((batch[index].what, why) for index, why in lost.items())
+            with self._changed:
+                for record in batch:
+                    record.done = True
+                self._sending = ()
+                self._bytes -= size
+                self._changed.notify_all()
 
-    def _post(self, to: Destination, body: bytes) -> str | None:
-        """Send a batch; return why that failed, or None."""
-        if to.endpoint is None:
-            return "the rollout has no endpoint"
-        url = urlsplit(to.endpoint)
-        if self._connection is None or self._endpoint != to.endpoint:
-            self._disconnect()
-            connect = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-            self._connection, self._endpoint = (
-                connect(url.hostname or "", url.port, timeout=_TIMEOUT_SECONDS),
-                to.endpoint,
-            )
-        signature = sign_record(to.secret, to.rollout, body)
-        headers = {
-            "content-type": "application/x-ndjson",
-            "authorization": f"Bearer {to.api_key}",
-            SIGNATURE: signature,
-        }
-        self._connection.request("POST", f"{url.path}{PATH}", body, headers)
-        response = self._connection.getresponse()
-        answer = response.read()
-        if response.status == 200:
-            return None
-        self._disconnect()  # the endpoint may not have read the body
-        return "the rollout has ended" if response.status == 401 else f"status {response.status}: {answer[:1000]!r}"
+    def _log(self, lost: Iterable[tuple[str, str]]) -> None:
+        """Log the loss of records, by what they are and why: the first for each reason, the 10th, the 100th and so on."""
+        reasons: dict[tuple[str, str], list[str]] = {}
+        for what, why in lost:
+            reasons.setdefault((what, why.partition(":")[0]), []).append(why)
+        for (what, kind), found in reasons.items():
+            if (times := self._losses.count((what, kind), len(found))) is not None:
+                logger.error(
+                    "a child process could not send a record (%s) to its rollout%s: %s. What is not sent is not part of the trace",
+                    what,
+                    times,
+                    found[0],
+                )
 
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
 
-    def _log(self, lost: Sequence[str], error: str) -> None:
-        """Log ``error`` once for each kind of record and of error, until the thread ends."""
-        kinds = {(what, error.partition(":")[0]) for what in lost}
-        if not kinds <= self._logged:
-            self._logged |= kinds
-            logger.error(
-                "a child process could not send all that it recorded (%s) to its rollout: %s. What is not sent is not part of the trace",
-                ", ".join(f"{what}: {number}" for what, number in Counter(lost).items()),
-                error,
-            )
+def _encode(record: Mapping[str, Any]) -> bytes:
+    """``record`` on one line. Lone surrogates, which the names of files and threads may have, become question marks."""
+    return json.dumps(record, ensure_ascii=False).encode(errors="replace")
 
 
 sender = Sender()
