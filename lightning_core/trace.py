@@ -80,6 +80,7 @@ ELSEWHERE = "elsewhere"
 COUNT = "count_tokens"
 REWARD_FUNCTION = "reward function"  # the agent of its calls, which are never trained on
 REFUSED = "lightning.refused"
+DROPPED = "lightning.dropped"
 REWARD_VALUE = "lightning.reward.value"
 REWARD_NAME = "lightning.reward.name"
 REWARD_CALL = "lightning.reward.call"
@@ -142,6 +143,8 @@ class Call:
     error: str | None
     refused: str | None = None
     """Why the endpoint refused the request, or None. Its messages are missing if they could not be read."""
+    dropped: tuple[str, ...] = ()
+    """Fields of the request that had no effect, each with the reason: ``top_k: …``."""
     start_ns: int
     end_ns: int
     trained: bool = False
@@ -311,6 +314,7 @@ def _call(span: SpanRecord) -> Call:
         context_reason=a.get(CONTEXT_REASON),
         error=span.error,
         refused=a.get(REFUSED),
+        dropped=tuple(a.get(DROPPED, ())),
         start_ns=span.start_ns,
         end_ns=span.end_ns,
         trained=bool(a.get(TRAINED)),

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lightning_core.endpoint.dialects import ALL_DIALECTS
-from lightning_core.endpoint.dialects.fields import RefusedField
+from lightning_core.endpoint.dialects.fields import UnsupportedField
 from lightning_core.endpoint.limits import Limits
 
 _TABLE = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -72,7 +72,7 @@ def limits_table() -> str:
     return "".join(rows)
 
 
-def _values(field: RefusedField) -> str:
+def _values(field: UnsupportedField) -> str:
     return ", ".join(f"`{json.dumps(value)}`" for value in field.unless)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from lightning_core import trace as tr
 from lightning_core.trace import Call, Trace
 
-EntryKind = Literal["call", "failed", "refused", "other", "elsewhere"]
+EntryKind = Literal["call", "failed", "refused", "dropped", "other", "elsewhere"]
 TRAINED = "trained"
 NOT_TRAINED = "not trained"
 _MAX_REASON = 120
@@ -29,8 +29,8 @@ class Entry:
     """Requests of one agent with one fate."""
 
     kind: EntryKind
-    """``call``: answered; ``failed``: by an error; ``refused``: by the endpoint; ``other``: answered without sampling, such as a token
-    count; ``elsewhere``: not through the endpoint."""
+    """``call``: answered; ``failed``: by an error; ``refused``: by the endpoint; ``dropped``: calls with a field that had no effect;
+    ``other``: answered without sampling, such as a token count; ``elsewhere``: not through the endpoint."""
     agent: str | None
     where: str
     """The model served here, or the host."""
@@ -49,6 +49,7 @@ Ledger = Counter[Entry]
 def trace_ledger(trace: Trace, trained: Collection[str | None] = ()) -> Ledger:
     """The number of requests of one rollout for each entry. ``trained``: agents known to be trained, for traces that do not say it."""
     ledger: Ledger = Counter(_call_entry(call, trained) for call in trace.calls)
+    ledger.update(entry for call in trace.calls for entry in dropped_entries(call.dropped, call.model, call.agent))
     for event in trace.events:
         entry = event_entry(event.attributes, event.agent)
         if entry is not None:
@@ -87,6 +88,11 @@ def call_entry(
         is_trained = a.get(tr.TRAINED) or agent in trained
         where, detail = model, TRAINED if is_trained else NOT_TRAINED
     return Entry(kind="failed" if failed else "call", agent=agent, where=where, detail=detail)
+
+
+def dropped_entries(dropped: Iterable[str], model: str, agent: str | None) -> list[Entry]:
+    """The entries of a call's fields that had no effect."""
+    return [Entry(kind="dropped", agent=agent, where=model, detail=text) for text in dropped]
 
 
 def event_entry(attributes: Mapping[str, Any], agent: str | None) -> Entry | None:

@@ -22,11 +22,12 @@ from typing import Any, Literal
 
 from lightning_core.errors import ConfigError
 from lightning_core.records.group_commit import GroupCommit
-from lightning_core.records.ledger import Ledger, call_entry, event_entry
+from lightning_core.records.ledger import Ledger, call_entry, dropped_entries, event_entry
 from lightning_core.records.schema import SCHEMA, VERSION
 from lightning_core.trace import (
     AGENT,
     CREDENTIALS,
+    DROPPED,
     HOST,
     OPERATION,
     OUTPUT_IDS,
@@ -319,7 +320,7 @@ class Store:
 
     def ledger(self, *, after: int = 0) -> Ledger:
         """The number of requests for each entry of the ledger, of all rollouts stored ``after`` this ordinal."""
-        names = (REQUEST_MODEL, RESPONSE_MODEL, HOST, CREDENTIALS, TRAINED, REFUSED, REASON, REQUESTS)
+        names = (REQUEST_MODEL, RESPONSE_MODEL, HOST, CREDENTIALS, TRAINED, REFUSED, DROPPED, REASON, REQUESTS)
         values = ", ".join(f'json_extract(attributes, \'$."{name}"\') AS "{name}"' for name in names)
         groups = ", ".join(str(n) for n in range(1, len(names) + 4))
         query = (
@@ -333,6 +334,9 @@ class Store:
             given = {name: row[name] for name in names if row[name] is not None} | {OPERATION: row["operation"]}
             if row["operation"] == "chat":
                 ledger[call_entry(given, row["agent"], failed=bool(row["failed"]), trained=trained)] += row["number"]
+                model = str(given.get(RESPONSE_MODEL, ""))
+                for entry in dropped_entries(json.loads(given.get(DROPPED, "[]")), model, row["agent"]):
+                    ledger[entry] += row["number"]
             elif (entry := event_entry(given, row["agent"])) is not None:
                 ledger[entry] += row["number"] * int(given.get(REQUESTS, 1))
         return ledger
