@@ -1,0 +1,22 @@
+"""Qwen Code, on chat completions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from tests.agents.harness import CommandLine
+
+
+class TestQwenCode(CommandLine):
+    agent = "Qwen Code"
+    package = "@qwen-code/qwen-code"
+    program = "qwen"
+    tool = "run_shell_command"
+    arguments: ClassVar = {"command": "cat note.txt", "description": "read", "is_background": False}
+
+    def configure(self, home: Path, url: str) -> dict[str, str]:
+        return {"OPENAI_MODEL": "policy"}
+
+    def command(self, question: str, *, again: bool) -> list[str]:
+        return ["--yolo", *(["--continue"] if again else []), "-p", question]
