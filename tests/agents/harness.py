@@ -116,12 +116,12 @@ class Agent:
         ledger = trace_ledger(trace)
         assert {e.kind for e in ledger} <= {"call", "dropped", "other", "elsewhere"}, ledger
         speakers = Counter(call.agent for call in trace.calls)
-        assert set(speakers) == self.names
-        assert speakers[CODER] == 4
         rows = transitions_to_rows(trace_to_transitions(trace, agents=[CODER]))
         result.calls = str(len(trace.calls))
         result.names = ", ".join(f"`{name}`" for name in sorted(map(str, speakers)))
         result.rows = f"{len(rows)} ({', '.join(str(len(row.segments)) for row in rows)} calls)"
+        assert set(speakers) == self.names
+        assert speakers[CODER] == 4
         assert len(rows) == self.rows, [(call.context, call.context_reason) for call in trace.calls]
 
     @pytest.mark.slow

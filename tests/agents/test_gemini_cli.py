@@ -15,6 +15,7 @@ class TestGeminiCli(CommandLine):
     program = "gemini"
     tool = "run_shell_command"
     arguments: ClassVar = {"command": "cat note.txt", "description": "read"}
+    rows = 2  # a resumed session repeats every tool result, so the history is another one
 
     def configure(self, home: Path, url: str) -> dict[str, str]:
         folder = home / ".gemini"
