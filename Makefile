@@ -1,5 +1,5 @@
 # make demo | demo-sql | test | test-numeric | test-pythons | test-lowest | test-frameworks | test-vllm | test-verl | test-parity |
-# lint: each makes its environment first, once, and again when what it is made from changes.
+# agents | agents-short | lint: each makes its environment first, once, and again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
 # pip listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build of torch.
@@ -17,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 TORCH := torch==2.13.0
 
-.PHONY: demo demo-sql test test-numeric test-pythons test-lowest test-frameworks test-vllm test-verl test-parity lint environment
+.PHONY: demo demo-sql test test-numeric test-pythons test-lowest test-frameworks test-vllm test-verl test-parity agents agents-short lint environment
 
 demo: $(INSTALLED)
 	$(BIN)/lightning-rl train examples/calculator/lightning.yaml $(ARGS)
@@ -56,6 +56,14 @@ test-verl: $(CLUSTER)/.installed
 # Losses against verl's and TRL's own functions.
 test-parity: $(CLUSTER)/.installed
 	$(CLUSTER)/bin/python -m pytest tests/parity $(ARGS)
+
+# Unmodified command-line agents. Each is installed from the npm registry into .agents when its test runs first.
+agents: $(INSTALLED)
+	$(BIN)/python -m pytest tests/agents $(ARGS)
+
+# Two of them, without the training steps.
+agents-short: $(INSTALLED)
+	$(BIN)/python -m pytest tests/agents/test_codex.py tests/agents/test_claude_code.py -m "not slow" $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

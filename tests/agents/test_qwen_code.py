@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,6 +17,11 @@ class TestQwenCode(CommandLine):
     arguments: ClassVar = {"command": "cat note.txt", "description": "read", "is_background": False}
 
     def configure(self, home: Path, url: str) -> dict[str, str]:
+        # Otherwise another agent in it writes notes about the conversation afterwards.
+        folder = home / ".qwen"
+        folder.mkdir(exist_ok=True)
+        settings = {"memory": {"enableManagedAutoMemory": False}}
+        (folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
         return {"OPENAI_MODEL": "policy"}
 
     def command(self, question: str, *, again: bool) -> list[str]:
