@@ -17,7 +17,7 @@ class TestClaudeCode(CommandLine):
 
     def configure(self, home: Path, url: str) -> dict[str, str]:
         # It refuses to skip permissions for root, unless it is told that it runs in a container.
-        return {"IS_SANDBOX": "1", "CLAUDE_CODE_ATTRIBUTION_HEADER": "0"}
+        return {"IS_SANDBOX": "1"}
 
     def command(self, question: str, *, again: bool) -> list[str]:
         return [*(["--continue"] if again else []), "--dangerously-skip-permissions", "-p", question]

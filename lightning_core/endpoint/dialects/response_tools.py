@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import takewhile
+from typing import Any, Literal, cast
 
 from lightning_core.endpoint.dialects.custom_tools import custom_function, read_input
 from lightning_core.endpoint.dialects.fields import (
@@ -72,8 +73,7 @@ def request_tools(body: Mapping[str, Any], *, check: bool) -> list[Tool]:
     Raises `PolicyRequestError` for tools that are not supported; with ``check`` False they are left out.
     """
     lists = [("tools", objects(body, "tools"))]
-    items = body.get("input")
-    for i, item in enumerate(items if isinstance(items, list) else ()):
+    for i, item in enumerate(_items(body)):
         if isinstance(item, Mapping) and item.get("type") in ("additional_tools", "tool_search_output"):
             path = f"input.{i}.tools"
             lists.append((path, objects({path: item.get("tools")}, path)))
@@ -84,33 +84,27 @@ def request_tools(body: Mapping[str, Any], *, check: bool) -> list[Tool]:
     return tools
 
 
-def shown_tools(body: Mapping[str, Any], *, check: bool) -> list[Mapping[str, Any]]:
+def shown_tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The functions in the prompt of a request. Those that a search returns, or that come later, are in the messages."""
-    if not check:  # of a request that is forwarded: recorded as it is
-        known = {
-            i: tool.function
-            for i, t in enumerate(objects(body, "tools"))
-            for tool in read_tools([t], "", [], check=False)[:1]
-        }
-        return [
-            known.get(i, tool) if tool.get("type") == "function" else tool
-            for i, tool in enumerate(objects(body, "tools"))
-        ]
     searchable = any(tool.kind == _SEARCH for tool in request_tools(body, check=True))
-    items = body.get("input")
-    first = items[: len(leading_tools(items))] if isinstance(items, list) else []
-    tools = request_tools({"tools": body.get("tools"), "input": first}, check=False)
+    tools = request_tools({"tools": body.get("tools"), "input": leading_tools(_items(body))}, check=False)
     return [tool.function for tool in tools if not (tool.deferred and searchable)]
 
 
-def leading_tools(items: Any) -> list[Any]:
+def recorded_tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The tools of a request that is forwarded: functions as chat completions define them, others as they are."""
+    tools = objects(body, "tools")
+    return [_function(tool) if tool.get("type") == "function" else tool for tool in tools]
+
+
+def _items(body: Mapping[str, Any]) -> list[Any]:
+    items = body.get("input")
+    return cast("list[Any]", items) if isinstance(items, list) else []
+
+
+def leading_tools(items: Sequence[Any]) -> list[Any]:
     """The ``additional_tools`` items at the start of an input."""
-    found: list[Any] = []
-    for item in items if isinstance(items, list) else ():
-        if not isinstance(item, Mapping) or item.get("type") != "additional_tools":
-            break
-        found.append(item)
-    return found
+    return list(takewhile(lambda item: isinstance(item, Mapping) and item.get("type") == "additional_tools", items))
 
 
 def definitions(tools: Any, path: str) -> str:
@@ -129,7 +123,7 @@ def read_tools(
 def _read(
     tool: Mapping[str, Any], path: str, left_out: list[str], check: bool, namespace: str | None
 ) -> Iterator[Tool]:
-    kind = tool.get("type")
+    kind = str(tool.get("type"))
     if check and kind in TOOLS:
         TOOLS[kind].check(tool, path)
     match tool:
@@ -149,7 +143,7 @@ def _read(
             yield _tool("tool_search", {"name": _SEARCH}, path, None, _function({**tool, "name": _SEARCH}))
         case {"type": "tool_search"}:
             note(path, "a provider's tool search; the model is shown every tool at once")
-        case {"type": str(kind)} if kind.startswith(_LEFT_OUT):
+        case _ if kind.startswith(_LEFT_OUT):
             left_out.append(kind)
             note(f"{path} ({kind})", NO_SEARCH)
         case _ if check:
@@ -230,8 +224,24 @@ def _json(text: str) -> Any:
         return text
 
 
-STREAMED: Mapping[str, tuple[str, str]] = {
+_STREAMED = {
     "function_call": ("arguments", "response.function_call_arguments"),
     "custom_tool_call": ("input", "response.custom_tool_call_input"),
 }
 """The field of an item that is streamed, and the start of its events, by the item's type."""
+
+
+def call_events(item: Mapping[str, Any], index: int) -> list[tuple[str, dict[str, Any]]]:
+    """The stream events of a tool call up to its end: their types and fields."""
+    streamed, event = _STREAMED.get(item["type"], ("", ""))
+    empty = {streamed: ""} if streamed else {}
+    started = {**item, **empty, "status": "in_progress"}
+    events: list[tuple[str, dict[str, Any]]] = [
+        ("response.output_item.added", {"output_index": index, "item": started})
+    ]
+    if streamed:
+        place = {"item_id": item["id"], "output_index": index}
+        name = {"name": item["name"]} if streamed == "arguments" else {}
+        events.append((f"{event}.delta", {**place, "delta": item[streamed]}))
+        events.append((f"{event}.done", {**place, **name, streamed: item[streamed]}))
+    return events

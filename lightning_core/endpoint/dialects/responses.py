@@ -47,8 +47,9 @@ from lightning_core.endpoint.dialects.response_items import (
 )
 from lightning_core.endpoint.dialects.response_items import NESTED as NESTED
 from lightning_core.endpoint.dialects.response_tools import (
-    STREAMED,
+    call_events,
     call_item,
+    recorded_tools,
     request_tools,
     shown_name,
     shown_tools,
@@ -90,7 +91,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
     FIELDS.check(body)
     earlier = _earlier(body, conversations, check=True)
     history = [*earlier, *items_to_messages(body.get("input"), check=True, earlier=earlier)]
-    tools = shown_tools(body, check=True)
+    tools = shown_tools(body)
     check_tools(tools)
     instructions = text(body, "instructions")
     flag(body, "parallel_tool_calls")
@@ -120,7 +121,7 @@ def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequenc
     return ChatRequest(
         model=model_name(body),
         messages=[{"role": "system", "content": instructions}, *messages] if instructions else messages,
-        tools=shown_tools(body, check=False) or None,
+        tools=recorded_tools(body) or None,
         stream=flag(body, "stream") or False,
         body=body,
     )
@@ -298,30 +299,13 @@ class _Writer:
             if item["type"] == "message":
                 events += (self._delta(rest) if rest or not self._text_started else b"") + self._end_text(item)
             else:
-                events += self._call(i, item)
+                events += b"".join(self._event(kind, **more) for kind, more in call_events(item, i))
             events += self._event("response.output_item.done", output_index=i, item=item)
         response = _response(self._context, choice)
         return events + self._event(f"response.{response['status']}", response=response)
 
     def end(self, choices: Sequence[Choice]) -> bytes:
         return b""
-
-    def _call(self, index: int, item: Mapping[str, Any]) -> bytes:
-        """The events of a tool call up to its end."""
-        streamed, event = STREAMED.get(item["type"], (None, ""))
-        empty = {} if streamed is None else {streamed: ""}
-        events = self._event(
-            "response.output_item.added", output_index=index, item={**item, **empty, "status": "in_progress"}
-        )
-        if streamed is None:
-            return events
-        place = {"item_id": item["id"], "output_index": index}
-        name = {"name": item["name"]} if streamed == "arguments" else {}
-        return (
-            events
-            + self._event(f"{event}.delta", **place, delta=item[streamed])
-            + self._event(f"{event}.done", **place, **name, **{streamed: item[streamed]})
-        )
 
     def _delta(self, text: str) -> bytes:
         events = b""
