@@ -125,6 +125,7 @@ class Agent:
         assert len(rows) == self.rows, [(call.context, call.context_reason) for call in trace.calls]
 
     @pytest.mark.slow
+    @pytest.mark.timeout(600)
     def test_a_training_step_changes_the_policy(self, result: Result, tiny: Path, tmp_path: Path):
         """Of a random model, whose answers are noise. Every other attempt gets a reward."""
         rewards = itertools.cycle([0.0, 1.0])

@@ -16,7 +16,7 @@ class TestClaudeCode(CommandLine):
     arguments: ClassVar = {"command": "cat note.txt", "description": "read"}
 
     def configure(self, home: Path, url: str) -> dict[str, str]:
-        # It refuses to skip permissions for root, unless it is told that it runs in a container.
+        # It refuses to skip permissions for root, unless its environment says that it runs in a container.
         return {"IS_SANDBOX": "1"}
 
     def command(self, question: str, *, again: bool) -> list[str]:

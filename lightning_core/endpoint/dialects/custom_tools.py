@@ -14,12 +14,12 @@ _INPUT = "input"
 
 def custom_function(name: Any, description: Any, *, grammar: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A free-form tool as a function of chat completions. ``grammar``: the ``syntax`` and ``definition`` of its input."""
-    told = "Free-form text."
+    text = "Free-form text."
     if grammar is not None:
-        told = f"Text of this grammar ({grammar.get('syntax')}):\n{grammar.get('definition')}"
+        text = f"Text of this grammar ({grammar.get('syntax')}):\n{grammar.get('definition')}"
     parameters = {
         "type": "object",
-        "properties": {_INPUT: {"type": "string", "description": told}},
+        "properties": {_INPUT: {"type": "string", "description": text}},
         "required": [_INPUT],
     }
     shown = {"name": name} if description is None else {"name": name, "description": description}

@@ -179,8 +179,8 @@ def _described(tools: list[Tool], description: Any) -> list[Tool]:
     if not tools or not isinstance(description, str) or not description:
         return tools
     first = tools[0].function["function"]
-    told = f"{tools[0].namespace}: {description}\n{first.get('description', '')}".rstrip()
-    function = {"type": "function", "function": {**first, "description": told}}
+    text = f"{tools[0].namespace}: {description}\n{first.get('description', '')}".rstrip()
+    function = {"type": "function", "function": {**first, "description": text}}
     return [
         Tool(
             kind=tools[0].kind,
