@@ -19,8 +19,10 @@ from lightning_core.records.folder import open_run_folder
 from lightning_core.records.progress import Progress, SilentProgress
 from lightning_core.records.report import MetricsLog
 from lightning_core.records.results import Evaluation, Result, finish, recorded_evaluations
+from lightning_core.records.store import Store
 from lightning_core.rollouts.counts import counts_to_metrics
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
+from lightning_core.rollouts.selection import warn_of_hosts
 from lightning_core.rollouts.tasks import given_tasks, held_out_tasks, training_tasks
 from lightning_core.session import open_session
 from lightning_core.trainers.plan import Plan, TrainerEntry
@@ -67,6 +69,8 @@ def fit(
             progress=progress or SilentProgress(),
         )
     )
+    with Store(folder / "store.db", read_only=True) as store:
+        warn_of_hosts(config, store.ledger())
     return finish(config, folder, eval_tasks, time.monotonic() - began)
 
 
@@ -159,7 +163,9 @@ def evaluate(
         reward_function=reward,
         checkpoint=checkpoint,
     ) as session:
-        return session.evaluate(tasks, "eval")
+        found = session.evaluate(tasks, "eval")
+        warn_of_hosts(config, session.store.ledger())
+        return found
 
 
 def _refuse_functions(config: Config, **given: Callable[..., object] | None) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lightning_core.config import Config
 from lightning_core.records.checkpoints import checkpoints
-from lightning_core.records.ledger import routes, trace_ledger
+from lightning_core.records.ledger import NewRoutes
 from lightning_core.records.progress import Progress
 from lightning_core.records.results import Evaluation, to_evaluation
 from lightning_core.records.store import Phase, Store
@@ -82,13 +82,11 @@ def open_session(
     At the end, all is undone in reverse order.
     """
 
-    known_routes: set[str] = set()
+    new_routes = NewRoutes()
 
     def advance(rollout: Rollout) -> None:
-        new = [route for route in routes(trace_ledger(rollout.trace)) if route not in known_routes]
-        if new:
-            known_routes.update(new)
-            progress.message(f"routing: {'; '.join(new)}")
+        if routing := new_routes.of(rollout.trace):
+            progress.message(routing)
         progress.advance(1, sum(len(c.output_ids) for c in rollout.trace.calls if c.output_ids is not None))
 
     with ExitStack() as stack:

@@ -25,7 +25,8 @@ _MAX_FAILURES = 20
 """Failures kept with their text; all of them are counted."""
 _MAX_HOSTS = 100
 """Hosts of a rollout that have spans of their own; a crawler's requests go to thousands."""
-_OTHER_HOSTS = "others"
+OTHER_HOSTS = "others"
+"""The host of the requests of all hosts beyond these."""
 
 _live: dict[str, Run] = {}
 
@@ -177,17 +178,15 @@ class Run:
         with self._lock:
             return self._origins.get(name)
 
-    def note_elsewhere(self, agent: str | None, host: str, why: str) -> None:
-        """Count a request of ``agent`` to ``host`` that does not go through the endpoint, for the reason ``why``."""
-        # The name of a program may have bytes that are not text.
-        host = host.encode(errors="backslashreplace").decode()
+    def note_elsewhere(self, agent: str | None, host: str, why: str, *, times: int = 1) -> None:
+        """Count requests of ``agent`` to ``host`` that do not go through the endpoint, for the reason ``why``."""
         with self._lock:
-            self._elsewhere[agent, host, why] += 1
+            self._elsewhere[agent, printable(host), why] += times
 
-    def count(self, what: str, *, detail: str | None = None) -> None:
+    def count(self, what: str, *, detail: str | None = None, times: int = 1) -> None:
         """Count ``what`` as not recorded, and keep ``detail`` as a failure if it is given."""
         with self._lock:
-            self.counters[what] += 1
+            self.counters[what] += times
             if detail is not None and len(self.failures) < _MAX_FAILURES:
                 self.failures.append(f"{what}: {detail}")
 
@@ -227,14 +226,14 @@ class Run:
 
 
 def _most_frequent(counted: Counter[tuple[str | None, str, str]]) -> Counter[tuple[str | None, str, str]]:
-    """The requests by agent, host and reason, with all but the most frequent hosts summed up as `_OTHER_HOSTS`."""
+    """The requests by agent, host and reason, with all but the most frequent hosts summed up as `OTHER_HOSTS`."""
     hosts: Counter[str] = Counter()
     for (_, host, _), number in sorted(counted.items(), key=repr):
         hosts[host] += number
     kept = {host for host, _ in hosts.most_common(_MAX_HOSTS)}
     summed: Counter[tuple[str | None, str, str]] = Counter()
     for (agent, host, why), number in counted.items():
-        summed[agent, host if host in kept else _OTHER_HOSTS, why] += number
+        summed[agent, host if host in kept else OTHER_HOSTS, why] += number
     return summed
 
 
@@ -244,6 +243,11 @@ def _is_inside(selector: Sequence[str], path: Sequence[str]) -> bool:
         return False
     outer = iter(path[:-1])
     return all(name in outer for name in selector[:-1])
+
+
+def printable(name: str) -> str:
+    """``name`` as valid Unicode: the name of a program may have bytes that are not text."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def register(run: Run) -> None:

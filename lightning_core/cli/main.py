@@ -1,8 +1,8 @@
 """The command ``lightning-rl``: train, eval, serve, trace, credit.
 
 Exit codes: 0 success (``train``: the improvement is significant, or there are no held-out tasks),
-1 no significant improvement or a runtime error, 2 invalid configuration or arguments, 130
-interrupted.
+1 no significant improvement, a runtime error, or (``trace`` of one task) a failed rollout,
+2 invalid configuration or arguments, 130 interrupted.
 """
 
 from __future__ import annotations

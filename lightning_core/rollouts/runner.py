@@ -28,14 +28,16 @@ from typing import Any, Self
 
 from lightning_core.capture import Run, aside, bind, reward, rollout
 from lightning_core.capture.mark import get_mark
+from lightning_core.capture.repeats import Repeats
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.speakers import Verdict
 from lightning_core.errors import CaptureError, ConfigError, InfrastructureError, RewardError, StrayCallError
+from lightning_core.records.ledger import general_reason
 from lightning_core.records.store import Status
 from lightning_core.rollouts.tasks import Task
-from lightning_core.trace import REWARD_FUNCTION, SpanRecord, Trace, check_reward, describe, spans_to_trace
+from lightning_core.trace import REWARD_FUNCTION, TRAINED, SpanRecord, Trace, check_reward, describe, spans_to_trace
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +117,7 @@ class Runner:
         self._agents = agents
         self._reward_function = reward_function
         self._strict = strict
+        self._failures = Repeats()
         self._loop = asyncio.new_event_loop()
         # asyncio's own default runs `asyncio.to_thread` of all agents on a handful of threads.
         threads = min(max(_THREADS_PER_ROLLOUT * settings.concurrency, _MIN_THREADS), _MAX_THREADS)
@@ -173,14 +176,17 @@ class Runner:
                 ended, verdict = await self._attempt(job, attempt, routing)
             if isinstance(verdict, ConfigError):
                 if on_attempt is not None:
-                    on_attempt(Attempt(rollout=ended, final=True))
+                    on_attempt(Attempt(rollout=_untrained(ended), final=True))
                 raise verdict
             final = ended.status != "infrastructure" or attempt == self._settings.retries
             if on_attempt is not None:
                 on_attempt(Attempt(rollout=ended, final=final))
             if final:
                 return ended
-            logger.warning("task %r: attempt %d failed (%s); retrying", job.task_id, attempt + 1, ended.error)
+            if (times := self._failures.count(general_reason(ended.error or ""))) is not None:
+                logger.warning(
+                    "task %r: attempt %d failed (%s); retrying%s", job.task_id, attempt + 1, ended.error, times
+                )
         raise AssertionError("unreachable: the last attempt is final")
 
     async def _attempt(self, job: Job, attempt: int, routing: Routing) -> tuple[Rollout, Verdict]:
@@ -278,6 +284,15 @@ class Runner:
             reward(check_reward(value), name="return")
         except RewardError as error:
             raise RewardError(f"task {job.task_id!r}: {source} {value!r}: {error}") from None
+
+
+def _untrained(rollout: Rollout) -> Rollout:
+    """``rollout`` without trained calls: the policy answered them before it was known which agents are trained."""
+    spans = tuple(
+        replace(span, attributes={name: value for name, value in span.attributes.items() if name != TRAINED})
+        for span in rollout.spans
+    )
+    return replace(rollout, spans=spans, trace=spans_to_trace(spans, counters=rollout.trace.counters))
 
 
 def _read_trace(run: Run) -> tuple[Trace, tuple[SpanRecord, ...], str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 import time
@@ -42,7 +43,8 @@ class RecordingServer:
     async def answer(self, request: Request) -> Response:
         """Record the request and return a response or an error."""
         data = await request.body()
-        body = json.loads(data or b"null")
+        plain = gzip.decompress(data) if request.headers.get("content-encoding") == "gzip" else data
+        body = json.loads(plain or b"null")
         url = request.url.replace(path=request.scope["raw_path"].decode())  # as it was encoded
         self.requests.append(RecordedRequest(str(url), dict(request.headers), body, data))
         if self.refusal is not None:
