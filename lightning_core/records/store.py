@@ -334,7 +334,7 @@ class Store:
             given = {name: row[name] for name in names if row[name] is not None} | {OPERATION: row["operation"]}
             if row["operation"] == "chat":
                 ledger[call_entry(given, row["agent"], failed=bool(row["failed"]), trained=trained)] += row["number"]
-                model = str(given.get(RESPONSE_MODEL, ""))
+                model = str(given.get(RESPONSE_MODEL) or given.get(REQUEST_MODEL) or "")
                 for entry in dropped_entries(json.loads(given.get(DROPPED, "[]")), model, row["agent"]):
                     ledger[entry] += row["number"]
             elif (entry := event_entry(given, row["agent"])) is not None:
