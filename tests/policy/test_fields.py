@@ -20,6 +20,7 @@ from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run, rollout
 from lightning_core.endpoint.dialects import DIALECTS, chat_completions, completions, messages, responses
+from lightning_core.endpoint.dialects.chat_completions import GUIDED, SAMPLER
 from lightning_core.endpoint.dialects.dialect import Dialect
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.records.ledger import trace_ledger
@@ -35,16 +36,17 @@ LEAST: dict[str, dict[str, Any]] = {
 }
 """The minimal request."""
 
+OPENAI = {"frequency_penalty", "presence_penalty", "logit_bias"}
 DOCUMENTED: list[tuple[Dialect, list[Any], set[str]]] = [
     (
         chat_completions,
         [chat_create_params.CompletionCreateParamsStreaming],
-        {"return_token_ids", "chat_template_kwargs", "min_p", "repetition_penalty", "top_k"},
+        {"return_token_ids", "chat_template_kwargs", *SAMPLER, *GUIDED} - OPENAI,
     ),
     (
         completions,
         [completion_create_params.CompletionCreateParamsStreaming],
-        {"return_token_ids", "min_p", "repetition_penalty", "top_k"},
+        {"return_token_ids", *SAMPLER, *GUIDED} - OPENAI,
     ),
     (responses, [response_create_params.ResponseCreateParamsStreaming], {"client_metadata"}),
     (
@@ -164,9 +166,9 @@ def test_a_dropped_field_is_noted_and_changes_nothing(endpoint: PolicyEndpoint, 
 def test_an_unknown_field_is_noted_at_every_level(endpoint: PolicyEndpoint, wire: Dialect):
     outers = {name.partition(".")[0] for name in wire.FIELDS.supported if "." in name}
     with client_in_rollout(endpoint) as (run, client):
-        for body in ({"guided_json": {}}, *({outer: {"guided_json": {}}} for outer in outers)):
+        for body in ({"unheard_of": {}}, *({outer: {"unheard_of": {}}} for outer in outers)):
             assert client.post(wire.PATH, json={**LEAST[wire.PATH], **body}).status_code == 200
-    paths = {"guided_json", *(f"{outer}.guided_json" for outer in outers)}
+    paths = {"unheard_of", *(f"{outer}.unheard_of" for outer in outers)}
     assert {text for call in run.trace.calls for text in call.dropped} == {f"{path}: unknown field" for path in paths}
 
 

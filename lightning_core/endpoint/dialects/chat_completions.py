@@ -65,7 +65,12 @@ SAMPLER = {
     "top_k": UnsupportedField(OFF_POLICY, unless=(0, -1)),
     "min_p": UnsupportedField(OFF_POLICY, unless=(0,)),
 }
-"""Settings of samplers. The last three are those of vLLM and other servers."""
+"""Settings of samplers. ``repetition_penalty``, ``top_k`` and ``min_p`` are those of vLLM and other servers."""
+GUIDED = {
+    name: UnsupportedField("only response_format with a JSON schema constrains a response")
+    for name in ("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs")
+}
+"""vLLM's constraints. Without them, the agent could not read the response."""
 
 FIELDS = Fields(
     supported=frozenset({
@@ -83,6 +88,7 @@ FIELDS = Fields(
         "web_search_options": UnsupportedField(NO_SEARCH),
     },
     refused={
+        **GUIDED,
         "audio": UnsupportedField(TEXT_ONLY),
         "modalities": UnsupportedField(TEXT_ONLY, unless=(["text"], [])),
         "top_logprobs": UnsupportedField(ONLY_SAMPLED, unless=(0,)),

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from lightning_core.chat.messages import Message
 from lightning_core.endpoint.dialects.chat_completions import FORWARDED_HEADERS as FORWARDED_HEADERS
+from lightning_core.endpoint.dialects.chat_completions import GUIDED, SAMPLER, usage, wants_usage
 from lightning_core.endpoint.dialects.chat_completions import KEY_HEADER as KEY_HEADER
-from lightning_core.endpoint.dialects.chat_completions import SAMPLER, usage, wants_usage
 from lightning_core.endpoint.dialects.chat_completions import error_body as error_body
 from lightning_core.endpoint.dialects.chat_completions import error_event as error_event
 from lightning_core.endpoint.dialects.dialect import sse
@@ -47,6 +47,7 @@ FIELDS = Fields(
     ignored=frozenset({"stream_options.include_obfuscation", "user"}),
     dropped=SAMPLER,
     refused={
+        **GUIDED,
         "best_of": UnsupportedField("every response is returned", unless=(1,)),
         "echo": UnsupportedField("a response is the sampled text, without its prompt", unless=(False,)),
         "suffix": UnsupportedField("the model writes what follows a prompt, not what is between two texts"),
