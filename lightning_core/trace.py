@@ -6,9 +6,8 @@ A rollout is one OpenTelemetry trace. `spans_to_trace` reads its spans into
 - `Event`: any other span: an agent, a graph node, a tool;
 - `Reward`: a scalar reward, attached to the episode, an agent or a call.
 
-Attribute names follow OpenTelemetry's GenAI semantic conventions, with ``lightning.`` for the
-rest. The GenAI names are defined here, not imported from ``opentelemetry.semconv``: that module
-is private (``_incubating``) and its GenAI names are deprecated there (see decision 0012).
+Attribute names follow OpenTelemetry's GenAI semantic conventions, with ``lightning.`` for the rest. The GenAI names are defined
+here, not imported from ``opentelemetry.semconv``, where they are private (``_incubating``) and deprecated (see decision 0012).
 """
 
 from __future__ import annotations

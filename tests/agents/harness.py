@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -132,7 +133,8 @@ class Agent:
 
         @trainable(CODER)
         def solve(task: Any) -> float:
-            self.run(new_home(tmp_path), QUESTION, again=False)
+            with suppress(subprocess.TimeoutExpired):  # noise can keep an agent busy
+                self.run(new_home(tmp_path), QUESTION, again=False)
             return next(rewards)
 
         sections: dict[str, Any] = {
@@ -225,7 +227,7 @@ class CommandLine(Agent):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=100,
             check=False,
         )
         return f"{done.stdout}\n{done.stderr}"
