@@ -1,5 +1,6 @@
 # make demo | demo-sql | test | test-numeric | test-pythons | test-lowest | test-frameworks | test-vllm | test-verl | test-parity |
-# lint | test-pythons-long | test-verl-long: each makes its environment first, once, and again when what it is made from changes.
+# lint | test-pythons-long | test-verl-long | agents | agents-short: each makes its environment first, once, and again when what it is
+# made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
 # pip listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build of torch.
@@ -18,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 TORCH := torch==2.13.0
 
 .PHONY: demo demo-sql test test-numeric test-pythons test-pythons-long test-lowest test-frameworks test-vllm test-verl test-verl-long \
-	test-parity lint environment
+	test-parity agents agents-short lint environment
 
 demo: $(INSTALLED)
 	$(BIN)/lightning-rl train examples/calculator/lightning.yaml $(ARGS)
@@ -64,6 +65,14 @@ test-verl-long: $(CLUSTER)/.installed
 # Losses against verl's and TRL's own functions.
 test-parity: $(CLUSTER)/.installed
 	$(CLUSTER)/bin/python -m pytest tests/parity $(ARGS)
+
+# Unmodified command-line agents. Each is installed from the npm registry into .agents when its test runs first.
+agents: $(INSTALLED)
+	$(BIN)/python -m pytest tests/agents $(ARGS)
+
+# Two of them, without the training steps.
+agents-short: $(INSTALLED)
+	$(BIN)/python -m pytest tests/agents/test_codex.py tests/agents/test_claude_code.py -m "not slow" $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -6,9 +6,8 @@ A rollout is one OpenTelemetry trace. `spans_to_trace` reads its spans into
 - `Event`: any other span: an agent, a graph node, a tool;
 - `Reward`: a scalar reward, attached to the episode, an agent or a call.
 
-Attribute names follow OpenTelemetry's GenAI semantic conventions, with ``lightning.`` for the
-rest. The GenAI names are defined here, not imported from ``opentelemetry.semconv``: that module
-is private (``_incubating``) and its GenAI names are deprecated there (see decision 0012).
+Attribute names follow OpenTelemetry's GenAI semantic conventions, with ``lightning.`` for the rest. The GenAI names are defined
+here, not imported from ``opentelemetry.semconv``, where they are private (``_incubating``) and deprecated (see decision 0012).
 """
 
 from __future__ import annotations
@@ -80,6 +79,7 @@ ELSEWHERE = "elsewhere"
 COUNT = "count_tokens"
 REWARD_FUNCTION = "reward function"  # the agent of its calls, which are never trained on
 REFUSED = "lightning.refused"
+DROPPED = "lightning.dropped"
 REWARD_VALUE = "lightning.reward.value"
 REWARD_NAME = "lightning.reward.name"
 REWARD_CALL = "lightning.reward.call"
@@ -143,6 +143,8 @@ class Call:
     error: str | None
     refused: str | None = None
     """Why the endpoint refused the request, or None. Its messages are missing if they could not be read."""
+    dropped: tuple[str, ...] = ()
+    """Fields of the request that had no effect, each with the reason: ``top_k: …``."""
     start_ns: int
     end_ns: int
     trained: bool = False
@@ -317,6 +319,7 @@ def _call(span: SpanRecord) -> Call:
         context_reason=a.get(CONTEXT_REASON),
         error=span.error,
         refused=a.get(REFUSED),
+        dropped=tuple(a.get(DROPPED, ())),
         start_ns=span.start_ns,
         end_ns=span.end_ns,
         trained=bool(a.get(TRAINED)),

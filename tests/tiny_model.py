@@ -6,6 +6,7 @@ UTF-8, so every string encodes to itself and back, and token counts in tests can
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -43,14 +44,22 @@ CHAT_TEMPLATE = """
 
 
 def make_tiny_model(
-    folder: str | Path, *, arch: Literal["llama", "qwen2"] = "llama", layers: int = 2, heads: int = 4, seed: int = 0
+    folder: str | Path,
+    *,
+    arch: Literal["llama", "qwen2"] = "llama",
+    layers: int = 2,
+    heads: int = 4,
+    seed: int = 0,
+    texts: Sequence[str] = (),
+    context: int = 4096,
 ) -> Path:
     """Write a random model, its tokenizer, chat template and generation config to ``folder`` and return the folder.
 
     Both use grouped-query attention (two heads on one). ``llama`` ties embeddings and head, ``qwen2`` has biases instead.
+    ``texts``: to train a tokenizer on, for long prompts; without them, a token is a byte. ``context``: most tokens of a sequence.
     """
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import (
         GenerationConfig,
         LlamaConfig,
@@ -66,12 +75,15 @@ def make_tiny_model(
     bytes_only = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
     bytes_only.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    if texts:
+        trainer = trainers.BpeTrainer(vocab_size=2048, initial_alphabet=sorted(vocabulary), show_progress=False)
+        bytes_only.train_from_iterator((word for text in texts for word in text.split(" ")), trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bytes_only,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         additional_special_tokens=["<|im_start|>"],
-        model_max_length=4096,
+        model_max_length=context,
         clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = CHAT_TEMPLATE
@@ -84,7 +96,7 @@ def make_tiny_model(
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": heads // 2,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": context,
         "initializer_range": 0.1,  # larger than usual, so that random logits differ enough
         "tie_word_embeddings": arch == "llama",
         "eos_token_id": tokenizer.eos_token_id,

@@ -10,11 +10,12 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Literal
 
 from lightning_core.endpoint.dialects import ALL_DIALECTS
-from lightning_core.endpoint.dialects.fields import RefusedField
+from lightning_core.endpoint.dialects.fields import UnsupportedField
 from lightning_core.endpoint.limits import Limits
 
 _TABLE = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -22,7 +23,13 @@ _TABLE = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL
 
 def update(page: str) -> str:
     """``page`` with up-to-date tables."""
-    tables = {"fields": fields_table(), "refused": refused_table(), "nested": nested_table(), "limits": limits_table()}
+    tables = {
+        "fields": fields_table(),
+        "dropped": unsupported_table("dropped", "values without effect"),
+        "refused": unsupported_table("refused", "accepted values"),
+        "nested": nested_table(),
+        "limits": limits_table(),
+    }
     return _TABLE.sub(lambda match: f"{match[1]}{tables[match[2]]}{match[3]}", page)
 
 
@@ -34,28 +41,32 @@ def fields_table() -> str:
     return "".join(rows)
 
 
-def refused_table() -> str:
-    """The refused fields with their reasons, by wire format."""
+def unsupported_table(kind: Literal["dropped", "refused"], values: str) -> str:
+    """The dropped or refused fields with their reasons, by wire format. ``values``: the title of those that are accepted silently."""
     found: dict[tuple[str, str], list[str]] = {}
     for dialect in ALL_DIALECTS:
-        for name, field in dialect.FIELDS.refused.items():
+        for name, field in getattr(dialect.FIELDS, kind).items():
             found.setdefault((name, f"{_values(field)} | {field.reason}"), []).append(dialect.PATH)
     rows = [f"| `{name}` | {_names(paths)} | {reason} |\n" for (name, reason), paths in sorted(found.items())]
-    return "".join(["| field | request | accepted values | reason |\n|---|---|---|---|\n", *rows])
+    return "".join([f"| field | request | {values} | reason |\n|---|---|---|---|\n", *rows])
 
 
 def nested_table() -> str:
     """The fields of the objects inside a request, by wire format."""
-    rows = ["| request | object | supported | ignored | refused |\n|---|---|---|---|---|\n"]
+    rows = ["| request | object | supported | ignored | dropped | refused |\n|---|---|---|---|---|---|\n"]
     for dialect in ALL_DIALECTS:
         for place, fields in dialect.NESTED.items():
-            refused = "; ".join(
-                f"`{name}` {f'unless {_values(field)} ' if field.unless else ''}({field.reason})"
-                for name, field in sorted(fields.refused.items())
-            )
-            supported, ignored = _names(fields.supported), _names(fields.ignored)
-            rows.append(f"| `{dialect.PATH}` | `{place}` | {supported} | {ignored} | {refused} |\n")
+            accepted = f"{_names(fields.supported)} | {_names(fields.ignored)}"
+            unsupported = f"{_reasons(fields.dropped)} | {_reasons(fields.refused)}"
+            rows.append(f"| `{dialect.PATH}` | `{place}` | {accepted} | {unsupported} |\n")
     return "".join(rows)
+
+
+def _reasons(fields: Mapping[str, UnsupportedField]) -> str:
+    return "; ".join(
+        f"`{name}` {f'unless {_values(field)} ' if field.unless else ''}({field.reason})"
+        for name, field in sorted(fields.items())
+    )
 
 
 def limits_table() -> str:
@@ -72,7 +83,7 @@ def limits_table() -> str:
     return "".join(rows)
 
 
-def _values(field: RefusedField) -> str:
+def _values(field: UnsupportedField) -> str:
     return ", ".join(f"`{json.dumps(value)}`" for value in field.unless)
 
 

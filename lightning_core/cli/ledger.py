@@ -15,6 +15,7 @@ _RESULTS: dict[EntryKind, str] = {
     "call": "answered",
     "failed": "failed",
     "refused": "refused",
+    "dropped": "dropped",
     "other": "not sampled",
     "elsewhere": "not routed",
 }

@@ -122,6 +122,8 @@ class CallSpan(ModelSpan):
             attributes[tr.TOOL_DEFINITIONS] = json.dumps(list(request.tools), ensure_ascii=False)
         if trained:
             attributes[tr.TRAINED] = True
+        if request.notes:
+            attributes[tr.DROPPED] = [f"{path}: {reason}" for path, reason in request.notes.items()]
         if target is not None:
             attributes |= {tr.HOST: host_of(urlsplit(target.url)), tr.CREDENTIALS: target.credentials}
         self._request = request

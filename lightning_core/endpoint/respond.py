@@ -13,6 +13,7 @@ from lightning_core.backends.backend import Backend
 from lightning_core.chat.chat import Chat, RenderedPrompt
 from lightning_core.endpoint.dialects.dialect import Dialect
 from lightning_core.endpoint.dialects.exchange import ChatRequest, ResponseContext, model_name
+from lightning_core.endpoint.dialects.fields import collect_notes
 from lightning_core.endpoint.forward import Forwarder
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.record import CallSpan
@@ -73,7 +74,8 @@ class Responder:
         body = {**incoming.body, "model": model_requested} if model_requested else incoming.body
         model = decision.policy or decision.here or self._route(dialect, incoming, model_requested, path)
         read = dialect.read_request if isinstance(model, Target) else dialect.parse_request
-        request = read(body, conversations=incoming.session.conversations)
+        with collect_notes() as notes:
+            request = replace(read(body, conversations=incoming.session.conversations), notes=notes)
         self._limits.check(request)
         return model, request, decision.policy is not None
 

@@ -12,7 +12,7 @@ from lightning_core import trace as tr
 from lightning_core.capture.speaker import STRAY
 from lightning_core.trace import Call, Trace
 
-EntryKind = Literal["call", "failed", "refused", "other", "elsewhere"]
+EntryKind = Literal["call", "failed", "refused", "dropped", "other", "elsewhere"]
 TRAINED = "trained"
 NOT_TRAINED = "not trained"
 _MAX_REASON = 120
@@ -30,8 +30,8 @@ class Entry:
     """Requests of one agent with one fate."""
 
     kind: EntryKind
-    """``call``: answered; ``failed``: by an error; ``refused``: by the endpoint, or as a stray call; ``other``: answered without
-    sampling, such as a token count; ``elsewhere``: not through the endpoint."""
+    """``call``: answered; ``failed``: by an error; ``refused``: by the endpoint, or as a stray call; ``dropped``: calls with a field that
+    had no effect; ``other``: answered without sampling, such as a token count; ``elsewhere``: not through the endpoint."""
     agent: str | None
     where: str
     """The model served here, or the host."""
@@ -49,7 +49,7 @@ Ledger = Counter[Entry]
 
 def trace_ledger(trace: Trace, trained: Collection[str | None] = ()) -> Ledger:
     """The number of requests of one rollout for each entry. ``trained``: agents known to be trained, for traces that do not say it."""
-    ledger: Ledger = Counter(_call_entry(call, trained) for call in trace.calls)
+    ledger: Ledger = Counter(entry for call in trace.calls for entry in _call_entries(call, trained))
     for event in trace.events:
         entry = event_entry(event.attributes, event.agent)
         if entry is not None:
@@ -87,10 +87,18 @@ def _is_reserved(entry: Entry) -> bool:
     return agent == tr.REWARD_FUNCTION or ("/" in agent and entry.detail == NOT_TRAINED)
 
 
-def call_entry(
+def call_entries(
+    attributes: Mapping[str, Any], agent: str | None, *, failed: bool, trained: Collection[str | None] = ()
+) -> list[Entry]:
+    """The entry of a model call from its span's attributes, and those of its fields that had no effect."""
+    model = str(attributes.get(tr.RESPONSE_MODEL) or attributes.get(tr.REQUEST_MODEL) or "")
+    dropped = [Entry(kind="dropped", agent=agent, where=model, detail=text) for text in attributes.get(tr.DROPPED, ())]
+    return [_call_entry(attributes, agent, failed=failed, trained=trained), *dropped]
+
+
+def _call_entry(
     attributes: Mapping[str, Any], agent: str | None, *, failed: bool, trained: Collection[str | None] = ()
 ) -> Entry:
-    """The entry of a model call from its span's attributes."""
     a = attributes
     model = str(a.get(tr.RESPONSE_MODEL) or a.get(tr.REQUEST_MODEL) or "")
     if a.get(tr.REFUSED) is not None:
@@ -128,13 +136,14 @@ def general_reason(message: str) -> str:
     return text if len(text) <= _MAX_REASON else f"{text[: _MAX_REASON - 1]}…"
 
 
-def _call_entry(call: Call, trained: Collection[str | None]) -> Entry:
+def _call_entries(call: Call, trained: Collection[str | None]) -> list[Entry]:
     host, credentials = call.target or (None, None)
     attributes = {
         tr.RESPONSE_MODEL: call.model,
         tr.REFUSED: call.refused,
+        tr.DROPPED: call.dropped,
         tr.HOST: host,
         tr.CREDENTIALS: credentials,
         tr.TRAINED: call.trained,
     }
-    return call_entry(attributes, call.agent, failed=call.error is not None, trained=trained)
+    return call_entries(attributes, call.agent, failed=call.error is not None, trained=trained)

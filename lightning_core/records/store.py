@@ -1,8 +1,7 @@
 """The durable record of a run in one SQLite file: rollouts, spans, credit, steps.
 
-Writes are on disk when a method returns (`Store.queue_rollouts`: when its future is done): they
-survive a crash of the process or the machine. Only the trainer's process writes; others can read
-at the same time (``read_only``), through SQLite's write-ahead log. All methods are thread-safe.
+Writes are on disk when a method returns (`Store.queue_rollouts`: when its future is done): they survive a crash of the process or the
+machine. Only the trainer's process writes; others can read at the same time (``read_only``). All methods are thread-safe.
 """
 
 from __future__ import annotations
@@ -22,11 +21,12 @@ from typing import Any, Literal
 
 from lightning_core.errors import ConfigError
 from lightning_core.records.group_commit import GroupCommit
-from lightning_core.records.ledger import Ledger, call_entry, event_entry
+from lightning_core.records.ledger import Ledger, call_entries, event_entry
 from lightning_core.records.schema import SCHEMA, VERSION
 from lightning_core.trace import (
     AGENT,
     CREDENTIALS,
+    DROPPED,
     HOST,
     OPERATION,
     OUTPUT_IDS,
@@ -320,20 +320,21 @@ class Store:
 
     def ledger(self, *, after: int = 0) -> Ledger:
         """The number of requests for each entry of the ledger, of all rollouts stored ``after`` this ordinal."""
-        names = (REQUEST_MODEL, RESPONSE_MODEL, HOST, CREDENTIALS, TRAINED, REFUSED, REASON, REQUESTS)
+        names = (REQUEST_MODEL, RESPONSE_MODEL, HOST, CREDENTIALS, TRAINED, REFUSED, DROPPED, REASON, REQUESTS)
         values = ", ".join(f'json_extract(attributes, \'$."{name}"\') AS "{name}"' for name in names)
         groups = ", ".join(str(n) for n in range(1, len(names) + 4))
+        newer = "AND rollout IN (SELECT id FROM rollouts WHERE ordinal > ?)" if after else ""
         query = (
             f"SELECT agent, operation, error IS NOT NULL AS failed, {values}, count(*) AS number FROM spans "
-            "WHERE operation IS NOT NULL "
-            + ("AND rollout IN (SELECT id FROM rollouts WHERE ordinal > ?) " if after else "")
-            + f"GROUP BY {groups}"
+            f"WHERE operation IS NOT NULL {newer} GROUP BY {groups}"
         )
         trained, ledger = self.credited_agents(), Ledger()
         for row in self._rows(query, *([after] if after else [])):
             given = {name: row[name] for name in names if row[name] is not None} | {OPERATION: row["operation"]}
             if row["operation"] == "chat":
-                ledger[call_entry(given, row["agent"], failed=bool(row["failed"]), trained=trained)] += row["number"]
+                given[DROPPED] = json.loads(given.get(DROPPED, "[]"))
+                entries = call_entries(given, row["agent"], failed=bool(row["failed"]), trained=trained)
+                ledger.update(dict.fromkeys(entries, row["number"]))
             elif (entry := event_entry(given, row["agent"])) is not None:
                 ledger[entry] += row["number"] * int(given.get(REQUESTS, 1))
         return ledger

@@ -190,6 +190,17 @@ def test_requests_of_one_event_are_all_counted(tmp_path: Path) -> None:
     assert found == {Entry(kind="elsewhere", agent=None, where="db", detail="ignored"): 9}
 
 
+@pytest.mark.parametrize("model", [tr.RESPONSE_MODEL, tr.REQUEST_MODEL])
+def test_a_dropped_field_is_counted_beside_its_call(tmp_path: Path, model: str) -> None:
+    call = {**CHAT, model: "policy", tr.TRAINED: True, tr.DROPPED: ["min_p: why", "x: unknown field"]}
+    found = ledgers(tmp_path / "store.db", [[(call, None), (call, None)], [(call, None)]])
+    assert {(entry.kind, entry.where, entry.detail): count for entry, count in found.items()} == {
+        ("call", "policy", "trained"): 3,
+        ("dropped", "policy", "min_p: why"): 3,
+        ("dropped", "policy", "x: unknown field"): 3,
+    }
+
+
 def test_trained_agents_of_older_traces_are_known_from_their_credit(tmp_path: Path) -> None:
     call = {**CHAT, tr.AGENT: "writer", tr.RESPONSE_MODEL: "policy"}
     recorded = spans("1" * 32, [(call, None)])

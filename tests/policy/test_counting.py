@@ -153,11 +153,11 @@ def test_a_provider_without_counting_is_no_infrastructure_failure(path: str):
 
 def test_a_count_with_a_wrong_field_is_refused_and_recorded():
     with serve() as endpoint, client_in_rollout(endpoint) as (run, client):
-        answer = client.post("/messages/count_tokens", json={"model": "base", "messages": USER, "top_k": 5})
+        answer = client.post("/messages/count_tokens", json={"model": "base", "messages": USER, "output_format": {}})
     assert answer.status_code == 400
     assert run.trace.calls == ()
     (refused,) = counts_of(run)
-    assert "top_k" in str(refused.attributes["lightning.refused"])
+    assert "output_format" in str(refused.attributes["lightning.refused"])
 
 
 def test_compaction_is_refused_and_the_message_names_what_works():

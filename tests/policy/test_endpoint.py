@@ -303,12 +303,10 @@ def test_a_backend_that_fails_is_an_infrastructure_failure():
 @pytest.mark.parametrize(
     ("extra", "param"),
     [
-        ({"frequency_penalty": 1.0}, "frequency_penalty"),
         ({"response_format": {"type": "grammar"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": TOOLS}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools"}, "tools": TOOLS}, "tool_choice"),
-        ({"logit_bias": {"1": 2}}, "logit_bias"),
         ({"temperature": -1}, "temperature"),
         ({"n": 0}, "n"),
         ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),

@@ -1,4 +1,4 @@
-"""Every field that an installed SDK can send is supported, ignored on purpose, or refused by name."""
+"""Every field that an installed SDK can send is supported, ignored, dropped with a note, or refused by name."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run, rollout
 from lightning_core.endpoint.dialects import DIALECTS, chat_completions, completions, messages, responses
+from lightning_core.endpoint.dialects.chat_completions import GUIDED, SAMPLER
 from lightning_core.endpoint.dialects.dialect import Dialect
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.records.ledger import trace_ledger
 from tests.policy.test_endpoint import serve, serve_backend
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -34,10 +36,19 @@ LEAST: dict[str, dict[str, Any]] = {
 }
 """The minimal request."""
 
+OPENAI = {"frequency_penalty", "presence_penalty", "logit_bias"}
 DOCUMENTED: list[tuple[Dialect, list[Any], set[str]]] = [
-    (chat_completions, [chat_create_params.CompletionCreateParamsStreaming], {"return_token_ids"}),
-    (completions, [completion_create_params.CompletionCreateParamsStreaming], {"return_token_ids"}),
-    (responses, [response_create_params.ResponseCreateParamsStreaming], set()),
+    (
+        chat_completions,
+        [chat_create_params.CompletionCreateParamsStreaming],
+        {"return_token_ids", "chat_template_kwargs", *SAMPLER, *GUIDED} - OPENAI,
+    ),
+    (
+        completions,
+        [completion_create_params.CompletionCreateParamsStreaming],
+        {"return_token_ids", *SAMPLER, *GUIDED} - OPENAI,
+    ),
+    (responses, [response_create_params.ResponseCreateParamsStreaming], {"client_metadata"}),
     (
         messages,
         [message_create_params.MessageCreateParamsStreaming, beta_message_create_params.MessageCreateParamsStreaming],
@@ -66,7 +77,7 @@ def typed_dicts(hint: Any) -> Iterator[Any]:
 
 def documented(wire: Dialect, params: list[Any]) -> set[str]:
     """Names of all fields; fields of a checked object as ``outer.inner``."""
-    table = wire.FIELDS.supported | wire.FIELDS.ignored | wire.FIELDS.refused.keys()
+    table = wire.FIELDS.supported | wire.FIELDS.ignored | wire.FIELDS.dropped.keys() | wire.FIELDS.refused.keys()
     looked_into = {name.partition(".")[0] for name in table if "." in name}
     found: set[str] = set()
     for one in params:
@@ -81,8 +92,8 @@ def documented(wire: Dialect, params: list[Any]) -> set[str]:
 @pytest.mark.parametrize(("wire", "params", "besides"), DOCUMENTED, ids=lambda v: getattr(v, "PATH", None))
 def test_the_table_is_what_the_sdk_documents(wire: Dialect, params: list[Any], besides: set[str]):
     """Fails if a new SDK documents a field that is in no table."""
-    table = [*wire.FIELDS.supported, *wire.FIELDS.ignored, *wire.FIELDS.refused]
-    assert len(table) == len(set(table)), "a field is in exactly one of the three"
+    table = [*wire.FIELDS.supported, *wire.FIELDS.ignored, *wire.FIELDS.dropped, *wire.FIELDS.refused]
+    assert len(table) == len(set(table)), "a field is in exactly one of the four"
     assert documented(wire, params) - set(table) == set()
     assert set(table) - documented(wire, params) == besides
 
@@ -134,14 +145,42 @@ def test_a_refusal_names_the_field_and_the_reason(endpoint: PolicyEndpoint, wire
     assert run.infrastructure == []
 
 
+DROPPED = [(wire, name) for wire in DIALECTS for name in sorted(wire.FIELDS.dropped)]
+
+
+@pytest.mark.parametrize(("wire", "name"), DROPPED, ids=[f"{wire.PATH[1:]}-{name}" for wire, name in DROPPED])
+def test_a_dropped_field_is_noted_and_changes_nothing(endpoint: PolicyEndpoint, wire: Dialect, name: str):
+    outer, _, inner = name.partition(".")
+    field = wire.FIELDS.dropped[name]
+    with client_in_rollout(endpoint) as (run, client):
+        for value in ({"any": "thing"}, None, *field.unless):
+            body = {**LEAST[wire.PATH], outer: {inner: value} if inner else value}
+            assert client.post(wire.PATH, json=body).status_code == 200
+    noted, *without_effect = run.trace.calls
+    assert noted.dropped == (f"{name}: {field.reason}",)
+    assert {call.dropped for call in without_effect} == {()}
+    assert len({call.prompt_ids.tobytes() for call in run.trace.calls if call.prompt_ids is not None}) == 1
+
+
 @pytest.mark.parametrize("wire", DIALECTS, ids=lambda wire: wire.PATH)
-def test_an_unknown_field_is_refused_at_every_level(endpoint: PolicyEndpoint, wire: Dialect):
+def test_an_unknown_field_is_noted_at_every_level(endpoint: PolicyEndpoint, wire: Dialect):
     outers = {name.partition(".")[0] for name in wire.FIELDS.supported if "." in name}
-    with client_in_rollout(endpoint) as (_, client):
-        for body in ({"guided_json": {}}, *({outer: {"guided_json": {}}} for outer in outers)):
-            answer = client.post(wire.PATH, json={**LEAST[wire.PATH], **body})
-            assert answer.status_code == 400
-            assert "guided_json" in answer.json()["error"]["message"]
+    with client_in_rollout(endpoint) as (run, client):
+        for body in ({"unheard_of": {}}, *({outer: {"unheard_of": {}}} for outer in outers)):
+            assert client.post(wire.PATH, json={**LEAST[wire.PATH], **body}).status_code == 200
+    paths = {"unheard_of", *(f"{outer}.unheard_of" for outer in outers)}
+    assert {text for call in run.trace.calls for text in call.dropped} == {f"{path}: unknown field" for path in paths}
+
+
+def test_a_misspelt_field_is_noted_with_the_one_that_it_resembles_and_counted_once_per_call(endpoint: PolicyEndpoint):
+    with client_in_rollout(endpoint) as (run, client):
+        for _ in range(2):
+            client.post("/chat/completions", json={**LEAST["/chat/completions"], "temprature": 0.5, "min_p": 0.1})
+    ledger = trace_ledger(run.trace)
+    assert {entry.detail: count for entry, count in ledger.items() if entry.kind == "dropped"} == {
+        "temprature: unknown field; did you mean 'temperature'?": 2,
+        "min_p: the sampler has temperature and top_p only": 2,
+    }
 
 
 @pytest.mark.parametrize("wire", DIALECTS, ids=lambda wire: wire.PATH)
@@ -226,7 +265,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (chat_completions, {"messages": [{"role": "assistant", "tool_calls": [{"function": "f"}]}]}, "messages.0.tool_calls.0"),
     (chat_completions, {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages.0.function_call"),
     (chat_completions, {"messages": [5]}, "messages.0"),
-    (chat_completions, {"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0"),
+    (chat_completions, {"tools": [{"type": "custom", "custom": {"name": 5}}]}, "tools.0"),
     (chat_completions, {"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]}, "tools.0"),
     (chat_completions, {"logprobs": 1}, "logprobs"),
     (chat_completions, {"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),

@@ -239,8 +239,10 @@ def test_the_model_is_shown_the_tools_that_may_be_called():
 
 def test_errors_are_those_of_the_client():
     with serve(iter([])) as endpoint, talk(endpoint) as (run, client):
-        with pytest.raises(errors.ClientError, match="topK") as caught:
-            client.models.generate_content(model="m", contents="hi", config=types.GenerateContentConfig(top_k=5))
+        with pytest.raises(errors.ClientError, match="cachedContent") as caught:
+            client.models.generate_content(
+                model="m", contents="hi", config=types.GenerateContentConfig(cached_content="x")
+            )
         assert (caught.value.code, caught.value.status) == (400, "INVALID_ARGUMENT")
         with pytest.raises(errors.ServerError, match="no more answers"):
             client.models.generate_content(model="m", contents="hi")
@@ -284,8 +286,10 @@ def test_an_untrained_agent_s_call_passes_through_unchanged_and_is_recorded(stre
             else:
                 answer = client.models.generate_content(model="m", contents="hi", config=config)
                 text = "".join(p.text or "" for p in answer.candidates[0].content.parts)  # type: ignore[index,union-attr]
-            with pytest.raises(errors.ClientError, match="topK"):
-                client.models.generate_content(model="m", contents="hi", config=types.GenerateContentConfig(top_k=5))
+            with pytest.raises(errors.ClientError, match="cachedContent"):
+                client.models.generate_content(
+                    model="m", contents="hi", config=types.GenerateContentConfig(cached_content="x")
+                )
         far.close(key)
     call, failed = run.trace.calls
     assert (call.agent, call.prompt_ids, call.finish_reason, call.model) == ("critic", None, "tool_calls", "policy")

@@ -162,15 +162,15 @@ def test_a_response_format_is_described_in_the_prompt():
 @pytest.mark.parametrize(
     ("extra", "named"),
     [
-        ({"extra_body": {"top_k": 5}}, "top_k"),
+        ({"extra_body": {"output_format": {}}}, "output_format"),
         ({"extra_body": {"temperature": "hot"}}, "temperature"),
         ({"container": "c"}, "container"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"extra_body": {"max_tokens": None}}, "max_tokens"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "grammar"}}, "tool_choice"),
-        ({"output_config": {"task_budget": 3}}, "output_config.task_budget"),
         ({"output_config": {"format": {"type": "grammar"}}}, "output_config.format"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0"),
         ({"messages": [*HI, {"role": "assistant", "content": "The answer is ("}]}, "ends with an assistant message"),
@@ -238,8 +238,8 @@ def test_an_untrained_agent_s_call_passes_through_unchanged_and_is_recorded(stre
                     answer = events.get_final_message()
             else:
                 answer = client.messages.create(**ASK, tools=TOOLS)
-            with pytest.raises(anthropic.BadRequestError, match="top_k"):
-                list(client.messages.create(**ASK, stream=True, extra_body={"top_k": 5}))
+            with pytest.raises(anthropic.BadRequestError, match="output_format"):
+                list(client.messages.create(**ASK, stream=True, extra_body={"output_format": {}}))
     call, refused = run.trace.calls
     assert call.agent == "critic"
     assert call.prompt_ids is None

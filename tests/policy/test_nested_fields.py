@@ -1,7 +1,8 @@
-"""Every field inside a request is supported, ignored on purpose, or refused by path."""
+"""Every field inside a request is supported, ignored, dropped with a note, or refused by path."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, get_type_hints
 
@@ -12,12 +13,13 @@ from anthropic.types import beta
 from openai.types import chat, shared_params
 from openai.types import responses as openai_responses
 from openai.types.chat import chat_completion_message_function_tool_call_param as tool_call_param
+from openai.types.responses import namespace_tool_param
 from openai.types.responses import response_input_item_param as item_param
 from openai.types.shared_params import response_format_json_schema as json_schema_param
 
 from lightning_core.endpoint.dialects import chat_completions, messages, response_items, responses
 from lightning_core.endpoint.dialects.dialect import Dialect
-from lightning_core.endpoint.dialects.fields import Fields
+from lightning_core.endpoint.dialects.fields import Fields, collect_notes
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing.recording_server import recording_server
@@ -66,7 +68,15 @@ DOCUMENTED: list[tuple[Dialect, str, list[Any]]] = [
     (responses, "input.N.content.N (input_text)", [openai_responses.ResponseInputTextParam]),
     (responses, "input.N.content.N (output_text)", [openai_responses.ResponseOutputTextParam]),
     (responses, "input.N.content.N (refusal)", [openai_responses.ResponseOutputRefusalParam]),
-    (responses, "tools.N", [openai_responses.FunctionToolParam]),
+    (responses, "tools.N (function)", [openai_responses.FunctionToolParam, namespace_tool_param.ToolFunction]),
+    (responses, "tools.N (custom)", [openai_responses.CustomToolParam]),
+    (responses, "tools.N (namespace)", [openai_responses.NamespaceToolParam]),
+    (responses, "tools.N (tool_search)", [openai_responses.ToolSearchToolParam]),
+    (responses, "input.N (custom_tool_call)", [openai_responses.ResponseCustomToolCallParam]),
+    (responses, "input.N (custom_tool_call_output)", [openai_responses.ResponseCustomToolCallOutputParam]),
+    (responses, "input.N (tool_search_call)", [item_param.ToolSearchCall]),
+    (responses, "input.N (tool_search_output)", [openai_responses.ResponseToolSearchOutputItemParamParam]),
+    (responses, "input.N (additional_tools)", [item_param.AdditionalTools]),
     (responses, "tool_choice", [openai_responses.ToolChoiceFunctionParam]),
     (responses, "text.format (json_schema)", [openai_responses.ResponseFormatTextJSONSchemaConfigParam]),
     (messages, "messages.N.content.N (text)", [anthropic_types.TextBlockParam, beta.BetaTextBlockParam]),
@@ -93,7 +103,7 @@ def test_the_table_covers_what_the_sdk_documents(wire: Dialect, place: str, type
     """Fails if a new SDK documents a field that is in no table."""
     place, _, within = place.partition(" > ")
     fields = wire.NESTED[place]
-    names = {*fields.supported, *fields.ignored, *fields.refused}
+    names = {*fields.supported, *fields.ignored, *fields.dropped, *fields.refused}
     if within:
         names = {n.removeprefix(f"{within}.") for n in names if n.startswith(f"{within}.")}
     known = {n.partition(".")[0] for n in names}
@@ -101,10 +111,10 @@ def test_the_table_covers_what_the_sdk_documents(wire: Dialect, place: str, type
     assert documented - known == set()
 
 
-def test_a_field_is_in_one_of_the_three():
+def test_a_field_is_in_one_of_the_four():
     for wire in (chat_completions, responses, messages):
         for fields in wire.NESTED.values():
-            names = [*fields.supported, *fields.ignored, *fields.refused]
+            names = [*fields.supported, *fields.ignored, *fields.dropped, *fields.refused]
             assert len(names) == len(set(names))
 
 
@@ -127,7 +137,6 @@ def schema_format(**more: Any) -> dict[str, Any]:
 
 
 REFUSED: list[tuple[Dialect, dict[str, Any], str]] = [
-    (chat_completions, {"messages": [HI, {**CALLED, "mood": "glad"}]}, "messages.1.mood"),
     (chat_completions, {"messages": [HI, HI, {"role": "assistant", "content": "a", "prefix": True}]}, "messages.2.prefix"),
     (chat_completions, {"messages": [{**HI, "tool_calls": [CALL]}]}, "messages.0.tool_calls"),
     (chat_completions, {"messages": [{**HI, "tool_call_id": "call_1"}]}, "messages.0.tool_call_id"),
@@ -136,45 +145,12 @@ REFUSED: list[tuple[Dialect, dict[str, Any], str]] = [
     (chat_completions, {"messages": [HI, CALLED, {**RESULT, "tool_call_id": "call_2"}]}, "messages.2.tool_call_id"),
     (chat_completions, {"messages": [HI, CALLED, {"role": "tool", "content": "3"}]}, "messages.2.tool_call_id"),
     (chat_completions, {"messages": [HI, RESULT]}, "messages.1.tool_call_id"),
-    (chat_completions, {"messages": [HI, {**CALLED, "tool_calls": [{**CALL, "when": 1}]}]}, "messages.1.tool_calls.0.when"),
-    (
-        chat_completions,
-        {"messages": [HI, {**CALLED, "tool_calls": [{**CALL, "function": {**CALL["function"], "when": 1}}]}]},
-        "messages.1.tool_calls.0.function.when",
-    ),
     (chat_completions, {"messages": [HI, {**CALLED, "tool_calls": [{**CALL, "id": 5}]}]}, "messages.1.tool_calls.0.id"),
-    (
-        chat_completions,
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "size": 3}]}]},
-        "messages.0.content.0.size",
-    ),
-    (chat_completions, {"tools": [TOOL, {**TOOL, "when": 1}]}, "tools.1.when"),
-    (chat_completions, {"tools": [{**TOOL, "function": {**TOOL["function"], "examples": [1]}}]}, "tools.0.function.examples"),
-    (
-        chat_completions,
-        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add", "arguments": "{}"}}},
-        "tool_choice.function.arguments",
-    ),
-    (chat_completions, schema_format(examples=[1]), "response_format.json_schema.examples"),
     (chat_completions, schema_format(description=5), "response_format.json_schema.description"),
-    (chat_completions, {"response_format": {"type": "text", "json_schema": {"schema": SCHEMA}}}, "response_format.json_schema"),
-    (responses, {"input": [{**HI, "mood": "glad"}]}, "input.0.mood"),
-    (responses, {"input": [{**HI, "name": "bob"}]}, "input.0.name"),
-    (responses, {"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi", "size": 3}]}]}, "input.0.content.0.size"),
-    (responses, {"input": [HI, {**ITEM_CALL, "namespace": "math"}]}, "input.1.namespace"),
     (responses, {"input": [HI, {**ITEM_CALL, "async": True}]}, "input.1.async"),
     (responses, {"input": [HI, ITEM_CALL, {**ITEM_RESULT, "call_id": "call_2"}]}, "input.2.call_id"),
     (responses, {"input": [HI, ITEM_RESULT]}, "input.1.call_id"),
-    (responses, {"tools": [{**ITEM_TOOL, "defer_loading": True}]}, "tools.0.defer_loading"),
-    (responses, {"tools": [{**ITEM_TOOL, "output_schema": SCHEMA}]}, "tools.0.output_schema"),
-    (responses, {"tools": [{**ITEM_TOOL, "when": 1}]}, "tools.0.when"),
-    (responses, {"tools": [ITEM_TOOL], "tool_choice": {"type": "function", "name": "add", "when": 1}}, "tool_choice.when"),
-    (responses, {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "when": 1}}}, "text.format.when"),
     (responses, {"include": ["everything"]}, "include"),
-    (responses, {"reasoning": {"depth": 3}}, "reasoning.depth"),
-    (responses, {"stream_options": {"include_usage": True}}, "stream_options.include_usage"),
-    (messages, {"messages": [{**HI, "mood": "glad"}]}, "messages.0.mood"),
-    (messages, {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "size": 3}]}]}, "messages.0.content.0.size"),
     (
         messages,
         {"messages": [HI, USED, {"role": "user", "content": [{**TOOL_RESULT, "tool_use_id": "call_2"}]}]},
@@ -182,18 +158,7 @@ REFUSED: list[tuple[Dialect, dict[str, Any], str]] = [
     ),
     (messages, {"messages": [{"role": "user", "content": [TOOL_RESULT]}]}, "messages.0.content.0.tool_use_id"),
     (messages, {"messages": [HI, USED, {"role": "user", "content": [{**TOOL_RESULT, "is_error": "no"}]}]}, "messages.2.content.0.is_error"),
-    (
-        messages,
-        {"messages": [HI, USED, {"role": "user", "content": [{**TOOL_RESULT, "content": [{"type": "text", "text": "3", "size": 1}]}]}]},
-        "messages.2.content.0.content.0.size",
-    ),
-    (messages, {"system": [{"type": "text", "text": "be kind", "size": 3}]}, "system.0.size"),
-    (messages, {"tools": [{**ANTHROPIC_TOOL, "input_examples": [{"a": 1}]}]}, "tools.0.input_examples"),
-    (messages, {"tools": [{**ANTHROPIC_TOOL, "defer_loading": True}]}, "tools.0.defer_loading"),
     (messages, {"tools": [{**ANTHROPIC_TOOL, "allowed_callers": ["code_execution_20250825"]}]}, "tools.0.allowed_callers"),
-    (messages, {"tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "any", "name": "add"}}, "tool_choice.name"),
-    (messages, {"thinking": {"type": "enabled", "depth": 3}}, "thinking.depth"),
-    (messages, {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA, "when": 1}}}, "output_config.format.when"),
 ]  # fmt: skip
 
 
@@ -210,6 +175,62 @@ def test_a_nested_field_is_refused_by_its_path(
     assert run.infrastructure == []
     (call,) = run.trace.calls
     assert path in (call.refused or "")
+
+
+DROPPED: list[tuple[Dialect, dict[str, Any], str]] = [
+    (chat_completions, {"messages": [HI, {**CALLED, "mood": "glad"}]}, "messages.1.mood"),
+    (chat_completions, {"messages": [HI, {**CALLED, "tool_calls": [{**CALL, "when": 1}]}]}, "messages.1.tool_calls.0.when"),
+    (
+        chat_completions,
+        {"messages": [HI, {**CALLED, "tool_calls": [{**CALL, "function": {**CALL["function"], "when": 1}}]}]},
+        "messages.1.tool_calls.0.function.when",
+    ),
+    (
+        chat_completions,
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "size": 3}]}]},
+        "messages.0.content.0.size",
+    ),
+    (chat_completions, {"tools": [TOOL, {**TOOL, "when": 1}]}, "tools.1.when"),
+    (chat_completions, {"tools": [{**TOOL, "function": {**TOOL["function"], "examples": [1]}}]}, "tools.0.function.examples"),
+    (
+        chat_completions,
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add", "arguments": "{}"}}},
+        "tool_choice.function.arguments",
+    ),
+    (chat_completions, schema_format(examples=[1]), "response_format.json_schema.examples"),
+    (chat_completions, {"response_format": {"type": "text", "json_schema": {"schema": SCHEMA}}}, "response_format.json_schema"),
+    (responses, {"input": [{**HI, "mood": "glad"}]}, "input.0.mood"),
+    (responses, {"input": [{**HI, "name": "bob"}]}, "input.0.name"),
+    (responses, {"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi", "size": 3}]}]}, "input.0.content.0.size"),
+    (responses, {"tools": [{**ITEM_TOOL, "output_schema": SCHEMA}]}, "tools.0.output_schema"),
+    (responses, {"tools": [{**ITEM_TOOL, "when": 1}]}, "tools.0.when"),
+    (responses, {"tools": [ITEM_TOOL], "tool_choice": {"type": "function", "name": "add", "when": 1}}, "tool_choice.when"),
+    (responses, {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "when": 1}}}, "text.format.when"),
+    (responses, {"reasoning": {"depth": 3}}, "reasoning.depth"),
+    (responses, {"stream_options": {"include_usage": True}}, "stream_options.include_usage"),
+    (messages, {"messages": [{**HI, "mood": "glad"}]}, "messages.0.mood"),
+    (messages, {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "size": 3}]}]}, "messages.0.content.0.size"),
+    (
+        messages,
+        {"messages": [HI, USED, {"role": "user", "content": [{**TOOL_RESULT, "content": [{"type": "text", "text": "3", "size": 1}]}]}]},
+        "messages.2.content.0.content.0.size",
+    ),
+    (messages, {"system": [{"type": "text", "text": "be kind", "size": 3}]}, "system.0.size"),
+    (messages, {"tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "any", "name": "add"}}, "tool_choice.name"),
+    (messages, {"thinking": {"type": "enabled", "depth": 3}}, "thinking.depth"),
+    (messages, {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA, "when": 1}}}, "output_config.format.when"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wire", "more", "path"), DROPPED, ids=[f"{w.PATH[1:]}-{path}" for w, _, path in DROPPED])
+def test_a_nested_field_without_effect_is_noted_by_its_path(
+    endpoint: PolicyEndpoint, wire: Dialect, more: dict[str, Any], path: str
+):
+    with client_in_rollout(endpoint) as (run, client):
+        assert post(client, wire, more).status_code == 200
+    (call,) = run.trace.calls
+    (noted,) = call.dropped
+    assert noted.startswith(f"{re.sub(r'[0-9]+', 'N', path)}: ")
 
 
 CACHED = {"cache_control": {"type": "ephemeral"}}
@@ -368,8 +389,10 @@ def test_a_forwarded_request_keeps_its_unknown_fields(wire: Dialect):
 
 def test_tables_find_the_path_of_an_inner_object():
     fields = Fields(supported=frozenset({"a.b.c", "d"}))
-    fields.check({"a": {"b": {"c": 1}}, "d": {"anything": 1}, "e": None}, "x")
-    with pytest.raises(Exception, match=r"unknown field 'x\.a\.b\.z'"):
-        fields.check({"a": {"b": {"z": 1}}}, "x")
+    with collect_notes() as notes:
+        fields.check({"a": {"b": {"c": 1}}, "d": {"anything": 1}, "e": None}, "x")
+        assert notes == {}
+        fields.check({"a": {"b": {"z": 1}}}, "x.7")
+    assert notes == {"x.N.a.b.z": "unknown field"}
     with pytest.raises(Exception, match=r"x\.a\.b is 5; expected an object"):
         fields.check({"a": {"b": 5}}, "x")

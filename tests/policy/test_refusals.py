@@ -30,7 +30,7 @@ LONG: list[Any] = [{"role": "user", "content": "x" * 800}]
 WRITER = Routing(trained=frozenset({"writer"}))
 CASES: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
     "a refused field": (CHAT, {"json": {"model": "base", "messages": HI, "top_logprobs": 2}}, 400, "base", "top_logprobs"),
-    "an unknown field": ("/messages", {"json": {"model": "base", "nonsense": 1}}, 400, "base", "nonsense"),
+    "a field of the wrong type": ("/messages", {"json": {"model": "base", "thinking": 1}}, 400, "base", "thinking"),
     "a model that is not served": ("/responses", {"json": {"model": "gpt-x", "input": "hi"}}, 404, "gpt-x", "not served"),
     "a model in the URL": ("/models/gem:generateContent", {"json": {"contents": []}}, 404, "gem", "not served"),
     "no JSON": (CHAT, {"content": b'{"model": '}, 400, "", "not JSON"),
@@ -157,13 +157,11 @@ def test_refused_calls_train_nothing_and_break_nothing():
 
 def test_the_tree_shows_the_reason():
     with serve() as endpoint, client_in_rollout(endpoint) as (run, client):
-        client.post(CHAT, json={"model": "base", "nonsense": 1}, headers={"lightning-agent": "writer"})
+        client.post(CHAT, json={"model": "base", "functions": [1]}, headers={"lightning-agent": "writer"})
         client.post("/rerank", json={}, headers={"lightning-agent": "writer"})
     console = Console(file=io.StringIO(), width=120)
     console.print(make_tree(run.trace))
     assert isinstance(console.file, io.StringIO)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines() if "call of" in line]
-    assert lines[0].startswith(
-        "call of writer  base  refused: unknown field 'nonsense'; the supported fields of the request are"
-    )
+    assert lines[0].startswith("call of writer  base  refused: functions is [1], which is not supported: use tools")
     assert lines[1].startswith("call of writer  refused: the policy endpoint has no POST /v1/rerank; it supports POST")

@@ -12,6 +12,7 @@ from typing import Any
 
 from lightning_core.chat.messages import Message
 from lightning_core.endpoint.dialects.chat_shape import (
+    CUSTOM_TOOL,
     MESSAGES,
     PARTS,
     TOOL,
@@ -19,6 +20,8 @@ from lightning_core.endpoint.dialects.chat_shape import (
     check_messages,
     check_tools,
     function_tool,
+    with_custom,
+    with_functions,
 )
 from lightning_core.endpoint.dialects.dialect import sse
 from lightning_core.endpoint.dialects.exchange import (
@@ -29,12 +32,12 @@ from lightning_core.endpoint.dialects.exchange import (
     model_name,
 )
 from lightning_core.endpoint.dialects.fields import (
-    NO_HOSTED_TOOLS,
+    NO_SEARCH,
     OFF_POLICY,
     ONLY_SAMPLED,
     TEXT_ONLY,
     Fields,
-    RefusedField,
+    UnsupportedField,
     check_variant,
     flag,
     integer,
@@ -54,6 +57,21 @@ FORWARDED_HEADERS = ("openai-organization", "openai-project")
 
 _ERRORS = {401: "authentication_error", 429: "rate_limit_error"}
 
+SAMPLER = {
+    "frequency_penalty": UnsupportedField(OFF_POLICY, unless=(0,)),
+    "presence_penalty": UnsupportedField(OFF_POLICY, unless=(0,)),
+    "repetition_penalty": UnsupportedField(OFF_POLICY, unless=(1,)),
+    "logit_bias": UnsupportedField(OFF_POLICY, unless=({},)),
+    "top_k": UnsupportedField(OFF_POLICY, unless=(0, -1)),
+    "min_p": UnsupportedField(OFF_POLICY, unless=(0,)),
+}
+"""Settings of samplers. ``repetition_penalty``, ``top_k`` and ``min_p`` are those of vLLM and other servers."""
+GUIDED = {
+    name: UnsupportedField("only response_format with a JSON schema constrains a response")
+    for name in ("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs")
+}
+"""vLLM's constraints. Without them, the agent could not read the response."""
+
 FIELDS = Fields(
     supported=frozenset({
         "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "max_tokens", "max_completion_tokens",
@@ -63,17 +81,19 @@ FIELDS = Fields(
         "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort",
         "safety_identifier", "service_tier", "store", "stream_options.include_obfuscation", "user", "verbosity",
     }),
+    dropped={
+        **SAMPLER,
+        "chat_template_kwargs": UnsupportedField("the run renders the chat template without variables of a request", unless=({},)),
+        "moderation": UnsupportedField("the endpoint does not moderate"),
+        "web_search_options": UnsupportedField(NO_SEARCH),
+    },
     refused={
-        "audio": RefusedField(TEXT_ONLY),
-        "modalities": RefusedField(TEXT_ONLY, unless=(["text"], [])),
-        "frequency_penalty": RefusedField(OFF_POLICY, unless=(0,)),
-        "presence_penalty": RefusedField(OFF_POLICY, unless=(0,)),
-        "logit_bias": RefusedField(OFF_POLICY, unless=({},)),
-        "top_logprobs": RefusedField(ONLY_SAMPLED, unless=(0,)),
-        "functions": RefusedField("use tools", unless=([],)),
-        "function_call": RefusedField("use tool_choice", unless=("none",)),
-        "moderation": RefusedField("the endpoint does not moderate"),
-        "web_search_options": RefusedField(NO_HOSTED_TOOLS),
+        **GUIDED,
+        "audio": UnsupportedField(TEXT_ONLY),
+        "modalities": UnsupportedField(TEXT_ONLY, unless=(["text"], [])),
+        "top_logprobs": UnsupportedField(ONLY_SAMPLED, unless=(0,)),
+        "functions": UnsupportedField("use tools", unless=([],)),
+        "function_call": UnsupportedField("use tool_choice", unless=("none",)),
     },
 )  # fmt: skip
 
@@ -93,6 +113,7 @@ NESTED = {
     **{f"messages.N.content.N ({kind})": fields for kind, fields in PARTS.items()},
     "messages.N.tool_calls.N": TOOL_CALL,
     "tools.N": TOOL,
+    "tools.N (custom)": CUSTOM_TOOL,
     "tool_choice": TOOL_CHOICE,
     **{f"response_format ({kind})": fields for kind, fields in RESPONSE_FORMATS.items()},
 }
@@ -103,13 +124,15 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
     FIELDS.check(body)
     request = read_request(body, conversations=conversations)
     tools = [function_tool(tool, i) for i, tool in enumerate(objects(body, "tools"))]
-    check_messages(request.messages)
+    messages = with_functions(request.messages)
+    check_messages(messages)
     check_tools(tools)
     for name in ("logprobs", "return_token_ids", "parallel_tool_calls"):
         flag(body, name)
     wants_usage(body)
     return replace(
         request,
+        messages=messages,
         tools=None if body.get("tool_choice") == "none" else tools or None,
         temperature=temperature(body),
         top_p=top_p(body),
@@ -144,6 +167,8 @@ def _requirements(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -
             tool = ANY_TOOL
         case {"type": "function", "function": {"name": str(tool)}} as choice:
             TOOL_CHOICE.check(choice, "tool_choice")
+        case {"type": "custom", "custom": {"name": str(tool)}}:
+            pass
         case choice:
             raise PolicyRequestError(
                 f"tool_choice is {choice!r}; expected 'auto', 'none', 'required' or a function with a name",
@@ -177,7 +202,7 @@ def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[
         "choices": [
             {
                 "index": i,
-                "message": choice.message,
+                "message": with_custom(choice.message, options.get("tools")),
                 "finish_reason": choice.finish_reason,
                 "logprobs": _logprobs(choice.token_ids, choice.logprobs, context.decode)
                 if options.get("logprobs")
@@ -215,7 +240,8 @@ class _Writer:
     def finish(self, index: int, choice: Choice, rest: str) -> bytes:
         events = self._chunk(index, {"content": rest}) if rest else b""
         if choice.message.get("tool_calls"):
-            calls = [{"index": i, **call} for i, call in enumerate(choice.message["tool_calls"])]
+            message = with_custom(choice.message, self._options.get("tools"))
+            calls = [{"index": i, **call} for i, call in enumerate(message["tool_calls"])]
             events += self._chunk(index, {"tool_calls": calls})
         return events + self._chunk(index, {}, finish_reason=choice.finish_reason)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from lightning_core.endpoint.dialects.fields import TEXT_ONLY, Fields, RefusedField, check_variant
+from lightning_core.endpoint.dialects.custom_tools import custom_function, read_input, write_arguments
+from lightning_core.endpoint.dialects.fields import TEXT_ONLY, Fields, UnsupportedField, check_variant
 from lightning_core.errors import PolicyRequestError
 
 _BOOKKEEPING = frozenset({"annotations", "cache_control", "id", "index", "provider_specific_fields"})
 """What clients add to the parts of an earlier response, or for another provider's cache."""
 
-_ONLY_ASSISTANT = RefusedField("only an assistant message has tool calls", unless=([],))
-_ONLY_TOOL = RefusedField("only a message of the role 'tool' has it")
+_ONLY_ASSISTANT = UnsupportedField("only an assistant message has tool calls", unless=([],))
+_ONLY_TOOL = UnsupportedField("only a message of the role 'tool' has it")
 
 _INPUT = Fields(
     supported=frozenset({"role", "content", "name"}),
@@ -28,10 +29,10 @@ MESSAGES: Mapping[str, Fields] = {
         # Reasoning sampled here is known to the endpoint; that of other models is not shown to this one.
         ignored=_BOOKKEEPING | {"parsed", "reasoning", "reasoning_details", "thinking_blocks"},
         refused={
-            "audio": RefusedField(TEXT_ONLY),
-            "function_call": RefusedField("use tool_calls"),
-            "partial": RefusedField("an assistant message cannot be continued", unless=(False,)),
-            "prefix": RefusedField("an assistant message cannot be continued", unless=(False,)),
+            "audio": UnsupportedField(TEXT_ONLY),
+            "function_call": UnsupportedField("use tool_calls"),
+            "partial": UnsupportedField("an assistant message cannot be continued", unless=(False,)),
+            "prefix": UnsupportedField("an assistant message cannot be continued", unless=(False,)),
             "tool_call_id": _ONLY_TOOL,
         },
     ),
@@ -63,6 +64,7 @@ TOOL = Fields(
     # Arguments are never constrained to the schema, so the model is not shown `strict`.
     ignored=frozenset({"cache_control", "function.strict", "function.cache_control"}),
 )
+CUSTOM_TOOL = Fields(supported=frozenset({"type", "custom.name", "custom.description", "custom.format"}))
 
 
 _TEXTS = ("name", "tool_call_id", "refusal")
@@ -162,8 +164,50 @@ def function_tool(tool: Mapping[str, Any], index: int) -> Mapping[str, Any]:
             TOOL.check(tool, f"tools.{index}")
             shown = {name: function[name] for name in _SHOWN if function.get(name) is not None}
             return {"type": "function", "function": shown}
+        case {"type": "custom", "custom": {"name": str(name)} as custom}:
+            CUSTOM_TOOL.check(tool, f"tools.{index}")
+            match custom.get("format"):
+                case {"type": "grammar", "grammar": dict(grammar)}:
+                    return custom_function(name, custom.get("description"), grammar=grammar)
+                case _:
+                    return custom_function(name, custom.get("description"))
         case _:
             return tool
+
+
+def with_functions(messages: Sequence[Any]) -> Sequence[Any]:
+    """``messages`` with calls of free-form tools as calls of functions."""
+    return [
+        {**message, "tool_calls": [_as_function(call) for call in calls]}
+        if isinstance(message, dict) and isinstance(calls := message.get("tool_calls"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _as_function(call: Any) -> Any:
+    match call:
+        case {"type": "custom", "custom": {"name": str(name), "input": str(text)}}:
+            function = {"name": name, "arguments": write_arguments(text)}
+            return {**{k: v for k, v in call.items() if k != "custom"}, "type": "function", "function": function}
+        case _:
+            return call
+
+
+def with_custom(message: Mapping[str, Any], tools: Any) -> Mapping[str, Any]:
+    """A response with calls of the free-form ``tools`` as the client expects them."""
+    custom = {tool["custom"]["name"] for tool in tools or () if tool.get("type") == "custom"}
+    if not custom or not message.get("tool_calls"):
+        return message
+    return {**message, "tool_calls": [_as_custom(call, custom) for call in message["tool_calls"]]}
+
+
+def _as_custom(call: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
+    function = call["function"]
+    if function["name"] not in names:
+        return call
+    written = {"name": function["name"], "input": read_input(function["arguments"])}
+    return {"id": call["id"], "type": "custom", "custom": written}
 
 
 _SHOWN = ("name", "description", "parameters")

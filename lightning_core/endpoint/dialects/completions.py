@@ -12,10 +12,10 @@ from typing import Any, cast
 
 from lightning_core.chat.messages import Message
 from lightning_core.endpoint.dialects.chat_completions import FORWARDED_HEADERS as FORWARDED_HEADERS
+from lightning_core.endpoint.dialects.chat_completions import GUIDED, SAMPLER, usage, wants_usage
 from lightning_core.endpoint.dialects.chat_completions import KEY_HEADER as KEY_HEADER
 from lightning_core.endpoint.dialects.chat_completions import error_body as error_body
 from lightning_core.endpoint.dialects.chat_completions import error_event as error_event
-from lightning_core.endpoint.dialects.chat_completions import usage, wants_usage
 from lightning_core.endpoint.dialects.dialect import sse
 from lightning_core.endpoint.dialects.exchange import (
     ChatRequest,
@@ -26,9 +26,8 @@ from lightning_core.endpoint.dialects.exchange import (
     model_name,
 )
 from lightning_core.endpoint.dialects.fields import (
-    OFF_POLICY,
     Fields,
-    RefusedField,
+    UnsupportedField,
     flag,
     integer,
     seed,
@@ -46,13 +45,12 @@ FIELDS = Fields(
         "logprobs", "return_token_ids",
     }),
     ignored=frozenset({"stream_options.include_obfuscation", "user"}),
+    dropped=SAMPLER,
     refused={
-        "best_of": RefusedField("every response is returned", unless=(1,)),
-        "echo": RefusedField("a response is the sampled text, without its prompt", unless=(False,)),
-        "suffix": RefusedField("the model writes what follows a prompt, not what is between two texts"),
-        "frequency_penalty": RefusedField(OFF_POLICY, unless=(0,)),
-        "presence_penalty": RefusedField(OFF_POLICY, unless=(0,)),
-        "logit_bias": RefusedField(OFF_POLICY, unless=({},)),
+        **GUIDED,
+        "best_of": UnsupportedField("every response is returned", unless=(1,)),
+        "echo": UnsupportedField("a response is the sampled text, without its prompt", unless=(False,)),
+        "suffix": UnsupportedField("the model writes what follows a prompt, not what is between two texts"),
     },
 )  # fmt: skip
 

@@ -38,6 +38,8 @@ class ChatRequest:
     """The field of the body with the messages or prompts."""
     upstream_url: Callable[[str], str] | None = None
     """The URL of the forwarded request, from that of the server, for formats with the model in the URL."""
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why fields were dropped, by their path."""
     body: Mapping[str, Any] = field(repr=False)
     """The body as the client sent it, for fields that only the dialect reads."""
 

@@ -1,28 +1,54 @@
-"""Tables of request fields (supported, ignored, refused), and readers for their values."""
+"""Tables of request fields (supported, ignored, dropped, refused), and readers for their values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from lightning_core.errors import PolicyRequestError
 
 TEXT_ONLY = "the model reads and writes text only"
-OFF_POLICY = "it changes the sampled distribution in a way that training cannot reproduce"
+OFF_POLICY = "the sampler has temperature and top_p only"
 ONLY_SAMPLED = "only the logprob of the sampled token is available"
 NO_HOSTED_TOOLS = "only function tools that the client runs are supported"
+NO_SEARCH = "the model cannot use tools of a provider; it is not shown this one"
 NOT_STORED = "the endpoint stores nothing but the responses of the current rollout"
+
+_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_notes: ContextVar[dict[str, str] | None] = ContextVar("notes", default=None)
+
+
+@contextmanager
+def collect_notes() -> Generator[dict[str, str]]:
+    """The reasons of the fields that are dropped in this block, by path; indices in a path are ``N``."""
+    notes: dict[str, str] = {}
+    token = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(token)
+
+
+def note(path: str, reason: str) -> None:
+    """Note that the field at ``path`` is dropped. The ledger of the run counts the requests."""
+    notes = _notes.get()
+    if notes is not None:
+        notes.setdefault(_INDEX.sub("N", path), reason)
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedField:
-    """A field that is an error, and why."""
+class UnsupportedField:
+    """A field that is dropped or refused, and why."""
 
     reason: str
     unless: tuple[Any, ...] = ()
-    """Values without effect, which are accepted. null always is."""
+    """Values without effect, which are accepted silently. null always is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +57,17 @@ class Fields:
 
     ``outer.inner`` is a field of the object in ``outer``, whose fields are then checked too.
 
-    The value of a name without inner names is not looked into. Fields in no table are refused.
+    The value of a name without inner names is not looked into. Fields in no table are dropped: clients add bookkeeping in every
+    version.
     """
 
     supported: frozenset[str]
     ignored: frozenset[str] = frozenset()
-    """Accepted, without effect on what the model sees or samples."""
-    refused: Mapping[str, RefusedField] = field(default_factory=dict[str, RefusedField])
+    """Bookkeeping: accepted, without effect on what the model sees or samples."""
+    dropped: Mapping[str, UnsupportedField] = field(default_factory=dict[str, UnsupportedField])
+    """Accepted and noted: they would have an effect that is not available, and clients work without it."""
+    refused: Mapping[str, UnsupportedField] = field(default_factory=dict[str, UnsupportedField])
+    """Errors: the response would be useless to the client."""
     _accepted: frozenset[str] = field(init=False, repr=False, compare=False)
     _objects: Mapping[str, Fields] = field(init=False, repr=False, compare=False)
 
@@ -53,17 +83,21 @@ class Fields:
         def inner(names: frozenset[str]) -> frozenset[str]:
             return frozenset(name.removeprefix(f"{outer}.") for name in names if name.startswith(f"{outer}."))
 
-        refused = {name: self.refused[name] for name in self.refused if name.startswith(f"{outer}.")}
+        def unsupported(fields: Mapping[str, UnsupportedField]) -> dict[str, UnsupportedField]:
+            return {name: fields[f"{outer}.{name}"] for name in inner(frozenset(fields))}
+
         return Fields(
             supported=inner(self.supported),
             ignored=inner(self.ignored),
-            refused={name.removeprefix(f"{outer}."): entry for name, entry in refused.items()},
+            dropped=unsupported(self.dropped),
+            refused=unsupported(self.refused),
         )
 
     def check(self, value: Mapping[str, Any], path: str = "") -> None:
-        """Raise `PolicyRequestError` for the first field of ``value`` that is unknown or refused.
+        """Note the fields of ``value`` that are dropped or unknown.
 
-        ``path``: where ``value`` is in the request, such as ``messages.2``; empty for the request itself.
+        ``path``: where ``value`` is in the request, such as ``messages.2``; empty for the request itself. Raises
+        `PolicyRequestError` for the first field that is refused.
         """
         if value.keys() <= self._accepted:
             return
@@ -78,14 +112,29 @@ class Fields:
                 if not isinstance(inner, Mapping):
                     raise PolicyRequestError(f"{name} is {inner!r}; expected an object", param=name)
                 fields.check(inner, name)
+            elif (dropped := self.dropped.get(key)) is not None:
+                if inner not in dropped.unless:
+                    note(name, dropped.reason)
             elif (refused := self.refused.get(key)) is None:
-                supported = ", ".join(sorted({known.partition(".")[0] for known in self.supported}))
-                raise PolicyRequestError(
-                    f"unknown field {name!r}; the supported fields of {path or 'the request'} are {supported}. Remove or rename it",
-                    param=name,
-                )
+                note(name, self._unknown(key))
             elif inner not in refused.unless:
                 raise PolicyRequestError(f"{name} is {inner!r}, which is not supported: {refused.reason}", param=name)
+
+    def _unknown(self, name: str) -> str:
+        known = {known.partition(".")[0] for known in self.supported | self.ignored}
+        meant = get_close_matches(name, known, n=1, cutoff=0.8)
+        return f"unknown field; did you mean {meant[0]!r}?" if meant else "unknown field"
+
+
+def check_left_out(tools: Sequence[str], *, left: bool) -> None:
+    """Raise `PolicyRequestError` if no tool is ``left`` beside ``tools``, which the model is not shown.
+
+    Without them, such a request would be answered from what the model remembers, as if it had searched.
+    """
+    if tools and not left:
+        raise PolicyRequestError(
+            f"tools has only {list(tools)!r}; expected at least one function: {NO_HOSTED_TOOLS}", param="tools"
+        )
 
 
 def check_variant(variants: Mapping[str, Fields], value: Mapping[str, Any], path: str, *, default: str = "") -> None:

@@ -27,7 +27,7 @@ from lightning_core.endpoint.dialects.fields import (
     ONLY_SAMPLED,
     TEXT_ONLY,
     Fields,
-    RefusedField,
+    UnsupportedField,
     flag,
     integer,
     number,
@@ -47,7 +47,7 @@ from lightning_core.endpoint.dialects.gemini_contents import (
     to_chat,
     to_parts,
 )
-from lightning_core.endpoint.dialects.gemini_schema import camel_case, json_schema
+from lightning_core.endpoint.dialects.gemini_schema import camel_case, json_schema, lower_types
 from lightning_core.endpoint.dialects.response_format import ANY_TOOL, OutputRequirements, check_tool_choice
 from lightning_core.errors import PolicyRequestError
 
@@ -58,7 +58,7 @@ KEY_HEADER = "x-goog-api-key"
 FORWARDED_HEADERS = ("x-goog-user-project",)
 
 _CONFIG = "generationConfig"
-_USE_SCHEMA = RefusedField("use responseMimeType with responseJsonSchema")
+_USE_SCHEMA = UnsupportedField("use responseMimeType with responseJsonSchema")
 FIELDS = Fields(
     supported=frozenset({
         "contents", "systemInstruction", "tools", "toolConfig.functionCallingConfig",
@@ -73,29 +73,31 @@ FIELDS = Fields(
             "audioTimestamp", "enableEnhancedCivicAnswers", "mediaResolution", "modelSelectionConfig", "routingConfig",
         )),
     }),
+    dropped={
+        "modelArmorConfig": UnsupportedField("the endpoint does not moderate"),
+        "toolConfig.includeServerSideToolInvocations": UnsupportedField("there are no hosted tools", unless=(False,)),
+        f"{_CONFIG}.topK": UnsupportedField(OFF_POLICY),
+        f"{_CONFIG}.presencePenalty": UnsupportedField(OFF_POLICY, unless=(0,)),
+        f"{_CONFIG}.frequencyPenalty": UnsupportedField(OFF_POLICY, unless=(0,)),
+    },
     refused={
-        "cachedContent": RefusedField(NOT_STORED),
-        "continuationToken": RefusedField(NOT_STORED),
-        "outputConfig": RefusedField(NOT_STORED),
-        "modelArmorConfig": RefusedField("the endpoint does not moderate"),
-        "toolConfig.includeServerSideToolInvocations": RefusedField("there are no hosted tools", unless=(False,)),
-        f"{_CONFIG}.topK": RefusedField(OFF_POLICY),
-        f"{_CONFIG}.presencePenalty": RefusedField(OFF_POLICY, unless=(0,)),
-        f"{_CONFIG}.frequencyPenalty": RefusedField(OFF_POLICY, unless=(0,)),
-        f"{_CONFIG}.logprobs": RefusedField(ONLY_SAMPLED, unless=(0,)),
-        f"{_CONFIG}.responseLogprobs": RefusedField("use another wire format for logprobs", unless=(False,)),
-        f"{_CONFIG}.responseFormat": RefusedField(_USE_SCHEMA.reason, unless=([],)),
-        f"{_CONFIG}.responseModalities": RefusedField(TEXT_ONLY, unless=(["TEXT"], [])),
-        f"{_CONFIG}.enableAffectiveDialog": RefusedField(TEXT_ONLY, unless=(False,)),
+        "cachedContent": UnsupportedField(NOT_STORED),
+        "continuationToken": UnsupportedField(NOT_STORED),
+        "outputConfig": UnsupportedField(NOT_STORED),
+        f"{_CONFIG}.logprobs": UnsupportedField(ONLY_SAMPLED, unless=(0,)),
+        f"{_CONFIG}.responseLogprobs": UnsupportedField("use another wire format for logprobs", unless=(False,)),
+        f"{_CONFIG}.responseFormat": UnsupportedField(_USE_SCHEMA.reason, unless=([],)),
+        f"{_CONFIG}.responseModalities": UnsupportedField(TEXT_ONLY, unless=(["TEXT"], [])),
+        f"{_CONFIG}.enableAffectiveDialog": UnsupportedField(TEXT_ONLY, unless=(False,)),
         **{
-            f"{_CONFIG}.{name}": RefusedField(TEXT_ONLY)
+            f"{_CONFIG}.{name}": UnsupportedField(TEXT_ONLY)
             for name in ("audioTranscriptionConfig", "imageConfig", "speechConfig", "translationConfig")
         },
     },
 )  # fmt: skip
 CALLING = Fields(
     supported=frozenset({"mode", "allowedFunctionNames"}),
-    refused={"streamFunctionCallArguments": RefusedField("arguments are sent whole", unless=(False,))},
+    refused={"streamFunctionCallArguments": UnsupportedField("arguments are sent whole", unless=(False,))},
 )
 THINKING = Fields(supported=frozenset({"includeThoughts"}), ignored=frozenset({"thinkingBudget", "thinkingLevel"}))
 
@@ -249,7 +251,7 @@ def _schema(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         raise PolicyRequestError(
             f"{name} is {schema!r}; expected one schema, with responseMimeType 'application/json'", param=name
         )
-    return json_schema(schema) if name == names[0] else schema
+    return json_schema(schema) if name == names[0] else lower_types(schema)
 
 
 def _thoughts(given: Mapping[str, Any]) -> bool:

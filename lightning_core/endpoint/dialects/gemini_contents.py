@@ -8,7 +8,15 @@ from typing import Any
 
 from lightning_core.chat.messages import Message
 from lightning_core.endpoint.dialects.chat_shape import check_result, check_role
-from lightning_core.endpoint.dialects.fields import NO_HOSTED_TOOLS, TEXT_ONLY, Fields, RefusedField, objects
+from lightning_core.endpoint.dialects.fields import (
+    NO_HOSTED_TOOLS,
+    NO_SEARCH,
+    TEXT_ONLY,
+    Fields,
+    UnsupportedField,
+    check_left_out,
+    objects,
+)
 from lightning_core.endpoint.dialects.gemini_schema import json_schema
 from lightning_core.errors import PolicyRequestError
 
@@ -16,9 +24,9 @@ _ROLES = ("user", "model", "function")
 _RAW = "_arguments"
 """Contains arguments that are not a JSON object, because the API has objects only."""
 
-_ONE_MESSAGE = RefusedField("a tool result is one message", unless=(False,))
-_HOSTED = RefusedField(NO_HOSTED_TOOLS)
-_MEDIA = RefusedField(TEXT_ONLY)
+_ONE_MESSAGE = UnsupportedField("a tool result is one message", unless=(False,))
+_HOSTED = UnsupportedField(NO_HOSTED_TOOLS)
+_MEDIA = UnsupportedField(TEXT_ONLY)
 
 CONTENT = Fields(supported=frozenset({"role", "parts"}))
 PART = Fields(
@@ -36,9 +44,9 @@ PART = Fields(
         "codeExecutionResult": _HOSTED,
         "executableCode": _HOSTED,
         "fileData": _MEDIA,
-        "functionCall.partialArgs": RefusedField("a call has whole arguments", unless=([],)),
-        "functionCall.willContinue": RefusedField("a call has whole arguments", unless=(False,)),
-        "functionResponse.parts": RefusedField(TEXT_ONLY, unless=([],)),
+        "functionCall.partialArgs": UnsupportedField("a call has whole arguments", unless=([],)),
+        "functionCall.willContinue": UnsupportedField("a call has whole arguments", unless=(False,)),
+        "functionResponse.parts": UnsupportedField(TEXT_ONLY, unless=([],)),
         "functionResponse.willContinue": _ONE_MESSAGE,
         "inlineData": _MEDIA,
         "toolCall": _HOSTED,
@@ -47,19 +55,24 @@ PART = Fields(
 )  # fmt: skip
 TOOL = Fields(
     supported=frozenset({"functionDeclarations"}),
-    refused={
-        name: RefusedField(NO_HOSTED_TOOLS, unless=([],) if name == "mcpServers" else ())
+    dropped={
+        name: UnsupportedField(NO_SEARCH)
         for name in (
-            "codeExecution", "computerUse", "enterpriseWebSearch", "exaAiSearch", "fileSearch", "googleMaps", "googleSearch",
-            "googleSearchRetrieval", "mcpServers", "parallelAiSearch", "retrieval", "urlContext",
+            "enterpriseWebSearch", "exaAiSearch", "googleMaps", "googleSearch", "googleSearchRetrieval", "parallelAiSearch", "urlContext",
         )
+    },
+    refused={
+        name: UnsupportedField(NO_HOSTED_TOOLS, unless=([],) if name == "mcpServers" else ())
+        for name in ("codeExecution", "computerUse", "fileSearch", "mcpServers", "retrieval")
     },
 )  # fmt: skip
 DECLARATION = Fields(
     supported=frozenset({"name", "description", "parameters", "parametersJsonSchema"}),
     # A function's result is not constrained, so the model is not shown its schema.
     ignored=frozenset({"response", "responseJsonSchema"}),
-    refused={"behavior": RefusedField("the agent waits for the result of a call", unless=("UNSPECIFIED", "BLOCKING"))},
+    refused={
+        "behavior": UnsupportedField("the agent waits for the result of a call", unless=("UNSPECIFIED", "BLOCKING"))
+    },
 )
 
 
@@ -223,7 +236,10 @@ def call_part(call: Mapping[str, Any]) -> dict[str, Any]:
 def functions(body: Mapping[str, Any], *, check: bool) -> list[Mapping[str, Any]]:
     """The functions in ``tools``, as chat completions define them."""
     tools: list[Mapping[str, Any]] = []
-    for i, tool in enumerate(objects(body, "tools")):
+    given = objects(body, "tools")
+    if check and (searches := [name for tool in given for name in tool if name in TOOL.dropped]):
+        check_left_out(searches, left=any(tool.get("functionDeclarations") for tool in given))
+    for i, tool in enumerate(given):
         path = f"tools.{i}"
         if check:
             TOOL.check(tool, path)

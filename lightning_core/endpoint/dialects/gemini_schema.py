@@ -43,6 +43,21 @@ def json_schema(schema: Any) -> Any:
     return found
 
 
+_TYPES = frozenset({"OBJECT", "ARRAY", "STRING", "INTEGER", "NUMBER", "BOOLEAN", "NULL"})
+
+
+def lower_types(schema: Any) -> Any:
+    """A JSON ``schema`` with Google's type names in lower case, which Google's API accepts there, too."""
+    if isinstance(schema, list):
+        return [lower_types(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: value.lower() if key == "type" and isinstance(value, str) and value in _TYPES else lower_types(value)
+        for key, value in schema.items()
+    }
+
+
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
     if "anyOf" in schema:
         return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}

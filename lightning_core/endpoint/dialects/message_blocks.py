@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from lightning_core.chat.messages import Message
 from lightning_core.endpoint.dialects.chat_shape import check_result, check_role
-from lightning_core.endpoint.dialects.fields import NO_HOSTED_TOOLS, Fields, RefusedField, check_variant
+from lightning_core.endpoint.dialects.fields import (
+    NO_HOSTED_TOOLS,
+    NO_SEARCH,
+    Fields,
+    UnsupportedField,
+    check_left_out,
+    check_variant,
+    note,
+)
 from lightning_core.errors import PolicyRequestError
 
 _ROLES = ("user", "assistant", "system")
 
-MESSAGE = Fields(supported=frozenset({"role", "content"}), ignored=frozenset({"id"}))
+MESSAGE = Fields(supported=frozenset({"role", "content"}), ignored=frozenset({"id", "output_config"}))
 
-_DIRECT = RefusedField(NO_HOSTED_TOOLS, unless=({"type": "direct"},))
-_TOOLSET = RefusedField(NO_HOSTED_TOOLS)
+_DIRECT = UnsupportedField(NO_HOSTED_TOOLS, unless=({"type": "direct"},))
+_TOOLSET = UnsupportedField(NO_HOSTED_TOOLS)
 BLOCKS: Mapping[str, Fields] = {
     "text": Fields(
         supported=frozenset({"type", "text"}), ignored=frozenset({"cache_control", "citations", "parsed_output"})
@@ -31,6 +39,7 @@ BLOCKS: Mapping[str, Fields] = {
         ignored=frozenset({"cache_control"}),
         refused={"toolset_name": _TOOLSET},
     ),
+    "tool_reference": Fields(supported=frozenset({"type", "tool_name"}), ignored=frozenset({"cache_control"})),
     # Reasoning sampled here is known to the endpoint; that of other models is not shown to this one.
     "thinking": Fields(supported=frozenset({"type"}), ignored=frozenset({"thinking", "signature"})),
     "redacted_thinking": Fields(supported=frozenset({"type"}), ignored=frozenset({"data"})),
@@ -38,19 +47,24 @@ BLOCKS: Mapping[str, Fields] = {
 """Fields of a content block, by its type."""
 
 TOOL = Fields(
-    supported=frozenset({"type", "name", "description", "input_schema"}),
+    supported=frozenset({"type", "name", "description", "input_schema", "input_examples", "defer_loading"}),
     # Arguments are never constrained to the schema, so the model is not shown `strict`.
     ignored=frozenset({"cache_control", "eager_input_streaming", "strict"}),
     refused={
-        "allowed_callers": RefusedField(NO_HOSTED_TOOLS, unless=(["direct"], [])),
-        "defer_loading": RefusedField("the model is shown every tool at once", unless=(False,)),
-        "input_examples": RefusedField("the model is not shown them; put them into the description", unless=([],)),
+        "allowed_callers": UnsupportedField(NO_HOSTED_TOOLS, unless=(["direct"], [])),
     },
 )
 
 
-def to_chat(messages: Sequence[Mapping[str, Any]], *, check: bool) -> Sequence[Message]:
-    """The chat messages of ``messages``.
+_SEARCH = "tool_search_tool_"
+_LEFT_OUT = ("web_search_", "web_fetch_", _SEARCH)
+"""Starts of the types of a provider's tools that clients offer by default. They work without them."""
+
+
+def to_chat(
+    messages: Sequence[Mapping[str, Any]], *, check: bool, definitions: Mapping[str, str] | None = None
+) -> Sequence[Message]:
+    """The chat messages of ``messages``. ``definitions``: of the tools that a tool search may have found.
 
     Raises `PolicyRequestError` for what is not supported; with ``check`` False it becomes text.
     """
@@ -72,7 +86,7 @@ def to_chat(messages: Sequence[Mapping[str, Any]], *, check: bool) -> Sequence[M
         if role == "assistant":
             chat.append(_assistant(blocks, path, check=check))
         else:
-            chat += _user(str(role), blocks, path, check=check)
+            chat += _user(str(role), blocks, path, definitions or {}, check=check)
     return chat
 
 
@@ -119,7 +133,7 @@ def _assistant(blocks: Sequence[Any], path: str, *, check: bool) -> Message:
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _user(role: str, blocks: Sequence[Any], path: str, *, check: bool) -> list[Message]:
+def _user(role: str, blocks: Sequence[Any], path: str, definitions: Mapping[str, str], *, check: bool) -> list[Message]:
     """One message for each tool result, and one for each run of text between them."""
     chat: list[Message] = []
     texts: list[str] = []
@@ -134,13 +148,25 @@ def _user(role: str, blocks: Sequence[Any], path: str, *, check: bool) -> list[M
         match block:
             case {"type": "tool_result", "tool_use_id": str(id)}:
                 flush()
-                result = text_of(block.get("content"), f"{where}.content", check=check)
+                found = block.get("content")
+                if isinstance(found, list):
+                    found = [_found(part, definitions) for part in cast("list[Any]", found)]
+                result = text_of(found, f"{where}.content", check=check)
                 content = f"Error: {result}" if block.get("is_error") else result
                 chat.append({"role": "tool", "tool_call_id": id, "content": content})
             case _:
                 texts.append(_text(block, where, check=check))
     flush()
     return chat or [{"role": role, "content": ""}]
+
+
+def _found(block: Any, definitions: Mapping[str, str]) -> Any:
+    """A result of a tool search as the text of the tool's definition; other blocks unchanged."""
+    match block:
+        case {"type": "tool_reference", "tool_name": str(name)} if name in definitions:
+            return {"type": "text", "text": f"{definitions[name]}\n"}
+        case _:
+            return block
 
 
 def text_of(content: Any, path: str, *, check: bool) -> str:
@@ -189,7 +215,31 @@ def to_blocks(message: Message) -> list[dict[str, Any]]:
     return blocks
 
 
-def function_tool(tool: Mapping[str, Any], index: int, *, check: bool) -> Mapping[str, Any]:
+def read_tools(tools: Sequence[Mapping[str, Any]], *, check: bool) -> tuple[list[Mapping[str, Any]], dict[str, str]]:
+    """The tools that the model is shown, as chat completions define them, and the definitions of all tools by name.
+
+    A deferred tool is shown where a result of the client's tool search names it. Raises `PolicyRequestError` for tools that are not
+    supported.
+    """
+    kinds = [str(tool.get("type") or "custom") for tool in tools]
+    left_out = [kind for kind in kinds if kind.startswith(_LEFT_OUT)]
+    if check:
+        check_left_out(left_out, left=len(left_out) < len(tools))
+    provider_searches = any(kind.startswith(_SEARCH) for kind in kinds)
+    shown: list[Mapping[str, Any]] = []
+    definitions: dict[str, str] = {}
+    for i, (tool, kind) in enumerate(zip(tools, kinds, strict=True)):
+        if check and kind in left_out:
+            note(f"tools.{i} ({kind})", NO_SEARCH)
+            continue
+        function = _function_tool(tool, i, check=check)
+        definitions[str(tool.get("name"))] = json.dumps(function.get("function", function), ensure_ascii=False)
+        if not check or provider_searches or tool.get("defer_loading") is not True:
+            shown.append(function)
+    return shown, definitions
+
+
+def _function_tool(tool: Mapping[str, Any], index: int, *, check: bool) -> Mapping[str, Any]:
     """``tool`` as chat completions define it, with the fields that the model is shown."""
     if tool.get("type") not in (None, "custom"):
         if check:
@@ -201,4 +251,7 @@ def function_tool(tool: Mapping[str, Any], index: int, *, check: bool) -> Mappin
     if check:
         TOOL.check(tool, f"tools.{index}")
     function = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
+    if examples := tool.get("input_examples"):
+        written = "\n".join(json.dumps(example, ensure_ascii=False) for example in examples)
+        function["description"] = f"{function.get('description', '')}\nExamples of the input:\n{written}".lstrip()
     return {"type": "function", "function": {**function, "parameters": tool.get("input_schema") or {}}}

@@ -21,7 +21,7 @@ from lightning_core.endpoint.dialects.fields import (
     NOT_STORED,
     OFF_POLICY,
     Fields,
-    RefusedField,
+    UnsupportedField,
     check_variant,
     flag,
     integer,
@@ -34,7 +34,7 @@ from lightning_core.endpoint.dialects.message_blocks import (
     BLOCKS,
     MESSAGE,
     TOOL,
-    function_tool,
+    read_tools,
     text_of,
     to_blocks,
     to_chat,
@@ -55,18 +55,23 @@ FIELDS = Fields(
         "billing_policy", "cache_control", "inference_geo", "metadata", "output_config.effort", "service_tier", "speed",
         "thinking.block_binding", "thinking.budget_tokens", "thinking.display", "thinking.type", "user_profile_id", "workspace_id",
     }),
+    dropped={
+        "compaction": UnsupportedField("a conversation is never compacted"),
+        "context_management": UnsupportedField(
+            "the content of a conversation is never changed",
+            unless=({}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+        ),
+        "diagnostics": UnsupportedField("there is no prompt cache to diagnose"),
+        "fallback_credit_token": UnsupportedField("no other model answers in place of the requested one"),
+        "fallbacks": UnsupportedField("no other model answers in place of the requested one", unless=([],)),
+        "output_config.task_budget": UnsupportedField("the model is not shown a budget; set max_tokens"),
+        "top_k": UnsupportedField(OFF_POLICY),
+    },
     refused={
-        "compaction": RefusedField("a conversation is never compacted"),
-        "container": RefusedField(NO_HOSTED_TOOLS),
-        "context_management": RefusedField("the content of a conversation is never changed"),
-        "diagnostics": RefusedField("there is no prompt cache to diagnose"),
-        "fallback_credit_token": RefusedField("no other model answers in place of the requested one"),
-        "fallbacks": RefusedField("no other model answers in place of the requested one", unless=([],)),
-        "mcp_servers": RefusedField(NO_HOSTED_TOOLS, unless=([],)),
-        "output_config.task_budget": RefusedField("the model is not shown a budget; set max_tokens"),
-        "output_format": RefusedField("use output_config.format"),
-        "thread": RefusedField(NOT_STORED),
-        "top_k": RefusedField(OFF_POLICY),
+        "container": UnsupportedField(NO_HOSTED_TOOLS),
+        "mcp_servers": UnsupportedField(NO_HOSTED_TOOLS, unless=([],)),
+        "output_format": UnsupportedField("use output_config.format"),
+        "thread": UnsupportedField(NOT_STORED),
     },
 )  # fmt: skip
 
@@ -114,9 +119,12 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         raise PolicyRequestError(
             f"thinking.type is {thinking.get('type')!r}; expected one of {list(_THINKING)!r}", param="thinking.type"
         )
-    tools = [function_tool(tool, i, check=True) for i, tool in enumerate(objects(body, "tools"))]
+    tools, definitions = read_tools(objects(body, "tools"), check=True)
     check_tools(tools)
-    messages, system = to_chat(turns, check=True), text_of(body.get("system"), "system", check=True)
+    messages, system = (
+        to_chat(turns, check=True, definitions=definitions),
+        text_of(body.get("system"), "system", check=True),
+    )
     return ChatRequest(
         model=model_name(body),
         messages=[{"role": "system", "content": system}, *messages] if system else messages,
@@ -139,7 +147,7 @@ def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequenc
     return ChatRequest(
         model=model_name(body),
         messages=[{"role": "system", "content": system}, *messages] if system else messages,
-        tools=[function_tool(tool, i, check=False) for i, tool in enumerate(objects(body, "tools"))] or None,
+        tools=read_tools(objects(body, "tools"), check=False)[0] or None,
         stream=flag(body, "stream") or False,
         body=body,
     )
@@ -330,7 +338,9 @@ def error_body(message: str, *, status: int, param: str | None = None) -> dict[s
     Anthropic's errors have no ``param``; the message names the field.
     """
     kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    # The SDK's tool runner then sends the whole conversation instead.
+    details = {"details": {"error_code": "thread_unsupported_request"}} if param == "thread" else {}
+    return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
 
 def error_event(message: str) -> bytes:

@@ -8,31 +8,43 @@ from typing import Any, cast
 
 from lightning_core.chat.messages import Message
 from lightning_core.endpoint.dialects.chat_shape import call_ids, check_result, check_role
-from lightning_core.endpoint.dialects.fields import NO_HOSTED_TOOLS, Fields, RefusedField, check_variant
+from lightning_core.endpoint.dialects.custom_tools import write_arguments
+from lightning_core.endpoint.dialects.fields import NO_HOSTED_TOOLS, Fields, UnsupportedField, check_variant
+from lightning_core.endpoint.dialects.response_tools import TOOLS, definitions, leading_tools, shown_name
 from lightning_core.errors import PolicyRequestError
 
 _ROLES = ("user", "assistant", "system", "developer")
 
-_DIRECT = RefusedField(NO_HOSTED_TOOLS, unless=({"type": "direct"},))
-_NAMESPACE = RefusedField("tools have no namespaces here")
-_BOOKKEEPING = frozenset({"id", "status", "provider_data"})
+_DIRECT = UnsupportedField(NO_HOSTED_TOOLS, unless=({"type": "direct"},))
+_NOT_ASYNC = UnsupportedField("tool calls are not asynchronous here", unless=(False,))
+_BOOKKEEPING = frozenset({"id", "internal_chat_message_metadata_passthrough", "provider_data", "status"})
+_OUTPUT = Fields(
+    supported=frozenset({"type", "call_id", "output"}),
+    ignored=_BOOKKEEPING | {"name", "namespace"},
+    refused={"caller": _DIRECT},
+)
 
 ITEMS: Mapping[str, Fields] = {
     "message": Fields(supported=frozenset({"type", "role", "content"}), ignored=_BOOKKEEPING | {"phase"}),
     "function_call": Fields(
-        supported=frozenset({"type", "call_id", "name", "arguments"}),
+        supported=frozenset({"type", "call_id", "name", "namespace", "arguments"}),
         ignored=_BOOKKEEPING | {"parsed_arguments"},
-        refused={
-            "async": RefusedField("tool calls are not asynchronous here", unless=(False,)),
-            "caller": _DIRECT,
-            "namespace": _NAMESPACE,
-        },
+        refused={"async": _NOT_ASYNC, "caller": _DIRECT},
     ),
-    "function_call_output": Fields(
-        supported=frozenset({"type", "call_id", "output"}),
-        ignored=_BOOKKEEPING | {"name"},
-        refused={"caller": _DIRECT, "namespace": _NAMESPACE},
+    "function_call_output": _OUTPUT,
+    "custom_tool_call": Fields(
+        supported=frozenset({"type", "call_id", "name", "namespace", "input"}),
+        ignored=_BOOKKEEPING,
+        refused={"async": _NOT_ASYNC, "caller": _DIRECT},
     ),
+    "custom_tool_call_output": _OUTPUT,
+    "tool_search_call": Fields(
+        supported=frozenset({"type", "call_id", "arguments"}), ignored=_BOOKKEEPING | {"execution"}
+    ),
+    "tool_search_output": Fields(
+        supported=frozenset({"type", "call_id", "tools"}), ignored=_BOOKKEEPING | {"execution"}
+    ),
+    "additional_tools": Fields(supported=frozenset({"type", "role", "tools"}), ignored=_BOOKKEEPING),
     # Reasoning sampled here is known to the endpoint; that of other models is not shown to this one.
     "reasoning": Fields(
         supported=frozenset({"type"}), ignored=_BOOKKEEPING | {"content", "encrypted_content", "summary"}
@@ -48,19 +60,6 @@ PARTS: Mapping[str, Fields] = {
     "refusal": Fields(supported=frozenset({"type", "refusal"}), ignored=_PART),
 }
 """Fields of a content part, by its type."""
-
-TOOL = Fields(
-    supported=frozenset({"type", "name", "description", "parameters"}),
-    # Arguments are never constrained to the schema, so the model is not shown `strict`.
-    ignored=frozenset({"strict"}),
-    refused={
-        "allowed_callers": RefusedField(NO_HOSTED_TOOLS, unless=(["direct"], [])),
-        "async": RefusedField("tool calls are not asynchronous here", unless=(False,)),
-        "defer_loading": RefusedField("the model is shown every tool at once", unless=(False,)),
-        "output_schema": RefusedField("the model is not shown the form of a tool's output"),
-    },
-)
-
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDED = frozenset({
@@ -81,7 +80,7 @@ FORMATS = {
 NESTED = {
     **{f"input.N ({kind})": fields for kind, fields in ITEMS.items()},
     **{f"input.N.content.N ({kind})": fields for kind, fields in PARTS.items()},
-    "tools.N": TOOL,
+    **{f"tools.N ({kind})": fields for kind, fields in TOOLS.items()},
     "tool_choice": TOOL_CHOICE,
     **{f"text.format ({kind})": fields for kind, fields in FORMATS.items()},
 }
@@ -99,23 +98,33 @@ def items_to_messages(items: Any, *, check: bool, earlier: Sequence[Message] = (
     messages: list[dict[str, Any]] = []
     ids = call_ids(earlier) if check else set[str]()
     open_turn = False  # whether following function calls belong to the last message
-    for i, item in enumerate(items):
+    for i, item in enumerate(items[(leading := len(leading_tools(items))) :], leading):
         path = f"input.{i}"
         if check and isinstance(item, dict):
             check_variant(ITEMS, item, path, default="message")
+        if (call := _call(item)) is not None:
+            if not open_turn:
+                messages.append({"role": "assistant", "content": ""})
+            messages[-1].setdefault("tool_calls", []).append(call)
+            ids.add(call["id"])
+            open_turn = True
+            continue
         match item:
-            case {"type": "function_call", "call_id": str(id), "name": str(name), "arguments": str(arguments)}:
-                if not open_turn:
-                    messages.append({"role": "assistant", "content": ""})
-                call = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-                messages[-1].setdefault("tool_calls", []).append(call)
-                ids.add(id)
-                open_turn = True
-            case {"type": "function_call_output", "call_id": str(id), "output": output}:
+            case {"type": "function_call_output" | "custom_tool_call_output", "call_id": str(id), "output": output}:
                 if check:
                     check_result(id, ids, f"{path}.call_id")
                 content = _text(output, f"{path}.output", check=check)
                 messages.append({"role": "tool", "tool_call_id": id, "content": content})
+                open_turn = False
+            case {"type": "tool_search_output", "call_id": str(id)}:
+                if check:
+                    check_result(id, ids, f"{path}.call_id")
+                content = definitions(item.get("tools"), f"{path}.tools")
+                messages.append({"role": "tool", "tool_call_id": id, "content": content})
+                open_turn = False
+            case {"type": "additional_tools"}:
+                content = f"Additional tools: {definitions(item.get('tools'), f'{path}.tools')}"
+                messages.append({"role": "developer", "content": content})
                 open_turn = False
             case {"role": str(role), "content": content} if item.get("type", "message") == "message":
                 if check:
@@ -127,12 +136,27 @@ def items_to_messages(items: Any, *, check: bool, earlier: Sequence[Message] = (
             case _:
                 if check:
                     raise PolicyRequestError(
-                        f"{path} is {item!r}; expected a message, a function_call or a function_call_output with all of its fields",
+                        f"{path} is {item!r}; expected one of {[*ITEMS]!r} with all of its fields",
                         param=path,
                     )
                 messages.append({"role": "user", "content": json.dumps(item)})
                 open_turn = False
     return messages
+
+
+def _call(item: Any) -> dict[str, Any] | None:
+    """The tool call of an item as chat completions have it; None for other items."""
+    match item:
+        case {"type": "function_call", "call_id": str(id), "name": str(name), "arguments": str(arguments)}:
+            pass
+        case {"type": "custom_tool_call", "call_id": str(id), "name": str(name), "input": str(written)}:
+            arguments = write_arguments(written)
+        case {"type": "tool_search_call", "call_id": str(id), "arguments": written}:
+            name, arguments = "tool_search", written if isinstance(written, str) else json.dumps(written)
+        case _:
+            return None
+    function = {"name": shown_name(name, item.get("namespace")), "arguments": arguments}
+    return {"id": id, "type": "function", "function": function}
 
 
 def _text(content: Any, path: str, *, check: bool) -> str:
@@ -156,18 +180,3 @@ def _text(content: Any, path: str, *, check: bool) -> str:
                     f"{path}.{i} is {part!r}; expected a text part: the model reads text only", param=f"{path}.{i}"
                 )
     return "".join(texts)
-
-
-def function_tool(tool: Mapping[str, Any], index: int, *, check: bool) -> Mapping[str, Any]:
-    """``tool`` as chat completions define it, with the fields that the model is shown."""
-    if tool.get("type") != "function":
-        if check:
-            path = f"tools.{index}.type"
-            raise PolicyRequestError(
-                f"{path} is {tool.get('type')!r}; expected 'function': {NO_HOSTED_TOOLS}", param=path
-            )
-        return tool
-    if check:
-        TOOL.check(tool, f"tools.{index}")
-    function = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
-    return {"type": "function", "function": function}

@@ -28,11 +28,10 @@ from lightning_core.endpoint.dialects.fields import (
     NOT_STORED,
     ONLY_SAMPLED,
     Fields,
-    RefusedField,
+    UnsupportedField,
     check_variant,
     flag,
     integer,
-    objects,
     strings,
     temperature,
     text,
@@ -44,10 +43,17 @@ from lightning_core.endpoint.dialects.response_items import (
     INCLUDED,
     LOGPROBS,
     TOOL_CHOICE,
-    function_tool,
     items_to_messages,
 )
 from lightning_core.endpoint.dialects.response_items import NESTED as NESTED
+from lightning_core.endpoint.dialects.response_tools import (
+    call_events,
+    call_item,
+    recorded_tools,
+    request_tools,
+    shown_name,
+    shown_tools,
+)
 from lightning_core.errors import PolicyRequestError
 
 PATH = "/responses"
@@ -62,18 +68,20 @@ FIELDS = Fields(
         "temperature", "top_p", "max_output_tokens", "stream", "include",
     }),
     ignored=frozenset({
-        "access_programs", "image", "max_tool_calls", "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-        "reasoning.context", "reasoning.effort", "reasoning.generate_summary", "reasoning.mode", "reasoning.summary",
-        "safety_identifier", "service_tier", "store", "stream_options.include_obfuscation", "text.verbosity", "user",
+        "access_programs", "client_metadata", "image", "max_tool_calls", "metadata", "prompt_cache_key", "prompt_cache_options",
+        "prompt_cache_retention", "reasoning.context", "reasoning.effort", "reasoning.generate_summary", "reasoning.mode",
+        "reasoning.summary", "safety_identifier", "service_tier", "store", "stream_options.include_obfuscation", "text.verbosity", "user",
     }),
+    dropped={
+        "context_management": UnsupportedField("a conversation is never compacted", unless=([],)),
+        "moderation": UnsupportedField("the endpoint does not moderate"),
+        "truncation": UnsupportedField("a prompt is never truncated", unless=("disabled",)),
+    },
     refused={
-        "background": RefusedField("a response cannot be retrieved later", unless=(False,)),
-        "context_management": RefusedField("a conversation is never compacted", unless=([],)),
-        "conversation": RefusedField(NOT_STORED),
-        "moderation": RefusedField("the endpoint does not moderate"),
-        "prompt": RefusedField(NOT_STORED),
-        "top_logprobs": RefusedField(ONLY_SAMPLED, unless=(0,)),
-        "truncation": RefusedField("a prompt is never truncated", unless=("disabled",)),
+        "background": UnsupportedField("a response cannot be retrieved later", unless=(False,)),
+        "conversation": UnsupportedField(NOT_STORED),
+        "prompt": UnsupportedField(NOT_STORED),
+        "top_logprobs": UnsupportedField(ONLY_SAMPLED, unless=(0,)),
     },
 )  # fmt: skip
 
@@ -83,7 +91,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
     FIELDS.check(body)
     earlier = _earlier(body, conversations, check=True)
     history = [*earlier, *items_to_messages(body.get("input"), check=True, earlier=earlier)]
-    tools = [function_tool(tool, i, check=True) for i, tool in enumerate(objects(body, "tools"))]
+    tools = shown_tools(body)
     check_tools(tools)
     instructions = text(body, "instructions")
     flag(body, "parallel_tool_calls")
@@ -113,7 +121,7 @@ def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequenc
     return ChatRequest(
         model=model_name(body),
         messages=[{"role": "system", "content": instructions}, *messages] if instructions else messages,
-        tools=[function_tool(tool, i, check=False) for i, tool in enumerate(objects(body, "tools"))] or None,
+        tools=recorded_tools(body) or None,
         stream=flag(body, "stream") or False,
         body=body,
     )
@@ -140,8 +148,9 @@ def _requirements(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -
             tool = None
         case "required":
             tool = ANY_TOOL
-        case {"type": "function", "name": str(tool)} as choice:
+        case {"type": "function" | "custom", "name": str(name)} as choice:
             TOOL_CHOICE.check(choice, "tool_choice")
+            tool = shown_name(name, choice.get("namespace"))
         case choice:
             raise PolicyRequestError(
                 f"tool_choice is {choice!r}; expected 'auto', 'none', 'required' or a function with a name",
@@ -229,7 +238,11 @@ def _items(context: ResponseContext, choice: Choice) -> list[dict[str, Any]]:
     if text or not calls:
         logprobs = token_logprobs(choice.token_ids, choice.logprobs, context.decode) if _wants_logprobs(context) else []
         items.append(_message(context, status, [_part(text, logprobs)]))
-    return [*items, *(_function_call(context, i, call, status) for i, call in enumerate(calls))]
+    tools = request_tools(context.request.body, check=False) if calls else ()
+    return [
+        *items,
+        *(call_item(call, tools, id=f"{context.call}_{i}", status=status) for i, call in enumerate(calls)),
+    ]
 
 
 def _message(context: ResponseContext, status: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -238,18 +251,6 @@ def _message(context: ResponseContext, status: str, parts: list[dict[str, Any]])
 
 def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def _function_call(context: ResponseContext, index: int, call: Mapping[str, Any], status: str) -> dict[str, Any]:
-    function = call["function"]
-    return {
-        "id": f"fc_{context.call}_{index}",
-        "type": "function_call",
-        "call_id": call["id"],
-        "name": function["name"],
-        "arguments": function["arguments"],
-        "status": status,
-    }
 
 
 def _wants_logprobs(context: ResponseContext) -> bool:
@@ -298,14 +299,7 @@ class _Writer:
             if item["type"] == "message":
                 events += (self._delta(rest) if rest or not self._text_started else b"") + self._end_text(item)
             else:
-                started = {**item, "arguments": "", "status": "in_progress"}
-                events += self._event("response.output_item.added", output_index=i, item=started)
-                written = {"item_id": item["id"], "output_index": i}
-                arguments = item["arguments"]
-                events += self._event("response.function_call_arguments.delta", **written, delta=arguments)
-                events += self._event(
-                    "response.function_call_arguments.done", **written, name=item["name"], arguments=arguments
-                )
+                events += b"".join(self._event(kind, **more) for kind, more in call_events(item, i))
             events += self._event("response.output_item.done", output_index=i, item=item)
         response = _response(self._context, choice)
         return events + self._event(f"response.{response['status']}", response=response)

@@ -1,0 +1,211 @@
+"""Tools that command-line agents send: free-form, in namespaces, deferred behind a search, and of their provider."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from lightning_core.capture import Run, scope
+from lightning_core.testing import playground
+from lightning_core.testing.playground import tool_call
+from lightning_core.transitions import trace_to_transitions, transitions_to_rows
+
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: WORD"}
+WRITE = {"type": "custom", "name": "write", "description": "Writes a file.", "format": GRAMMAR}
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"file": {"type": "string"}}}
+READ = {"type": "function", "name": "read", "parameters": SCHEMA}
+SAY = {"type": "custom", "name": "say"}
+CREW = {"type": "namespace", "name": "crew", "description": "Helpers.", "tools": [READ, SAY]}
+SEARCH = {"type": "tool_search", "execution": "client", "description": "Finds tools.", "parameters": {"type": "object"}}
+WEB = {"type": "web_search", "external_web_access": True}
+ASK: list[Any] = [{"role": "user", "content": "go"}]
+TEXT = 'line 1\nline "2"\n'
+
+
+@contextmanager
+def as_agent(script: list[str]) -> Iterator[Run]:
+    """A rollout in the scope of its trained agent."""
+    with playground(script, train=["agent"]) as run, scope("agent"):
+        yield run
+
+
+def post(run: Run, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    headers = {"authorization": f"Bearer {run.api_key}"}
+    response = httpx.post(f"{run.endpoint}{path}", json={"model": "policy", **body}, headers=headers)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def prompts(run: Run) -> list[str]:
+    ids = [call.prompt_ids for call in run.trace.calls if call.prompt_ids is not None]
+    return [bytes(i for i in prompt.tolist() if i < 256).decode() for prompt in ids]
+
+
+def rows(run: Run) -> int:
+    return len(transitions_to_rows(trace_to_transitions(run.trace, agents=["agent"])))
+
+
+def notes(run: Run) -> set[str]:
+    return {text.partition(": ")[0] for call in run.trace.calls for text in call.dropped}
+
+
+def converse(
+    tools: Sequence[Any], answer: str, output: dict[str, Any], *, leading: Sequence[Any] = ()
+) -> tuple[dict[str, Any], Run]:
+    """The item of a call in the Responses API, which is sent back with ``output``."""
+    with as_agent([answer, "done"]) as run:
+        body: dict[str, Any] = {"input": [*leading, *ASK], "tools": tools}
+        (item,) = post(run, "/responses", body)["output"]
+        result = {**output, "call_id": item["call_id"]}
+        post(run, "/responses", {**body, "input": [*body["input"], item, result]})
+    return item, run
+
+
+@pytest.mark.parametrize("arguments", [{"input": TEXT}, {"text": TEXT}])
+def test_a_free_form_call_is_an_item_with_its_input_and_one_row(arguments: dict[str, str]):
+    """Also if the model wrote other arguments: the client reports them."""
+    output = {"type": "custom_tool_call_output", "output": "ok"}
+    item, run = converse([WRITE, READ], tool_call("write", **arguments), output)
+    assert (item["type"], item["name"]) == ("custom_tool_call", "write")
+    assert item["input"] == arguments.get("input", json.dumps(arguments))
+    assert "start: WORD" in prompts(run)[0]
+    assert rows(run) == (1 if "input" in arguments else 2)
+
+
+@pytest.mark.parametrize("place", ["tools", "additional_tools"])
+@pytest.mark.parametrize(("name", "kind"), [("read", "function_call"), ("say", "custom_tool_call")])
+def test_a_tool_in_a_namespace_is_called_by_its_name_and_namespace(place: str, name: str, kind: str):
+    leading = [{"type": "additional_tools", "role": "developer", "tools": [CREW]}] if place != "tools" else []
+    tools = [READ, WEB, *([CREW] if place == "tools" else [])]
+    call = tool_call(f"crew__{name}", input="hi")
+    item, run = converse(tools, call, {"type": f"{kind}_output", "output": "ok"}, leading=leading)
+    assert (item["type"], item["name"], item["namespace"]) == (kind, name, "crew")
+    assert "crew: Helpers." in prompts(run)[0]
+    assert rows(run) == 1
+
+
+def test_a_function_outside_namespaces_has_none():
+    item, run = converse([READ, CREW], tool_call("read", file="a"), {"type": "function_call_output", "output": "ok"})
+    assert (item["type"], item["name"], "namespace" in item) == ("function_call", "read", False)
+    assert rows(run) == 1
+
+
+def test_a_deferred_tool_is_shown_by_the_search_that_finds_it():
+    hidden = {**READ, "name": "hidden", "defer_loading": True}
+    found = {"type": "tool_search_output", "execution": "client", "tools": [hidden]}
+    item, run = converse([SEARCH, WRITE, hidden], tool_call("tool_search", query="x"), found)
+    assert (item["type"], item["execution"], item["arguments"]) == ("tool_search_call", "client", {"query": "x"})
+    first, second = prompts(run)
+    assert "hidden" not in first
+    assert '"hidden"' in second
+    assert rows(run) == 1
+
+
+def test_tools_that_come_later_are_a_message_and_keep_the_row():
+    output = {"type": "function_call_output", "output": "ok"}
+    with as_agent([tool_call("read", file="a"), tool_call("late", file="b")]) as run:
+        (item,) = post(run, "/responses", {"input": ASK, "tools": [READ]})["output"]
+        late = {"type": "additional_tools", "tools": [{**READ, "name": "late"}]}
+        items = [*ASK, item, {**output, "call_id": item["call_id"]}, late]
+        (called,) = post(run, "/responses", {"input": items, "tools": [READ]})["output"]
+    assert (called["type"], called["name"]) == ("function_call", "late")
+    assert rows(run) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "tools"),
+    [
+        ("/responses", [WEB, READ]),
+        (
+            "/messages",
+            [{"type": "web_search_20250305", "name": "web_search"}, {"name": "read", "input_schema": SCHEMA}],
+        ),
+        ("/models/policy:generateContent", [{"googleSearch": {}}, {"functionDeclarations": [{"name": "read"}]}]),
+    ],
+)
+def test_a_search_of_the_provider_is_left_out_beside_functions_and_refused_alone(path: str, tools: list[Any]):
+    body = {
+        "/responses": {"input": ASK},
+        "/messages": {"messages": ASK, "max_tokens": 9},
+        "/models/policy:generateContent": {"contents": [{"parts": [{"text": "go"}]}]},
+    }[path]
+    with as_agent(["a", "b"]) as run:
+        post(run, path, {**body, "tools": tools})
+        with pytest.raises(AssertionError, match="tools has only"):
+            post(run, path, {**body, "tools": tools[:1]})
+    assert "earch" not in prompts(run)[0]
+    assert len(notes(run)) == 1
+
+
+def test_a_chat_client_s_free_form_call_has_its_input_with_and_without_streaming():
+    tools: Any = [
+        {"type": "custom", "custom": {"name": "write", "format": {"type": "grammar", "grammar": {**GRAMMAR}}}},
+        {"type": "function", "function": {"name": "read"}},
+    ]
+    answer = tool_call("write", input=TEXT)
+    with as_agent([answer, "done", answer]) as run:
+        client = openai.OpenAI(base_url=run.endpoint, api_key=run.api_key)
+        message = client.chat.completions.create(model="m", messages=ASK, tools=tools).choices[0].message
+        (call,) = message.tool_calls or ()
+        assert call.type == "custom"
+        assert (call.custom.name, call.custom.input) == ("write", TEXT)
+        result: Any = {"role": "tool", "tool_call_id": call.id, "content": "ok"}
+        back: Any = message.to_dict()
+        client.chat.completions.create(model="m", messages=[*ASK, back, result], tools=tools)
+        chunks = list(client.chat.completions.create(model="m", messages=ASK, tools=tools, stream=True))
+    (delta,) = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    assert delta.to_dict()["custom"] == {"name": "write", "input": TEXT}
+    assert rows(run) == 2
+
+
+def test_a_streamed_free_form_call_has_the_events_of_its_kind():
+    with as_agent([tool_call("write", input=TEXT)]) as run:
+        client = openai.OpenAI(base_url=run.endpoint, api_key=run.api_key)
+        tools: Any = [WRITE]
+        with client.responses.stream(model="m", input="go", tools=tools) as stream:
+            kinds = [event.type for event in stream]
+            (item,) = stream.get_final_response().output
+    assert item.type == "custom_tool_call"
+    assert item.input == TEXT
+    assert kinds[-4:] == [
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+
+
+def test_a_deferred_tool_of_the_messages_api_is_shown_where_a_result_names_it():
+    tools: list[Any] = [
+        {"name": "find", "input_schema": SCHEMA},
+        {"name": "hidden", "description": "Deep.", "input_schema": SCHEMA, "defer_loading": True},
+    ]
+    with as_agent([tool_call("find", file="x"), "done"]) as run:
+        client = anthropic.Anthropic(base_url=run.endpoint.removesuffix("/v1"), api_key=run.api_key)
+        common: dict[str, Any] = {"model": "m", "max_tokens": 99, "tools": tools}
+        said = client.messages.create(**common, messages=ASK)
+        found = [{"type": "tool_reference", "tool_name": "hidden"}]
+        result = {"type": "tool_result", "tool_use_id": said.content[0].id, "content": found}
+        back: Any = {"role": "assistant", "content": [block.to_dict() for block in said.content]}
+        edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+        messages: Any = [*ASK, back, {"role": "user", "content": [result], "output_config": {"effort": "low"}}]
+        client.messages.create(**common, messages=messages, extra_body={"context_management": edits})
+    first, second = prompts(run)
+    assert "Deep." not in first
+    assert "Deep." in second
+    assert (rows(run), notes(run)) == (1, set())
+
+
+def test_a_thread_is_refused_with_the_code_on_which_the_sdk_sends_everything():
+    with as_agent([]) as run:
+        headers = {"x-api-key": run.api_key}
+        body = {"model": "m", "max_tokens": 9, "messages": ASK, "thread": {"type": "new"}}
+        response = httpx.post(f"{run.endpoint}/messages", json=body, headers=headers)
+    assert response.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
