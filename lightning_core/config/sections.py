@@ -184,7 +184,13 @@ class Rollouts(Section):
     concurrency: Count = 64
     """Number of rollouts that run at the same time."""
     timeout_seconds: Positive = 120.0
-    """Time limit of a rollout."""
+    """Time limit of a rollout's agent, and of its reward function."""
+    executor: Literal["auto", "task", "thread", "process"] = "auto"
+    """Where agents run; see docs/executors.md. `process`: worker processes. `task`: this process, with one event loop
+    for all async agents. `thread`: this process, with a thread for each rollout. `auto`: `process` if the agent and
+    the reward function can be imported by name, else `task`."""
+    fresh: bool = False
+    """Whether each rollout gets a new worker process. Nothing that a rollout leaves behind reaches another."""
     retries: CountOrZero = 1
     """Number of retries after an infrastructure failure. The agent's own failures are not retried."""
     ignore_hosts: Names = ()

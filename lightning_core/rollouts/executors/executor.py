@@ -1,0 +1,85 @@
+"""What an executor does: runs the agent of one rollout, and then its reward function, apart from the runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lightning_core.errors import InfrastructureError
+
+Agent = Callable[[Any], Any]
+Scorer = Callable[[Any, Any], Any]
+"""A reward function: called with the task and what the agent returned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One agent run."""
+
+    task: Any
+    seed: int
+    limit: float
+    """Time limit of the agent, and of the reward function, in seconds."""
+    repeated: bool = False
+    """The rollout ran before and is run again. An executor that keeps state between rollouts uses none of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returned:
+    """The result of an agent that returned."""
+
+    result: Any
+    """What the agent returned. From another process: a number, None, or a `Shown`."""
+    score: Any = None
+    """What the reward function returned, if there is one and it did not fail."""
+    score_error: Exception | None = None
+    """What the reward function raised; `InfrastructureError` if it was stopped."""
+
+
+class Executor(Protocol):
+    """Runs agents. The runner calls all methods but `open` and `close` on its event loop."""
+
+    def open(self) -> None:
+        """Start what runs agents; returns at once."""
+        ...
+
+    async def call(self, work: Assignment) -> Returned:
+        """Run the agent in the current scope.
+
+        Raises what the agent raised (an `AgentError` in place of an exception that would end the runner's own loop),
+        `InfrastructureError` if it was stopped at its time limit or its process ended, and `DisplacedError` if the
+        rollout must be repeated for a reason that lies in another rollout.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Abandon or end what still runs. Does not wait for agents."""
+        ...
+
+
+class AgentError(Exception):
+    """An agent ended by an exception that is no ordinary error, such as SystemExit."""
+
+    def __init__(self, error: BaseException) -> None:
+        text = str(error)
+        super().__init__(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+class DisplacedError(InfrastructureError):
+    """The rollout was ended for a reason that lies in another rollout. It is repeated, and not counted as a retry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Stands for an object of another process; its repr is that object's, shortened."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def time_is_up(limit: float, what: str = "the rollout") -> InfrastructureError:
+    """The error of a rollout that reached its time limit."""
+    return InfrastructureError(f"{what} was stopped after rollouts.timeout_seconds = {limit:g} s")

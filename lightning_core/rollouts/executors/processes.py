@@ -1,0 +1,146 @@
+"""Runs agents in worker processes, one rollout at a time in each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+from typing import Any
+
+from lightning_core.capture.children.scope import child_scope
+from lightning_core.capture.marks import register_mark
+from lightning_core.capture.scope import current_run
+from lightning_core.errors import ConfigError, InfrastructureError
+from lightning_core.rollouts.executors import failures
+from lightning_core.rollouts.executors.executor import Assignment, DisplacedError, Returned, Shown, time_is_up
+from lightning_core.rollouts.executors.pool import Pool, WorkerHandle, exit_text
+from lightning_core.rollouts.executors.worker import WorkMessage
+from lightning_core.trace import describe
+
+_MEMORY_SHARE = 0.25
+"""All workers together may grow by this share of the machine's memory after their first rollout."""
+_MORE_THREADS = 16
+"""By how many threads a worker may grow after its first rollout."""
+
+
+class UnsendableError(ConfigError):
+    """A task cannot be sent to a worker process."""
+
+
+class ProcessExecutor:
+    """Worker processes that are kept between rollouts, or with ``fresh`` used for one."""
+
+    def __init__(self, settings: dict[str, Any], *, concurrency: int, fresh: bool) -> None:
+        self._pool = Pool(settings)
+        self._fresh = fresh
+        self._idle: list[WorkerHandle] = []
+        self._spares: set[asyncio.Task[WorkerHandle]] = set()
+        self._spare_count = min(concurrency, os.cpu_count() or 1) if fresh else 0
+        self._growth = _MEMORY_SHARE * _machine_memory() / concurrency
+
+    def open(self) -> None:
+        """See `Executor.open`."""
+        self._pool.open()
+
+    async def close(self) -> None:
+        """See `Executor.close`."""
+        await self._pool.close()
+
+    async def call(self, work: Assignment) -> Returned:
+        """See `Executor.call`."""
+        run = current_run()
+        assert run is not None, "the runner calls it in the scope of the rollout"
+        try:
+            data = pickle.dumps(WorkMessage(scope=child_scope(), task=work.task, seed=work.seed))
+        except Exception as error:  # noqa: BLE001 - pickling runs the objects' own code
+            raise UnsendableError(
+                f"task {run.task_id!r} cannot be sent to a worker process: {describe(error)}. Use plain values, or set "
+                "rollouts.executor to task or thread"
+            ) from None
+        worker = await self._take(unused=work.repeated or self._fresh)
+        keep = False
+        try:
+            worker.send(data)
+            message = await self._receive(worker, work.limit, "the rollout")
+            scoring = "scoring" in message
+            if scoring:
+                try:
+                    message = await self._receive(worker, work.limit, "the reward function")
+                except InfrastructureError as error:
+                    return Returned(result=None, score_error=error)
+            ended = message["ended"]
+            keep = self._is_sound(worker, message)
+            for name, policy in ended["marks"]:
+                register_mark(name, policy)
+            if "raised" in ended:
+                error = failures.load(ended["raised"])
+                if worker.rollouts > 1 and not run.trace.calls:
+                    raise DisplacedError(
+                        f"the agent failed before its first model call, in a process that had run other rollouts: {describe(error)}"
+                    ) from error
+                raise error
+            failed = ended.get("score_raised")
+            return Returned(
+                result=_value(ended["result"]),
+                score=_value(ended.get("score")),
+                score_error=None if failed is None else failures.load(failed),
+            )
+        finally:
+            if keep:
+                self._idle.append(worker)
+            else:
+                self._pool.end(worker)
+
+    async def _receive(self, worker: WorkerHandle, limit: float, what: str) -> Any:
+        """The next message of ``worker``. Raises `InfrastructureError` if there is none within ``limit`` seconds, or it ended."""
+        try:
+            message = await asyncio.wait_for(worker.receive(), limit)
+        except TimeoutError:
+            raise time_is_up(limit, what) from None
+        if message is None:
+            code = await self._pool.exit_code(worker)
+            raise InfrastructureError(f"the process of {what} ended with {exit_text(code)}")
+        return message
+
+    async def _take(self, *, unused: bool) -> WorkerHandle:
+        if not unused:
+            while self._idle:
+                worker = self._idle.pop()
+                if not worker.exited.done():
+                    return worker
+        elif self._spare_count:
+            # The next rollouts' workers start while this one runs.
+            while len(self._spares) <= self._spare_count:
+                self._spares.add(self._pool.start())
+            done = next((task for task in self._spares if task.done()), None) or next(iter(self._spares))
+            self._spares.discard(done)
+            worker = await done
+            if not worker.exited.done():
+                return worker
+        return await self._pool.start()
+
+    def _is_sound(self, worker: WorkerHandle, message: dict[str, Any]) -> bool:
+        """Whether ``worker`` can run another rollout after the one that ended with ``message``."""
+        worker.rollouts += 1
+        if not worker.first:
+            worker.first = message
+        return not (
+            self._fresh
+            or "raised" in message["ended"]
+            or message["memory"] - worker.first["memory"] > self._growth
+            or message["threads"] - worker.first["threads"] > _MORE_THREADS
+        )
+
+
+def _value(data: dict[str, Any] | None) -> Any:
+    if data is None:
+        return None
+    return data["plain"] if "plain" in data else Shown(data["shown"])
+
+
+def _machine_memory() -> float:
+    """The memory of this machine in bytes; 16 GiB if that is unknown."""
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return float(16 << 30)

@@ -1,0 +1,86 @@
+"""The limit on rollouts that run at the same time.
+
+A rollout that hangs until its time limit would hold its slot for minutes. A rollout that has been silent for much longer than those
+that ended well, with no model call in progress, gives its slot to another one and keeps running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+_MIN_SILENCE_SECONDS = 0.25
+_TIMES_LONGEST = 4.0
+"""How many times longer than usual a silence must be."""
+_ENOUGH = 8
+"""Rollouts that must have ended before a silence counts as long."""
+_RECENT = 256
+_EXTRA = 1.0
+"""Most rollouts that have given up their slots, as a multiple of the slots."""
+_POLL_SECONDS = 0.1
+
+
+class Slot:
+    """One of the slots, as one rollout holds it."""
+
+    def __init__(self, silence: Callable[[], float]) -> None:
+        self.silence = silence
+        """Seconds since the rollout last called a model or recorded something; 0 during a model call."""
+        self.longest = 0.0
+        self.given_up = False
+
+
+class Slots:
+    """``count`` slots."""
+
+    def __init__(self, count: int) -> None:
+        self._free = asyncio.Semaphore(count)
+        self._most_given_up = int(_EXTRA * count)
+        self._given_up = 0
+        self._held: set[Slot] = set()
+        self._longest: deque[float] = deque(maxlen=_RECENT)
+        """The longest silence of each rollout that ended well."""
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncGenerator[Callable[[Callable[[], float]], Slot]]:
+        """Wait for a slot. Yields a function that watches an attempt, which has the given silence."""
+        await self._free.acquire()
+        slot = Slot(lambda: 0.0)
+
+        def watch(silence: Callable[[], float]) -> Slot:
+            slot.silence, slot.longest = silence, 0.0
+            return slot
+
+        self._held.add(slot)
+        try:
+            yield watch
+        finally:
+            self._held.discard(slot)
+            if slot.given_up:
+                self._given_up -= 1
+            else:
+                self._free.release()
+
+    def ended_well(self, slot: Slot) -> None:
+        """Learn from an attempt how long silences are."""
+        self._longest.append(max(slot.longest, slot.silence()))
+
+    async def watch(self) -> None:
+        """Free the slots of silent rollouts, until cancelled."""
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            if len(self._longest) >= _ENOUGH:
+                usual = heapq.nlargest(1 + len(self._longest) // 50, self._longest)[-1]
+                limit = max(_MIN_SILENCE_SECONDS, _TIMES_LONGEST * usual)
+            else:
+                limit = float("inf")
+            for slot in self._held:
+                silence = slot.silence()
+                slot.longest = max(slot.longest, silence)
+                if silence > limit and not slot.given_up and self._given_up < self._most_given_up:
+                    slot.given_up = True
+                    self._given_up += 1
+                    self._free.release()
