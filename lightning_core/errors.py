@@ -10,7 +10,7 @@ does not go unnoticed.
 
 An agent's own exception is data: the runner stores it on the rollout, which counts as failed,
 with its reward. An infrastructure failure (`InfrastructureError`) is retried, then left out of
-baseline and loss, and counted.
+baseline and loss, and counted. ``rollouts/outcome.py`` decides which one it is.
 
 Each class also inherits from the matching built-in exception.
 """
@@ -49,7 +49,7 @@ class CaptureError(LightningError, RuntimeError):
 
 
 class RewardError(LightningError, ValueError):
-    """A reward is not a finite number."""
+    """A reward is missing, given twice, or not a finite float32 number."""
 
 
 class CreditError(LightningError, ValueError):
@@ -58,6 +58,17 @@ class CreditError(LightningError, ValueError):
 
 class InfrastructureError(LightningError, RuntimeError):
     """A failure outside the agent: the endpoint, an upstream server, a time limit of a run."""
+
+
+class TimeLimitError(InfrastructureError):
+    """A rollout exceeded ``rollouts.timeout_seconds``, which is ``seconds``."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the rollout was stopped after rollouts.timeout_seconds = {seconds:g} s")
+        self.seconds = seconds
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (TimeLimitError, (self.seconds,))
 
 
 class StrayCallError(InfrastructureError):
@@ -83,6 +94,11 @@ class UpstreamRefusal(UpstreamError):
     def is_request_error(self) -> bool:
         """Whether the agent's request caused it, so that it is no infrastructure failure."""
         return self.status in (400, 413, 422)
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether every attempt gets it: the key, the model or the URL is wrong."""
+        return self.status in (401, 402, 403, 404, 405, 410)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (LightningError, (str(self),))

@@ -15,6 +15,7 @@ from lightning_core.config import Config
 from lightning_core.config.credit_rules import checked_loss, policy_rules
 from lightning_core.config.imports import import_callable
 from lightning_core.errors import ConfigError
+from lightning_core.interrupts import interruptible, uninterrupted
 from lightning_core.records.folder import open_run_folder
 from lightning_core.records.progress import Progress, SilentProgress
 from lightning_core.records.report import MetricsLog
@@ -22,7 +23,7 @@ from lightning_core.records.results import Evaluation, Result, finish, recorded_
 from lightning_core.rollouts.counts import counts_to_metrics
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.rollouts.tasks import given_tasks, held_out_tasks, training_tasks
-from lightning_core.session import open_session
+from lightning_core.session import TrainingSession, open_session
 from lightning_core.trainers.plan import Plan, TrainerEntry
 from lightning_core.trainers.verl.export import sampling_config
 
@@ -41,7 +42,8 @@ def fit(
     """Train the policy of ``solve``'s agents; evaluate it on held-out tasks before and after.
 
     ``solve(task)`` is the agent entry. Arguments that are not given are taken from ``config``. Raises `ConfigError`,
-    `InfrastructureError`, `RewardError` or `TrainingError`; the last checkpoint is kept.
+    `InfrastructureError`, `RewardError` or `TrainingError`, and `Interrupted`, a KeyboardInterrupt, for SIGINT, SIGTERM and
+    SIGHUP in the main thread. A checkpoint of the completed updates is saved first.
     """
     began = time.monotonic()
     trainer = TRAINERS[config.trainer.name]
@@ -55,18 +57,18 @@ def fit(
     policy_rules(config)
     checked_loss(config.algorithm)
     folder, checkpoint = open_run_folder(config)
-    trainer.train(
-        Plan(
-            config=config,
-            folder=folder,
-            checkpoint=checkpoint,
-            tasks=tasks,
-            eval_tasks=eval_tasks,
-            solve=solve,
-            reward=reward,
-            progress=progress or SilentProgress(),
-        )
+    plan = Plan(
+        config=config,
+        folder=folder,
+        checkpoint=checkpoint,
+        tasks=tasks,
+        eval_tasks=eval_tasks,
+        solve=solve,
+        reward=reward,
+        progress=progress or SilentProgress(),
     )
+    with interruptible():
+        trainer.train(plan)
     return finish(config, folder, eval_tasks, time.monotonic() - began)
 
 
@@ -87,37 +89,45 @@ def train(plan: Plan) -> None:
         if eval_tasks and not recorded_evaluations(session.store, "eval_before"):
             session.evaluate(eval_tasks, "eval_before")
 
-        while trainer.steps < total:
-            started = time.monotonic()
-            # tasks → rollouts → traces → transitions → advantages → rows
-            batch = session.collect(plan.tasks)
-            collected = time.monotonic()
+        with session.saving_progress():
+            while trainer.steps < total:
+                _step(session, plan, log)
+                done, every, evaluated = trainer.steps, config.trainer.checkpoint_every, config.eval.every
+                if every and done % every == 0 and done < total:
+                    session.save_checkpoint()
+                if eval_tasks and evaluated and done % evaluated == 0 and done < total:
+                    session.evaluate(eval_tasks, "eval")
 
-            # rows → new weights
-            plan.progress.phase("update")
-            session.record_credit(batch)
-            update = trainer.step(batch.rows)
-            critic = trainer.learn_expected(batch.credit.targets) if batch.credit.targets else {}
+            if eval_tasks:
+                session.evaluate(eval_tasks, "eval_after")
+            session.save_checkpoint()
 
-            metrics = {
-                **counts_to_metrics(batch.counts),
-                **update,
-                **critic,
-                "seconds_rollouts": collected - started,
-                "seconds_update": time.monotonic() - collected,
-            }
-            session.store.add_step(trainer.steps, metrics)
-            log.append(trainer.steps, metrics)
-            plan.progress.step(trainer.steps, total, metrics)
-            every = config.trainer.checkpoint_every
-            if every and trainer.steps % every == 0 and trainer.steps < total:
-                session.save_checkpoint()
-            if eval_tasks and config.eval.every and trainer.steps % config.eval.every == 0 and trainer.steps < total:
-                session.evaluate(eval_tasks, "eval")
 
-        if eval_tasks:
-            session.evaluate(eval_tasks, "eval_after")
-        session.save_checkpoint()
+def _step(session: TrainingSession, plan: Plan, log: MetricsLog) -> None:
+    """One step: rollouts, credit, update, metrics."""
+    trainer = session.trainer
+    started = time.monotonic()
+    # tasks → rollouts → traces → transitions → advantages → rows
+    batch = session.collect(plan.tasks)
+    collected = time.monotonic()
+
+    # rows → new weights
+    plan.progress.phase("update")
+    with uninterrupted():  # a checkpoint needs a whole update, and its metrics
+        session.record_credit(batch)
+        update = trainer.step(batch.rows)
+        critic = trainer.learn_expected(batch.credit.targets) if batch.credit.targets else {}
+
+        metrics = {
+            **counts_to_metrics(batch.counts),
+            **update,
+            **critic,
+            "seconds_rollouts": collected - started,
+            "seconds_update": time.monotonic() - collected,
+        }
+        session.store.add_step(trainer.steps, metrics)
+        log.append(trainer.steps, metrics)
+    plan.progress.step(trainer.steps, plan.config.trainer.steps, metrics)
 
 
 def _train_with_verl(plan: Plan) -> None:
@@ -151,14 +161,17 @@ def evaluate(
         config, checkpoint = sampling_config(config, checkpoint)
     solve, reward = solve or _agent(config), reward or _reward(config)
     tasks = held_out_tasks(config) if tasks is None else given_tasks(tasks, "tasks.eval")
-    with open_session(
-        config,
-        solve,
-        folder=folder,
-        progress=progress or SilentProgress(),
-        reward_function=reward,
-        checkpoint=checkpoint,
-    ) as session:
+    with (
+        interruptible(),
+        open_session(
+            config,
+            solve,
+            folder=folder,
+            progress=progress or SilentProgress(),
+            reward_function=reward,
+            checkpoint=checkpoint,
+        ) as session,
+    ):
         return session.evaluate(tasks, "eval")
 
 

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from lightning_core.config import Config
+from lightning_core.errors import LightningError
+from lightning_core.interrupts import Interrupted
 from lightning_core.records.checkpoints import checkpoints
 from lightning_core.records.ledger import routes, trace_ledger
 from lightning_core.records.progress import Progress
@@ -21,6 +24,8 @@ from lightning_core.rollouts.collect import Batch, Collector, collect
 from lightning_core.rollouts.environment import capturing, open_agents
 from lightning_core.rollouts.runner import RewardFunction, Rollout, Solve, Task
 from lightning_core.trainers import Trainer, make_trainer
+
+logger = logging.getLogger(__name__)
 
 
 class TrainingSession:
@@ -43,6 +48,8 @@ class TrainingSession:
         self.folder = folder
         self._collector = collector
         self._background = background
+        self._saved = trainer.steps
+        """Number of updates in the newest checkpoint."""
 
     def collect(self, tasks: Sequence[Task]) -> Batch:
         """tasks → rollouts → transitions → advantages → rows, for the next step (`collect`)."""
@@ -62,9 +69,27 @@ class TrainingSession:
         """Write a checkpoint and delete the oldest beyond ``trainer.keep_checkpoints``."""
         folder = self.folder / "checkpoints" / f"step-{self.trainer.steps:06d}"
         self.trainer.save(folder)
+        self._saved = self.trainer.steps
         for old in checkpoints(self.folder)[: -self.config.trainer.keep_checkpoints]:
             shutil.rmtree(old)
         return folder
+
+    @contextmanager
+    def saving_progress(self) -> Generator[None]:
+        """Save a checkpoint if the body raises after updates that no checkpoint has.
+
+        Nothing is saved if the weights may be in the middle of an update: after other errors than ours, or a second signal.
+        """
+        try:
+            yield
+        except (LightningError, Interrupted) as error:
+            midway = isinstance(error, Interrupted) and error.midway
+            if self.trainer.steps > self._saved and not midway:
+                try:
+                    self.save_checkpoint()
+                except Exception:  # the error above is the one to report
+                    logger.exception("no checkpoint could be saved after step %d", self.trainer.steps)
+            raise
 
 
 @contextmanager

@@ -85,6 +85,8 @@ REWARD_NAME = "lightning.reward.name"
 REWARD_CALL = "lightning.reward.call"
 REWARD_AGENT = "lightning.reward.agent"
 
+_LARGEST = float(np.finfo(np.float32).max)
+"""Advantages are float32."""
 _CALL_ID = re.compile(r"(?:^|[-_])([0-9a-f]{16})$")
 
 
@@ -249,12 +251,22 @@ def call_id(response_id: str) -> str | None:
 
 
 def check_reward(value: object) -> float:
-    """``value`` as a float; True is 1.0. Raises `RewardError` unless it is a finite number."""
+    """``value`` as a float; True is 1.0. Raises `RewardError` unless it is a finite number that float32 can represent."""
     if isinstance(value, (Real, np.bool_)):  # NumPy's numbers are registered as Real, its bool is not
-        number = float(value)
-        if math.isfinite(number):
+        try:
+            number = float(value)
+        except OverflowError:  # an integer or a fraction beyond float64
+            number = math.inf
+        if abs(number) <= _LARGEST:  # False for NaN
             return number
-    raise RewardError(f"a reward must be a finite number, found {value!r} of type {type(value).__name__}")
+    raise RewardError(
+        f"a reward must be a finite number of at most {_LARGEST:.1e}, found {show(value)} of type {type(value).__name__}"
+    )
+
+
+def show(value: object) -> str:
+    """The ``repr`` of a value of the agent, for messages."""
+    return fold(text_of(value, repr), 200)
 
 
 def spans_to_trace(spans: Iterable[SpanRecord], *, counters: Mapping[str, int] | None = None) -> Trace:
@@ -365,6 +377,22 @@ def _unpack(data: bytes | None, dtype: Literal["<u4", "<f4"]) -> Any:
 
 
 def describe(error: BaseException) -> str:
-    """``Type: message`` on one line, for spans and summaries."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__
+    """``Type: message`` on one line, for spans and summaries. Long messages are folded."""
+    text = fold(text_of(error))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def text_of(value: object, convert: Callable[[object], str] = str) -> str:
+    """``convert(value)`` as text that can be encoded, whatever the methods of ``value`` do."""
+    try:
+        text = convert(value)
+    except Exception as error:  # noqa: BLE001 - code of the agent
+        text = f"(a {type(value).__name__}; showing it raised {type(error).__name__})"
+    return text.encode(errors="backslashreplace").decode()
+
+
+def fold(text: str, most: int = 480) -> str:
+    """``text`` on one line, with its middle left out if it has more than ``most`` characters."""
+    head, tail = most * 3 // 4, most // 4
+    line = " ".join((text if len(text) <= most * 20 else f"{text[: most * 10]}{text[-most * 10 :]}").split())
+    return line if len(line) <= most else f"{line[:head]} … ({len(text)} characters) … {line[-tail:]}"

@@ -67,7 +67,9 @@ class Run:
         self.failures: list[str] = []
         """What could not be recorded; a strict rollout raises at its end if there is any."""
         self.infrastructure: list[str] = []
-        """Infrastructure failures. They are not the agent's: the attempt is repeated."""
+        """Infrastructure failures that no retry recovered. They are not the agent's: the attempt is repeated."""
+        self.permanent: set[str] = set()
+        """Those that another attempt cannot avoid, such as a wrong API key."""
         self.rollout = ""
         """Trace id, 32 hexadecimal digits; empty until the run is opened."""
         self.ended = False
@@ -196,6 +198,12 @@ class Run:
         with self._lock:
             self.counters["infrastructure"] += 1
             self.infrastructure.append(detail)
+
+    def recover(self, detail: str) -> None:
+        """Undo `count_infrastructure_failure`: a retry of the same request was answered."""
+        with self._lock:
+            self.counters["recovered"] += 1
+            self.infrastructure.remove(detail)
 
     def renew_lock(self) -> None:
         """Replace the lock, which another thread may have held when this process was forked."""

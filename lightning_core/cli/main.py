@@ -1,8 +1,8 @@
 """The command ``lightning-rl``: train, eval, serve, trace, credit.
 
 Exit codes: 0 success (``train``: the improvement is significant, or there are no held-out tasks),
-1 no significant improvement or a runtime error, 2 invalid configuration or arguments, 130
-interrupted.
+1 no significant improvement or a runtime error, 2 invalid configuration or arguments, 128 plus the
+signal's number if interrupted (SIGINT: 130, SIGTERM: 143, SIGHUP: 129).
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +28,7 @@ from lightning_core.errors import ConfigError, IntegrationUnavailable, Lightning
 if TYPE_CHECKING:
     from lightning_core.config import Config
 
-EXIT_OK, EXIT_NOT_SHOWN, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_OK, EXIT_NOT_SHOWN, EXIT_USAGE, EXIT_SIGNAL = 0, 1, 2, 128
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,9 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LightningError as error:
         print(f"lightning-rl: {type(error).__name__}: {error}", file=sys.stderr)
         return EXIT_NOT_SHOWN
-    except KeyboardInterrupt:
-        print("lightning-rl: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        return _interrupted(interrupt)
     except BrokenPipeError:  # the reader closed the pipe, as in "… | head"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
@@ -68,7 +69,7 @@ def _build_parser() -> argparse.ArgumentParser:
         "train",
         help="train the policy, and evaluate it on held-out tasks before and after",
         epilog="Exit code: 0 if the improvement is significant or there are no held-out tasks, 1 if it is not or the run failed, "
-        "2 for a wrong configuration, 130 if interrupted.",
+        "2 for a wrong configuration, 130 if interrupted (143: by SIGTERM).",
     )
     train.add_argument("config", metavar="CONFIG", help="YAML file; see docs/configuration.md")
     train.add_argument(
@@ -132,16 +133,26 @@ def _train(options: argparse.Namespace) -> int:
         progress.close()
         _show_ledger(Path(config.run.dir) / (config.run.name or "latest") / "store.db", since=began)
         raise
-    except KeyboardInterrupt:
-        progress.close()
-        print(f"\nlightning-rl: interrupted. {_how_to_resume(config, options.config)}", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        with suppress(OSError):
+            progress.close()
+        return _interrupted(interrupt, _how_to_resume(config, options.config))
     finally:
-        progress.close()
+        with suppress(OSError):  # after SIGHUP, the terminal may be gone
+            progress.close()
     with Store(result.folder / "store.db", read_only=True) as store:
         show("", make_summary(result.summary), "", format_ledger(store.ledger()))
     print(f"\nrun: {result.folder}\ncheckpoint: {result.checkpoint}")
     return EXIT_NOT_SHOWN if result.summary.improved is False else EXIT_OK
+
+
+def _interrupted(interrupt: KeyboardInterrupt, advice: str = "") -> int:
+    """Say so, and return the exit code."""
+    number = getattr(interrupt, "number", signal.SIGINT)
+    by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
+    with suppress(OSError):
+        print(f"\nlightning-rl: interrupted{by}. {advice}".rstrip(), file=sys.stderr)
+    return EXIT_SIGNAL + number
 
 
 def _show_ledger(path: Path, *, since: float) -> None:
@@ -210,7 +221,7 @@ def _eval(options: argparse.Namespace) -> int:
     print(f"policy: {checkpoint or config.policy.model}")
     print(f"held-out reward {format_estimate(estimate)} (95% interval) on {len(result.rewards)} tasks")
     if result.left_out:
-        print(f"{result.left_out} rollouts were left out: infrastructure failures")
+        print(f"{result.left_out} rollouts were left out: infrastructure failures or invalid rewards")
     with Store(folder / "store.db", read_only=True) as store:
         show("", format_ledger(store.ledger(after=before)), "")
     print(f"recorded in {folder}")

@@ -184,7 +184,11 @@ class Rollouts(Section):
     concurrency: Count = 64
     """Number of rollouts that run at the same time."""
     timeout_seconds: Positive = 120.0
-    """Time limit of a rollout's agent, and of its reward function."""
+    """Time limit of a rollout, and of the reward function."""
+    on_timeout: Literal["fail", "leave_out"] = "fail"
+    """What a rollout that exceeds the time limit counts as. `fail`: failed, with the reward so far, else 0, if a model
+    call of it was answered. `leave_out`: an infrastructure failure. Without an answered call, or if one call took more
+    than half of the time, it always is one."""
     executor: Literal["auto", "task", "thread", "process"] = "auto"
     """Where agents run; see docs/executors.md. `process`: worker processes. `task`: this process, with one event loop
     for all async agents. `thread`: this process, with a thread for each rollout. `auto`: `process` if the agent and
@@ -192,7 +196,11 @@ class Rollouts(Section):
     fresh: bool = False
     """Whether each rollout gets a new worker process. Nothing that a rollout leaves behind reaches another."""
     retries: CountOrZero = 1
-    """Number of retries after an infrastructure failure. The agent's own failures are not retried."""
+    """Number of retries after an infrastructure failure. The agent's own failures are not retried, nor are errors that
+    every attempt gets, such as a wrong API key."""
+    max_invalid: CountOrZero = 0
+    """Number of rollouts with an invalid reward (missing, NaN, infinite, given twice) that the run leaves out. One more
+    stops it, after a checkpoint."""
     ignore_hosts: Names = ()
     """Hosts whose requests are never routed to the policy endpoint: `host`, `host:port`, or `.suffix` for all
     subdomains. Model requests to all other hosts are."""

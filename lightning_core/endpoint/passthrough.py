@@ -22,7 +22,7 @@ from lightning_core.endpoint.dialects.other_format import SUPPORTED, OtherFormat
 from lightning_core.endpoint.forward import Forwarder
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.record import CallSpan
-from lightning_core.endpoint.request import EventStream, IncomingRequest, RequestHandler, count_failure
+from lightning_core.endpoint.request import EventStream, IncomingRequest, RequestHandler
 from lightning_core.endpoint.respond import Responder
 from lightning_core.endpoint.sessions import Sessions
 from lightning_core.endpoint.upstream import Target, check_status
@@ -74,7 +74,7 @@ class Passthrough:
         except UpstreamRefusal as error:
             span.abandon(error)
             if not error.is_request_error:
-                count_failure(incoming.address, error)
+                incoming.fail(error)
         stream = EventStream(_parts(response, span), close=response.aclose)
         stream.status_code = response.status_code
         stream.raw_headers = [

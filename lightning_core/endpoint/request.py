@@ -6,6 +6,7 @@ If the client disconnects, the rollout closes or an error is raised, sampling is
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
@@ -24,7 +25,7 @@ from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.origins import trusted_headers
 from lightning_core.endpoint.receive import read_body, read_json
 from lightning_core.endpoint.record import ModelSpan, RefusedSpan
-from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions, abort
+from lightning_core.endpoint.sessions import UNKNOWN_KEY, RequestKey, Session, Sessions, abort
 from lightning_core.errors import OverloadError, PolicyRequestError, UpstreamError, UpstreamRefusal
 from lightning_core.trace import describe
 
@@ -49,6 +50,33 @@ class IncomingRequest:
     path: str
     spans: list[ModelSpan] = field(default_factory=list[ModelSpan])
     """Its spans. Those still open when the request ends are ended as failed."""
+    retried: list[tuple[RequestKey, str]] = field(init=False)
+    """The failures that this request may be a retry of."""
+    _sender: str | None = field(init=False)
+    """The agent as the request names it."""
+
+    def __post_init__(self) -> None:
+        self._sender = self.address.agent
+        failed = self.session.failed
+        keys = (self._key, (self._sender, self.path, b"")) if failed else ()
+        self.retried = [(key, failure) for key in keys for failure in failed.get(key, ())]
+
+    @property
+    def _key(self) -> RequestKey:
+        return self._sender, self.path, hashlib.blake2b(self.data, digest_size=16).digest()
+
+    def fail(self, error: Exception) -> None:
+        """Count an infrastructure failure, which a retry of the client may recover."""
+        count_failure(self.session, self._key, error)
+
+    def recover(self) -> None:
+        """Forget the failures that this request was a retry of: it is answered."""
+        run = find_run(self.session.root.rollout)
+        for key, failure in self.retried:
+            left = self.session.failed.get(key, [])
+            if run is not None and failure in left:
+                left.remove(failure)
+                run.recover(failure)
 
     def refuse(self, error: PolicyRequestError) -> None:
         """End the open spans as refused; without any, record one."""
@@ -116,7 +144,7 @@ class RequestHandler:
                 record_refusal(session, address, self._operation, request.url.path, None, error)
             await error_response(self._dialect, error)(scope, receive, send)
         except OverloadError as error:
-            count_failure(session.root, error)
+            count_failure(session, (address.agent, request.url.path, b""), error)
             record_refusal(session, address, self._operation, request.url.path, None, error)
             await error_response(self._dialect, PolicyRequestError(str(error), status=429))(scope, receive, send)
         except ClientDisconnect:
@@ -154,6 +182,8 @@ class RequestHandler:
         try:
             try:
                 response = await self._respond(incoming)
+                if response.status_code < 400:
+                    incoming.recover()
             except PolicyRequestError as error:
                 incoming.refuse(error)
                 response = error_response(self._dialect, error)
@@ -170,9 +200,9 @@ class RequestHandler:
         incoming.abandon(error)
         if isinstance(error, UpstreamRefusal):
             if not error.is_request_error:
-                count_failure(incoming.address, error)
+                incoming.fail(error)
             return Response(error.body, error.status, error.headers)
-        count_failure(incoming.address, error)
+        incoming.fail(error)
         status = 502 if isinstance(error, UpstreamError) else 500
         return error_response(self._dialect, PolicyRequestError(describe(error), status=status))
 
@@ -180,7 +210,7 @@ class RequestHandler:
         """The event that reports ``error``: the headers are already sent."""
         incoming.abandon(error)
         if not isinstance(error, PolicyRequestError):
-            count_failure(incoming.address, error)
+            incoming.fail(error)
         return self._dialect.error_event(describe(error))
 
 
@@ -260,9 +290,13 @@ def _clip(text: str) -> str:
     return text if len(text) <= _MESSAGE_CHARACTERS else f"{text[:_MESSAGE_CHARACTERS]} … ({len(text)} characters)"
 
 
-def count_failure(address: Address, error: Exception) -> None:
-    """Count an infrastructure failure of the rollout that the call belongs to."""
-    logger.warning("a model call of agent %r failed: %s", address.agent, describe(error))
-    run = find_run(address.rollout)
+def count_failure(session: Session, key: RequestKey, error: Exception) -> None:
+    """Count an infrastructure failure of the rollout of ``session``."""
+    detail = describe(error)
+    logger.warning("a model call of agent %r failed: %s", key[0], detail)
+    run = find_run(session.root.rollout)
     if run is not None:
-        run.count_infrastructure_failure(describe(error))
+        if isinstance(error, UpstreamRefusal) and error.is_permanent:
+            run.permanent.add(detail)
+        run.count_infrastructure_failure(detail)
+        session.failed.setdefault(key, []).append(detail)

@@ -155,6 +155,11 @@ class PolicyEndpoint:
             runner.run(self._server.serve(sockets=[self._socket]))
             runner.run(self._forwarder.close())
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether it still answers requests."""
+        return self._thread.is_alive() and self._server.started and not self._server.should_exit
+
     def new_key(self) -> str:
         """A new API key for one rollout, to pass to `open`."""
         return self._sessions.new_key()

@@ -18,6 +18,8 @@ from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.routing import Routing
 from lightning_core.errors import OverloadError, PolicyRequestError
 
+RequestKey = tuple[str | None, str, bytes]
+"""Agent, path, and a digest of the body: equal for a request and its retries. The digest is empty if the body was not read."""
 UNKNOWN_KEY = "unknown API key: expected the key of a live rollout or of a served model"
 """Invalid and expired keys get the same response."""
 
@@ -41,6 +43,8 @@ class Session:
     """The number of requests being received or answered."""
     work: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     """The tasks of the requests being answered."""
+    failed: dict[RequestKey, list[str]] = field(default_factory=dict["RequestKey", list[str]])
+    """The infrastructure failures that no retry has recovered yet, by request."""
     closed: bool = False
     provisional: bool = False
     """A call was answered before it was known which model must answer it; see `speakers`."""

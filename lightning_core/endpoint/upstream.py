@@ -14,7 +14,7 @@ import httpx
 
 from lightning_core.capture.providers import GOOGLE_KEY, KEY_HEADERS, host_of, without_key
 from lightning_core.errors import ConfigError, UpstreamError, UpstreamRefusal
-from lightning_core.trace import describe
+from lightning_core.trace import describe, fold
 
 _PASSED_BACK = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
 """Headers of an HTTP error that are passed through, because clients act on them."""
@@ -149,12 +149,23 @@ class UpstreamClient:
 def check_status(target: Target, response: httpx.Response) -> None:
     """Raise `UpstreamRefusal` for HTTP errors; the body is not read."""
     if response.status_code >= 400:
-        raise UpstreamRefusal(f"{target.shown} returned status {response.status_code}", status=response.status_code)
+        raise UpstreamRefusal(_refused(target, response.status_code), status=response.status_code)
+
+
+def _refused(target: Target, status: int, text: str = "") -> str:
+    """The message for an HTTP error, with what to check if every attempt gets it."""
+    if status in (401, 402, 403):
+        advice = f". Check the credentials for {host_of(urlsplit(target.url))} (sent: {target.credentials})"
+    elif status in (404, 405, 410):
+        advice = ". Check the URL, and that the server has this model"
+    else:
+        advice = ""
+    return f"{target.shown} returned status {status}{text}{advice}"
 
 
 def _refusal(target: Target, response: httpx.Response) -> UpstreamRefusal:
     return UpstreamRefusal(
-        f"{target.shown} returned status {response.status_code}: {response.text[:300]}",
+        _refused(target, response.status_code, f": {fold(response.text, 240)}"),
         status=response.status_code,
         body=response.content,
         headers={name: response.headers[name] for name in _PASSED_BACK if name in response.headers},

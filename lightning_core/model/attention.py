@@ -96,6 +96,8 @@ def use_lightning_attention(model: Any) -> Geometry:
     tokens = torch.arange(24, device=device)[None] * 7 % config.vocab_size
     with torch.no_grad():
         expected = model(input_ids=tokens, use_cache=False).logits.float()
+        if not bool(expected.isfinite().all()):
+            raise TrainingError(_not_finite(model))
         model.set_attn_implementation(NAME)
         if config._attn_implementation != NAME:
             raise TrainingError(f"{type(model).__name__} does not use transformers' AttentionInterface")
@@ -109,6 +111,17 @@ def use_lightning_attention(model: Any) -> Geometry:
             "its attention is not the plain scaled dot product that the embedded engine supports"
         )
     return probe.geometry
+
+
+def _not_finite(model: Any) -> str:
+    """The message for a model whose logits are not finite."""
+    wrong = [name for name, tensor in model.named_parameters() if not bool(tensor.isfinite().all())]
+    cause = (
+        f"{len(wrong)} of its weights contain NaN or infinity, such as {wrong[0]!r}; use an undamaged copy of the model"
+        if wrong
+        else f"its weights are finite, so {model.dtype} overflows; set policy.dtype to another type"
+    )
+    return f"the logits of {type(model).__name__} are not finite: {cause}"
 
 
 class _Probe:

@@ -12,7 +12,7 @@ from lightning_core.config import Config
 from lightning_core.records.checkpoints import checkpoint_step, checkpoints
 from lightning_core.records.intervals import Comparison, compare, compare_splits, confidence_interval
 from lightning_core.records.report import Summary, draw_curve, read_metrics
-from lightning_core.records.store import Phase, RolloutRecord, Store
+from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store
 
 EVALUATIONS: tuple[Phase, ...] = ("eval_before", "eval", "eval_after")
 
@@ -22,9 +22,9 @@ class Evaluation:
     """Rewards of one pass over held-out tasks."""
 
     rewards: Mapping[str, Sequence[float]]
-    """Rewards by task id, one per sample, without tasks that have infrastructure failures only."""
+    """Rewards by task id, one per sample, without tasks whose rollouts were all left out."""
     left_out: int
-    """Number of rollouts that ended in an infrastructure failure."""
+    """Number of rollouts that ended in an infrastructure failure or with an invalid reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ def to_evaluation(outcomes: Iterable[tuple[str, str, float]]) -> Evaluation:
     by_task: dict[str, list[float]] = {}
     left_out = 0
     for task_id, status, reward in outcomes:
-        if status == "infrastructure":
+        if status in LEFT_OUT:
             left_out += 1
         else:
             by_task.setdefault(task_id, []).append(reward)

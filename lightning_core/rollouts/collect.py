@@ -19,9 +19,9 @@ from lightning_core.config import Config
 from lightning_core.config.credit_rules import policy_rules
 from lightning_core.credit import Credit, Episode, assign_by_policy
 from lightning_core.endpoint.server import Routing
-from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
+from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TrainingError
 from lightning_core.records.progress import Progress
-from lightning_core.records.store import Phase, Store
+from lightning_core.records.store import LEFT_OUT, Phase, Store
 from lightning_core.rollouts.background import BackgroundLoop
 from lightning_core.rollouts.counts import count_rollouts, count_rows
 from lightning_core.rollouts.entries import (
@@ -52,7 +52,7 @@ class AgentPool(Protocol):
 
         Calls ``record`` with every attempt, one or several at a time.
 
-        Raises `InfrastructureError` if the worker that ran them is lost, and `RewardError` for a missing or invalid reward.
+        Raises `InfrastructureError` if the worker that ran them is lost, and what ``record`` raises.
         """
         ...
 
@@ -113,6 +113,7 @@ class Collector:
         self._values = values
         self._on_rollout = on_rollout
         self._names_checked = False
+        self._invalid = 0
 
     async def roll_out(self, task: Task, phase: Phase, step: int, *, earlier: int = 0) -> Group:
         """tasks → rollouts: run all attempts at ``task`` under the current policy; recorded on return.
@@ -132,6 +133,7 @@ class Collector:
             for attempt in attempts:
                 if attempt.final:
                     self._on_rollout(attempt.rollout)
+                    self._count_invalid(attempt.rollout)
 
         try:
             rollouts = await self._agents.roll_out(jobs, routing_of(c, phase), record)
@@ -142,10 +144,25 @@ class Collector:
             await asyncio.gather(*map(asyncio.wrap_future, writes))
         return Group(task=task, step=step, rollouts=rollouts)
 
-    async def roll_out_all(self, tasks: Sequence[Task], phase: Phase, step: int) -> list[Group]:
+    def _count_invalid(self, rollout: Rollout) -> None:
+        """Raise `RewardError` if more rewards were invalid than ``rollouts.max_invalid``."""
+        if rollout.status != "invalid":
+            return
+        self._invalid += 1
+        most = self.config.rollouts.max_invalid
+        if self._invalid > most:
+            raise RewardError(
+                f"{(rollout.error or '').removeprefix('RewardError: ')}. Correct the reward, or let the run leave out such rollouts: "
+                f"{self._invalid} so far, and rollouts.max_invalid is {most}"
+            )
+        logger.warning(
+            "a rollout is left out (%d of rollouts.max_invalid = %d): %s", self._invalid, most, rollout.error
+        )
+
+    async def roll_out_all(self, tasks: Sequence[Task], phase: Phase, step: int, *, whole: bool = True) -> list[Group]:
         """Run one group for each task, all concurrently.
 
-        Raises `InfrastructureError` if no rollout finished.
+        ``whole``: they are all groups of a step or an evaluation. See `check`.
         """
         try:
             async with asyncio.TaskGroup() as running:
@@ -156,24 +173,30 @@ class Collector:
         except BaseExceptionGroup as raised:
             raise raised.exceptions[0] from None
         found = [group.result() for group in groups]
-        self.check(found)
+        self.check(found, whole=whole)
         return found
 
-    def check(self, groups: Sequence[Group]) -> None:
-        """Raise `InfrastructureError` if no rollout finished.
+    def check(self, groups: Sequence[Group], *, whole: bool = True) -> None:
+        """Raise `InfrastructureError` if no rollout finished, and `TrainingError` if ``whole`` and none has a reward.
 
         Raises `ConfigError` without groups and, on the first call, for unknown agents.
         """
         if not groups:
             raise ConfigError("found no tasks to run, expected at least one; check the list of tasks")
         rollouts = [r for g in groups for r in g.rollouts]
-        if all(r.status == "infrastructure" for r in rollouts):
-            errors = [e for e in (*(g.error for g in groups), *(r.error for r in rollouts)) if e]
-            count = len(rollouts) + sum(g.lost for g in groups)
-            raise InfrastructureError(f"all {count} rollouts had an infrastructure failure; the first: {errors[0]}")
+        errors = [e for e in (*(g.error for g in groups), *(r.error for r in rollouts)) if e]
+        count = len(rollouts) + sum(g.lost for g in groups)
+        if all(r.status in LEFT_OUT for r in rollouts):
+            what = "were left out" if any(r.status == "invalid" for r in rollouts) else "had an infrastructure failure"
+            raise InfrastructureError(f"all {count} rollouts {what}; the first: {errors[0]}")
         if not self._names_checked:
             check_agents(self.config, rollouts)
             self._names_checked = True
+        if whole and not any(r.has_reward for r in rollouts):
+            raise TrainingError(
+                f"all {count} rollouts failed; the first error: {errors[0]}. If the agent can fail at every task, return a reward instead "
+                "of raising"
+            )
 
     def episodes(self, groups: Sequence[Group]) -> list[Episode]:
         """rollouts → transitions: the rollouts that can be trained on."""
@@ -254,9 +277,9 @@ def collect(
     """
     config = collector.config
 
-    def roll_out(tasks: Sequence[Task]) -> tuple[list[Group], list[Episode]]:
+    def roll_out(tasks: Sequence[Task], *, whole: bool) -> tuple[list[Group], list[Episode]]:
         progress.phase("train", len(tasks) * config.rollouts.group_size)
-        groups = background.call(collector.roll_out_all, tasks, "train", step)
+        groups = background.call(collector.roll_out_all, tasks, "train", step, whole=whole)
         episodes = collector.episodes(groups)
         require_transitions(groups, episodes)
         if config.credit.judge is None:
@@ -265,7 +288,7 @@ def collect(
         return groups, background.call(collector.judged, episodes, step, required=True)
 
     chosen = pick_tasks(tasks, config, step)
-    groups, episodes = roll_out(chosen)
+    groups, episodes = roll_out(chosen, whole=True)
     credit = collector.credit(episodes)
 
     spare = spare_tasks(tasks, chosen, seed=f"{config.run.seed}:{step}")
@@ -276,7 +299,7 @@ def collect(
         if not others:
             break
         replaced += len(others)
-        more, fresh = roll_out(others)
+        more, fresh = roll_out(others, whole=False)
         groups += more
         dropped = set(flat[: len(others)])
         episodes = [*(e for e in episodes if e.task_id not in dropped), *fresh]

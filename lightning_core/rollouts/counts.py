@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.runner import Rollout
 from lightning_core.transitions import Row
 
@@ -21,12 +22,13 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0) -> dict[str, f
 
     ``lost``: number of jobs without a rollout. They count as left out.
     """
-    finished = [r for r in rollouts if r.status != "infrastructure"]
+    finished = [r for r in rollouts if r.status not in LEFT_OUT]
     calls = [c for r in rollouts for c in r.trace.calls if c.context is not None]
     return {
         "reward_sum": math.fsum(r.reward for r in finished),
         "rollouts": len(rollouts) + lost,
         "rollouts_failed": sum(r.status == "failed" for r in rollouts),
+        "rollouts_invalid": sum(r.status == "invalid" for r in rollouts),
         "rollouts_left_out": len(rollouts) + lost - len(finished),
         "rollouts_without_calls": sum(not any(c.trained for c in r.trace.calls) for r in finished),
         **{f"context_{kind}": sum(c.context == kind for c in calls) for kind in _CONTEXTS},

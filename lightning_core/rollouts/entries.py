@@ -16,7 +16,7 @@ from lightning_core.capture import Run
 from lightning_core.config import Config
 from lightning_core.credit import Credit, Episode
 from lightning_core.errors import TrainingError
-from lightning_core.records.store import CallCredit, Phase, RolloutRecord
+from lightning_core.records.store import LEFT_OUT, CallCredit, Phase, RolloutRecord
 from lightning_core.rollouts.runner import Job, Rollout
 from lightning_core.rollouts.tasks import Task
 from lightning_core.transitions import refused_calls, trace_to_transitions
@@ -62,13 +62,13 @@ def make_jobs(task: Task, config: Config, *, copies: int, phase: Phase, step: in
 
 
 def to_episodes(rollouts: Iterable[Rollout], trained: Collection[str]) -> list[Episode]:
-    """The rollouts that can be trained on: all but infrastructure failures.
+    """The rollouts that can be trained on: all but infrastructure failures and invalid rewards.
 
     Raises `TrainingError` for a call of a trained agent without usable tokens.
     """
     episodes: list[Episode] = []
     for r in rollouts:
-        if r.status == "infrastructure":
+        if r.status in LEFT_OUT:
             continue
         for refusal in refused_calls(r.trace, agents=trained):
             if refusal.kind == "untrainable":

@@ -1,22 +1,24 @@
 """Runs many rollouts at once, each in its own scope, with a time limit and retries.
 
-An agent entry is ``solve(task)``, sync (run on its own thread) or async (run on the runner's event loop). A rollout's
-status is
+An agent entry is ``solve(task)``, sync (run on its own thread) or async (run on the runner's event loop). Each attempt, and
+each call of the reward function, gets its own copy of the task. A rollout's status (`outcome.classify`) is
 
 - ``ok`` if it returns. Its reward is the returned number, the sum of calls of `capture.reward`, or the result of the
   reward function.
-- ``failed`` if it raises. This is a genuine outcome: its reward is the sum of the rewards so far, else 0.
-- ``infrastructure`` if the time limit, the endpoint, an upstream server or capture fails. The attempt is retried up to
-  ``retries`` times. After that the rollout is counted, and left out of the baseline and the loss; it is never a reward
-  of 0.
-
-A reward that is not a finite number, or that is given twice, is a bug in the program and stops the run.
+- ``failed`` if it raises, or exceeds the time limit. This is a genuine outcome: its reward is the sum of the rewards so
+  far, else 0.
+- ``infrastructure`` if the endpoint, an upstream server, the reward function or capture fails. The attempt is retried up
+  to ``retries`` times. After that the rollout is counted, and left out of the baseline and the loss; it is never a
+  reward of 0.
+- ``invalid`` if its reward is missing, not a finite number, or given twice: a bug in the program. It is left out, and
+  stops the run if there are more than ``max_invalid``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import copy
 import inspect
 import logging
 import threading
@@ -32,10 +34,12 @@ from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.speakers import Verdict
-from lightning_core.errors import CaptureError, ConfigError, InfrastructureError, RewardError, StrayCallError
+from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TimeLimitError
 from lightning_core.records.store import Status
+from lightning_core.rollouts.containment import contained
+from lightning_core.rollouts.outcome import Evidence, classify
 from lightning_core.rollouts.tasks import Task
-from lightning_core.trace import REWARD_FUNCTION, SpanRecord, Trace, check_reward, describe, spans_to_trace
+from lightning_core.trace import REWARD_FUNCTION, SpanRecord, Trace, check_reward, describe, show, spans_to_trace
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +74,11 @@ class Rollout:
     spans: tuple[SpanRecord, ...]
     error: str | None
     seconds: float
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether it returned, or gave a reward before it failed."""
+        return self.status == "ok" or (self.status == "failed" and self.trace.reward is not None)
 
     @property
     def reward(self) -> float:
@@ -109,11 +118,12 @@ class Runner:
 
         ``strict``: a rollout with capture errors is an infrastructure failure.
         """
-        self._solve = solve
+        self._mark = get_mark(solve)
+        self._solve = contained(solve)
         self._endpoint = endpoint
         self._settings = settings
         self._agents = agents
-        self._reward_function = reward_function
+        self._reward_function = reward_function and contained(reward_function)
         self._strict = strict
         self._loop = asyncio.new_event_loop()
         # asyncio's own default runs `asyncio.to_thread` of all agents on a handful of threads.
@@ -141,7 +151,7 @@ class Runner:
         """Start one rollout per job; the future has the last attempt of each, in the order of ``jobs``.
 
         Concurrent batches share the limit ``concurrency``. ``on_attempt`` is called with each attempt as it ends, one
-        call at a time. The future raises `RewardError` for an invalid reward.
+        call at a time. The future raises `ConfigError` for a task that cannot be copied, and what ``on_attempt`` raises.
         """
         batch = self._run_batch(jobs, routing, on_attempt, contextvars.copy_context())
         return asyncio.run_coroutine_threadsafe(batch, self._loop)
@@ -164,18 +174,18 @@ class Runner:
 
     async def _attempts(self, job: Job, routing: Routing, on_attempt: OnAttempt | None) -> Rollout:
         for attempt in range(self._settings.retries + 1):
-            ended, verdict = await self._attempt(job, attempt, routing)
+            ended, retry, verdict = await self._attempt(job, attempt, routing)
             # What was unknown is known after one attempt; more are needed only if attempts find different agents.
             repeats = 0
             while verdict == "repeat" and repeats < _MOST_REPEATS:
                 repeats += 1
                 logger.info("task %r: repeated, now that the agents of the program are known", job.task_id)
-                ended, verdict = await self._attempt(job, attempt, routing)
+                ended, retry, verdict = await self._attempt(job, attempt, routing)
             if isinstance(verdict, ConfigError):
                 if on_attempt is not None:
                     on_attempt(Attempt(rollout=ended, final=True))
                 raise verdict
-            final = ended.status != "infrastructure" or attempt == self._settings.retries
+            final = not retry or attempt == self._settings.retries
             if on_attempt is not None:
                 on_attempt(Attempt(rollout=ended, final=final))
             if final:
@@ -183,20 +193,20 @@ class Runner:
             logger.warning("task %r: attempt %d failed (%s); retrying", job.task_id, attempt + 1, ended.error)
         raise AssertionError("unreachable: the last attempt is final")
 
-    async def _attempt(self, job: Job, attempt: int, routing: Routing) -> tuple[Rollout, Verdict]:
-        """One attempt in its own scope, and whether the right models answered it.
+    async def _attempt(self, job: Job, attempt: int, routing: Routing) -> tuple[Rollout, bool, Verdict]:
+        """One attempt in its own scope, whether it may be retried, and whether the right models answered it.
 
         The scope outlives the endpoint's session, so every call gets its span.
         """
+        task = _own_copy(job)
         key = self._endpoint.new_key()
         started = time.monotonic()
-        status: Status = "ok"
-        error: str | None = None
+        error: Exception | None = None
         run: Run | None = None
         verdict: Verdict = "keep"
         try:
             with rollout(
-                job.task,
+                task,
                 task_id=job.task_id,
                 agents=self._agents,
                 endpoint=self._endpoint.url,
@@ -206,41 +216,40 @@ class Runner:
             ) as run:
                 self._endpoint.open(key, run.address, self._own_routing(routing), seed=job.seed + attempt)
                 try:
-                    result = await self._call(job.task)
-                    self._settle_reward(job, run, result)
+                    result = await self._call(task)
+                    await self._settle_reward(job, run, result)
                 finally:
                     verdict = self._endpoint.verdict(key)
                     await self._loop.run_in_executor(self._closing, self._endpoint.close, key)
-        except RewardError as failure:
-            if verdict == "keep":
-                raise
-            status, error = "failed", describe(failure)
-        except (InfrastructureError, CaptureError) as failure:
-            status, error = "infrastructure", describe(failure)
-        except Exception as failure:  # noqa: BLE001 - an agent's exception is data
-            status = "infrastructure" if _is_caused_by(failure, StrayCallError) else "failed"
-            error = describe(failure)
+        except Exception as raised:  # noqa: BLE001 - the evidence says whose it is
+            error = raised
         assert run is not None
         trace, spans, unreadable = _read_trace(run)
-        if unreadable is not None:
-            status, error = "infrastructure", unreadable
-        elif run.infrastructure:
-            status, error = "infrastructure", run.infrastructure[0]
+        outcome = classify(
+            Evidence(
+                error=error,
+                calls=trace.calls,
+                failures=tuple(run.infrastructure),
+                permanent=frozenset(run.permanent),
+                endpoint_gone=not self._endpoint.is_serving,
+                unreadable=unreadable,
+                on_timeout=self._settings.on_timeout,
+            )
+        )
         ended = Rollout(
             job=job,
             attempt=attempt,
-            status=status,
+            status=outcome.status,
             trace=trace,
             spans=spans,
-            error=error,
+            error=outcome.error,
             seconds=time.monotonic() - started,
         )
-        return ended, verdict
+        return ended, outcome.retry, verdict
 
     def _own_routing(self, routing: Routing) -> Routing:
         """``routing`` with the calls without a name for the agent that the rollout is opened for."""
-        mark = get_mark(self._solve)
-        return routing if mark is None else replace(routing, unnamed=mark.name)
+        return routing if self._mark is None else replace(routing, unnamed=self._mark.name)
 
     async def _call(self, task: Task) -> Any:
         limit = self._settings.timeout_seconds
@@ -251,33 +260,68 @@ class Runner:
         done, _ = await asyncio.wait({inner}, timeout=limit)
         if not done:
             inner.cancel()
-            raise InfrastructureError(f"the rollout was stopped after rollouts.timeout_seconds = {limit:g} s")
+            raise TimeLimitError(limit)
         result = inner.result()
         return await result if inspect.isawaitable(result) else result
 
-    def _settle_reward(self, job: Job, run: Run, result: Any) -> None:
+    async def _settle_reward(self, job: Job, run: Run, result: Any) -> None:
         """Record the episode's reward; raises `RewardError` unless there is exactly one."""
         given = run.trace.reward is not None
         if self._reward_function is not None:
-            with aside(REWARD_FUNCTION):
-                value, source = self._reward_function(job.task, result), "the reward function computed"
+            value, source = (
+                await self._computed_reward(self._reward_function, job, result),
+                "the reward function computed",
+            )
         elif isinstance(result, (bool, int, float)) or hasattr(result, "__float__"):
             value, source = result, "the agent returned"
         elif given:
             return
         else:
             raise RewardError(
-                f"task {job.task_id!r} ended without a reward: the agent returned {result!r:.200}. Return a number, call reward(value, …), "
-                "or configure a reward function"
+                f"task {job.task_id!r} ended without a reward: the agent returned {show(result)}. Return a number, call "
+                "reward(value, …), or configure a reward function"
             )
         if given:
             raise RewardError(
-                f"task {job.task_id!r}: {source} {value!r}, but reward() was called as well; give the reward once"
+                f"task {job.task_id!r}: {source} {show(value)}, but reward() was called as well; give the reward once"
             )
         try:
             reward(check_reward(value), name="return")
         except RewardError as error:
-            raise RewardError(f"task {job.task_id!r}: {source} {value!r}: {error}") from None
+            raise RewardError(f"task {job.task_id!r}: {source} {show(value)}: {error}") from None
+
+    async def _computed_reward(self, function: RewardFunction, job: Job, result: Any) -> float:
+        """The result of the reward function. Raises `InfrastructureError` if it raises or exceeds the time limit."""
+
+        def compute(task: Task) -> float:
+            with aside(REWARD_FUNCTION):
+                return function(task, result)
+
+        limit = self._settings.timeout_seconds
+        work = asyncio.ensure_future(_on_thread(compute, _own_copy(job)))
+        done, _ = await asyncio.wait({work}, timeout=limit)
+        if not done:
+            work.cancel()
+            raise InfrastructureError(
+                f"the reward function did not return within rollouts.timeout_seconds = {limit:g} s"
+            )
+        try:
+            return work.result()
+        except RewardError:
+            raise
+        except Exception as error:
+            raise InfrastructureError(f"the reward function raised {describe(error)}") from error
+
+
+def _own_copy(job: Job) -> Task:
+    """A copy of the task that shares nothing with it, so that an agent cannot change the task of other rollouts."""
+    try:
+        return copy.deepcopy(job.task)
+    except Exception as error:
+        raise ConfigError(
+            f"task {job.task_id!r} cannot be copied ({describe(error)}), and every rollout gets its own copy. Use plain data in tasks, "
+            "and create files, locks and connections in the agent"
+        ) from error
 
 
 def _read_trace(run: Run) -> tuple[Trace, tuple[SpanRecord, ...], str | None]:
@@ -288,17 +332,6 @@ def _read_trace(run: Run) -> tuple[Trace, tuple[SpanRecord, ...], str | None]:
         logger.exception("the trace of rollout %s could not be read", run.rollout)
         root = tuple(span for span in run.spans if span.span_id == run.address.span)[:1]
         return spans_to_trace(root), root, f"a recorded span could not be read: {describe(error)}"
-
-
-def _is_caused_by(error: BaseException | None, kind: type[Exception]) -> bool:
-    """Whether ``error`` or what it was raised from is a ``kind``: clients raise their own errors from ours."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, kind):
-            return True
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return False
 
 
 async def _cancel_everything() -> None:

@@ -18,7 +18,7 @@ from lightning_core.capture.spans import deliver
 from lightning_core.chat.chat import Chat
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
-from lightning_core.errors import InfrastructureError, RewardError
+from lightning_core.errors import InfrastructureError
 from lightning_core.rollouts.runner import Job, Rollout, Runner
 from lightning_core.trace import TASK_ID, SpanRecord
 
@@ -162,24 +162,32 @@ def test_a_failure_of_the_machinery_is_repeated_even_if_the_agent_swallows_it():
     assert "no more answers" in (second.error or "")
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_reward_that_is_not_a_number_stops_the_run_and_names_the_task(endpoint: PolicyEndpoint, value: float):
-    with pytest.raises(RewardError, match=r"task '0': the agent returned (nan|inf): a reward must be a finite number"):
-        run(endpoint, lambda task: value)
+def given_twice(task: Any) -> float:
+    reward(1.0)
+    return 1.0
 
 
-def test_a_missing_reward_is_an_error_that_explains_how_to_give_one(endpoint: PolicyEndpoint):
-    with pytest.raises(RewardError, match=r"task '0' ended without a reward.*Return a number, call reward"):
-        run(endpoint, lambda task: None)
-
-
-def test_a_reward_given_twice_is_an_error(endpoint: PolicyEndpoint):
-    def solve(task: Any) -> float:
-        reward(1.0)
-        return 1.0
-
-    with pytest.raises(RewardError, match="give the reward once"):
-        run(endpoint, solve)
+@pytest.mark.parametrize(
+    ("solve", "error"),
+    [
+        (lambda task: math.nan, "task '0': the agent returned nan: a reward must be a finite number"),
+        (lambda task: math.inf, "task '0': the agent returned inf: a reward must be a finite number"),
+        (
+            lambda task: 1e308,
+            "task '0': the agent returned 1e+308: a reward must be a finite number of at most 3.4e+38",
+        ),
+        (lambda task: 10**5000, "a reward must be a finite number of at most 3.4e+38, found (a int; showing it raised"),
+        (lambda task: reward(math.nan), "a reward must be a finite number"),
+        (lambda task: None, "task '0' ended without a reward: the agent returned None. Return a number, call reward"),
+        (given_twice, "task '0': the agent returned 1.0, but reward() was called as well; give the reward once"),
+    ],
+)
+def test_an_invalid_reward_is_no_outcome_and_names_its_task(
+    endpoint: PolicyEndpoint, solve: Callable[[Any], Any], error: str
+):
+    (r,) = run(endpoint, solve)
+    assert (r.status, r.attempt) == ("invalid", 0)
+    assert error in (r.error or "")
 
 
 def test_rewards_from_reward_calls_and_from_a_function(endpoint: PolicyEndpoint):

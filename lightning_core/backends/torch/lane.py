@@ -20,6 +20,7 @@ from lightning_core.backends.backend import FinishReason, SamplingParams
 from lightning_core.backends.torch.decoding import Cascade
 from lightning_core.backends.torch.kv_pool import KVPool, Node, TokenArray, cached
 from lightning_core.backends.torch.sampling import sample_tokens
+from lightning_core.errors import TrainingError
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.attention import NAME, Forest, Geometry, TreeAttention, plan_blocks
 from lightning_core.model.constraint import Walk
@@ -140,6 +141,11 @@ class Lane:
             self._tensor([row.params.top_p for row in self.rows], torch.float32),
             self._tensor([row.random.random() for row in self.rows], torch.float32),
         )
+        if not bool(logprobs_R.isfinite().all()):
+            raise TrainingError(
+                "the model's logits are not finite, because its weights are not or are too large. Continue from an earlier "
+                "checkpoint, with a lower trainer.learning_rate"
+            )
         for row, token, logprob in zip(self.rows, tokens_R.tolist(), logprobs_R.tolist(), strict=True):
             if row.walk is not None:
                 row.walk.accept(token)

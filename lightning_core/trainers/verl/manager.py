@@ -166,6 +166,8 @@ class LightningManager:
             else:
                 for group in asyncio.as_completed(groups):
                     await self._publish([await group])
+            if not batch[0].training or len(batch) >= self._config.rollouts.tasks_per_step:  # fewer: a refill
+                self._collector.check([(await group).group for group in groups])
 
     def _check(self, groups: Sequence[Group]) -> None:
         """Check the first rollouts.

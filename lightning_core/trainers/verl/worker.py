@@ -51,10 +51,7 @@ class RolloutWorker:
         )
 
     async def roll_out(self, jobs: Sequence[Job], routing: Routing) -> list[Attempt]:
-        """All attempts at ``jobs``, including repeated ones.
-
-        Raises `RewardError` for a missing or invalid reward.
-        """
+        """All attempts at ``jobs``, including repeated ones."""
         attempts: list[Attempt] = []
         await self._agents.roll_out(jobs, routing, attempts.extend)
         return attempts

@@ -1,0 +1,117 @@
+"""Decides who is responsible for the end of an attempt: the agent, the program that rewards it, or the infrastructure.
+
+`classify` is a pure function of the evidence, in this order:
+
+1. A model call failed for a reason outside the agent and no retry of the client recovered it, or the endpoint is gone: infrastructure.
+2. The reward is missing, invalid or given twice: invalid.
+3. The time limit passed: failed, once the agent has an answer of a model; infrastructure if it has none, if one call took most of the
+   time, or by ``rollouts.on_timeout``.
+4. The exception, or one that it was raised from, is an infrastructure failure, or says that a shared client is closed: infrastructure.
+5. Any other exception: failed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_core.errors import CaptureError, InfrastructureError, RewardError, TimeLimitError
+from lightning_core.records.store import Status
+from lightning_core.trace import Call, describe, text_of
+
+OnTimeout = Literal["fail", "leave_out"]
+
+_CLOSED = re.compile(
+    "|".join(
+        (
+            r"client has been closed",  # httpx, OpenAI, Anthropic
+            r"(session|connector|event loop|channel) is closed",  # aiohttp, asyncio, gRPC
+            r"the handler is closed",  # asyncio and uvloop transports
+            r"(to|by) a different (event )?loop",  # a client of an event loop that has ended
+            r"cannot schedule new futures after",  # a shared executor
+            r"unknown API key: expected the key of a live rollout",  # the endpoint, after the rollout
+        )
+    ),
+    re.IGNORECASE,
+)
+"""What clients say when an object that several rollouts share was closed, or when their rollout has ended."""
+_MOST_OF_THE_TIME = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known about a finished attempt."""
+
+    error: BaseException | None = None
+    """What ended it; None if the agent returned and the reward is valid."""
+    calls: Sequence[Call] = ()
+    failures: Sequence[str] = ()
+    """Infrastructure failures of its model calls, without those that a retry recovered."""
+    permanent: Collection[str] = ()
+    """Those of the ``failures`` that another attempt cannot avoid."""
+    endpoint_gone: bool = False
+    unreadable: str | None = None
+    """Why the trace cannot be read, or None."""
+    on_timeout: OnTimeout = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The status of an attempt. ``retry``: another attempt may end otherwise, and the agent is not responsible for this one."""
+
+    status: Status
+    error: str | None = None
+    retry: bool = False
+
+
+def classify(evidence: Evidence) -> Outcome:
+    """The outcome of an attempt; see the module."""
+    error, failures = evidence.error, evidence.failures
+    if evidence.unreadable is not None:
+        return Outcome(status="infrastructure", error=evidence.unreadable, retry=True)
+    if failures:
+        permanent = [failure for failure in failures if failure in evidence.permanent]
+        return Outcome(status="infrastructure", error=(permanent or failures)[0], retry=not permanent)
+    if evidence.endpoint_gone:
+        cause = "" if error is None else f": {describe(error)}"
+        return Outcome(status="infrastructure", error=f"the policy endpoint has stopped{cause}")
+    if error is None:
+        return Outcome(status="ok")
+    if isinstance(error, RewardError):
+        return Outcome(status="invalid", error=describe(error))
+    if isinstance(error, TimeLimitError):
+        return _at_the_limit(error, evidence)
+    causes = tuple(chain(error))
+    if any(
+        isinstance(cause, (InfrastructureError, CaptureError)) or _CLOSED.search(text_of(cause)) for cause in causes
+    ):
+        cause = "" if causes[-1] is error else f" (caused by {describe(causes[-1])})"
+        return Outcome(status="infrastructure", error=f"{describe(error)}{cause}", retry=True)
+    return Outcome(status="failed", error=describe(error))
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """``error`` and what it was raised from: clients raise their own errors from others. A group has those of its first member."""
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        yield found
+        inner = found.exceptions[0] if isinstance(found, BaseExceptionGroup) else None
+        found = inner or found.__cause__ or found.__context__
+
+
+def _at_the_limit(error: TimeLimitError, evidence: Evidence) -> Outcome:
+    """The outcome of an attempt whose time is up."""
+    why = describe(error)
+    unanswered = [call for call in evidence.calls if call.error is not None and call.refused is None]
+    longest = max((call.end_ns - call.start_ns for call in unanswered), default=0) / 1e9
+    if longest >= _MOST_OF_THE_TIME * error.seconds:
+        return Outcome(
+            status="infrastructure", error=f"{why}; a model call had no response after {longest:.1f} s", retry=True
+        )
+    if evidence.on_timeout == "fail" and any(call.error is None for call in evidence.calls):
+        return Outcome(status="failed", error=why)
+    return Outcome(status="infrastructure", error=why, retry=True)
