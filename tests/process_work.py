@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import httpx2
 
 from lightning_core import reward, trainable
-from lightning_core.capture import current_address, current_run, scope
+from lightning_core.capture import current_address, current_run, endpoint_environment, note_elsewhere, record, scope
 from lightning_core.capture import run as runs
 
 CHAT = "https://api.openai.com/v1/chat/completions"
@@ -116,3 +118,69 @@ def ask_late(go: Any, queue: Any) -> None:
 
 def load_and_call(pickled: bytes, *args: Any) -> Any:
     return pickle.loads(pickled)(*args)
+
+
+async def reward_many(number: int) -> None:
+    """Rewards named 0, 1, …. They do not wait for the endpoint."""
+    for index in range(number):
+        reward(1.0, name=str(index))
+
+
+def reward_and_return(number: int) -> None:
+    asyncio.run(reward_many(number))
+
+
+def reward_and_end(end: str, recorded: Any, receipt: Any) -> None:
+    """Records rewards in an event loop, and ends or hands on a result in the way ``end``."""
+    asyncio.run(reward_many(3))
+    recorded.set()
+    match end:
+        case "os._exit":
+            os._exit(0)
+        case "os.execv":
+            os.execv("/bin/true", ["true"])
+        case "os.execve":
+            os.execve("/bin/true", ["true"], {})
+        case "SystemExit":
+            raise SystemExit(0)
+        case "send":
+            receipt.send("done")
+            os.kill(os.getpid(), signal.SIGKILL)
+        case _:
+            receipt.put("done")
+            signal.pause()
+
+
+def reward_while_ticking(ticked: Any) -> None:
+    """Sets ``ticked`` when the event loop has run for a while after a reward."""
+
+    async def main() -> None:
+        await reward_many(1)
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+        ticked.set()
+
+    asyncio.run(main())
+
+
+def reward_and_wait(recorded: Any) -> None:
+    """Sends one reward, puts 1000 others, and never ends."""
+    reward(0.5)
+    asyncio.run(reward_many(1000))
+    recorded.set()
+    signal.pause()
+
+
+def note_many(number: int) -> None:
+    for _ in range(number):
+        note_elsewhere("example.com", "connection by other code")
+
+
+def count_twice() -> None:
+    for _ in range(2):
+        with record("something"):
+            raise ValueError("boom")
+
+
+def key_of_a_program() -> str:
+    return endpoint_environment({"OPENAI_API_KEY": "sk-own"})["OPENAI_API_KEY"]

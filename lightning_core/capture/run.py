@@ -179,17 +179,15 @@ class Run:
         with self._lock:
             return self._origins.get(name)
 
-    def note_elsewhere(self, agent: str | None, host: str, why: str) -> None:
-        """Count a request of ``agent`` to ``host`` that does not go through the endpoint, for the reason ``why``."""
-        # The name of a program may have bytes that are not text.
-        host = host.encode(errors="backslashreplace").decode()
+    def note_elsewhere(self, agent: str | None, host: str, why: str, *, times: int = 1) -> None:
+        """Count requests of ``agent`` to ``host`` that do not go through the endpoint, for the reason ``why``."""
         with self._lock:
-            self._elsewhere[agent, host, why] += 1
+            self._elsewhere[agent, printable(host), why] += times
 
-    def count(self, what: str, *, detail: str | None = None) -> None:
+    def count(self, what: str, *, detail: str | None = None, times: int = 1) -> None:
         """Count ``what`` as not recorded, and keep ``detail`` as a failure if it is given."""
         with self._lock:
-            self.counters[what] += 1
+            self.counters[what] += times
             if detail is not None and len(self.failures) < _MAX_FAILURES:
                 self.failures.append(f"{what}: {detail}")
 
@@ -252,6 +250,11 @@ def _is_inside(selector: Sequence[str], path: Sequence[str]) -> bool:
         return False
     outer = iter(path[:-1])
     return all(name in outer for name in selector[:-1])
+
+
+def printable(name: str) -> str:
+    """``name`` as valid Unicode: the name of a program may have bytes that are not text."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def register(run: Run) -> None:

@@ -1,12 +1,13 @@
 """``POST /v1/lightning/records``: what child processes of an agent record, added to the trace of their rollout.
 
-The sender is `capture.children.remote_run`, which signs each record: a program that only has the key of a rollout cannot give itself
+The sender is `capture.children.sender`, which signs each request: a program that only has the key of a rollout cannot give itself
 a reward. Calls are not accepted, because the endpoint records them itself.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -15,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from lightning_core import trace as tr
 from lightning_core.capture import Run, find_run
-from lightning_core.capture.children.remote_run import PATH as RELATIVE_PATH
+from lightning_core.capture.children.sender import PATH as RELATIVE_PATH
 from lightning_core.capture.signatures import SIGNATURE, is_record_signed
 from lightning_core.capture.spans import deliver
 from lightning_core.endpoint.dialects import chat_completions
@@ -37,6 +38,7 @@ _OWN = frozenset({tr.TASK_ID, tr.TASK, tr.DECLARED_AGENTS, tr.REFUSED})
 
 _Id = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 _Text = Annotated[str, Field(max_length=100_000)]
+_Times = Annotated[int, Field(ge=1, lt=1 << 63)]
 _Time = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
@@ -77,21 +79,21 @@ class ChildRecord(_Strict):
     """One record: exactly one of its fields is set."""
 
     span: ChildSpan | None = None
-    count: tuple[_Text, _Text | None] | None = None
-    """What was not recorded, and the detail."""
+    count: tuple[_Text, _Text | None, _Times] | None = None
+    """What was not recorded, the detail, and how often."""
     infrastructure: _Text | None = None
     declared: Annotated[list[_Text], Field(max_length=1000)] | None = None
-    elsewhere: tuple[_Text | None, _Text, _Text] | None = None
-    """The agent, the host and the reason."""
+    elsewhere: tuple[_Text | None, _Text, _Text, _Times] | None = None
+    """The agent, the host, the reason, and the number of requests."""
     origin: tuple[_Text, dict[str, str]] | None = None
     """See `Run.add_origin`."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _check_fields(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or len(data) != 1 or None in data.values():
-            raise ValueError(f"expected one of {sorted(cls.model_fields)!r}")
-        return data
+    # After: once Python code has seen the data, strict validation no longer accepts JSON's arrays as tuples.
+    @model_validator(mode="after")
+    def _check_fields(self) -> ChildRecord:
+        if len(self.model_fields_set) != 1 or any(getattr(self, name) is None for name in self.model_fields_set):
+            raise ValueError(f"expected one of {sorted(ChildRecord.model_fields)!r}")
+        return self
 
 
 class ChildRecords:
@@ -102,7 +104,10 @@ class ChildRecords:
         self._limits = limits
 
     async def receive(self, request: Request) -> Response:
-        """Add one record to the rollout of the key."""
+        """Add the records of the body, one on each line, to the rollout of the key.
+
+        Status 400 if any of them is refused; the others are added.
+        """
         try:
             session = self._sessions.find(request.headers)
             run = None if session is None else find_run(session.root.rollout)
@@ -112,14 +117,29 @@ class ChildRecords:
             data = await read_body(request, most_bytes=limits.body_bytes, seconds=limits.body_seconds)
             if not is_record_signed(run.secret, run.rollout, data, request.headers.get(SIGNATURE, "")):
                 raise PolicyRequestError(
-                    "the record has no valid signature: records are accepted from Python processes that Lightning started only. Other "
+                    "the body has no valid signature: records are accepted from Python processes that Lightning started only. Other "
                     "programs can send spans to /v1/traces",
                     status=403,
                 )
-            _add(session, run, _parse(data))
+            if session.closed:
+                raise PolicyRequestError(UNKNOWN_KEY, status=401)
+            _add_all(session, run, data.split(b"\n"))
         except PolicyRequestError as error:
             return error_response(chat_completions, error)
         return JSONResponse({})
+
+
+def _add_all(session: Session, run: Run, lines: Sequence[bytes]) -> None:
+    refused: list[str] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            _add(session, run, _parse(line))
+        except PolicyRequestError as error:
+            refused.append(f"{number}: {error}")
+    if refused:
+        raise PolicyRequestError(
+            f"refused {len(refused)} of {len(lines)} records; record {'; record '.join(refused[:5])}"
+        )
 
 
 def _parse(data: bytes) -> ChildRecord:
@@ -133,19 +153,18 @@ def _parse(data: bytes) -> ChildRecord:
 
 
 def _add(session: Session, run: Run, record: ChildRecord) -> None:
-    if session.closed:
-        raise PolicyRequestError(UNKNOWN_KEY, status=401)
     if record.span is not None:
         _add_span(session, run, record.span)
     elif record.count is not None:
-        what, detail = record.count
-        run.count(what, detail=detail)
+        what, detail, times = record.count
+        run.count(what, detail=detail, times=times)
     elif record.infrastructure is not None:
         run.count_infrastructure_failure(record.infrastructure)
     elif record.declared is not None:
         run.declare(record.declared)
     elif record.elsewhere is not None:
-        run.note_elsewhere(*record.elsewhere)
+        agent, host, why, times = record.elsewhere
+        run.note_elsewhere(agent, host, why, times=times)
     elif record.origin is not None:
         run.add_origin(*record.origin)
 

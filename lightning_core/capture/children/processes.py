@@ -6,14 +6,17 @@ other rollouts too, so they are started outside any scope.
 
 from __future__ import annotations
 
+import multiprocessing.connection
 import multiprocessing.pool
 import multiprocessing.process
+import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from lightning_core.capture.children.scope import ChildCall, ChildScope, child_scope
+from lightning_core.capture.children.sender import sender
 from lightning_core.capture.context import bind, current_scope, without_scope
 from lightning_core.capture.patching import Patches, Wrapper
 from lightning_core.capture.scope import current_run
@@ -112,10 +115,21 @@ _METHODS = {
 }
 
 
+def _flush(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """Send what this process recorded before it ends, or before another process acts on its results and ends the rollout."""
+    sender.flush()
+    return wrapped(*args, **kwargs)
+
+
 def install_processes(patches: Patches) -> None:
-    """Make processes and jobs of process pools run in the scope that started them."""
+    """Make processes and jobs of process pools run in the scope that started them, and send what they record."""
     patches.wrap(multiprocessing.process.BaseProcess, "start", _start)
     patches.wrap(ProcessPoolExecutor, "submit", _submit)
     patches.wrap(multiprocessing.pool.Pool, "__init__", _pool_init)
     for name, wrapper in _METHODS.items():
         patches.wrap(multiprocessing.pool.Pool, name, wrapper)
+    patches.wrap(os, "_exit", _flush)  # ends processes that multiprocessing forks
+    # Private (CPython 3.11 to 3.14, Lib/multiprocessing/connection.py): queues keep a bound `send_bytes` from before the patches.
+    for kind in ("Connection", "PipeConnection"):  # the second one on Windows
+        if hasattr(multiprocessing.connection, kind):
+            patches.wrap(multiprocessing.connection, f"{kind}._send_bytes", _flush)

@@ -18,6 +18,7 @@ from typing import Any
 
 from lightning_core.capture.children.environment import endpoint_environment
 from lightning_core.capture.children.program_names import program_of, program_of_command
+from lightning_core.capture.children.sender import sender
 from lightning_core.capture.clients.stamping import is_sending
 from lightning_core.capture.patching import Patches, Wrapper
 from lightning_core.capture.recording import note_elsewhere, record
@@ -95,6 +96,7 @@ def _execve(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
     # Counted before: it does not return.
     _count(lambda: _program_of_exec(*args, **kwargs))
     args, kwargs = _with_environment(args, kwargs, 2)
+    sender.flush()
     return wrapped(*args, **kwargs)
 
 
@@ -103,6 +105,7 @@ def _execv(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -
     if environment is not None:
         return os.execve(*args, env=environment, **kwargs)
     _count(lambda: _program_of_exec(*args, **kwargs))
+    sender.flush()
     return wrapped(*args, **kwargs)
 
 

@@ -6,10 +6,8 @@ records to the endpoint of the rollout, which adds it to the trace. A process ke
 
 from __future__ import annotations
 
+import asyncio
 import copyreg
-import http.client
-import json
-import logging
 import os
 import threading
 from collections import Counter
@@ -17,22 +15,13 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
-from urllib.parse import urlsplit
 
 from lightning_core.capture import run as runs
 from lightning_core.capture import spans
-from lightning_core.capture.context import outside_rollout
-from lightning_core.capture.run import Run
+from lightning_core.capture.children.sender import Destination, sender
+from lightning_core.capture.run import Run, printable
 from lightning_core.capture.scope import current_run
-from lightning_core.capture.signatures import SIGNATURE, sign_record
-from lightning_core.trace import OPERATION, SpanRecord, describe
-
-logger = logging.getLogger(__name__)
-
-PATH = "/lightning/records"
-"""Path of the records of child processes, relative to the endpoint's base URL."""
-
-_TIMEOUT_SECONDS = 30.0
+from lightning_core.trace import OPERATION, SpanRecord
 
 # Not the task: it may be an object that cannot be pickled.
 _SETTINGS = ("task_id", "agents", "endpoint", "api_key", "ignore_hosts", "secret")
@@ -42,7 +31,7 @@ _lock = threading.Lock()
 
 
 class RemoteRun(Run):
-    """A rollout that runs in another process. What is recorded here is sent there at once."""
+    """A rollout that runs in another process. What is recorded here is sent there; see `sender`."""
 
     def attach(self) -> None:
         """Receive the spans of the rollout that end in this process."""
@@ -61,71 +50,43 @@ class RemoteRun(Run):
             new = set(names) - self._declared
             self._declared |= new
         if new:
-            self._send({"declared": sorted(new)})
+            self._send("declared", sorted(new))
 
     def add_origin(self, name: str, variables: Mapping[str, str]) -> None:
-        """As `Run.add_origin`."""
+        """As `Run.add_origin`; returns when the endpoint knows it, since the program's first request needs it."""
         super().add_origin(name, variables)
-        self._send({"origin": [name, dict(variables)]})
+        self._send("origin", [name, dict(variables)])
+        sender.flush()
 
-    def note_elsewhere(self, agent: str | None, host: str, why: str) -> None:
+    def note_elsewhere(self, agent: str | None, host: str, why: str, *, times: int = 1) -> None:
         """As `Run.note_elsewhere`."""
-        self._send({"elsewhere": [agent, host, why]})
+        sender.add(self._destination(), "elsewhere", agent, printable(host), why, times=times)
 
-    def count(self, what: str, *, detail: str | None = None) -> None:
+    def count(self, what: str, *, detail: str | None = None, times: int = 1) -> None:
         """As `Run.count`."""
-        super().count(what, detail=detail)
-        self._send({"count": [what, detail]})
+        super().count(what, detail=detail, times=times)
+        sender.add(self._destination(), "count", what, detail, times=times)
 
     def count_infrastructure_failure(self, detail: str) -> None:
         """As `Run.count_infrastructure_failure`."""
         super().count_infrastructure_failure(detail)
-        self._send({"infrastructure": detail})
+        self._send("infrastructure", detail)
 
     def _append(self, span: SpanRecord) -> None:
         # A fork that leaves the rollout's own scope ends its copy of the root span, which belongs to the other process.
-        if span.parent_id is not None:
-            self._send({"span": asdict(span)})
+        if span.parent_id is None:
+            return
+        is_reward = span.attributes.get(OPERATION) == "reward"
+        self._send("span", asdict(span), what="reward" if is_reward else "span")
+        if is_reward and asyncio._get_running_loop() is None:
+            # The agent's next line may pass its result on in a way that is not seen here, and end the rollout.
+            sender.flush()
 
-    def _send(self, record: Mapping[str, Any]) -> None:
-        with outside_rollout():
-            error = self._post(record)
-        if error is not None:
-            logger.error(
-                "a child process could not send what it recorded (%s) to its rollout: %s. It is not part of the trace",
-                "a reward" if _is_reward(record) else ", ".join(record),
-                error,
-            )
+    def _send(self, field: str, record: Any, *, what: str | None = None) -> None:
+        sender.put(self._destination(), what or field, {field: record})
 
-    def _post(self, record: Mapping[str, Any]) -> str | None:
-        if self.endpoint is None:
-            return "the rollout has no endpoint"
-        try:
-            body = json.dumps(record).encode()
-            signature = sign_record(self.secret, self.rollout, body)
-            return _post(self.endpoint, {"authorization": f"Bearer {self.api_key}", SIGNATURE: signature}, body)
-        except Exception as error:  # noqa: BLE001 - a failure to record must not reach the agent
-            return describe(error)
-
-
-def _is_reward(record: Mapping[str, Any]) -> bool:
-    return record.get("span", {}).get("attributes", {}).get(OPERATION) == "reward"
-
-
-def _post(endpoint: str, headers: Mapping[str, str], body: bytes) -> str | None:
-    """Send a record to the endpoint; return why that failed, or None."""
-    url = urlsplit(endpoint)
-    connect = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-    connection = connect(url.hostname or "", url.port, timeout=_TIMEOUT_SECONDS)
-    try:
-        connection.request("POST", f"{url.path}{PATH}", body, {"content-type": "application/json", **headers})
-        response = connection.getresponse()
-        answer = response.read()
-    finally:
-        connection.close()
-    if response.status == 401:
-        return "the rollout has ended"
-    return None if response.status == 200 else f"status {response.status}: {answer[:300]!r}"
+    def _destination(self) -> Destination:
+        return Destination(self.rollout, self.endpoint, self.api_key, self.secret)
 
 
 @contextmanager
@@ -146,6 +107,7 @@ def attached(run: Run) -> Generator[None]:
             if not _users[run.rollout]:
                 del _users[run.rollout]
                 run.detach()
+        sender.flush()  # before the work returns its result
 
 
 def _load(rollout: str, settings: Mapping[str, Any]) -> Run:
