@@ -7,6 +7,7 @@ a reward. Calls are not accepted, because the endpoint records them itself.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -123,6 +124,7 @@ class ChildRecords:
                 )
             if session.closed:
                 raise PolicyRequestError(UNKNOWN_KEY, status=401)
+            session.active = time.monotonic()
             _add_all(session, run, data.split(b"\n"))
         except PolicyRequestError as error:
             return error_response(chat_completions, error)

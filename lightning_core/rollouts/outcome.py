@@ -13,12 +13,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from lightning_core.errors import CaptureError, InfrastructureError, RewardError, TimeLimitError
 from lightning_core.records.store import Status
+from lightning_core.rollouts.containment import chain
 from lightning_core.trace import Call, describe, text_of
 
 OnTimeout = Literal["fail", "leave_out"]
@@ -90,17 +91,6 @@ def classify(evidence: Evidence) -> Outcome:
         cause = "" if causes[-1] is error else f" (caused by {describe(causes[-1])})"
         return Outcome(status="infrastructure", error=f"{describe(error)}{cause}", retry=True)
     return Outcome(status="failed", error=describe(error))
-
-
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """``error`` and what it was raised from: clients raise their own errors from others. A group has those of its first member."""
-    seen: set[int] = set()
-    found: BaseException | None = error
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
-        yield found
-        inner = found.exceptions[0] if isinstance(found, BaseExceptionGroup) else None
-        found = inner or found.__cause__ or found.__context__
 
 
 def _at_the_limit(error: TimeLimitError, evidence: Evidence) -> Outcome:

@@ -26,11 +26,15 @@ _POLL_SECONDS = 0.1
 class Slot:
     """One of the slots, as one rollout holds it."""
 
-    def __init__(self, silence: Callable[[], float]) -> None:
-        self.silence = silence
+    def __init__(self) -> None:
+        self.silence: Callable[[], float] = float
         """Seconds since the rollout last called a model or recorded something; 0 during a model call."""
         self.longest = 0.0
         self.given_up = False
+
+    def begin(self, silence: Callable[[], float]) -> None:
+        """Begin an attempt with that silence."""
+        self.silence, self.longest = silence, 0.0
 
 
 class Slots:
@@ -45,18 +49,13 @@ class Slots:
         """The longest silence of each rollout that ended well."""
 
     @asynccontextmanager
-    async def hold(self) -> AsyncGenerator[Callable[[Callable[[], float]], Slot]]:
-        """Wait for a slot. Yields a function that watches an attempt, which has the given silence."""
+    async def hold(self) -> AsyncGenerator[Slot]:
+        """Wait for a slot, and hold it for the body."""
         await self._free.acquire()
-        slot = Slot(lambda: 0.0)
-
-        def watch(silence: Callable[[], float]) -> Slot:
-            slot.silence, slot.longest = silence, 0.0
-            return slot
-
+        slot = Slot()
         self._held.add(slot)
         try:
-            yield watch
+            yield slot
         finally:
             self._held.discard(slot)
             if slot.given_up:

@@ -10,10 +10,9 @@ from typing import Any
 from lightning_core.capture.integration import installed_integrations
 from lightning_core.config.sections import Rollouts
 from lightning_core.errors import ConfigError
-from lightning_core.rollouts.executors.executor import Agent, Assignment, Executor, Returned, Scorer
+from lightning_core.rollouts.executors.executor import Agent, Assignment, Executor, ExecutorError, Returned, Scorer
 from lightning_core.rollouts.executors.in_process import InProcessExecutor
-from lightning_core.rollouts.executors.pool import ProgramError
-from lightning_core.rollouts.executors.processes import ProcessExecutor, UnsendableError
+from lightning_core.rollouts.executors.processes import ProcessExecutor
 from lightning_core.rollouts.executors.reference import reference
 from lightning_core.rollouts.executors.worker import to_settings
 
@@ -37,7 +36,9 @@ def choose_executor(
     in_process = InProcessExecutor(solve, reward, own_threads=kind == "thread")
     if kind in ("task", "thread"):
         if settings.fresh:
-            raise ConfigError(f"rollouts.fresh needs worker processes, found executor: {kind}; set it to process or auto")
+            raise ConfigError(
+                f"rollouts.fresh needs worker processes, found executor: {kind}; set it to process or auto"
+            )
         return in_process
     required = kind == "process" or settings.fresh
     try:
@@ -79,7 +80,7 @@ class FallbackExecutor:
         if not self._failed:
             try:
                 return await self._first.call(work)
-            except (ProgramError, UnsendableError) as error:
+            except ExecutorError as error:
                 if not self._failed:
                     _log_fallback(error)
                 self._failed = True

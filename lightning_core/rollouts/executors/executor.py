@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lightning_core.errors import InfrastructureError
+from lightning_core.errors import ConfigError, InfrastructureError
 
 Agent = Callable[[Any], Any]
 Scorer = Callable[[Any, Any], Any]
@@ -18,6 +18,8 @@ class Assignment:
     """One agent run."""
 
     task: Any
+    scored_task: Any
+    """A copy of the task for the reward function; None if there is none."""
     seed: int
     limit: float
     """Time limit of the agent, and of the reward function, in seconds."""
@@ -47,9 +49,8 @@ class Executor(Protocol):
     async def call(self, work: Assignment) -> Returned:
         """Run the agent in the current scope.
 
-        Raises what the agent raised (an `AgentError` in place of an exception that would end the runner's own loop),
-        `InfrastructureError` if it was stopped at its time limit or its process ended, and `DisplacedError` if the
-        rollout must be repeated for a reason that lies in another rollout.
+        Raises what the agent raised, `TimeLimitError` at the time limit, `InfrastructureError` if its process ended, and
+        `DisplacedError` if the rollout must be repeated for a reason that lies in another rollout.
         """
         ...
 
@@ -58,12 +59,8 @@ class Executor(Protocol):
         ...
 
 
-class AgentError(Exception):
-    """An agent ended by an exception that is no ordinary error, such as SystemExit."""
-
-    def __init__(self, error: BaseException) -> None:
-        text = str(error)
-        super().__init__(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+class ExecutorError(ConfigError):
+    """Worker processes cannot import the agent, or cannot be sent a task. Stops the run."""
 
 
 class DisplacedError(InfrastructureError):
@@ -80,6 +77,6 @@ class Shown:
         return self.text
 
 
-def time_is_up(limit: float, what: str = "the rollout") -> InfrastructureError:
-    """The error of a rollout that reached its time limit."""
-    return InfrastructureError(f"{what} was stopped after rollouts.timeout_seconds = {limit:g} s")
+def no_score(limit: float) -> InfrastructureError:
+    """The error of a reward function that reached its time limit."""
+    return InfrastructureError(f"the reward function did not return within rollouts.timeout_seconds = {limit:g} s")

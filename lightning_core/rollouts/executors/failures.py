@@ -10,13 +10,17 @@ from __future__ import annotations
 import builtins
 import traceback
 from functools import cache
+from itertools import islice
 from typing import Any
 
 from lightning_core import errors
-from lightning_core.trace import describe
+from lightning_core.rollouts.containment import chain
+from lightning_core.trace import text_of
 
 _MAX_TEXT = 4_000
 _MAX_CHAIN = 20
+_SPECIAL = (StopIteration, StopAsyncIteration, BaseExceptionGroup)
+"""A coroutine cannot raise the first two, and the last cannot be made from a text."""
 _MODULES = {"builtins": builtins, "lightning_core.errors": errors}
 
 
@@ -34,15 +38,16 @@ class CarriedError(Exception):
 
 def dump(error: BaseException) -> dict[str, Any]:
     """``error`` and the exceptions it was raised from, as JSON values."""
-    chain: list[dict[str, Any]] = []
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen and len(chain) < _MAX_CHAIN:
-        seen.add(id(current))
-        names = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(current).__mro__[:-1]]
-        chain.append({"names": names, "text": _text(current)})
-        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
-    return {"chain": chain, "traceback": clean(_traceback(error))[-_MAX_TEXT:]}
+    return {
+        "chain": [
+            {
+                "names": [f"{kind.__module__}.{kind.__qualname__}" for kind in type(cause).__mro__[:-1]],
+                "text": _text(cause),
+            }
+            for cause in islice(chain(error), _MAX_CHAIN)
+        ],
+        "traceback": text_of(error, _traceback)[-_MAX_TEXT:],
+    }
 
 
 def load(data: dict[str, Any]) -> CarriedError:
@@ -57,23 +62,12 @@ def load(data: dict[str, Any]) -> CarriedError:
     return error
 
 
-def clean(text: str) -> str:
-    """``text`` without halves of surrogate pairs, which cannot be encoded."""
-    return text.encode(errors="backslashreplace").decode()
-
-
 def _text(error: BaseException) -> str:
-    try:
-        return clean(str(error))[:_MAX_TEXT]
-    except Exception as broken:  # noqa: BLE001 - the agent's own __str__ may fail
-        return f"its text cannot be read: {clean(describe(broken))}"
+    return text_of(error)[:_MAX_TEXT]
 
 
-def _traceback(error: BaseException) -> str:
-    try:
-        return "".join(traceback.format_exception(error, limit=-30))
-    except Exception as broken:  # noqa: BLE001 - as above
-        return f"its traceback cannot be read: {describe(broken)}"
+def _traceback(error: Any) -> str:
+    return "".join(traceback.format_exception(error, limit=-30))
 
 
 def _make(names: tuple[str, ...], text: str) -> CarriedError:
@@ -95,6 +89,5 @@ def _known(name: str) -> type[Exception] | None:
     """The class ``name`` if it is Python's or Lightning's own, and an ordinary exception."""
     module, _, attribute = name.rpartition(".")
     found = getattr(_MODULES.get(module), attribute, None)
-    # StopIteration cannot be set on a future, and asyncio treats none of the rest as an error of a task.
-    usable = isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, (StopIteration, StopAsyncIteration))
+    usable = isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, _SPECIAL)
     return found if usable else None

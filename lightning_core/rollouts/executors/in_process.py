@@ -17,16 +17,9 @@ from typing import Any
 
 from lightning_core.capture import aside, bind
 from lightning_core.capture.context import without_scope
-from lightning_core.errors import InfrastructureError
-from lightning_core.rollouts.executors.executor import (
-    Agent,
-    AgentError,
-    Assignment,
-    DisplacedError,
-    Returned,
-    Scorer,
-    time_is_up,
-)
+from lightning_core.errors import TimeLimitError
+from lightning_core.rollouts.containment import contained
+from lightning_core.rollouts.executors.executor import Agent, Assignment, DisplacedError, Returned, Scorer, no_score
 from lightning_core.rollouts.executors.tool_threads import ToolThreads
 from lightning_core.trace import REWARD_FUNCTION
 
@@ -45,8 +38,8 @@ class InProcessExecutor:
     """
 
     def __init__(self, solve: Agent, reward: Scorer | None, *, own_threads: bool) -> None:
-        self._solve = solve
-        self._reward = reward
+        self._solve = contained(solve)
+        self._reward = None if reward is None else contained(reward)
         self._own_threads = own_threads
         self._shared: AgentLoop | None = None
 
@@ -67,10 +60,12 @@ class InProcessExecutor:
 
         def score() -> Any:
             with aside(REWARD_FUNCTION):
-                return reward(work.task, result)
+                return reward(work.scored_task, result)
 
         try:
-            scored = await _within(work.limit, on_thread(score), "the reward function")
+            scored = await _within(work.limit, on_thread(score))
+        except TimeLimitError:
+            return Returned(result=result, score_error=no_score(work.limit))
         except Exception as error:  # noqa: BLE001 - the caller decides what it means
             return Returned(result=result, score_error=error)
         return Returned(result=result, score=scored)
@@ -131,21 +126,20 @@ class AgentLoop:
 
         def start() -> None:
             _rollout.set(end)
-            task = self._loop.create_task(_only_errors(coroutine))
+            task = self._loop.create_task(coroutine)
             started.append(task)
             task.add_done_callback(finish)
 
         def finish(task: asyncio.Task[Any]) -> None:
             if not task.cancelled():
-                error = task.exception()
-                _settle(runner, end, None if error else task.result(), error)
+                _settle(runner, end, None if task.exception() else task.result(), task.exception())
 
         self._ends.add(end)
         self._loop.call_soon_threadsafe(start)  # with the context of the rollout
         try:
             return await _within(left, end, limit=limit)
-        except InfrastructureError:
-            if end.cancelled() and (culprit := await self._replace_if_blocked()) not in (None, end):
+        except TimeLimitError:
+            if end.cancelled() and await self._replace_if_blocked() not in (None, end):
                 raise DisplacedError("another rollout blocked the agents' event loop") from None
             raise
         finally:
@@ -164,7 +158,9 @@ class AgentLoop:
         culprit = None if running is None else self._rollouts.get(running)
         if not self.abandoned:
             self.abandon()
-            logger.warning("an async agent blocked its event loop past its time limit; the other agents there run again")
+            logger.warning(
+                "an async agent blocked its event loop past its time limit; the other agents there run again"
+            )
             for end in self._ends:
                 if end is not culprit and not end.done():
                     end.set_exception(DisplacedError("another rollout blocked the agents' event loop"))
@@ -204,18 +200,14 @@ async def on_thread(function: Callable[[], Any]) -> Any:
 
 
 async def _within(
-    left: float,
-    work: Coroutine[Any, Any, Any] | asyncio.Future[Any],
-    what: str = "the rollout",
-    *,
-    limit: float | None = None,
+    left: float, work: Coroutine[Any, Any, Any] | asyncio.Future[Any], *, limit: float | None = None
 ) -> Any:
-    """The result of ``work``. Raises `InfrastructureError` after ``left`` seconds."""
+    """The result of ``work``. Raises `TimeLimitError` after ``left`` seconds, of a limit of ``limit``."""
     inner = asyncio.ensure_future(work)
     try:
         done, _ = await asyncio.wait({inner}, timeout=max(left, 0.0))
         if not done:
-            raise time_is_up(left if limit is None else limit, what)
+            raise TimeLimitError(left if limit is None else limit)
         return inner.result()
     finally:
         inner.cancel()
@@ -232,29 +224,15 @@ def _settle(
         if error is None:
             future.set_result(result)
         else:
-            future.set_exception(_ordinary(error))
+            # A future cannot carry StopIteration.
+            future.set_exception(
+                RuntimeError(f"the agent raised {error!r}") if isinstance(error, StopIteration) else error
+            )
 
     try:
         runner.call_soon_threadsafe(settle)
     except RuntimeError:
         logger.info("an abandoned agent ended after its runner was closed")
-
-
-def _ordinary(error: BaseException) -> Exception:
-    """``error``, or an exception in its place that a future and the runner's loop can carry."""
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    ordinary = AgentError(error)
-    ordinary.__cause__ = error
-    return ordinary
-
-
-async def _only_errors(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """As ``coroutine``; exceptions that would end or cancel the loop's own work become errors."""
-    try:
-        return await coroutine
-    except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
-        raise _ordinary(error) from error
 
 
 def _run_here(solve: Agent, work: Assignment) -> Any:

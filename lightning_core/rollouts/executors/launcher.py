@@ -223,4 +223,6 @@ def _is_shareable(fd: int) -> bool:
         mode, flags = os.fstat(fd).st_mode, fcntl.fcntl(fd, fcntl.F_GETFL)
     except OSError:  # closed since
         return True
-    return stat.S_ISCHR(mode) or (stat.S_ISREG(mode) and bool(flags & os.O_APPEND or flags & os.O_ACCMODE == os.O_RDONLY))
+    return stat.S_ISCHR(mode) or (
+        stat.S_ISREG(mode) and bool(flags & os.O_APPEND or flags & os.O_ACCMODE == os.O_RDONLY)
+    )

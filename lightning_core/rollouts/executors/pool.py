@@ -15,9 +15,10 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from lightning_core.capture.context import without_scope
-from lightning_core.errors import ConfigError, InfrastructureError
+from lightning_core.errors import InfrastructureError
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import framed, read_json
+from lightning_core.rollouts.executors.executor import ExecutorError
 from lightning_core.rollouts.executors.launcher import COMMAND, KILL, START, TERMINATE, command
 from lightning_core.trace import describe
 
@@ -28,10 +29,6 @@ _START_SECONDS = 300.0
 _GRACE_SECONDS = 0.5
 _EXIT_SECONDS = 5.0
 _LAUNCHER = "lightning_core.rollouts.executors.launcher"
-
-
-class ProgramError(ConfigError):
-    """Worker processes cannot import the agent."""
 
 
 class WorkerHandle:
@@ -89,7 +86,7 @@ class Pool:
         self._socket, self._control, self._ready = ours, None, None
 
     def start(self) -> asyncio.Task[WorkerHandle]:
-        """A new worker. Raises `ProgramError` if the agent cannot be imported."""
+        """A new worker. Raises `ExecutorError` if the agent cannot be imported."""
         return self._spawn(self._start())
 
     async def _start(self) -> WorkerHandle:
@@ -105,17 +102,17 @@ class Pool:
             except OSError as error:
                 raise InfrastructureError(f"a worker process could not be started: {describe(error)}") from None
         try:
-            worker.pid = await started
+            pid = worker.pid = await started
         except BaseException:
             worker.hang_up()
             raise
-        self._workers[worker.pid] = worker
+        self._workers[pid] = worker
         if self._boots:
             worker.send(self._settings)
         return worker
 
     async def ready(self) -> None:
-        """Wait until the agent is imported. Raises `ProgramError` if it cannot be."""
+        """Wait until the agent is imported. Raises `ExecutorError` if it cannot be."""
         if self._socket is None:
             self.open()
         if self._ready is None:
@@ -146,6 +143,9 @@ class Pool:
             task.cancel()
         for worker in self._workers.values():
             worker.hang_up()
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # now, not when the loop closes it
         if self._control is not None:
             self._control.close()
         elif self._socket is not None:
@@ -182,13 +182,15 @@ class Pool:
         try:
             message = await asyncio.wait_for(read_json(reader), _START_SECONDS)
         except TimeoutError:
-            raise ProgramError(f"importing the agent in a worker process took more than {_START_SECONDS:g} s") from None
+            raise ExecutorError(
+                f"importing the agent in a worker process took more than {_START_SECONDS:g} s"
+            ) from None
         if message is None:
             code = None if self._launcher is None else self._launcher.wait(_EXIT_SECONDS)
-            raise ProgramError(f"the process that imports the agent ended with {exit_text(code)}")
+            raise ExecutorError(f"the process that imports the agent ended with {exit_text(code)}")
         if "failed" in message:
             error = failures.load(message["failed"])
-            raise ProgramError(f"a worker process cannot import the agent: {describe(error)}") from error
+            raise ExecutorError(f"a worker process cannot import the agent: {describe(error)}") from error
         self.obstacle = message["obstacle"]
         self._boots = self.obstacle is not None
         self._spawn(self._listen(reader))

@@ -11,9 +11,16 @@ from typing import Any
 from lightning_core.capture.children.scope import child_scope
 from lightning_core.capture.marks import register_mark
 from lightning_core.capture.scope import current_run
-from lightning_core.errors import ConfigError, InfrastructureError
+from lightning_core.errors import InfrastructureError, TimeLimitError
 from lightning_core.rollouts.executors import failures
-from lightning_core.rollouts.executors.executor import Assignment, DisplacedError, Returned, Shown, time_is_up
+from lightning_core.rollouts.executors.executor import (
+    Assignment,
+    DisplacedError,
+    ExecutorError,
+    Returned,
+    Shown,
+    no_score,
+)
 from lightning_core.rollouts.executors.pool import Pool, WorkerHandle, exit_text
 from lightning_core.rollouts.executors.worker import WorkMessage
 from lightning_core.trace import describe
@@ -22,10 +29,6 @@ _MEMORY_SHARE = 0.25
 """All workers together may grow by this share of the machine's memory after their first rollout."""
 _MORE_THREADS = 16
 """By how many threads a worker may grow after its first rollout."""
-
-
-class UnsendableError(ConfigError):
-    """A task cannot be sent to a worker process."""
 
 
 class ProcessExecutor:
@@ -52,9 +55,11 @@ class ProcessExecutor:
         run = current_run()
         assert run is not None, "the runner calls it in the scope of the rollout"
         try:
-            data = pickle.dumps(WorkMessage(scope=child_scope(), task=work.task, seed=work.seed))
+            data = pickle.dumps(
+                WorkMessage(scope=child_scope(), task=work.task, scored_task=work.scored_task, seed=work.seed)
+            )
         except Exception as error:  # noqa: BLE001 - pickling runs the objects' own code
-            raise UnsendableError(
+            raise ExecutorError(
                 f"task {run.task_id!r} cannot be sent to a worker process: {describe(error)}. Use plain values, or set "
                 "rollouts.executor to task or thread"
             ) from None
@@ -62,11 +67,12 @@ class ProcessExecutor:
         keep = False
         try:
             worker.send(data)
-            message = await self._receive(worker, work.limit, "the rollout")
-            scoring = "scoring" in message
-            if scoring:
+            message = await self._receive(worker, work.limit)
+            if "scoring" in message:
                 try:
-                    message = await self._receive(worker, work.limit, "the reward function")
+                    message = await self._receive(worker, work.limit)
+                except TimeLimitError:
+                    return Returned(result=None, score_error=no_score(work.limit))
                 except InfrastructureError as error:
                     return Returned(result=None, score_error=error)
             ended = message["ended"]
@@ -92,15 +98,15 @@ class ProcessExecutor:
             else:
                 self._pool.end(worker)
 
-    async def _receive(self, worker: WorkerHandle, limit: float, what: str) -> Any:
-        """The next message of ``worker``. Raises `InfrastructureError` if there is none within ``limit`` seconds, or it ended."""
+    async def _receive(self, worker: WorkerHandle, limit: float) -> Any:
+        """The next message of ``worker``. Raises `TimeLimitError`, and `InfrastructureError` if it ended."""
         try:
             message = await asyncio.wait_for(worker.receive(), limit)
         except TimeoutError:
-            raise time_is_up(limit, what) from None
+            raise TimeLimitError(limit) from None
         if message is None:
             code = await self._pool.exit_code(worker)
-            raise InfrastructureError(f"the process of {what} ended with {exit_text(code)}")
+            raise InfrastructureError(f"the agent's process ended with {exit_text(code)}")
         return message
 
     async def _take(self, *, unused: bool) -> WorkerHandle:

@@ -33,10 +33,11 @@ from lightning_core.capture import aside
 from lightning_core.capture.children.scope import ChildScope
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.process_patches import ensure_patched
+from lightning_core.rollouts.containment import contained
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import receive_bytes, send_json
 from lightning_core.rollouts.executors.reference import Reference
-from lightning_core.trace import REWARD_FUNCTION
+from lightning_core.trace import REWARD_FUNCTION, text_of
 
 _TOOL_THREADS = 256
 _MAX_SHOWN = 300
@@ -58,6 +59,7 @@ class WorkMessage:
 
     scope: ChildScope
     task: Any
+    scored_task: Any
     seed: int
 
 
@@ -74,7 +76,7 @@ class Program:
         ensure_patched(settings["integrations"])
         reward = settings["reward"]
         solve = Reference(**settings["agent"]).load("agent")
-        return cls(solve, None if reward is None else Reference(**reward).load("reward"))
+        return cls(contained(solve), None if reward is None else contained(Reference(**reward).load("reward")))
 
 
 def main(fd: int) -> None:
@@ -90,7 +92,7 @@ def main(fd: int) -> None:
 def work(program: Program, connection: socket.socket) -> None:
     """Run rollouts until the runner is gone."""
     with contextlib.suppress(OSError, ValueError):
-        faulthandler.enable()
+        faulthandler.enable(all_threads=False)
     Worker(program, connection).serve()
 
 
@@ -130,7 +132,7 @@ class Worker:
             # Leaving the scope sends what is still to be recorded.
             with given.scope():
                 # Context variables that the agent sets are its own.
-                ended = contextvars.copy_context().run(self._solve, given.task)
+                ended = contextvars.copy_context().run(self._solve, given)
         except BaseException as error:  # noqa: BLE001 - reported to the runner
             ended = {"raised": failures.dump(error)}
         marks = set(marked_agents().values())
@@ -138,9 +140,9 @@ class Worker:
         self._marks = marks
         return {"ended": ended, "memory": memory_bytes(), "threads": threading.active_count()}
 
-    def _solve(self, task: Any) -> dict[str, Any]:
+    def _solve(self, given: WorkMessage) -> dict[str, Any]:
         try:
-            result = self._program.solve(task)
+            result = self._program.solve(given.task)
             if inspect.isawaitable(result):
                 result = self._await(_as_coroutine(result))
         except BaseException as error:  # noqa: BLE001 - the agent's exception is data
@@ -150,7 +152,7 @@ class Worker:
             send_json(self._connection, {"scoring": True})
             try:
                 with aside(REWARD_FUNCTION):
-                    ended["score"] = _plain(self._program.reward(task, result))
+                    ended["score"] = _plain(self._program.reward(given.scored_task, result))
             except BaseException as error:  # noqa: BLE001 - as above
                 ended["score_raised"] = failures.dump(error)
         return ended
@@ -187,10 +189,7 @@ def _plain(value: Any) -> dict[str, Any]:
     if isinstance(value, (Real, np.bool_)):
         with contextlib.suppress(Exception):
             return {"plain": float(value)}
-    try:
-        return {"shown": failures.clean(repr(value))[:_MAX_SHOWN]}
-    except Exception as error:  # noqa: BLE001 - the agent's own __repr__ may fail
-        return {"shown": f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"}
+    return {"shown": text_of(value, repr)[:_MAX_SHOWN]}
 
 
 def memory_bytes() -> int:
