@@ -231,12 +231,13 @@ class Runner:
                 strict=self._strict,
             ) as run:
                 self._endpoint.open(key, run.address, self._own_routing(routing), seed=job.seed + attempt)
-                slot.begin(partial(self._endpoint.silence, key))
+                slot.end()
                 work = Assignment(
                     task=task,
                     scored_task=_own_copy(job) if self._has_reward_function else None,
                     seed=job.seed + attempt,
                     limit=self._settings.timeout_seconds,
+                    started=partial(slot.begin, partial(self._endpoint.silence, key)),
                     repeated=repeated or attempt > 0,
                 )
                 try:

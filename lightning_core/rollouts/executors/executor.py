@@ -23,6 +23,8 @@ class Assignment:
     seed: int
     limit: float
     """Time limit of the agent, and of the reward function, in seconds."""
+    started: Callable[[Callable[[], None]], None]
+    """The executor calls it when the agent starts, on the runner's loop, with a function that lowers the agent's priority."""
     repeated: bool = False
     """The rollout ran before and is run again. An executor that keeps state between rollouts uses none of it."""
 

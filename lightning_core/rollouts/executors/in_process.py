@@ -53,6 +53,7 @@ class InProcessExecutor:
 
     async def call(self, work: Assignment) -> Returned:
         """See `Executor.call`."""
+        work.started(lambda: None)
         result = await self._run(work)
         if self._reward is None:
             return Returned(result=result)

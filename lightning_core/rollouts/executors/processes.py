@@ -66,6 +66,7 @@ class ProcessExecutor:
         worker = await self._take(unused=work.repeated or self._fresh)
         keep = False
         try:
+            work.started(worker.slow_down)
             worker.send(data)
             message = await self._receive(worker, work.limit)
             if "scoring" in message:
@@ -133,6 +134,7 @@ class ProcessExecutor:
             worker.first = message
         return not (
             self._fresh
+            or worker.slow
             or "raised" in message["ended"]
             or message["memory"] - worker.first["memory"] > self._growth
             or message["threads"] - worker.first["threads"] > _MORE_THREADS
