@@ -186,5 +186,5 @@ ASYNC_FAULTS = {
 }
 GENUINE = {"raise", "sys.exit", "lone surrogate"}
 """Faults that are the agent's own failure."""
-HARMLESS = {"chdir", "random.seed", "close client", "leak 50 MB", "fork", "late call"}
+HARMLESS = {"chdir", "random.seed", "leak 50 MB", "fork", "late call"}
 """Faults after which an agent may go on."""

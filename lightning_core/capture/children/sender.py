@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 PATH = "/lightning/records"
 """Path of the records of child processes, relative to the endpoint's base URL."""
 
+RECORDS_THREAD = "lightning-records"
+"""Name of the thread that sends."""
+
 _TIMEOUT_SECONDS = 30.0
 _IDLE_SECONDS = 1.0
 """The thread ends, and closes its connection, after this time without records."""
@@ -155,7 +158,7 @@ class Sender:
             return True
         if self._closed:
             return False
-        thread = threading.Thread(target=self._run, name="lightning-records", daemon=True)
+        thread = threading.Thread(target=self._run, name=RECORDS_THREAD, daemon=True)
         if self._thread is None:  # else a finalizer put a record meanwhile
             self._thread = thread
             try:

@@ -46,8 +46,8 @@ class WorkerHandle:
         self.rollouts = 0
         """How many rollouts it has run."""
         self.slow = False
-        self.first: dict[str, int] = {}
-        """Its memory in bytes and threads after the first of them."""
+        self.first_memory = 0
+        """Its memory in bytes after the first of them."""
 
     def send(self, data: bytes) -> None:
         """Send a message."""

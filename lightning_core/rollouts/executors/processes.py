@@ -27,8 +27,6 @@ from lightning_core.trace import describe
 
 _MEMORY_SHARE = 0.25
 """All workers together may grow by this share of the machine's memory after their first rollout."""
-_MORE_THREADS = 16
-"""By how many threads a worker may grow after its first rollout."""
 
 
 class ProcessExecutor:
@@ -130,14 +128,14 @@ class ProcessExecutor:
     def _is_sound(self, worker: WorkerHandle, message: dict[str, Any]) -> bool:
         """Whether ``worker`` can run another rollout after the one that ended with ``message``."""
         worker.rollouts += 1
-        if not worker.first:
-            worker.first = message
+        if worker.rollouts == 1:
+            worker.first_memory = message["memory"]
         return not (
             self._fresh
             or worker.slow
             or "raised" in message["ended"]
-            or message["memory"] - worker.first["memory"] > self._growth
-            or message["threads"] - worker.first["threads"] > _MORE_THREADS
+            or message["memory"] - worker.first_memory > self._growth
+            or message["left"]
         )
 
 

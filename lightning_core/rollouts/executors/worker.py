@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -31,6 +32,7 @@ import numpy as np
 
 from lightning_core.capture import aside
 from lightning_core.capture.children.scope import ChildScope
+from lightning_core.capture.children.sender import RECORDS_THREAD
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.process_patches import ensure_patched
 from lightning_core.rollouts.containment import contained
@@ -41,6 +43,8 @@ from lightning_core.trace import REWARD_FUNCTION, text_of
 
 _TOOL_THREADS = 256
 _MAX_SHOWN = 300
+_ENDING_SECONDS = 0.05
+"""How long threads may take to end after their rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +111,7 @@ class Worker:
         self._environment = dict(os.environ)
         self._marks = set(marked_agents().values())
         self._loop = asyncio.Runner()
+        self._used_loop = False
         self._tools: ThreadPoolExecutor | None = None
 
     def serve(self) -> None:
@@ -127,6 +132,7 @@ class Worker:
         given: WorkMessage = pickle.loads(data)
         given.scope.run.task = given.task
         self._restore(given.seed)
+        before = set(threading.enumerate())
         ended: dict[str, Any] = {}
         try:
             # Leaving the scope sends what is still to be recorded.
@@ -138,7 +144,20 @@ class Worker:
         marks = set(marked_agents().values())
         ended["marks"] = [[mark.name, mark.policy] for mark in marks - self._marks]
         self._marks = marks
-        return {"ended": ended, "memory": memory_bytes(), "threads": threading.active_count()}
+        if self._tools is not None:
+            self._tools.shutdown(wait=False)
+            self._tools = None
+        return {"ended": ended, "memory": memory_bytes(), "left": self._left_running(before)}
+
+    def _left_running(self, before: set[threading.Thread]) -> bool:
+        """Whether the rollout left threads or tasks of its own, which would run during later rollouts."""
+        if self._used_loop and asyncio.all_tasks(self._loop.get_loop()):
+            return True
+        new = [t for t in threading.enumerate() if t not in before and t.name != RECORDS_THREAD]
+        deadline = time.monotonic() + _ENDING_SECONDS
+        for thread in new:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        return any(thread.is_alive() for thread in new)
 
     def _solve(self, given: WorkMessage) -> dict[str, Any]:
         try:
@@ -158,9 +177,8 @@ class Worker:
         return ended
 
     def _await(self, work: Coroutine[Any, Any, Any]) -> Any:
-        # Tools that hang must not hold the threads of later rollouts.
-        if self._tools is not None:
-            self._tools.shutdown(wait=False)
+        # Of its own: tools that hang must not hold the threads of later rollouts.
+        self._used_loop = True
         self._tools = ThreadPoolExecutor(_TOOL_THREADS, thread_name_prefix="lightning-tools")
         self._loop.get_loop().set_default_executor(self._tools)
         return self._loop.run(work, context=contextvars.copy_context())
