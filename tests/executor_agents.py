@@ -25,7 +25,9 @@ imported_in = os.getpid()
 
 @trainable("writer")
 def write(text: str) -> str:
-    return faulty_agents.client.post(faulty_agents.URL, json=faulty_agents.body(text)).json()["choices"][0]["message"]["content"]
+    return faulty_agents.client.post(faulty_agents.URL, json=faulty_agents.body(text)).json()["choices"][0]["message"][
+        "content"
+    ]
 
 
 def number(task: dict[str, Any]) -> float:
@@ -173,6 +175,14 @@ async def blocks(task: dict[str, Any]) -> float:
 
 async def _block() -> None:
     time.sleep(3600)
+
+
+def kills_parent_once(task: dict[str, Any]) -> float:
+    if task["file"] and not Path(task["file"]).exists():
+        Path(task["file"]).touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(0.2)
+    return 1.0
 
 
 def leaks(task: dict[str, Any]) -> float:

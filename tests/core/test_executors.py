@@ -18,6 +18,7 @@ import pytest
 
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
+from lightning_core.config import load_config
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
@@ -44,7 +45,9 @@ def run(
 ) -> list[Rollout]:
     more = {name: options.pop(name) for name in ("reward_function", "agent_name") if name in options}
     on_attempt = options.pop("on_attempt", None)
-    settings = Rollouts(**{"executor": "process", "retries": 0, "concurrency": 4, "timeout_seconds": 60, **options})
+    settings = Rollouts.model_validate(
+        {"executor": "process", "retries": 0, "concurrency": 4, "timeout_seconds": 60, **options}
+    )
     with Runner(solve, endpoint=endpoint, settings=settings, **more) as runner:
         jobs = [Job(task=task, task_id=str(task["id"]), seed=n + 1) for n, task in enumerate(tasks)]
         return runner.submit(jobs, routing=ROUTING, on_attempt=on_attempt).result(120)
@@ -102,7 +105,18 @@ def test_results_are_in_the_order_of_the_jobs(
     assert [r.reward for r in rollouts] == [float(n) for n in range(10)]
 
 
-FAULTS = ["raise", "sys.exit", "os._exit", "segfault", "spin", "hang", "hang in tool", "lone surrogate", "chdir", "fork"]
+FAULTS = [
+    "raise",
+    "sys.exit",
+    "os._exit",
+    "segfault",
+    "spin",
+    "hang",
+    "hang in tool",
+    "lone surrogate",
+    "chdir",
+    "fork",
+]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -197,7 +211,8 @@ PROGRAM = """
     import sys, time
     from lightning_core.backends.scripted import ScriptedBackend
     from lightning_core.chat.chat import Chat
-    from lightning_core.config.sections import Rollouts
+    from lightning_core.config import load_config
+from lightning_core.config.sections import Rollouts
     from lightning_core.endpoint.routing import Routing
     from lightning_core.endpoint.server import PolicyEndpoint
     from lightning_core.rollouts.runner import Job, Runner
@@ -268,9 +283,9 @@ def test_a_task_that_cannot_be_sent_is_refused_by_process_and_stays_here_with_au
     assert [r.reward for r in run(endpoint, agents.number, [task], executor="auto")] == [1.0]
 
 
-def test_fresh_needs_processes(endpoint: PolicyEndpoint) -> None:
-    with pytest.raises(ConfigError, match="fresh needs worker processes, found executor: task"):
-        run(endpoint, agents.number, numbered(1), executor="task", fresh=True)
+def test_fresh_needs_processes() -> None:
+    with pytest.raises(ConfigError, match=r"rollouts\.fresh: needs worker processes, but rollouts\.executor is 'task'"):
+        load_config({"policy": {"model": "m"}, "rollouts": {"executor": "task", "fresh": True}})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
@@ -308,10 +323,15 @@ def test_an_agent_that_only_this_process_can_import_runs_here_with_auto(
     assert [r.reward for r in run(endpoint, solve, numbered(2), executor="auto")] == [1.0] * 2
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_a_run_goes_on_when_the_process_that_starts_workers_is_killed(endpoint: PolicyEndpoint, tmp_path: Path) -> None:
+    tasks = [{"id": str(n), "file": str(tmp_path / "killed") if n == 2 else None} for n in range(6)]
+    rollouts = run(endpoint, agents.kills_parent_once, tasks)
+    assert [(r.status, r.attempt) for r in rollouts] == [("ok", 0)] * 6
+
+
 def test_an_async_client_stays_connected_in_its_worker(endpoint: PolicyEndpoint) -> None:
-    with Runner(
-        agents.keeps_client, endpoint=endpoint, settings=Rollouts(executor="process", concurrency=2)
-    ) as runner:
+    with Runner(agents.keeps_client, endpoint=endpoint, settings=Rollouts(executor="process", concurrency=2)) as runner:
         for _ in range(3):
             jobs = [Job(task=task, task_id=task["id"], seed=0) for task in numbered(4)]
             assert [(r.status, r.reward) for r in runner.submit(jobs, routing=ROUTING).result(60)] == [("ok", 1.0)] * 4

@@ -30,15 +30,11 @@ def choose_executor(
     """The executor that ``settings`` name, for ``solve`` and then ``reward``.
 
     ``agent_name``, ``reward_name``: their names in the configuration, if any. Raises `ConfigError` if they cannot run in another
-    process and ``settings.executor`` is ``process``, or ``settings.fresh`` is set.
+    process and ``settings`` need one.
     """
     kind = settings.executor
     in_process = InProcessExecutor(solve, reward, own_threads=kind == "thread")
     if kind in ("task", "thread"):
-        if settings.fresh:
-            raise ConfigError(
-                f"rollouts.fresh needs worker processes, found executor: {kind}; set it to process or auto"
-            )
         return in_process
     required = kind == "process" or settings.fresh
     try:

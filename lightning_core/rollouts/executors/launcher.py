@@ -28,7 +28,7 @@ from typing import Any
 
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import receive_bytes, send_json
-from lightning_core.rollouts.executors.worker import Program, work
+from lightning_core.rollouts.executors.worker import Program, memory_bytes, work
 
 COMMAND = struct.Struct("!cI")
 START, TERMINATE, KILL = b"S", b"T", b"K"
@@ -71,7 +71,7 @@ class Launcher:
             self._program = program
             gc.collect()
             gc.freeze()  # a collection in a worker would copy the pages of all objects
-        send_json(self._control, {"ready": True, "obstacle": obstacle})
+        send_json(self._control, {"ready": True, "obstacle": obstacle, "memory": memory_bytes()})
         wake, wakes = socket.socketpair()
         for end in (wake, wakes):
             end.setblocking(False)

@@ -19,7 +19,7 @@ from lightning_core.capture.context import without_scope
 from lightning_core.errors import InfrastructureError
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import framed, read_json
-from lightning_core.rollouts.executors.executor import ExecutorError
+from lightning_core.rollouts.executors.executor import DisplacedError, ExecutorError
 from lightning_core.rollouts.executors.launcher import COMMAND, KILL, START, TERMINATE, command
 from lightning_core.trace import describe
 
@@ -46,6 +46,8 @@ class WorkerHandle:
         self.rollouts = 0
         """How many rollouts it has run."""
         self.slow = False
+        self.lost = False
+        """It was killed because the launcher is gone."""
         self.first_memory = 0
         """Its memory in bytes after the first of them."""
 
@@ -86,6 +88,8 @@ class Pool:
         self._boots = False
         self.obstacle: str | None = None
         """Why each worker imports the agent anew; None: workers are forks of a process that has imported it."""
+        self.memory = 0
+        """Bytes that the imported agent takes."""
 
     def open(self) -> None:
         """Start the process that imports the agent; returns at once."""
@@ -199,12 +203,14 @@ class Pool:
                 f"importing the agent in a worker process took more than {_START_SECONDS:g} s"
             ) from None
         if message is None:
-            code = None if self._launcher is None else self._launcher.wait(_EXIT_SECONDS)
-            raise ExecutorError(f"the process that imports the agent ended with {exit_text(code)}")
+            assert self._launcher is not None
+            self._stop(self._launcher, _EXIT_SECONDS)
+            raise ExecutorError(f"the process that imports the agent ended with {exit_text(self._launcher.returncode)}")
         if "failed" in message:
             error = failures.load(message["failed"])
             raise ExecutorError(f"a worker process cannot import the agent: {describe(error)}") from error
         self.obstacle = message["obstacle"]
+        self.memory = message["memory"]
         self._boots = self.obstacle is not None
         self._spawn(self._listen(reader))
 
@@ -223,11 +229,12 @@ class Pool:
         for pid, worker in self._workers.items():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
+            worker.lost = True
             worker.exited.set_result(-signal.SIGKILL)
         self._workers.clear()
         for started in self._starting:
             if not started.done():
-                started.set_exception(InfrastructureError("the process that starts workers ended"))
+                started.set_exception(DisplacedError("the process that starts workers ended"))
         self._starting.clear()
         if self._control is not None:
             self._control.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 from lightning_core.capture.children.scope import child_scope
 from lightning_core.capture.marks import register_mark
+from lightning_core.capture.run import Run
 from lightning_core.capture.scope import current_run
 from lightning_core.errors import InfrastructureError, TimeLimitError
 from lightning_core.rollouts.executors import failures
@@ -25,6 +26,9 @@ from lightning_core.rollouts.executors.pool import Pool, WorkerHandle, exit_text
 from lightning_core.rollouts.executors.worker import WorkMessage
 from lightning_core.trace import describe
 
+_UNLIMITED = 1 << 20
+_IMPORTED_SHARE = 0.5
+"""Workers that do not share the imported agent may take this share of the machine's memory for it."""
 _MEMORY_SHARE = 0.25
 """All workers together may grow by this share of the machine's memory after their first rollout."""
 
@@ -38,6 +42,7 @@ class ProcessExecutor:
         self._idle: list[WorkerHandle] = []
         self._spares: set[asyncio.Task[WorkerHandle]] = set()
         self._spare_count = min(concurrency, os.cpu_count() or 1) if fresh else 0
+        self._limit: asyncio.Semaphore | None = None
         self._growth = _MEMORY_SHARE * _machine_memory() / concurrency
 
     def open(self) -> None:
@@ -61,6 +66,21 @@ class ProcessExecutor:
                 f"task {run.task_id!r} cannot be sent to a worker process: {describe(error)}. Use plain values, or set "
                 "rollouts.executor to task or thread"
             ) from None
+        room = await self._room()
+        async with room:
+            return await self._call(work, data, run)
+
+    async def _room(self) -> asyncio.Semaphore:
+        """The limit on workers at the same time."""
+        await self._pool.ready()
+        if self._limit is None:
+            most = _UNLIMITED
+            if self._pool.obstacle is not None and self._pool.memory:
+                most = max(int(_IMPORTED_SHARE * _machine_memory() / self._pool.memory), os.cpu_count() or 1)
+            self._limit = asyncio.Semaphore(most)
+        return self._limit
+
+    async def _call(self, work: Assignment, data: bytes, run: Run) -> Returned:
         worker = await self._take(unused=work.repeated or self._fresh)
         keep = False
         try:
@@ -105,6 +125,8 @@ class ProcessExecutor:
             raise TimeLimitError(limit) from None
         if message is None:
             code = await self._pool.exit_code(worker)
+            if worker.lost:
+                raise DisplacedError("the process that starts workers ended, and this worker with it")
             raise InfrastructureError(f"the agent's process ended with {exit_text(code)}")
         return message
 

@@ -12,6 +12,7 @@ import contextvars
 import faulthandler
 import inspect
 import json
+import logging
 import os
 import pickle
 import queue
@@ -55,6 +56,8 @@ class ProgramSettings:
     """Fields of a `Reference`."""
     reward: dict[str, Any] | None
     integrations: list[str]
+    log_level: int | None
+    """Level of the root logger; None: the run has not configured logging."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,8 @@ class Program:
     @classmethod
     def load(cls, settings: dict[str, Any]) -> Program:
         """Install the patches, then import what `ProgramSettings` name."""
+        if settings["log_level"] is not None:
+            logging.basicConfig(level=settings["log_level"], format="%(levelname)s %(name)s: %(message)s")
         ensure_patched(settings["integrations"])
         reward = settings["reward"]
         solve = Reference(**settings["agent"]).load("agent")
@@ -226,7 +231,11 @@ def _flush() -> None:
 
 def to_settings(agent: Reference, reward: Reference | None, integrations: frozenset[str]) -> dict[str, Any]:
     """The settings of a program as JSON values."""
+    root = logging.getLogger()
     settings = ProgramSettings(
-        agent=asdict(agent), reward=None if reward is None else asdict(reward), integrations=sorted(integrations)
+        agent=asdict(agent),
+        reward=None if reward is None else asdict(reward),
+        integrations=sorted(integrations),
+        log_level=root.level if root.handlers else None,
     )
     return asdict(settings)
