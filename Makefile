@@ -1,5 +1,5 @@
 # make demo | demo-sql | test | test-numeric | test-pythons | test-lowest | test-frameworks | test-vllm | test-verl | test-parity |
-# lint: each makes its environment first, once, and again when what it is made from changes.
+# lint | test-pythons-long | test-verl-long: each makes its environment first, once, and again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
 # pip listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build of torch.
@@ -17,7 +17,8 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 TORCH := torch==2.13.0
 
-.PHONY: demo demo-sql test test-numeric test-pythons test-lowest test-frameworks test-vllm test-verl test-parity lint environment
+.PHONY: demo demo-sql test test-numeric test-pythons test-pythons-long test-lowest test-frameworks test-vllm test-verl test-verl-long \
+	test-parity lint environment
 
 demo: $(INSTALLED)
 	$(BIN)/lightning-rl train examples/calculator/lightning.yaml $(ARGS)
@@ -32,9 +33,13 @@ test: $(INSTALLED)
 test-numeric: $(INSTALLED)
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest $(TWICE) -m "numeric and not slow" $(ARGS)
 
-# The fast tests, without torch, on every other CPython from 3.12 to 3.14 that this machine has.
+# The fast tests, without torch, on the newest CPython up to 3.14 that this machine has; those of the core on the others from 3.12.
 test-pythons:
 	$(PYTHON) .ci/pythons.py $(ARGS)
+
+# The fast tests on each of them.
+test-pythons-long:
+	$(PYTHON) .ci/pythons.py tests $(ARGS)
 
 # The integrations with the lowest versions of the frameworks that their extras allow.
 test-lowest: $(LOWEST)/.installed
@@ -49,8 +54,11 @@ test-frameworks: $(FRAMEWORKS)/first/.installed $(FRAMEWORKS)/second/.installed
 test-vllm: $(CLUSTER)/.installed
 	$(CLUSTER)/bin/python -m pytest tests/vllm $(ARGS)
 
-# Training with verl itself, on Ray and vLLM's build for CPUs.
+# Training with verl itself, on Ray and vLLM's build for CPUs. Only the long form runs verl's asynchronous trainers.
 test-verl: $(CLUSTER)/.installed
+	$(CLUSTER)/bin/python -m pytest $(TWICE) -m "not slow" tests/verl $(ARGS)
+
+test-verl-long: $(CLUSTER)/.installed
 	$(CLUSTER)/bin/python -m pytest $(TWICE) tests/verl $(ARGS)
 
 # Losses against verl's and TRL's own functions.

@@ -17,7 +17,7 @@ Each class also inherits from the matching built-in exception.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 
 class LightningError(Exception):
@@ -126,3 +126,24 @@ class TrainingError(LightningError, RuntimeError):
 
 class ProofError(TrainingError):
     """Training data differs from what was sampled. The weights are unchanged."""
+
+
+def text_of(value: object, convert: Callable[[object], str] = str) -> str:
+    """``convert(value)`` as text that can be encoded, even if a method of ``value`` raises."""
+    try:
+        text = convert(value)
+    except Exception as error:  # noqa: BLE001 - code of the agent
+        text = f"(a {type(value).__name__}; showing it raised {type(error).__name__})"
+    return text.encode(errors="backslashreplace").decode()
+
+
+def fold(text: str, most: int = 480) -> str:
+    """``text`` on one line, with its middle left out if it has more than ``most`` characters."""
+    head, tail = most * 3 // 4, most // 4
+    line = " ".join((text if len(text) <= most * 20 else f"{text[: most * 10]}{text[-most * 10 :]}").split())
+    return line if len(line) <= most else f"{line[:head]} … ({len(text)} characters) … {line[-tail:]}"
+
+
+def show(value: object) -> str:
+    """The ``repr`` of a value of the agent, for messages."""
+    return fold(text_of(value, repr), 200)

@@ -15,15 +15,17 @@ from lightning_core.config import Config
 from lightning_core.config.credit_rules import checked_loss, policy_rules
 from lightning_core.config.imports import import_callable
 from lightning_core.errors import ConfigError
-from lightning_core.interrupts import interruptible, uninterrupted
 from lightning_core.records.folder import open_run_folder
 from lightning_core.records.progress import Progress, SilentProgress
 from lightning_core.records.report import MetricsLog
 from lightning_core.records.results import Evaluation, Result, finish, recorded_evaluations
+from lightning_core.records.store import Store
 from lightning_core.rollouts.counts import counts_to_metrics
+from lightning_core.rollouts.interrupts import uninterrupted
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
+from lightning_core.rollouts.selection import warn_of_hosts
 from lightning_core.rollouts.tasks import given_tasks, held_out_tasks, training_tasks
-from lightning_core.session import TrainingSession, open_session
+from lightning_core.session import open_session
 from lightning_core.trainers.plan import Plan, TrainerEntry
 from lightning_core.trainers.verl.export import sampling_config
 
@@ -42,8 +44,7 @@ def fit(
     """Train the policy of ``solve``'s agents; evaluate it on held-out tasks before and after.
 
     ``solve(task)`` is the agent entry. Arguments that are not given are taken from ``config``. Raises `ConfigError`,
-    `InfrastructureError`, `RewardError` or `TrainingError`, and `Interrupted`, a KeyboardInterrupt, for SIGINT, SIGTERM and
-    SIGHUP in the main thread. A checkpoint of the completed updates is saved first.
+    `InfrastructureError`, `RewardError`, `TrainingError` or, on a signal, KeyboardInterrupt, after a checkpoint.
     """
     began = time.monotonic()
     trainer = TRAINERS[config.trainer.name]
@@ -57,18 +58,20 @@ def fit(
     policy_rules(config)
     checked_loss(config.algorithm)
     folder, checkpoint = open_run_folder(config)
-    plan = Plan(
-        config=config,
-        folder=folder,
-        checkpoint=checkpoint,
-        tasks=tasks,
-        eval_tasks=eval_tasks,
-        solve=solve,
-        reward=reward,
-        progress=progress or SilentProgress(),
+    trainer.train(
+        Plan(
+            config=config,
+            folder=folder,
+            checkpoint=checkpoint,
+            tasks=tasks,
+            eval_tasks=eval_tasks,
+            solve=solve,
+            reward=reward,
+            progress=progress or SilentProgress(),
+        )
     )
-    with interruptible():
-        trainer.train(plan)
+    with Store(folder / "store.db", read_only=True) as store:
+        warn_of_hosts(config, store.ledger())
     return finish(config, folder, eval_tasks, time.monotonic() - began)
 
 
@@ -91,8 +94,28 @@ def train(plan: Plan) -> None:
 
         with session.saving_progress():
             while trainer.steps < total:
-                _step(session, plan, log)
+                started = time.monotonic()
+                # tasks → rollouts → traces → transitions → advantages → rows
+                batch = session.collect(plan.tasks)
+                collected = time.monotonic()
+
+                # rows → new weights
+                plan.progress.phase("update")
+                with uninterrupted():  # a checkpoint needs a whole update, and its metrics
+                    session.record_credit(batch)
+                    update = trainer.step(batch.rows)
+                    critic = trainer.learn_expected(batch.credit.targets) if batch.credit.targets else {}
+                    metrics = {
+                        **counts_to_metrics(batch.counts),
+                        **update,
+                        **critic,
+                        "seconds_rollouts": collected - started,
+                        "seconds_update": time.monotonic() - collected,
+                    }
+                    session.store.add_step(trainer.steps, metrics)
+                    log.append(trainer.steps, metrics)
                 done, every, evaluated = trainer.steps, config.trainer.checkpoint_every, config.eval.every
+                plan.progress.step(done, total, metrics)
                 if every and done % every == 0 and done < total:
                     session.save_checkpoint()
                 if eval_tasks and evaluated and done % evaluated == 0 and done < total:
@@ -101,33 +124,6 @@ def train(plan: Plan) -> None:
             if eval_tasks:
                 session.evaluate(eval_tasks, "eval_after")
             session.save_checkpoint()
-
-
-def _step(session: TrainingSession, plan: Plan, log: MetricsLog) -> None:
-    """One step: rollouts, credit, update, metrics."""
-    trainer = session.trainer
-    started = time.monotonic()
-    # tasks → rollouts → traces → transitions → advantages → rows
-    batch = session.collect(plan.tasks)
-    collected = time.monotonic()
-
-    # rows → new weights
-    plan.progress.phase("update")
-    with uninterrupted():  # a checkpoint needs a whole update, and its metrics
-        session.record_credit(batch)
-        update = trainer.step(batch.rows)
-        critic = trainer.learn_expected(batch.credit.targets) if batch.credit.targets else {}
-
-        metrics = {
-            **counts_to_metrics(batch.counts),
-            **update,
-            **critic,
-            "seconds_rollouts": collected - started,
-            "seconds_update": time.monotonic() - collected,
-        }
-        session.store.add_step(trainer.steps, metrics)
-        log.append(trainer.steps, metrics)
-    plan.progress.step(trainer.steps, plan.config.trainer.steps, metrics)
 
 
 def _train_with_verl(plan: Plan) -> None:
@@ -161,18 +157,17 @@ def evaluate(
         config, checkpoint = sampling_config(config, checkpoint)
     solve, reward = solve or _agent(config), reward or _reward(config)
     tasks = held_out_tasks(config) if tasks is None else given_tasks(tasks, "tasks.eval")
-    with (
-        interruptible(),
-        open_session(
-            config,
-            solve,
-            folder=folder,
-            progress=progress or SilentProgress(),
-            reward_function=reward,
-            checkpoint=checkpoint,
-        ) as session,
-    ):
-        return session.evaluate(tasks, "eval")
+    with open_session(
+        config,
+        solve,
+        folder=folder,
+        progress=progress or SilentProgress(),
+        reward_function=reward,
+        checkpoint=checkpoint,
+    ) as session:
+        found = session.evaluate(tasks, "eval")
+        warn_of_hosts(config, session.store.ledger())
+        return found
 
 
 def _refuse_functions(config: Config, **given: Callable[..., object] | None) -> None:

@@ -13,15 +13,15 @@ from pathlib import Path
 
 from lightning_core.config import Config
 from lightning_core.errors import LightningError
-from lightning_core.interrupts import Interrupted
 from lightning_core.records.checkpoints import checkpoints
-from lightning_core.records.ledger import routes, trace_ledger
+from lightning_core.records.ledger import NewRoutes
 from lightning_core.records.progress import Progress
 from lightning_core.records.results import Evaluation, to_evaluation
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.background import BackgroundLoop, background_loop
 from lightning_core.rollouts.collect import Batch, Collector, collect
 from lightning_core.rollouts.environment import capturing, open_agents
+from lightning_core.rollouts.interrupts import Interrupted, interruptible
 from lightning_core.rollouts.runner import RewardFunction, Rollout, Solve, Task
 from lightning_core.trainers import Trainer, make_trainer
 
@@ -102,21 +102,20 @@ def open_session(
     reward_function: RewardFunction | None = None,
     checkpoint: Path | None = None,
 ) -> Generator[TrainingSession]:
-    """Install patches and integrations, load the weights, start the endpoint.
+    """Handle signals, install patches and integrations, load the weights, start the endpoint.
 
     At the end, all is undone in reverse order.
     """
 
-    known_routes: set[str] = set()
+    new_routes = NewRoutes()
 
     def advance(rollout: Rollout) -> None:
-        new = [route for route in routes(trace_ledger(rollout.trace)) if route not in known_routes]
-        if new:
-            known_routes.update(new)
-            progress.message(f"routing: {'; '.join(new)}")
+        if routing := new_routes.of(rollout.trace):
+            progress.message(routing)
         progress.advance(1, sum(len(c.output_ids) for c in rollout.trace.calls if c.output_ids is not None))
 
     with ExitStack() as stack:
+        stack.enter_context(interruptible())
         stack.enter_context(capturing(config))
         trainer = make_trainer(config)
         stack.callback(trainer.close)

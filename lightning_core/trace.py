@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.errors import RewardError
+from lightning_core.errors import RewardError, fold, show, text_of
 
 TokenIds = NDArray[np.uint32]
 Floats = NDArray[np.float32]
@@ -85,8 +85,7 @@ REWARD_NAME = "lightning.reward.name"
 REWARD_CALL = "lightning.reward.call"
 REWARD_AGENT = "lightning.reward.agent"
 
-_LARGEST = float(np.finfo(np.float32).max)
-"""Advantages are float32."""
+_LARGEST = float(np.finfo(np.float32).max)  # advantages are float32
 _CALL_ID = re.compile(r"(?:^|[-_])([0-9a-f]{16})$")
 
 
@@ -264,11 +263,6 @@ def check_reward(value: object) -> float:
     )
 
 
-def show(value: object) -> str:
-    """The ``repr`` of a value of the agent, for messages."""
-    return fold(text_of(value, repr), 200)
-
-
 def spans_to_trace(spans: Iterable[SpanRecord], *, counters: Mapping[str, int] | None = None) -> Trace:
     """The trace of one rollout from its finished spans, in any order.
 
@@ -380,19 +374,3 @@ def describe(error: BaseException) -> str:
     """``Type: message`` on one line, for spans and summaries. Long messages are folded."""
     text = fold(text_of(error))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def text_of(value: object, convert: Callable[[object], str] = str) -> str:
-    """``convert(value)`` as text that can be encoded, whatever the methods of ``value`` do."""
-    try:
-        text = convert(value)
-    except Exception as error:  # noqa: BLE001 - code of the agent
-        text = f"(a {type(value).__name__}; showing it raised {type(error).__name__})"
-    return text.encode(errors="backslashreplace").decode()
-
-
-def fold(text: str, most: int = 480) -> str:
-    """``text`` on one line, with its middle left out if it has more than ``most`` characters."""
-    head, tail = most * 3 // 4, most // 4
-    line = " ".join((text if len(text) <= most * 20 else f"{text[: most * 10]}{text[-most * 10 :]}").split())
-    return line if len(line) <= most else f"{line[:head]} … ({len(text)} characters) … {line[-tail:]}"

@@ -5,17 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 import wrapt
 
+from lightning_core.capture import marks
 from lightning_core.capture.patching import Patches
 from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES
 from lightning_core.rollouts.environment import patched
 from lightning_core.testing.contract import answer_prompt
 from lightning_core.testing.playground import Playground
 from lightning_core.testing.recording_server import RecordingServer, recording_server
+from tests.program_runs import Program
 
 _MISSING = object()
 
@@ -87,3 +90,15 @@ def server() -> Iterator[RecordingServer]:
     """A server that records the requests it receives."""
     with recording_server() as server:
         yield server
+
+
+@pytest.fixture
+def no_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests mark agents in this process."""
+    monkeypatch.setattr(marks, "_marked", {})
+
+
+@pytest.fixture
+def program(server: RecordingServer, no_marks: None, tmp_path: Path) -> Program:
+    """A program whose model is at ``server``."""
+    return Program(server, tmp_path)

@@ -151,8 +151,8 @@ def leaves_children(task: dict[str, Any]) -> float:
 
 
 def prints(task: dict[str, Any]) -> float:
-    print("printed by the agent")
-    print("an error of the agent", file=sys.stderr)
+    sys.stdout.write("printed by the agent\n")
+    sys.stderr.write("an error of the agent\n")
     return 1.0
 
 

@@ -22,6 +22,7 @@ from lightning_core.capture.integration import find_hosts, install
 from lightning_core.capture.patching import Patches
 from lightning_core.capture.queues import install_queues
 from lightning_core.capture.sockets import install_sockets
+from lightning_core.capture.speaker import repeats
 from lightning_core.capture.threads import install_threads
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ def process_patches() -> Generator[None]:
     finally:
         with _lock:
             _installed -= 1
+            if not _installed:
+                repeats.clear()
         patches.undo()
 
 

@@ -25,7 +25,8 @@ _MAX_FAILURES = 20
 """Failures kept with their text; all of them are counted."""
 _MAX_HOSTS = 100
 """Hosts of a rollout that have spans of their own; a crawler's requests go to thousands."""
-_OTHER_HOSTS = "others"
+OTHER_HOSTS = "others"
+"""The host of the requests of all hosts beyond these."""
 
 _live: dict[str, Run] = {}
 
@@ -233,14 +234,14 @@ class Run:
 
 
 def _most_frequent(counted: Counter[tuple[str | None, str, str]]) -> Counter[tuple[str | None, str, str]]:
-    """The requests by agent, host and reason, with all but the most frequent hosts summed up as `_OTHER_HOSTS`."""
+    """The requests by agent, host and reason, with all but the most frequent hosts summed up as `OTHER_HOSTS`."""
     hosts: Counter[str] = Counter()
     for (_, host, _), number in sorted(counted.items(), key=repr):
         hosts[host] += number
     kept = {host for host, _ in hosts.most_common(_MAX_HOSTS)}
     summed: Counter[tuple[str | None, str, str]] = Counter()
     for (agent, host, why), number in counted.items():
-        summed[agent, host if host in kept else _OTHER_HOSTS, why] += number
+        summed[agent, host if host in kept else OTHER_HOSTS, why] += number
     return summed
 
 

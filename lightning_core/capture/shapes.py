@@ -5,17 +5,21 @@ With ``input`` or ``prompt`` instead it is one unless the path names another ser
 Instead of ``model`` the path may name the model, as for Gemini, Azure and Bedrock.
 
 Paths of the endpoint's own wire formats are recognised by their suffix, so bodies that cannot be read without consuming them (streams,
-compressed bodies) are recognised there and nowhere else. ``/messages`` and ``/responses`` are paths of other services too: the body
-must have the fields of the format, and an unread body needs a version or provider before the suffix, as in ``/v1/messages``.
+bodies compressed with other than gzip or deflate) are recognised there and nowhere else. ``/messages`` and ``/responses`` are paths of
+other services too: the body must have the fields of the format, and one that is not read or names no model needs a version or provider
+before the suffix, as in ``/v1/messages``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from pydantic_core import from_json
+
+from lightning_core.capture.compression import decompress, encodings
 
 
 class Unseen:
@@ -24,6 +28,26 @@ class Unseen:
 
 UNSEEN: Final = Unseen()
 """A body that cannot be read without consuming it."""
+
+_MOST_BYTES = 32 << 20
+"""Most bytes of a decompressed body that is looked at, which is the endpoint's limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """A body with a content encoding, which is read only if it matters."""
+
+    data: bytes
+    encodings: Sequence[str]
+
+    def read(self) -> bytes | Unseen:
+        """The body; `UNSEEN` if it cannot be decompressed."""
+        try:
+            plain = decompress(self.data, self.encodings, most_bytes=_MOST_BYTES)
+        except (LookupError, ValueError):
+            return UNSEEN
+        return plain if len(plain) <= _MOST_BYTES else UNSEEN
+
 
 Body = Mapping[str, Any] | bytes | bytearray | memoryview | str | Unseen | None
 
@@ -59,6 +83,7 @@ _OTHER_SERVICES = re.compile(
 )
 # Services whose bodies have a conversation, by the last segment.
 _CONVERSATIONS_ELSEWHERE = re.compile(r"/(?:embed|embeddings|tokenize|pooling|cachedContents)$")
+_MODEL = "model"
 _CONVERSATION = ("messages", "contents")
 _READ = (*_CONVERSATION, "input", "prompt", "inputText", "previous_response_id", "conversation")
 """A body without any of these fields is not parsed."""
@@ -84,7 +109,7 @@ def find_route(method: str, path: str, body: Body) -> str | None:
     bedrock = _BEDROCK.search(path) is not None
     in_path = bedrock or _MODEL_IN_PATH.search(path) is not None
     # Parsing is expensive: a body may have megabytes.
-    if not _mentions(body, _READ) or (route is None and not in_path and not _mentions(body, ("model",))):
+    if not _mentions(body, _READ) or (route is None and not in_path and not _mentions(body, (_MODEL,))):
         return None
     other = _OTHER_SERVICES.search("/".join(path.lower().rsplit("/", 2)[-2:])) is not None
     if other and not _mentions(body, _CONVERSATION):
@@ -92,8 +117,8 @@ def find_route(method: str, path: str, body: Body) -> str | None:
     value = _parse(body)
     if value is None:
         return None
-    named = isinstance(value.get("model"), str)
-    if route is not None and _fits(route, value, has_model=named or in_path):
+    named = isinstance(value.get(_MODEL), str)
+    if route is not None and _fits(route, value, has_model=named or in_path or _VERSIONED.search(path) is not None):
         return route
     if not (named or in_path) or _CONVERSATIONS_ELSEWHERE.search(path):
         return None
@@ -102,13 +127,28 @@ def find_route(method: str, path: str, body: Body) -> str | None:
     return None if other or not _has_text(value, named=named, bedrock=bedrock) else f"{ORIGIN_PATH}{path}"
 
 
+def lacks_model(method: str, path: str, body: Body) -> bool:
+    """Whether a request would be a model call if its body named a model, as that of a server with a default model.
+
+    ``input`` alone is not enough: the requests of many other services have it.
+    """
+    if method.upper() != "POST" or not _mentions(body, (*_CONVERSATION, "prompt")):
+        return False
+    value = _parse(body)
+    if value is None or _MODEL in value:
+        return False
+    named = {_MODEL: ""} | {name: item for name, item in value.items() if name != "input"}
+    return find_route(method, path, named) is not None
+
+
 def _fits(route: str, value: Mapping[str, Any], *, has_model: bool) -> bool:
     """Whether a body has the fields of one of `_COMMON_WORDS`, with their types."""
     prompt = value.get("prompt")
     if route == "/completions":
         return isinstance(prompt, (str, list))
     if route == "/messages":
-        return has_model and isinstance(value.get("messages"), list)
+        messages = value.get("messages")
+        return has_model and (_is_conversation(messages) if _MODEL not in value else isinstance(messages, list))
     if isinstance(prompt, dict) and isinstance(cast("dict[str, Any]", prompt).get("id"), str):
         return True  # a stored prompt, which names the model
     return has_model and (
@@ -160,13 +200,21 @@ def _parse(body: Body) -> Mapping[str, Any] | None:
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else None
 
 
-def seen_body(body: Any, headers: Mapping[str, str]) -> Body:
-    """``body`` if it can be read without consuming it, else `UNSEEN`.
+def seen_body(body: Any, headers: Mapping[str, str]) -> Body | Compressed:
+    """``body`` if it can be read without consuming it, else `UNSEEN`. It is not decompressed yet.
 
     None if it cannot be JSON: an empty body, a form, or parts of several types.
     """
-    if body is None or headers.get("content-type", "").startswith(("multipart/", "application/x-www-form-urlencoded")):
+    if body is None or header(headers, "content-type").startswith(("multipart/", "application/x-www-form-urlencoded")):
         return None
-    if "content-encoding" in headers:
+    if not isinstance(body, (bytes, bytearray, memoryview, str)):
         return UNSEEN
-    return body if isinstance(body, (bytes, bytearray, memoryview, str)) else UNSEEN
+    if (applied := encodings(header(headers, "content-encoding"))) and not isinstance(body, str):
+        return Compressed(bytes(body), applied)
+    return body
+
+
+def header(headers: Mapping[str, Any], name: str) -> str:
+    """A header's value, which some clients accept as bytes; empty if it is not set."""
+    value = headers.get(name, "")
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)

@@ -14,6 +14,7 @@ from typing import Literal
 
 from lightning_core.capture.address import Address
 from lightning_core.capture.context import inherited_scope, is_outside
+from lightning_core.capture.repeats import Repeats
 from lightning_core.capture.resolvers import resolve
 from lightning_core.capture.run import Run, has_live_runs, live_runs
 from lightning_core.capture.work import Scope, is_same_agent
@@ -24,14 +25,19 @@ logger = logging.getLogger(__name__)
 Reason = Literal["ended", "unscoped", "ambiguous"]
 
 _WHAT: dict[Reason, str] = {
-    "ended": "from the scope of a rollout that has ended ({who})",
+    "ended": "from the scope of a rollout that has ended",
     "unscoped": "outside any rollout, while rollouts run in this process",
-    "ambiguous": "for several agents at once ({who})",
+    "ambiguous": "for several agents at once",
 }
+STRAY = "refused: "
+"""What begins the reason why a request went nowhere, because it is a stray call."""
 _KEPT = 100
 
 refused: deque[str] = deque(maxlen=_KEPT)
 """The messages of the last refused calls of this process, oldest first."""
+
+repeats = Repeats()
+"""The refused calls since the patches were installed, by reason, host and agents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +64,13 @@ class Stray:
         """
         message = describe_stray(self.reason, host, threading.current_thread().name, self.candidates)
         refused.append(message)
-        logger.error("%s", message)
+        if (times := repeats.count((self.reason, host, tuple(c.address.agent for c in self.candidates)))) is not None:
+            logger.error("%s%s", message, times)
         live = live_runs()
         known = {c.run.rollout: c.run for c in self.candidates if not c.run.ended}
         for run in known.values() or live:
             run.count_infrastructure_failure(message)
-            run.note_elsewhere(None, host, f"refused: thread {threading.current_thread().name!r}, {self.reason}")
+            run.note_elsewhere(None, host, f"{STRAY}{_WHAT[self.reason]}")
         return StrayCallError(message)
 
 
@@ -74,7 +81,7 @@ def describe_stray(reason: Reason, host: str, thread: str, candidates: Sequence[
         (c.address.agent or "no agent") + (f" of rollout {c.address.rollout[:8]}" if len(rollouts) > 1 else "")
         for c in candidates
     ]
-    what = _WHAT[reason].format(who=", ".join(names))
+    what = f"{_WHAT[reason]} ({', '.join(names)})" if names else _WHAT[reason]
     return (
         f"a model call to {host} was refused: thread {thread!r} made it {what}. "
         "Wrap the work in lightning_core.capture.bind where it is submitted. If the call belongs to no agent, make it inside "

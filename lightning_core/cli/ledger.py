@@ -37,13 +37,12 @@ def format_names(ledger: Iterable[Entry], paths: Mapping[str, Sequence[str]]) ->
 
     ``paths``: of each name that stands for agents in several places.
     """
+    shared = {path: name for name, found in paths.items() for path in found}
     names = [
         f"{name} (one place only: {', '.join(paths[name])})" if name in paths else name
-        for name in selectable_names(ledger)
+        for name in sorted({shared.get(name, name) for name in selectable_names(ledger)})
     ]
-    return (
-        f"names for agents.train: {', '.join(names)}" if names else "names for agents.train: no agent made a model call"
-    )
+    return f"names for agents.train: {', '.join(names) or 'none (no agent with a name made a model call)'}"
 
 
 def _cells(entry: Entry, requests: int) -> tuple[str, str]:

@@ -1,8 +1,9 @@
 """The command ``lightning-rl``: train, eval, serve, trace, credit.
 
 Exit codes: 0 success (``train``: the improvement is significant, or there are no held-out tasks),
-1 no significant improvement or a runtime error, 2 invalid configuration or arguments, 128 plus the
-signal's number if interrupted (SIGINT: 130, SIGTERM: 143, SIGHUP: 129).
+1 no significant improvement, a runtime error, or (``trace`` of one task) a failed rollout,
+2 invalid configuration or arguments, 128 plus the signal's number if interrupted (SIGINT: 130, SIGTERM:
+143, SIGHUP: 129).
 """
 
 from __future__ import annotations

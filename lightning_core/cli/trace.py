@@ -87,11 +87,10 @@ def _run_task(options: argparse.Namespace) -> int:
             # For example an unknown agent name: the recorded spans show the names to choose from.
             failure = error
         last = last_rollout(store)
-        if last is not None:
-            _show_run(store, str(last), options.full)
+        status = None if last is None else _show_run(store, str(last), options.full)
     if failure is not None:
         raise failure
-    return 0
+    return 0 if status == "ok" else 1
 
 
 def last_rollout(path: Path) -> int | None:
@@ -105,7 +104,8 @@ def last_rollout(path: Path) -> int | None:
     return records[-1].ordinal if records else None
 
 
-def _show_run(store_path: Path, rollout: str | None, full: bool, last: int = 1) -> None:
+def _show_run(store_path: Path, rollout: str | None, full: bool, last: int = 1) -> str | None:
+    """Show one rollout, and return its status; without ``rollout``, list the ``last`` ones."""
     from lightning_core.cli.console import show
     from lightning_core.cli.ledger import format_ledger, format_names
     from lightning_core.cli.tree import make_rollout_table, make_tree
@@ -119,7 +119,7 @@ def _show_run(store_path: Path, rollout: str | None, full: bool, last: int = 1) 
             paths = ambiguous_paths([store.trace(record.id) for record in records[-1:]])
             ledger, hint = store.ledger(), _hint(len(records), store.count())
             show(make_rollout_table(records), "", format_ledger(ledger), "", format_names(ledger, paths), hint)
-            return
+            return None
         try:
             record = store.rollout(rollout if (number := _number(rollout)) is None else number)
             found = store.trace(record.id)
@@ -129,6 +129,7 @@ def _show_run(store_path: Path, rollout: str | None, full: bool, last: int = 1) 
     ledger = trace_ledger(found, {row.agent for row in credit})
     names = format_names(ledger, ambiguous_paths([found]))
     show(make_tree(found, record, credit, full=full), "", format_ledger(ledger), "", names)
+    return record.status
 
 
 def _show_stored(path: Path, rollout: str | None, full: bool, last: int) -> None:

@@ -16,7 +16,7 @@ class Limits:
     """
 
     body_bytes: int = 32 << 20
-    """Most bytes of a request body (413)."""
+    """Most bytes of a request body, as sent and decompressed (413)."""
     body_seconds: float = 60.0
     """Longest time for a request body to arrive (408)."""
     header_seconds: float = 30.0

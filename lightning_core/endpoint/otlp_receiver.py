@@ -7,7 +7,6 @@ The API key names the rollout of the spans. They are kept until the rollout clos
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -19,7 +18,7 @@ from lightning_core.capture import find_run
 from lightning_core.capture.address import Address
 from lightning_core.capture.spans import deliver
 from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.receive import read_body, read_json
+from lightning_core.endpoint.receive import plain_body, read_body, read_json
 from lightning_core.errors import MissingExtra, PolicyRequestError
 from lightning_core.otel import join_spans, spans_from_otlp, spans_from_protobuf
 from lightning_core.trace import OPERATION, SpanRecord
@@ -53,7 +52,7 @@ class OtlpReceiver:
             return _failure(kind, 401, _UNAUTHENTICATED, text)
         try:
             body = await read_body(request, most_bytes=MAX_BYTES, seconds=self._limits.body_seconds)
-            body = _plain(body, request.headers.get("content-encoding", ""))
+            body = plain_body(body, request.headers.get("content-encoding", ""), most_bytes=MAX_BYTES)
             refused: list[str] = []
             if kind == _PROTOBUF:
                 spans = spans_from_protobuf(body, refused)
@@ -91,22 +90,6 @@ class OtlpReceiver:
         except Exception as error:
             logger.exception("spans from other processes could not be joined to rollout %s", root.rollout)
             run.count("otlp.join", detail=repr(error))
-
-
-def _plain(body: bytes, encoding: str) -> bytes:
-    if encoding in ("", "identity"):
-        plain = body
-    elif encoding == "gzip":
-        inflate = zlib.decompressobj(wbits=31)
-        try:
-            plain = inflate.decompress(body, MAX_BYTES + 1)
-        except zlib.error as error:
-            raise ValueError(f"the body is not gzip: {error}") from None
-    else:
-        raise ValueError(f"expected no content encoding or gzip, found {encoding!r}")
-    if len(plain) > MAX_BYTES:
-        raise ValueError(f"the request has more than {MAX_BYTES} bytes, which is the limit; send smaller batches")
-    return plain
 
 
 def _document(body: bytes) -> Mapping[str, Any]:

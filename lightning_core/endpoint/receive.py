@@ -15,6 +15,7 @@ from pydantic_core import from_json
 from starlette.requests import Request
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from lightning_core.capture.compression import SUPPORTED, decompress, encodings
 from lightning_core.endpoint.limits import Limits
 from lightning_core.errors import PolicyRequestError
 
@@ -45,6 +46,29 @@ async def read_body(request: Request, *, most_bytes: int, seconds: float) -> byt
     if size > most_bytes:
         raise PolicyRequestError(f"the request body has more than {most_bytes} bytes, which is the limit", status=413)
     return b"".join(chunks)
+
+
+def plain_body(data: bytes, encoding: str, *, most_bytes: int) -> bytes:
+    """A request body without its ``content-encoding``.
+
+    Raises `PolicyRequestError` for an unsupported encoding (415), data that does not have its encoding (400), and more than
+    ``most_bytes`` bytes (413).
+    """
+    try:
+        plain = decompress(data, encodings(encoding), most_bytes=most_bytes)
+    except LookupError:
+        raise PolicyRequestError(
+            f"the request body has the content-encoding {encoding!r}, which is not supported: send it uncompressed, or compressed with "
+            f"{' or '.join(SUPPORTED)}",
+            status=415,
+        ) from None
+    except ValueError as error:
+        raise PolicyRequestError(f"the request body has the content-encoding {encoding!r}, but {error}") from None
+    if len(plain) > most_bytes:
+        raise PolicyRequestError(
+            f"the request body has more than {most_bytes} bytes when decompressed, which is the limit", status=413
+        )
+    return plain
 
 
 def read_json(data: bytes) -> Any:

@@ -23,7 +23,7 @@ from lightning_core.capture.providers import GOOGLE_KEY
 from lightning_core.endpoint.dialects.dialect import Dialect
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.origins import trusted_headers
-from lightning_core.endpoint.receive import read_body, read_json
+from lightning_core.endpoint.receive import plain_body, read_body, read_json
 from lightning_core.endpoint.record import ModelSpan, RefusedSpan
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, RequestKey, Session, Sessions, abort
 from lightning_core.errors import OverloadError, PolicyRequestError, UpstreamError, UpstreamRefusal
@@ -126,7 +126,9 @@ class RequestHandler:
         try:
             with self._sessions.admit(session):
                 data = await read_body(request, most_bytes=self._limits.body_bytes, seconds=self._limits.body_seconds)
-                body = self._complete(read_json(data), request)
+                encoding = request.headers.get("content-encoding", "")
+                plain = plain_body(data, encoding, most_bytes=self._limits.body_bytes)
+                body = self._complete(read_json(plain), request)
                 incoming = IncomingRequest(
                     session=session,
                     address=address,

@@ -68,8 +68,10 @@ class Responder:
         decision = self._decide(incoming, requested)
         incoming.address = decision.address
         # A model under agents.frozen replaces the requested one, here and upstream.
-        body = {**incoming.body, "model": routing.frozen.get(decision.address.agent or "", requested)}
-        model = decision.policy or decision.here or self._route(dialect, incoming, body["model"], path)
+        model_requested = routing.frozen.get(decision.address.agent or "", requested)
+        # A server may have a default model for requests without one.
+        body = {**incoming.body, "model": model_requested} if model_requested else incoming.body
+        model = decision.policy or decision.here or self._route(dialect, incoming, model_requested, path)
         read = dialect.read_request if isinstance(model, Target) else dialect.parse_request
         request = read(body, conversations=incoming.session.conversations)
         self._limits.check(request)

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from lightning_core.capture.providers import GOOGLE_KEY, KEY_HEADERS, host_of, without_key
-from lightning_core.errors import ConfigError, UpstreamError, UpstreamRefusal
-from lightning_core.trace import describe, fold
+from lightning_core.errors import ConfigError, UpstreamError, UpstreamRefusal, fold
+from lightning_core.trace import describe
 
 _PASSED_BACK = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
 """Headers of an HTTP error that are passed through, because clients act on them."""
@@ -73,7 +73,7 @@ class UpstreamServer:
 def upstream_target(base_url: str, api_key_env: str | None) -> UpstreamServer:
     """The configured upstream.
 
-    Raises `ConfigError` if the environment variable with its key is not set.
+    Raises `ConfigError` if the environment variable with its key is not set, or has characters other than ASCII.
     """
     key = None
     if api_key_env:
@@ -81,6 +81,11 @@ def upstream_target(base_url: str, api_key_env: str | None) -> UpstreamServer:
         if not key:
             raise ConfigError(
                 f"policy.upstream.api_key_env is {api_key_env!r}, but that environment variable is not set"
+            )
+        if not key.isascii():
+            raise ConfigError(
+                f"the key in the environment variable {api_key_env!r} (policy.upstream.api_key_env) has characters other than ASCII, "
+                "which no header can contain; copy it again"
             )
     return UpstreamServer(base_url=base_url, api_key=key)
 
@@ -102,7 +107,7 @@ class UpstreamClient:
         Raises `UpstreamError` if there is no usable response, `UpstreamRefusal` for HTTP errors.
         """
         try:
-            response = await self._client.post(target.url, json=body, headers=target.headers)
+            response = await self._client.post(target.url, json=body, headers=_raw(target.headers))
         except httpx.HTTPError as error:
             raise UpstreamError(_unreachable(target, error)) from error
         if response.status_code != 200:
@@ -114,7 +119,7 @@ class UpstreamClient:
     ) -> AsyncGenerator[tuple[bytes, Mapping[str, Any] | None]]:
         """Forward a streamed request. Yields each event as bytes, with its JSON if it has any."""
         try:
-            async with self._client.stream("POST", target.url, json=body, headers=target.headers) as response:
+            async with self._client.stream("POST", target.url, json=body, headers=_raw(target.headers)) as response:
                 if response.status_code != 200:
                     await response.aread()
                     raise _refusal(target, response)
@@ -136,7 +141,7 @@ class UpstreamClient:
         """
         try:
             return await self._client.send(
-                httpx.Request("POST", target.url, headers=headers, content=data), stream=True
+                httpx.Request("POST", target.url, headers=_raw(headers), content=data), stream=True
             )
         except httpx.HTTPError as error:
             raise UpstreamError(_unreachable(target, error)) from error
@@ -144,6 +149,11 @@ class UpstreamClient:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+
+
+def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """``headers`` as bytes. Those of a request were decoded as Latin-1, so that they are sent on as they arrived."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
 def check_status(target: Target, response: httpx.Response) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning_core import trace as tr
+from lightning_core.capture.speaker import STRAY
 from lightning_core.trace import Call, Trace
 
 EntryKind = Literal["call", "failed", "refused", "other", "elsewhere"]
@@ -29,8 +30,8 @@ class Entry:
     """Requests of one agent with one fate."""
 
     kind: EntryKind
-    """``call``: answered; ``failed``: by an error; ``refused``: by the endpoint; ``other``: answered without sampling, such as a token
-    count; ``elsewhere``: not through the endpoint."""
+    """``call``: answered; ``failed``: by an error; ``refused``: by the endpoint, or as a stray call; ``other``: answered without
+    sampling, such as a token count; ``elsewhere``: not through the endpoint."""
     agent: str | None
     where: str
     """The model served here, or the host."""
@@ -59,6 +60,19 @@ def trace_ledger(trace: Trace, trained: Collection[str | None] = ()) -> Ledger:
 def routes(ledger: Iterable[Entry]) -> list[str]:
     """One text for each agent and destination: ``reply → api.openai.com (gpt-4o-mini, your key)``."""
     return [f"{e.agent or '(no agent)'} → {e.destination}" for e in ledger if e.kind in ("call", "failed")]
+
+
+class NewRoutes:
+    """The routes of a run as its rollouts end."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def of(self, trace: Trace) -> str:
+        """``routing: `` and the `routes` of ``trace`` that no earlier trace had; empty if there are none."""
+        new = [route for route in routes(trace_ledger(trace)) if route not in self._known]
+        self._known.update(new)
+        return f"routing: {'; '.join(new)}" if new else ""
 
 
 def selectable_names(ledger: Iterable[Entry]) -> list[str]:
@@ -94,7 +108,9 @@ def event_entry(attributes: Mapping[str, Any], agent: str | None) -> Entry | Non
     a = attributes
     operation = a.get(tr.OPERATION)
     if operation == tr.ELSEWHERE:
-        return Entry(kind="elsewhere", agent=agent, where=str(a.get(tr.HOST, "")), detail=str(a.get(tr.REASON, "")))
+        host, reason = str(a.get(tr.HOST, "")), str(a.get(tr.REASON, ""))
+        kind = "refused" if reason.startswith(STRAY) else "elsewhere"
+        return Entry(kind=kind, agent=agent, where=host, detail=reason.removeprefix(STRAY))
     if operation not in _NOT_SAMPLED:
         return None
     where = str(a.get(tr.HOST) or a.get(tr.RESPONSE_MODEL) or a.get(tr.REQUEST_MODEL) or "")

@@ -9,17 +9,20 @@ from lightning_core.trace import Event, Trace
 
 
 def ambiguous_paths(traces: Iterable[Trace]) -> dict[str, list[str]]:
-    """The paths, such as ``team/writer``, of each agent name whose calls were made in several places."""
+    """The paths, such as ``team/writer``, of each agent name whose calls were made in several places.
+
+    An agent that is selected by its path counts under its own name. A place that is inside nothing has no path.
+    """
     found: dict[str, set[str]] = {}
     for trace in traces:
         events = {event.id: event for event in trace.events}
         for call in trace.calls:
             if call.agent is not None and (path := _path(call.agent, call.parent, events)):
-                found.setdefault(call.agent, set()).add(path)
-    return {agent: sorted(paths) for agent, paths in found.items() if len(paths) > 1}
+                found.setdefault(path[-1], set()).add("/".join(path))
+    return {name: sorted(paths - {name}) for name, paths in found.items() if len(paths) > 1}
 
 
-def _path(agent: str, parent: str | None, events: Mapping[str, Event]) -> str:
+def _path(agent: str, parent: str | None, events: Mapping[str, Event]) -> list[str]:
     """The names of ``agent`` and of the agents and nodes around it; empty if no event has its name."""
     names: list[str] = []
     seen: set[str] = set()
@@ -29,7 +32,7 @@ def _path(agent: str, parent: str | None, events: Mapping[str, Event]) -> str:
         if event.kind in ("agent", "node") and (names or _is_named(event, agent)):
             names.append(event.name)
         parent = event.parent
-    return "/".join(name for name, _ in groupby(reversed(names)))
+    return [name for name, _ in groupby(reversed(names))]
 
 
 def _is_named(event: Event, agent: str) -> bool:

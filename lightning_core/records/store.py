@@ -43,8 +43,7 @@ from lightning_core.trace import (
 
 Phase = Literal["train", "eval_before", "eval", "eval_after", "judge"]
 Status = Literal["ok", "failed", "infrastructure", "invalid"]
-LEFT_OUT: frozenset[Status] = frozenset({"infrastructure", "invalid"})
-"""Rollouts that are neither trained on nor part of a mean reward."""
+LEFT_OUT: frozenset[Status] = frozenset({"infrastructure", "invalid"})  # neither trained on nor part of a mean
 
 _CACHE_KIB = 65_536
 """Largest page cache of a store that is written to."""
@@ -63,8 +62,7 @@ class RolloutRecord:
     attempt: int
     """Number of earlier attempts that were infrastructure failures."""
     status: Status
-    """``failed``: the agent raised an exception or exceeded its time limit; ``infrastructure``: a failure outside the agent;
-    ``invalid``: its reward is missing or not a number."""
+    """See `rollouts.outcome`."""
     reward: float | None
     error: str | None
     version: int | None

@@ -19,9 +19,9 @@ from lightning_core.config import Config
 from lightning_core.config.credit_rules import policy_rules
 from lightning_core.credit import Credit, Episode, assign_by_policy
 from lightning_core.endpoint.server import Routing
-from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TrainingError
+from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
 from lightning_core.records.progress import Progress
-from lightning_core.records.store import LEFT_OUT, Phase, Store
+from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.background import BackgroundLoop
 from lightning_core.rollouts.counts import count_rollouts, count_rows
 from lightning_core.rollouts.entries import (
@@ -35,6 +35,7 @@ from lightning_core.rollouts.entries import (
 from lightning_core.rollouts.judge import Judged, reward_spans, with_scores
 from lightning_core.rollouts.runner import Attempt, Job, Rollout, Task
 from lightning_core.rollouts.selection import check_agents, no_calls, routing_of, trained_agents
+from lightning_core.rollouts.stopping import InvalidRewards, check_finished, check_rewarded
 from lightning_core.transitions import Row, Transition, transitions_to_rows
 
 logger = logging.getLogger(__name__)
@@ -48,19 +49,14 @@ class AgentPool(Protocol):
     """Runs agents and the judge: in this process, or on the workers of a cluster."""
 
     async def roll_out(self, jobs: Sequence[Job], routing: Routing, record: Record) -> Sequence[Rollout]:
-        """Return the last attempt at each job.
-
-        Calls ``record`` with every attempt, one or several at a time.
+        """Return the last attempt at each job. Calls ``record`` with every attempt, one or several at a time.
 
         Raises `InfrastructureError` if the worker that ran them is lost, and what ``record`` raises.
         """
         ...
 
     async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
-        """Return the judge's scores for one group.
-
-        Raises `InfrastructureError` if its worker is lost.
-        """
+        """Return the judge's scores for one group. Raises `InfrastructureError` if its worker is lost."""
         ...
 
 
@@ -113,7 +109,7 @@ class Collector:
         self._values = values
         self._on_rollout = on_rollout
         self._names_checked = False
-        self._invalid = 0
+        self._invalid = InvalidRewards(config.rollouts.max_invalid)
 
     async def roll_out(self, task: Task, phase: Phase, step: int, *, earlier: int = 0) -> Group:
         """tasks → rollouts: run all attempts at ``task`` under the current policy; recorded on return.
@@ -133,7 +129,7 @@ class Collector:
             for attempt in attempts:
                 if attempt.final:
                     self._on_rollout(attempt.rollout)
-                    self._count_invalid(attempt.rollout)
+                    self._invalid.count(attempt.rollout)
 
         try:
             rollouts = await self._agents.roll_out(jobs, routing_of(c, phase), record)
@@ -143,21 +139,6 @@ class Collector:
         finally:
             await asyncio.gather(*map(asyncio.wrap_future, writes))
         return Group(task=task, step=step, rollouts=rollouts)
-
-    def _count_invalid(self, rollout: Rollout) -> None:
-        """Raise `RewardError` if more rewards were invalid than ``rollouts.max_invalid``."""
-        if rollout.status != "invalid":
-            return
-        self._invalid += 1
-        most = self.config.rollouts.max_invalid
-        if self._invalid > most:
-            raise RewardError(
-                f"{(rollout.error or '').removeprefix('RewardError: ')}. Correct the reward, or let the run leave out such rollouts: "
-                f"{self._invalid} so far, and rollouts.max_invalid is {most}"
-            )
-        logger.warning(
-            "a rollout is left out (%d of rollouts.max_invalid = %d): %s", self._invalid, most, rollout.error
-        )
 
     async def roll_out_all(self, tasks: Sequence[Task], phase: Phase, step: int, *, whole: bool = True) -> list[Group]:
         """Run one group for each task, all concurrently.
@@ -177,26 +158,17 @@ class Collector:
         return found
 
     def check(self, groups: Sequence[Group], *, whole: bool = True) -> None:
-        """Raise `InfrastructureError` if no rollout finished, and `TrainingError` if ``whole`` and none has a reward.
-
-        Raises `ConfigError` without groups and, on the first call, for unknown agents.
-        """
+        """Raise an error if no rollout finished or, if ``whole``, none has a reward; on the first call, for unknown agents."""
         if not groups:
             raise ConfigError("found no tasks to run, expected at least one; check the list of tasks")
         rollouts = [r for g in groups for r in g.rollouts]
-        errors = [e for e in (*(g.error for g in groups), *(r.error for r in rollouts)) if e]
-        count = len(rollouts) + sum(g.lost for g in groups)
-        if all(r.status in LEFT_OUT for r in rollouts):
-            what = "were left out" if any(r.status == "invalid" for r in rollouts) else "had an infrastructure failure"
-            raise InfrastructureError(f"all {count} rollouts {what}; the first: {errors[0]}")
+        lost = [g.error or "" for g in groups for _ in range(g.lost)]
+        check_finished(rollouts, lost)
         if not self._names_checked:
             check_agents(self.config, rollouts)
             self._names_checked = True
-        if whole and not any(r.has_reward for r in rollouts):
-            raise TrainingError(
-                f"all {count} rollouts failed; the first error: {errors[0]}. If the agent can fail at every task, return a reward instead "
-                "of raising"
-            )
+        if whole:
+            check_rewarded(rollouts, lost)
 
     def episodes(self, groups: Sequence[Group]) -> list[Episode]:
         """rollouts → transitions: the rollouts that can be trained on."""

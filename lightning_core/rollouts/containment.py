@@ -8,11 +8,11 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from lightning_core.trace import show
+from lightning_core.errors import show
 
 
 class AgentExit(Exception):
-    """The agent raised SystemExit, CancelledError or another exception that is not an `Exception`."""
+    """Code of the program raised SystemExit, CancelledError or another exception that is not an `Exception`."""
 
 
 def contained(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,7 +32,7 @@ def contained(function: Callable[..., Any]) -> Callable[..., Any]:
         except Exception:
             raise
         except BaseException as error:
-            raise AgentExit(f"the agent raised {show(error)}") from error
+            raise AgentExit(f"raised {show(error)}") from error
         return _settled(result) if inspect.isawaitable(result) else result
 
     return contained_function
@@ -47,7 +47,7 @@ async def _settled(work: Awaitable[Any]) -> Any:
     except BaseException as error:
         if task is not None and task.cancelling():  # by the runner
             raise
-        raise AgentExit(f"the agent raised {show(error)}") from error
+        raise AgentExit(f"raised {show(error)}") from error
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

@@ -17,10 +17,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_core.errors import CaptureError, InfrastructureError, RewardError, TimeLimitError
+from lightning_core.errors import CaptureError, InfrastructureError, RewardError, TimeLimitError, text_of
 from lightning_core.records.store import Status
 from lightning_core.rollouts.containment import chain
-from lightning_core.trace import Call, describe, text_of
+from lightning_core.trace import Call, describe
 
 OnTimeout = Literal["fail", "leave_out"]
 
@@ -84,13 +84,16 @@ def classify(evidence: Evidence) -> Outcome:
         return Outcome(status="invalid", error=describe(error))
     if isinstance(error, TimeLimitError):
         return _at_the_limit(error, evidence)
-    causes = tuple(chain(error))
-    if any(
-        isinstance(cause, (InfrastructureError, CaptureError)) or _CLOSED.search(text_of(cause)) for cause in causes
-    ):
-        cause = "" if causes[-1] is error else f" (caused by {describe(causes[-1])})"
-        return Outcome(status="infrastructure", error=f"{describe(error)}{cause}", retry=True)
+    cause = next(filter(_is_outside, chain(error)), None)
+    if cause is not None:
+        why = describe(error) if cause is error else f"{describe(error)} (caused by {describe(cause)})"
+        return Outcome(status="infrastructure", error=why, retry=True)
     return Outcome(status="failed", error=describe(error))
+
+
+def _is_outside(cause: BaseException) -> bool:
+    """Whether ``cause`` shows that the agent is not responsible."""
+    return isinstance(cause, (InfrastructureError, CaptureError)) or _CLOSED.search(text_of(cause)) is not None
 
 
 def _at_the_limit(error: TimeLimitError, evidence: Evidence) -> Outcome:

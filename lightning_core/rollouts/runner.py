@@ -31,18 +31,20 @@ from typing import Any, Self
 
 from lightning_core.capture import Run, reward, rollout
 from lightning_core.capture.mark import get_mark
+from lightning_core.capture.repeats import Repeats
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.speakers import Verdict
-from lightning_core.errors import ConfigError, InfrastructureError, RewardError
+from lightning_core.errors import ConfigError, InfrastructureError, RewardError, show
+from lightning_core.records.ledger import general_reason
 from lightning_core.records.store import Status
 from lightning_core.rollouts.executors.choose import choose_executor
 from lightning_core.rollouts.executors.executor import Assignment, DisplacedError, ExecutorError, Returned
 from lightning_core.rollouts.outcome import Evidence, classify
 from lightning_core.rollouts.slots import Slot, Slots
 from lightning_core.rollouts.tasks import Task
-from lightning_core.trace import SpanRecord, Trace, check_reward, describe, show, spans_to_trace
+from lightning_core.trace import TRAINED, SpanRecord, Trace, check_reward, describe, spans_to_trace
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +133,7 @@ class Runner:
         self._agents = agents
         self._has_reward_function = reward_function is not None
         self._strict = strict
+        self._failures = Repeats()
         self._loop = asyncio.new_event_loop()
         self._closing = ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="lightning-closing")
         self._slots = Slots(settings.concurrency)
@@ -197,14 +200,17 @@ class Runner:
                 ended, retry, verdict = await self._attempt(job, attempt, routing, slot, repeated=True)
             if isinstance(verdict, ConfigError):
                 if on_attempt is not None:
-                    on_attempt(Attempt(rollout=ended, final=True))
+                    on_attempt(Attempt(rollout=_untrained(ended), final=True))
                 raise verdict
             final = not retry or attempt == self._settings.retries
             if on_attempt is not None:
                 on_attempt(Attempt(rollout=ended, final=final))
             if final:
                 return ended
-            logger.warning("task %r: attempt %d failed (%s); retrying", job.task_id, attempt + 1, ended.error)
+            if (times := self._failures.count(general_reason(ended.error or ""))) is not None:
+                logger.warning(
+                    "task %r: attempt %d failed (%s); retrying%s", job.task_id, attempt + 1, ended.error, times
+                )
         raise AssertionError("unreachable: the last attempt is final")
 
     async def _attempt(
@@ -323,6 +329,15 @@ def _own_copy(job: Job) -> Task:
             f"task {job.task_id!r} cannot be copied ({describe(error)}), and every rollout gets its own copy. Use plain data in tasks, "
             "and create files, locks and connections in the agent"
         ) from error
+
+
+def _untrained(rollout: Rollout) -> Rollout:
+    """``rollout`` without trained calls: the policy answered them before it was known which agents are trained."""
+    spans = tuple(
+        replace(span, attributes={name: value for name, value in span.attributes.items() if name != TRAINED})
+        for span in rollout.spans
+    )
+    return replace(rollout, spans=spans, trace=spans_to_trace(spans, counters=rollout.trace.counters))
 
 
 def _read_trace(run: Run) -> tuple[Trace, tuple[SpanRecord, ...], str | None]:

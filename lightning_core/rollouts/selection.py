@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from urllib.parse import urlsplit
 
+from lightning_core.capture.clients.stamping import IGNORED, NO_MODEL_NAMED
 from lightning_core.capture.marks import marked_agents
+from lightning_core.capture.providers import is_listed
+from lightning_core.capture.run import OTHER_HOSTS
 from lightning_core.config import Config
 from lightning_core.config.resolve import agents_policies
 from lightning_core.endpoint.routing import DEFAULT_AGENT, AuxiliaryCalls, Routing
 from lightning_core.endpoint.speakers import unknown_names, unknown_selectors
 from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.records.ledger import NOT_TRAINED, TRAINED, Ledger, trace_ledger
 from lightning_core.records.paths import ambiguous_paths
 from lightning_core.records.store import Phase
 from lightning_core.rollouts.runner import Rollout
-from lightning_core.trace import DECLARED_AGENTS, HOST, REASON, REQUESTS, Trace
+from lightning_core.trace import DECLARED_AGENTS, Trace
 
 logger = logging.getLogger(__name__)
+
+_ANSWERED_HERE = (TRAINED, NOT_TRAINED)
+_ADVICE = {
+    NO_MODEL_NAMED: "name a model in the request's body (any name: it decides nothing for a trained agent)",
+    IGNORED: "remove the host from rollouts.ignore_hosts",
+}
+"""What to do about requests that went elsewhere for a reason, besides what always helps."""
 
 
 def routing_of(config: Config, phase: Phase) -> Routing:
@@ -75,6 +88,13 @@ def check_agents(config: Config, rollouts: Sequence[Rollout]) -> None:
                 f"{sorted(name or '(no agent)' for name in speaking)!r}; train one of these, or add tasks that reach the others.{failed}"
             )
         raise no_calls(rollouts)
+    unnamed = {(e.agent, e.where) for t in traces for e in trace_ledger(t) if e.detail == NO_MODEL_NAMED}
+    for name, host in sorted((name, host) for name, host in unnamed if name in trained):
+        logger.warning(
+            "the trained agent %r sends requests to %s that name no model, but look like model calls otherwise; they are not recorded. "
+            "If they are model calls, %s",
+            *(name, host, _ADVICE[NO_MODEL_NAMED]),
+        )
     for name in sorted(trained - speaking):
         outside = _elsewhere(traces, name) if name in ran else ""
         if outside:
@@ -83,6 +103,22 @@ def check_agents(config: Config, rollouts: Sequence[Rollout]) -> None:
             )
         reached = "made no model call" if name in ran else "was not reached"
         logger.warning("the trained agent %r %s in %d rollouts", name, reached, len(traces))
+
+
+def warn_of_hosts(config: Config, ledger: Ledger) -> None:
+    """Log a warning for each entry of ``rollouts.ignore_hosts`` that no request of the run matched."""
+    ignored = [e.where for e in ledger if e.kind == "elsewhere" and e.detail == IGNORED]
+    if OTHER_HOSTS in ignored:
+        return
+    called = {e.where for e in ledger if e.kind in ("call", "failed", "elsewhere") and e.detail not in _ANSWERED_HERE}
+    for entry in sorted(config.rollouts.ignore_hosts):
+        # The ledger has no scheme, which implies a port.
+        if not any(
+            is_listed(urlsplit(f"{scheme}://{host}"), [entry]) for host in ignored for scheme in ("http", "https")
+        ):
+            near = difflib.get_close_matches(entry, called, 1)
+            advice = f"did you mean {near[0]!r}?" if near else "correct it if it is misspelt"
+            logger.warning("rollouts.ignore_hosts lists %r, but no request went there; %s", entry, advice)
 
 
 def known_agents(traces: Iterable[Trace]) -> set[str]:
@@ -116,14 +152,15 @@ def _elsewhere(traces: Iterable[Trace], agent: str | None = None) -> str:
     """The hosts that received requests of ``agent`` (None: of any), and what to do about it; empty if there are none."""
     hosts: Counter[str] = Counter()
     for trace in traces:
-        for e in trace.events:
-            if e.kind == "elsewhere" and agent in (None, e.agent):
-                hosts[f"{e.attributes[HOST]} ({e.attributes[REASON]})"] += int(e.attributes.get(REQUESTS, 1))
+        for entry, number in trace_ledger(trace).items():
+            if entry.kind == "elsewhere" and agent in (None, entry.agent):
+                hosts[f"{entry.where} ({entry.detail})"] += number
     if not hosts:
         return ""
     listed = ", ".join(host for host, _ in hosts.most_common(5))
-    remove = ", or remove the host from rollouts.ignore_hosts" if "(ignored)" in listed else ""
-    return (
-        f". Requests went to {listed}. Give the agent's client the URL of the endpoint (the variables OPENAI_BASE_URL and "
-        f"OPENAI_API_KEY of a child process have it){remove}"
+    advice = [do for reason, do in _ADVICE.items() if f"({reason})" in listed]
+    advice.append(
+        "give the agent's client the URL of the endpoint (the variables OPENAI_BASE_URL and OPENAI_API_KEY of a child process have it)"
     )
+    text = ", or ".join(advice)
+    return f". Requests went to {listed}. {text[0].upper()}{text[1:]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 import time
@@ -35,21 +36,24 @@ class RecordingServer:
     url: str = ""
     requests: list[RecordedRequest] = field(default_factory=list[RecordedRequest])
     fail_next: int = 0
-    """Number of next requests that get status 500."""
+    """Number of next requests that fail."""
+    failure: Response = field(default_factory=lambda: JSONResponse({"error": {"message": "try again"}}, 500))
+    """The response to those."""
     refusal: Response | None = None
     """The response to every request, if set."""
 
     async def answer(self, request: Request) -> Response:
         """Record the request and return a response or an error."""
         data = await request.body()
-        body = json.loads(data or b"null")
+        plain = gzip.decompress(data) if request.headers.get("content-encoding") == "gzip" else data
+        body = json.loads(plain or b"null")
         url = request.url.replace(path=request.scope["raw_path"].decode())  # as it was encoded
         self.requests.append(RecordedRequest(str(url), dict(request.headers), body, data))
         if self.refusal is not None:
             return self.refusal
         if self.fail_next > 0:
             self.fail_next -= 1
-            return JSONResponse({"error": {"message": "try again"}}, 500)
+            return self.failure
         head = {"id": "1", "created": 0, "model": "recorded"}
         if body and body.get("stream"):
             return StreamingResponse(_events(head), media_type="text/event-stream")

@@ -238,6 +238,18 @@ def test_trace_of_one_task(home: Path, loop: Install, capsys: pytest.CaptureFixt
     assert "tasks.train has no task with the id 'q99'; the first is 'q17'" in capsys.readouterr().err
 
 
+def test_trace_of_one_task_that_fails_exits_with_1(
+    home: Path, loop: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def outcome(arguments: dict[str, Any]) -> None:
+        with Store(arguments["folder"] / "store.db") as store:
+            keep(store, try_it()[0], phase="eval", status="failed", error="ValueError: no")
+
+    loop(outcome)
+    assert main(["trace", "c.yaml"]) == 1
+    assert "failed: ValueError: no" in capsys.readouterr().out
+
+
 def test_trace_of_one_task_shows_the_tree_even_if_names_are_wrong(
     home: Path, loop: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:

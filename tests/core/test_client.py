@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gzip
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,15 +14,18 @@ import httpx
 import httpx2
 import openai
 import pytest
+import requests
 
 from lightning_core.capture import Run, bind, current_address, outside_rollout, rollout, scope
 from lightning_core.capture.address import Address
 from lightning_core.capture.clients import install_client
 from lightning_core.capture.context import is_capturing
 from lightning_core.capture.patching import Patches
-from lightning_core.errors import StrayCallError
+from lightning_core.endpoint.upstream import upstream_target
+from lightning_core.errors import ConfigError, StrayCallError
 from lightning_core.testing.recording_server import RecordingServer
 from tests.core.requests_elsewhere import elsewhere
+from tests.program_runs import Program
 
 CHAT = "https://api.openai.com/v1/chat/completions"
 STAMPS = {"traceparent", "lightning-agent", "lightning-origin", "lightning-origin-authorization", "lightning-signature"}
@@ -315,3 +319,48 @@ def test_hosts_to_ignore_are_reached_although_routing_fails(library: Any, server
     with rollout(endpoint="http://[not-a-url/v1", api_key="k", strict=False, ignore_hosts=["127.0.0.1"]):
         library.post(f"{server.url}/v1/chat/completions", json=BODY)
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("post", [httpx.post, requests.post])
+def test_a_request_is_forwarded_with_the_headers_and_the_model_that_it_has(program: Program, post: Any) -> None:
+    """Characters other than ASCII and values that are bytes arrive as the client sends them."""
+    key, organisation = "Bearer ü".encode(), "☃".encode()
+
+    def solve(task: Any) -> float:
+        headers = {"authorization": key, "openai-organization": organisation}
+        with scope("other"):
+            body = {"messages": [{"role": "user", "content": "hi"}]}
+            url = f"{program.provider.url}/chat/completions"
+            post(url, json=body, headers=headers).raise_for_status()
+        with scope("writer"):
+            program.ask()
+        return 1.0
+
+    program.run(solve, agents={"train": ["writer"]})
+    for request in program.provider.requests:
+        assert request.headers["authorization"].encode("latin-1") == key
+        assert request.headers["openai-organization"].encode("latin-1") == organisation
+        assert request.body == {"messages": [{"role": "user", "content": "hi"}]}
+    assert len(program.provider.requests) == 2
+
+
+def test_a_compressed_request_in_another_wire_format_is_forwarded_as_it_is(program: Program) -> None:
+    data = gzip.compress(json.dumps({"model": "llama", "messages": [{"role": "user", "content": "hi"}]}).encode())
+
+    def solve(task: Any) -> float:
+        with scope("writer"):
+            program.ask()
+        with scope("other"):
+            headers = {"content-encoding": "gzip"}
+            httpx.post(f"{program.provider.url}/api/chat", content=data, headers=headers)
+        return 1.0
+
+    program.run(solve, agents={"train": ["writer"]})
+    assert [request.data for request in program.provider.requests] == [data, data]
+    assert {(e.kind, e.agent) for e in program.ledger()} == {("call", "writer"), ("call", "other")}
+
+
+def test_a_key_that_no_header_can_contain_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPSTREAM_KEY", "“sk-1”")
+    with pytest.raises(ConfigError, match=r"'UPSTREAM_KEY' \(policy.upstream.api_key_env\) has characters other than"):
+        upstream_target("http://localhost", "UPSTREAM_KEY")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_core.capture import note_elsewhere, rollout, scope
+from lightning_core.capture.repeats import Repeats
 from tests.core.requests_elsewhere import elsewhere
 
 
@@ -29,3 +30,10 @@ def test_a_hundred_hosts_are_all_written() -> None:
             note_elsewhere(f"{number}.example", "ignored")
     assert len(elsewhere(run)) == 100
     assert "others" not in {host for _, host, _ in elsewhere(run)}
+
+
+def test_a_repeated_cause_is_logged_at_powers_of_ten() -> None:
+    repeats = Repeats()
+    logged = [text for _ in range(250) if (text := repeats.count("a")) is not None]
+    assert logged == ["", " (10 times so far)", " (100 times so far)"]
+    assert repeats.count("b") == ""

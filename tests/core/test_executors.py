@@ -29,7 +29,7 @@ from lightning_core.rollouts.runner import Attempt, Job, Rollout, Runner
 from tests import executor_agents as agents
 from tests import faulty_agents
 
-ROUTING = Routing(trained=frozenset({"a"}), frozen={name: "base" for name in ("planner", "writer")})
+ROUTING = Routing(trained=frozenset({"a"}), frozen=dict.fromkeys(("planner", "writer"), "base"))
 EVERYWHERE = pytest.mark.parametrize("executor", ["task", "thread", "process"])
 
 

@@ -5,10 +5,10 @@ The programs call a real HTTP server in place of their provider. The policy is s
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -16,30 +16,13 @@ import pytest
 
 from lightning_core import trainable
 from lightning_core.capture import declare_agents, endpoint_environment, note_elsewhere, scope
-from lightning_core.capture import marks as registry
 from lightning_core.config import load_config
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
-from lightning_core.records.ledger import routes
+from lightning_core.records.ledger import Entry, routes
 from lightning_core.records.store import Store
-from lightning_core.testing.recording_server import RecordingServer, recording_server
+from lightning_core.rollouts.selection import warn_of_hosts
+from lightning_core.testing.recording_server import recording_server
 from tests.program_runs import Program, agents_of
-
-
-@pytest.fixture(autouse=True)
-def no_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests mark agents in this process."""
-    monkeypatch.setattr(registry, "_marked", {})
-
-
-@pytest.fixture
-def provider() -> Iterator[RecordingServer]:
-    with recording_server() as server:
-        yield server
-
-
-@pytest.fixture
-def program(provider: RecordingServer, tmp_path: Path) -> Program:
-    return Program(provider, tmp_path)
 
 
 def test_the_only_speaker_of_a_program_without_names_is_trained(program: Program) -> None:
@@ -77,6 +60,7 @@ def test_several_speakers_without_a_selection_stop_the_run(program: Program) -> 
     with pytest.raises(ConfigError, match=r"has several: \['classifier', 'reply'\].*agents: \{train: \[classifier\]\}"):
         program.run(two_speakers(program))
     assert program.provider.requests == []
+    assert {e.destination for e in program.ledger()} == {"policy (not trained)"}
 
 
 def test_a_selected_agent_is_trained_and_the_other_goes_to_its_provider(program: Program) -> None:
@@ -249,7 +233,7 @@ def test_the_hosts_with_the_most_requests_are_named_first(program: Program) -> N
         return 1.0
 
     named = ", ".join(rf"host-{number} \(ignored\)" for number in (7, 6, 5, 4, 3))
-    with pytest.raises(TrainingError, match=rf"Requests went to {named}\. Give"):
+    with pytest.raises(TrainingError, match=rf"Requests went to {named}\. Remove .*, or give"):
         program.run(solve, agents={"train": ["writer"]})
 
 
@@ -301,7 +285,9 @@ def test_a_misspelt_agent_of_a_rule_for_auxiliary_calls_is_an_error(program: Pro
         program.run(two_speakers(program), agents={"train": ["classifier"], "auxiliary": rules})
 
 
-def test_a_stray_call_is_blamed_on_every_rollout_that_it_may_belong_to(program: Program) -> None:
+def test_a_stray_call_is_blamed_on_every_rollout_that_it_may_belong_to(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
     """The agent hands its prompt to an older thread in a way that cannot be seen, and makes do without an answer."""
     requests: list[tuple[threading.Event, list[str]]] = []
     wake = threading.Event()
@@ -330,4 +316,58 @@ def test_a_stray_call_is_blamed_on_every_rollout_that_it_may_belong_to(program: 
     with pytest.raises(InfrastructureError, match=r"was refused: thread .* made it outside any rollout"):
         program.run(solve)
     assert program.provider.requests == []
-    assert any(e.kind == "elsewhere" and e.detail.startswith("refused: thread") for e in program.ledger())
+    host = httpx.URL(program.provider.url).netloc.decode()
+    reason = "outside any rollout, while rollouts run in this process"
+    assert Entry(kind="refused", agent=None, where=host, detail=reason) in program.ledger()
+    assert caplog.text.count("was refused: thread") == 1
+
+
+@pytest.mark.parametrize("body", [{"prompt": "hi"}, {"messages": [{"role": "user", "content": "hi"}]}])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_trained_agent_whose_requests_name_no_model_is_reported(
+    program: Program, caplog: pytest.LogCaptureFixture, body: Any, others: int
+) -> None:
+    def solve(task: Any) -> float:
+        with scope("writer"):
+            httpx.post(f"{program.provider.url}/generate", json=body)
+            for _ in range(others):
+                program.ask()
+        return 1.0
+
+    if others:
+        program.run(solve, agents={"train": ["writer"]})
+        assert caplog.text.count("the trained agent 'writer' sends requests to 127.0.0.1:") == 1
+    else:
+        with pytest.raises(TrainingError, match=r"\(names no model\)\. Name a model in the request's body"):
+            program.run(solve, agents={"train": ["writer"]})
+    assert {e.detail for e in program.ledger() if e.kind == "elsewhere"} == {"names no model"}
+
+
+def test_an_ignored_host_that_no_request_went_to_is_a_warning(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = httpx.URL(program.provider.url).netloc.decode()
+    wrong = host.replace("127", "128")
+    config = load_config({"policy": {"model": "m"}, "rollouts": {"ignore_hosts": [wrong, "127.0.0.1"]}})
+
+    def solve(task: Any) -> float:
+        program.ask()
+        return 1.0
+
+    def monitor(task: Any) -> float:
+        thread = threading.Thread(target=contextvars.Context().run, args=(program.ask,))
+        thread.start()
+        thread.join()
+        return 1.0
+
+    program.run(solve, agents={"train": "all"})
+    warn_of_hosts(config, program.ledger())
+    assert f"lists '{wrong}', but no request went there" in caplog.text
+    assert "lists '127.0.0.1'" in caplog.text
+
+    caplog.clear()
+    with pytest.raises(TrainingError, match="no trained agent made a call"):
+        program.run(monitor, agents={"train": "all"}, rollouts={"ignore_hosts": ["127.0.0.1"]})
+    warn_of_hosts(config, program.ledger())
+    assert f"lists '{wrong}', but no request went there; did you mean '{host}'?" in caplog.text
+    assert "lists '127.0.0.1'" not in caplog.text

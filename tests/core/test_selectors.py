@@ -4,6 +4,8 @@ import pytest
 
 from lightning_core import rollout, trainable
 from lightning_core.capture import aside, current_address, declare_agents, is_current_agent, note_elsewhere, scope
+from lightning_core.cli.ledger import format_names
+from lightning_core.records.ledger import trace_ledger
 from lightning_core.records.paths import ambiguous_paths
 from lightning_core.trace import DECLARED_AGENTS, REQUESTS
 from tests.cli.recorded import call
@@ -125,7 +127,7 @@ def test_an_agent_selected_by_its_path_is_current_by_its_name():
         ([["a", "w"], ["b", "w"]], {"w": ["a/w", "b/w"]}),
         ([["a", "w"], ["a", "w"]], {}),
         ([["a", "x"], ["a", "w"]], {}),
-        ([["w"], ["a", "w"]], {"w": ["a/w", "w"]}),
+        ([["w"], ["a", "w"]], {"w": ["a/w"]}),
         ([["w"], ["w", "w"]], {}),
         ([["a", "b", "w"], ["a", "c", "w"]], {"w": ["a/b/w", "a/c/w"]}),
     ],
@@ -140,3 +142,16 @@ def test_paths_of_names_in_several_places(places: list[list[str]], paths: dict[s
             for opened in reversed(scopes):
                 opened.__exit__(None, None, None)
     assert ambiguous_paths([run.trace]) == paths
+
+
+def test_an_agent_that_is_selected_by_its_path_is_listed_beside_the_others_of_its_name() -> None:
+    with rollout(agents=["a/w"]) as run:
+        for outer in ("a", "b"):
+            with scope(outer, kind="node"), scope("w", kind="node"):
+                address = current_address()
+                assert address is not None
+                call(str(address.agent), "?", {"role": "assistant", "content": "!"})
+    paths = ambiguous_paths([run.trace])
+    assert paths == {"w": ["a/w", "b/w"]}
+    listed = "names for agents.train: w (one place only: a/w, b/w)"
+    assert format_names(trace_ledger(run.trace), paths) == listed

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from lightning_core.capture.providers import is_listed, without_key
-from lightning_core.capture.shapes import UNSEEN, Body, find_route, seen_body
+from lightning_core.capture.shapes import UNSEEN, Body, Compressed, find_route, seen_body
 from lightning_core.endpoint.count import COMPACT, COUNTS
 from lightning_core.endpoint.dialects import ALL_DIALECTS
 
@@ -231,7 +232,22 @@ def test_a_body_is_read_only_if_that_does_not_consume_it() -> None:
     assert seen_body(None, {}) is None
     assert seen_body(text, {"content-type": "multipart/form-data; boundary=b"}) is None
     assert seen_body(text, {"content-type": "application/x-www-form-urlencoded"}) is None
-    assert seen_body(gzip.compress(text), {"content-encoding": "gzip"}) is UNSEEN
+    assert seen_body(text, {"content-type": b"application/json"}) == text
+    for data, encoding, read in (
+        (gzip.compress(text), "gzip", text),
+        (gzip.compress(text[:9]) + gzip.compress(text[9:]), "X-GZIP", text),
+        (zlib.compress(text), "deflate", text),
+        (zlib.compress(text, wbits=-15), "deflate", text),
+        (gzip.compress(zlib.compress(text)), "deflate, gzip", text),
+        (gzip.compress(text)[:-9], "gzip", UNSEEN),
+        (b"", "gzip", UNSEEN),
+        (text, "br", UNSEEN),
+        (gzip.compress(bytes((32 << 20) + 1)), "gzip", UNSEEN),
+    ):
+        found = seen_body(data, {"content-encoding": encoding})
+        assert isinstance(found, Compressed)
+        assert found.read() == read
+    assert seen_body(text, {"content-encoding": "identity"}) == text
     parts = iter([text])
     assert seen_body(parts, {}) is UNSEEN
     assert next(parts) == text

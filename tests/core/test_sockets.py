@@ -164,7 +164,7 @@ def test_low_level_use_of_a_connection(server: RecordingServer) -> None:
     assert first.url == f"{server.url}/endpoint/chat/completions"
     assert second.url.endswith("/api/chat")
     assert first.body == second.body == {"model": "m", "messages": []}
-    assert elsewhere(run) == {("writer", f"localhost:{port_of(server)}", "not a model call"): 1}
+    assert elsewhere(run) == {("writer", f"localhost:{port_of(server)}", "body not readable"): 1}
 
 
 def test_unix_sockets_are_counted_but_not_those_of_multiprocessing(tmp_path: Path) -> None:

@@ -26,26 +26,24 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from langchain_core.caches import InMemoryCache
 
-from lightning_core.capture import marks as registry
 from lightning_core.capture import scope
 from lightning_core.capture.speaker import refused
 from lightning_core.errors import InfrastructureError, StrayCallError, TrainingError
 from lightning_core.rollouts.counts import count_rollouts
 from lightning_core.testing.playground import Playground
-from lightning_core.testing.recording_server import RecordingServer, recording_server
+from lightning_core.testing.recording_server import recording_server
 from lightning_core.trace import Trace
 from tests.integrations.identity.chat_models import chat_model
 from tests.integrations.identity.clients import ask, ask_async, new_client
 from tests.integrations.silent_programs import workers
 from tests.integrations.silent_programs.children import CHILDREN, program_with_its_own_url
-from tests.integrations.silent_programs.clients import CLIENTS, COMPRESSED, NATIVE
+from tests.integrations.silent_programs.clients import CLIENTS, NATIVE, post
 from tests.integrations.silent_programs.marks import MARKS, equal_names
 from tests.integrations.silent_programs.scenario import CRITIC, WRITER, Refused, Scenario, as_writer
 from tests.integrations.silent_programs.workers import REFUSED, WORKERS
@@ -57,22 +55,9 @@ SCENARIOS = {**CLIENTS, **WORKERS, **CHILDREN, **MARKS}
 
 
 @pytest.fixture(autouse=True)
-def only_its_marks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Other tests mark agents in this process."""
-    monkeypatch.setattr(registry, "_marked", {})
+def no_workers() -> Iterator[None]:
     yield
     workers.forget()
-
-
-@pytest.fixture
-def provider() -> Iterator[RecordingServer]:
-    with recording_server() as server:
-        yield server
-
-
-@pytest.fixture
-def program(provider: RecordingServer, tmp_path: Path) -> Program:
-    return Program(provider, tmp_path)
 
 
 def solve_with(scenario: Scenario | Refused, url: str) -> Any:
@@ -153,9 +138,10 @@ def test_a_request_that_is_refused_and_swallowed_is_an_error(program: Program) -
     assert program.provider.requests == []
 
 
-def test_a_compressed_body_is_an_error(program: Program) -> None:
-    with pytest.raises(TrainingError, match=r"made a call in 2 rollouts.*400 Bad Request"):
-        program.run(solve_with(Scenario(COMPRESSED), program.provider.url))
+def test_a_body_with_an_unsupported_encoding_is_an_error(program: Program) -> None:
+    scenario = Scenario(post("/v1/chat/completions", b"?", **{"content-encoding": "br"}))
+    with pytest.raises(TrainingError, match=r"made a call in 2 rollouts.*415 Unsupported Media Type"):
+        program.run(solve_with(scenario, program.provider.url))
     assert program.provider.requests == []
 
 

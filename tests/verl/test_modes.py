@@ -10,7 +10,7 @@ from lightning_core.records.store import Store
 from tests.verl.conftest import Train
 from tests.verl.cpu import SETTINGS
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_colocated_and_dynamic_sampling(train: Train) -> None:

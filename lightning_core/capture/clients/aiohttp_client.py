@@ -10,7 +10,7 @@ from typing import Any
 from lightning_core.capture.clients.stamping import Redirection, redirect, sending
 from lightning_core.capture.clients.unrouted import attempt
 from lightning_core.capture.patching import Wrapper
-from lightning_core.capture.shapes import UNSEEN, Body, seen_body
+from lightning_core.capture.shapes import Body, Compressed, seen_body
 
 _stamped: ContextVar[bool] = ContextVar("lightning_aiohttp_stamped", default=False)
 
@@ -40,13 +40,13 @@ def _arguments(session: Any, method: str, str_or_url: Any, **rest: Any) -> tuple
     return method.upper(), url, session._prepare_headers(rest.get("headers")), rest
 
 
-def _body(rest: dict[str, Any], headers: Any) -> Body:
+def _body(rest: dict[str, Any], headers: Any) -> Body | Compressed:
     if isinstance(given := rest.get("json"), dict):
         return given
     data = rest.get("data")
     if data is None or isinstance(data, (dict, list, tuple)) or type(data).__name__ == "FormData":
         return None  # a form
-    return UNSEEN if rest.get("compress") else seen_body(getattr(data, "_value", data), headers)
+    return seen_body(getattr(data, "_value", data), headers)
 
 
 def _copy(session: Any, to: Redirection, headers: Any, rest: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

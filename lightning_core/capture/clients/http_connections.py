@@ -16,7 +16,7 @@ from lightning_core.capture.clients.stamping import Redirection, redirect, sendi
 from lightning_core.capture.clients.unrouted import attempt
 from lightning_core.capture.patching import Wrapper
 from lightning_core.capture.providers import port_of
-from lightning_core.capture.shapes import UNSEEN, Body, seen_body
+from lightning_core.capture.shapes import UNSEEN, Body, Compressed, seen_body
 
 _SOCKET = "_lightning_socket"
 """Attribute of a connection: its socket to the endpoint."""
@@ -87,7 +87,7 @@ def _absolute(connection: Any, path: str) -> str:
     return f"{scheme}://{netloc}{path}" if port in (standard, None) else f"{scheme}://{netloc}:{port}{path}"
 
 
-def _body(body: Any, headers: Mapping[str, str]) -> Body:
+def _body(body: Any, headers: Mapping[str, str]) -> Body | Compressed:
     if isinstance(body, io.BytesIO):
         body = body.getvalue()[body.tell() :]
     elif isinstance(body, (list, tuple)) and all(isinstance(part, bytes) for part in body):

@@ -10,7 +10,7 @@ from lightning_core.capture.clients.stamping import Redirection, is_same_origin,
 from lightning_core.capture.patching import Wrapper
 from lightning_core.capture.recording import record
 from lightning_core.capture.scope import current_run
-from lightning_core.capture.shapes import UNSEEN, Body, seen_body
+from lightning_core.capture.shapes import UNSEEN, Body, Compressed, seen_body
 
 
 def _send(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -42,7 +42,7 @@ def _stamped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, 
     return (_copy(request, to), *args[1:]), rest
 
 
-def _body(request: Any) -> Body:
+def _body(request: Any) -> Body | Compressed:
     # Private: ``_content`` is set once the body was read or given as a whole; httpx 0.28, httpx2 2.16.
     return seen_body(vars(request).get("_content", UNSEEN), request.headers)
 
@@ -54,7 +54,8 @@ def _copy(request: Any, to: Redirection) -> Any:
     copy.headers = request.headers.copy()
     for name in to.remove:
         copy.headers.pop(name, None)
-    copy.headers.update(to.set)
+    # Encoded as the client's own headers, from which the origin's credentials were decoded.
+    copy.headers.update({name: value.encode(copy.headers.encoding) for name, value in to.set.items()})
     copy.url = type(request.url)(to.url)
     return copy
 

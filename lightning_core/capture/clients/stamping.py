@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from lightning_core.capture.address import AGENT_HEADER, MARK_HEADER
@@ -22,7 +23,7 @@ from lightning_core.capture.clients.unrouted import refuse_unrouted
 from lightning_core.capture.providers import GOOGLE_KEY, KEY_HEADERS, host_of, is_listed, port_of, without_key
 from lightning_core.capture.recording import note_elsewhere, record
 from lightning_core.capture.run import Run, live_runs
-from lightning_core.capture.shapes import ORIGIN_PATH, Body, find_route
+from lightning_core.capture.shapes import ORIGIN_PATH, Body, Compressed, Unseen, find_route, header, lacks_model
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION, sign_origin
 from lightning_core.capture.speaker import Speaker, speaking, spoke
 
@@ -30,6 +31,10 @@ IGNORED = "ignored"
 """Why a request went elsewhere: its host is under `rollouts.ignore_hosts`."""
 NO_MODEL_CALL = "not a model call"
 """Why a request went elsewhere: it has not the shape of a model call."""
+NO_MODEL_NAMED = "names no model"
+"""Why a request went elsewhere: it would have the shape of a model call if it named a model."""
+UNREAD = "body not readable"
+"""Why a request went elsewhere: it is not on the path of a known API, and its body cannot be read without consuming it."""
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -67,7 +72,7 @@ class Redirection:
         return {**kept, **self.set}
 
 
-def redirect(method: str, url: str, headers: Mapping[str, str], body: Body) -> Redirection | None:
+def redirect(method: str, url: str, headers: Mapping[str, str], body: Body | Compressed) -> Redirection | None:
     """Where a request goes instead of ``url``; None: it is not changed.
 
     ``headers``: with lower-case or case-insensitive names. Raises StrayCallError for a model call of no agent that can be named, and for
@@ -79,6 +84,8 @@ def redirect(method: str, url: str, headers: Mapping[str, str], body: Body) -> R
             return None
         clean, key = without_key(url)
         target = _split(clean)
+        if isinstance(body, Compressed):
+            body = body.read()
         if isinstance(speaker, Speaker):
             return _redirect_for(speaker, method, target, headers, body, key)
         if _is_stray_call(method, target, body):
@@ -109,7 +116,7 @@ def _redirect_for(
     route = None if ignored else find_route(method, target.path, body)
     if route is None:
         if not _sending.get():
-            note_elsewhere(host_of(target), IGNORED if ignored else NO_MODEL_CALL)
+            note_elsewhere(host_of(target), IGNORED if ignored else _why_elsewhere(method, target.path, body))
         return None
     spoke()
     if endpoint is None:
@@ -122,9 +129,17 @@ def _redirect_for(
     return _stamped(speaker, url, more, remove=("authorization", *keys))
 
 
+def _why_elsewhere(method: str, path: str, body: Body) -> str:
+    if isinstance(body, Unseen) and method.upper() == "POST":
+        return UNREAD
+    return NO_MODEL_NAMED if lacks_model(method, path, body) else NO_MODEL_CALL
+
+
 def _is_stray_call(method: str, target: SplitResult, body: Body) -> bool:
     live = live_runs()
-    if any(is_listed(target, run.ignore_hosts) for run in live):
+    if ignoring := [run for run in live if is_listed(target, run.ignore_hosts)]:
+        if not _sending.get():
+            ignoring[0].note_elsewhere(None, host_of(target), IGNORED)
         return False
     # A request to an endpoint has the key of its rollout.
     if any(run.endpoint is not None and is_same_origin(target, _split(run.endpoint)) for run in live):
@@ -140,15 +155,15 @@ def _stamped(speaker: Speaker, url: str, more: Mapping[str, str], *, remove: tup
     return Redirection(url, headers, (AGENT_HEADER, MARK_HEADER, *remove), speaker.run)
 
 
-def _origin(target: SplitResult, headers: Mapping[str, str], key: str | None, names: tuple[str, ...]) -> dict[str, str]:
+def _origin(target: SplitResult, headers: Mapping[str, Any], key: str | None, names: tuple[str, ...]) -> dict[str, str]:
     origin = {ORIGIN: target.geturl()}
-    if (credentials := headers.get("authorization")) is not None:
-        origin[ORIGIN_AUTHORIZATION] = credentials
+    if "authorization" in headers:
+        origin[ORIGIN_AUTHORIZATION] = header(headers, "authorization")
     if key is not None:
         origin[ORIGIN_AUTHORIZATION] = f"{GOOGLE_KEY} {key}"
     for name in names:
-        if (value := headers.get(name)) is not None:
-            origin[ORIGIN_AUTHORIZATION] = f"{name} {value}"
+        if name in headers:
+            origin[ORIGIN_AUTHORIZATION] = f"{name} {header(headers, name)}"
     return origin
 
 

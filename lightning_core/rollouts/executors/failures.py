@@ -14,8 +14,8 @@ from itertools import islice
 from typing import Any
 
 from lightning_core import errors
+from lightning_core.errors import text_of
 from lightning_core.rollouts.containment import chain
-from lightning_core.trace import text_of
 
 _MAX_TEXT = 4_000
 _MAX_CHAIN = 20

@@ -36,11 +36,12 @@ from lightning_core.capture.children.scope import ChildScope
 from lightning_core.capture.children.sender import RECORDS_THREAD
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.process_patches import ensure_patched
+from lightning_core.errors import text_of
 from lightning_core.rollouts.containment import contained
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import receive_bytes, send_json
 from lightning_core.rollouts.executors.reference import Reference
-from lightning_core.trace import REWARD_FUNCTION, text_of
+from lightning_core.trace import REWARD_FUNCTION
 
 _TOOL_THREADS = 256
 _MAX_SHOWN = 300

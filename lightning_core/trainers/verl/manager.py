@@ -30,6 +30,8 @@ from lightning_core.config import Config, load_config
 from lightning_core.config.imports import import_callable
 from lightning_core.credit import Credit, Episode
 from lightning_core.endpoint.routing import Routing
+from lightning_core.records.ledger import NewRoutes
+from lightning_core.records.progress import PlainProgress
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.collect import Collector, Group, require_transitions, without_signal
 from lightning_core.rollouts.counts import add_counts
@@ -88,8 +90,13 @@ class LightningManager:
         self._config = config
         self._folder = folder
         self._store = Store(folder / "store.db")
-        self._collector = Collector(config, ClusterAgents(workers, retries=config.rollouts.retries), self._store)
+        agents = ClusterAgents(workers, retries=config.rollouts.retries)
+        self._collector = Collector(config, agents, self._store, on_rollout=self._show_routes)
         self._whole_batch = any(rules.needs_batch for rules in self._collector.rules.values())
+        self._routes, self._progress = (
+            NewRoutes(),
+            PlainProgress(),
+        )  # Ray shows the text in the process that started the run
         self._checked = False
         self._replaced: Counter[int] = Counter()
         self._counts: dict[int, dict[str, float]] = {}
@@ -131,6 +138,10 @@ class LightningManager:
             )
 
         return cls(ours, folder=Path(settings["folder"]), workers=WorkerPool(make, count))
+
+    def _show_routes(self, rollout: Rollout) -> None:
+        if routing := self._routes.of(rollout.trace):
+            self._progress.message(routing)
 
     def generate_sequences(self, prompts: Any) -> None:
         """Start the rollouts of ``prompts`` (a TensorDict) and return.

@@ -14,6 +14,7 @@ from lightning_core.records.checkpoints import checkpoint_step
 from lightning_core.records.report import MetricsLog
 from lightning_core.records.store import Store
 from lightning_core.rollouts.entries import pick_tasks
+from lightning_core.rollouts.interrupts import interruptible
 from lightning_core.trace import describe
 from lightning_core.trainers.plan import Plan
 from lightning_core.trainers.verl.records import FAILURE, archive_log, read_metrics_of_verl
@@ -64,7 +65,8 @@ def train_with_verl(plan: Plan) -> None:
     with Store(folder / "store.db") as store:  # created here, so that it exists even if verl fails
         store.rewind(0 if plan.checkpoint is None else checkpoint_step(plan.checkpoint))
     try:
-        _run(found)
+        with interruptible():
+            _run(found)
     except Exception as error:
         if (known := _known_failure(error, folder)) is not None:
             raise known from None

@@ -122,6 +122,10 @@ CLIENTS: dict[str, Scenario] = {
     "Azure's path, without a model": Scenario(
         post("/openai/deployments/gpt/chat/completions?api-version=1", _NO_MODEL)
     ),
+    "a compressed body": Scenario(
+        post("/v1/chat/completions", gzip.compress(json.dumps(CHAT).encode()), **{"content-encoding": "gzip"})
+    ),
+    "Responses without a model": Scenario(post("/v1/responses", {"input": WRITER})),
     "Responses": Scenario(post("/v1/responses", {"model": "gpt", "input": WRITER})),
     "Anthropic's Messages": Scenario(
         post("/v1/messages", CHAT | {"max_tokens": 64}, **{"anthropic-version": "2023-06-01"})
@@ -133,6 +137,3 @@ CLIENTS: dict[str, Scenario] = {
 
 NATIVE = post_to_localhost("/api/chat")
 """Ollama's own wire format, which the endpoint does not sample."""
-
-COMPRESSED = post("/v1/chat/completions", gzip.compress(json.dumps(CHAT).encode()), **{"content-encoding": "gzip"})
-"""The endpoint reads no compressed bodies."""

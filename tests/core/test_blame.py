@@ -1,0 +1,320 @@
+"""Who is responsible for a rollout that did not end well: real agents, clients, endpoint and provider."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from starlette.responses import JSONResponse
+
+from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.capture import current_address, current_run, reward, scope
+from lightning_core.chat.chat import Chat
+from lightning_core.config.sections import Rollouts
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.errors import ConfigError
+from lightning_core.rollouts.runner import Job, Rollout, Runner
+from lightning_core.testing.recording_server import RecordingServer
+
+TRAINED = Routing(trained=frozenset({"writer"}))
+HI: Any = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def endpoint(server: RecordingServer) -> Iterator[PolicyEndpoint]:
+    """Answers the writer itself, and forwards to ``server`` for the others."""
+    backend = ScriptedBackend(lambda prompt: "answer")
+    upstream = UpstreamServer(base_url=f"{server.url}/v1")
+    with PolicyEndpoint(backend, Chat(backend.tokenizer), upstream=upstream) as endpoint:
+        yield endpoint
+
+
+def run(endpoint: PolicyEndpoint, solve: Callable[[Any], Any], n: int = 1, **options: Any) -> list[Rollout]:
+    reward_function, tasks = options.pop("reward_function", None), options.pop("tasks", None)
+    tasks = tasks or [{"id": str(i)} for i in range(n)]
+    jobs = [Job(task=task, task_id=str(task["id"]), seed=0) for task in tasks]
+    settings = Rollouts(**{"concurrency": 1, **options})
+    with Runner(solve, endpoint=endpoint, settings=settings, reward_function=reward_function) as runner:
+        return runner.submit(jobs, routing=TRAINED).result(60)
+
+
+def client(agent: str = "critic", **options: Any) -> OpenAI:
+    return OpenAI(**settings_of(agent), **options)
+
+
+def settings_of(agent: str) -> dict[str, Any]:
+    current = current_run()
+    assert current is not None
+    with scope(agent):
+        address = current_address()
+    assert address is not None
+    return {"base_url": current.endpoint, "api_key": current.api_key, "default_headers": address.to_headers()}
+
+
+def complete(made: OpenAI, content: str = "hi", **options: Any) -> Any:
+    return made.chat.completions.create(model="m", messages=[{"role": "user", "content": content}], **options)
+
+
+def busy(status: int = 429) -> JSONResponse:
+    return JSONResponse({"error": {"message": "later"}}, status, {"retry-after-ms": "1"})
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_what_a_clients_own_retries_recovered_counts_as_it_ended(
+    endpoint: PolicyEndpoint, server: RecordingServer, status: int
+) -> None:
+    server.failure = busy(status)
+
+    def solve(task: dict[str, str]) -> float:
+        server.fail_next = 2 if int(task["id"]) % 5 == 0 else 0
+        complete(client(max_retries=2))
+        return 1.0
+
+    rollouts = run(endpoint, solve, 10, retries=0)
+    assert [(r.status, r.reward) for r in rollouts] == [("ok", 1.0)] * 10
+    assert [r.trace.counters.get("recovered", 0) for r in rollouts] == [2, 0, 0, 0, 0] * 2
+
+
+@pytest.mark.parametrize("kind", ["stream", "embeddings", "another connection"])
+def test_every_kind_of_request_can_be_retried(endpoint: PolicyEndpoint, server: RecordingServer, kind: str) -> None:
+    server.failure = busy()
+
+    def solve(task: Any) -> float:
+        server.fail_next = 1
+        if kind == "stream":
+            list(complete(client(max_retries=1), stream=True))
+        elif kind == "embeddings":
+            client(max_retries=1).embeddings.create(model="m", input="hi")
+        else:
+            with pytest.raises(openai.RateLimitError):
+                complete(client(max_retries=0))
+            complete(client(max_retries=0))
+        return 1.0
+
+    (r,) = run(endpoint, solve, retries=0)
+    assert (r.status, r.error) == ("ok", None)
+
+
+@pytest.mark.parametrize("afterwards", ["nothing", "another request", "another agent's", "an earlier one"])
+def test_a_failure_that_no_retry_recovered_is_infrastructure_even_if_the_agent_goes_on(
+    endpoint: PolicyEndpoint, server: RecordingServer, afterwards: str
+) -> None:
+    server.failure = busy()
+
+    def solve(task: Any) -> float:
+        if afterwards == "an earlier one":
+            complete(client())
+        server.fail_next = 1
+        with contextlib.suppress(openai.RateLimitError):
+            complete(client(max_retries=0))
+        if afterwards == "another request":
+            complete(client(), "bye")
+        elif afterwards == "another agent's":
+            complete(client("reviewer"))
+        return 1.0
+
+    (r,) = run(endpoint, solve, retries=0)
+    assert r.status == "infrastructure"
+    assert "returned status 429" in (r.error or "")
+
+
+@pytest.mark.parametrize(("status", "advice"), [(401, "credentials"), (403, "credentials"), (404, "the model")])
+def test_a_wrong_key_or_model_is_not_retried_and_names_the_host(
+    endpoint: PolicyEndpoint, server: RecordingServer, status: int, advice: str
+) -> None:
+    server.failure, server.fail_next = busy(status), 99
+    (r,) = run(endpoint, lambda task: complete(client(max_retries=0)), retries=3)
+    assert (r.status, r.attempt, len(server.requests)) == ("infrastructure", 0, 1)
+    assert f"{server.url}/v1/chat/completions returned status {status}" in (r.error or "")
+    assert f". Check the {'URL, and that the server has this model' if status == 404 else advice}" in (r.error or "")
+
+
+def raising(task: Any, result: Any) -> float:
+    raise KeyError("answer")
+
+
+def hanging(task: Any, result: Any) -> float:
+    time.sleep(3)
+    return 1.0
+
+
+def exiting(task: Any, result: Any) -> float:
+    sys.exit(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        (raising, "the reward function raised KeyError: 'answer'"),
+        (hanging, "the reward function did not return within rollouts.timeout_seconds = 0.5 s"),
+        (exiting, "the reward function raised AgentExit: raised SystemExit(1)"),
+    ],
+)
+def test_a_reward_function_that_fails_is_infrastructure(
+    endpoint: PolicyEndpoint, function: Callable[[Any, Any], float], error: str
+) -> None:
+    (r,) = run(endpoint, lambda task: "x", reward_function=function, retries=1, timeout_seconds=0.5)
+    assert (r.status, r.attempt) == ("infrastructure", 1)
+    assert error in (r.error or "")
+
+
+def test_slow_reward_functions_run_at_the_same_time(endpoint: PolicyEndpoint) -> None:
+    together = threading.Barrier(8)
+    (*rollouts,) = run(
+        endpoint, lambda task: "x", 8, reward_function=lambda task, result: together.wait(30) >= 0, concurrency=8
+    )
+    assert [(r.status, r.reward) for r in rollouts] == [("ok", 1.0)] * 8
+
+
+def test_a_shared_client_that_somebody_closed_is_not_the_agents_failure(endpoint: PolicyEndpoint) -> None:
+    shared = httpx.Client()
+    shared.close()
+
+    def solve(task: Any) -> float:
+        complete(client("writer", http_client=shared, max_retries=0))
+        return 1.0
+
+    (r,) = run(endpoint, solve, retries=1)
+    assert (r.status, r.attempt) == ("infrastructure", 1)
+    assert "client has been closed" in (r.error or "")
+
+
+def test_a_shared_client_of_an_event_loop_that_has_ended_is_not_the_agents_failure(endpoint: PolicyEndpoint) -> None:
+    shared = httpx.AsyncClient()
+
+    def solve(task: Any) -> float:
+        async def answer() -> None:
+            made = AsyncOpenAI(**settings_of("writer"), http_client=shared, max_retries=0)
+            await made.chat.completions.create(model="m", messages=HI)
+
+        asyncio.run(answer())
+        return 1.0
+
+    rollouts = run(endpoint, solve, 3, retries=0)
+    assert {r.status for r in rollouts} == {"ok", "infrastructure"}, [r.error for r in rollouts]
+
+
+def test_a_call_with_the_key_of_an_ended_rollout_is_not_the_agents_failure(endpoint: PolicyEndpoint) -> None:
+    kept: list[OpenAI] = []
+
+    def solve(task: Any) -> float:
+        kept.append(client("writer", max_retries=0))
+        complete(kept[0])
+        return 1.0
+
+    first, second = run(endpoint, solve, 2, retries=0)
+    assert (first.status, second.status) == ("ok", "infrastructure")
+    assert "unknown API key" in (second.error or "")
+
+
+def test_an_endpoint_that_is_gone_is_not_the_agents_failure(server: RecordingServer) -> None:
+    backend = ScriptedBackend(lambda prompt: "answer")
+
+    def solve(task: Any) -> float:
+        if task["id"] == "1":
+            endpoint.__exit__()
+        complete(client("writer", max_retries=0))
+        return 1.0
+
+    with PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint:
+        first, second, third = run(endpoint, solve, 3, retries=2)
+    assert (first.status, second.status, third.status) == ("ok", "infrastructure", "infrastructure")
+    assert (second.attempt, third.attempt) == (0, 0)
+    assert (third.error or "").startswith("the policy endpoint has stopped: APIConnectionError")
+
+
+@pytest.mark.parametrize(
+    ("calls", "options", "expected"),
+    [
+        (True, {}, ("failed", 0.25, 0)),
+        (True, {"on_timeout": "leave_out"}, ("infrastructure", 0.25, 1)),
+        (False, {}, ("infrastructure", 0.25, 1)),
+    ],
+)
+def test_a_rollout_that_exceeds_the_time_limit_after_a_call_has_failed(
+    endpoint: PolicyEndpoint, calls: bool, options: dict[str, Any], expected: tuple[str, float, int]
+) -> None:
+    release = threading.Event()
+
+    def solve(task: Any) -> None:
+        if calls:
+            complete(client("writer"))
+        reward(0.25)
+        release.wait(60)
+
+    (r,) = run(endpoint, solve, timeout_seconds=1, retries=1, **options)
+    release.set()
+    assert (r.status, r.reward, r.attempt) == expected
+    assert "rollouts.timeout_seconds = 1 s" in (r.error or "")
+
+
+def test_an_agent_cannot_change_the_task_of_others(endpoint: PolicyEndpoint) -> None:
+    task = {"id": "t", "numbers": [1]}
+    seen: list[Any] = []
+
+    def solve(own: dict[str, Any]) -> str:
+        seen.append(repr(own))
+        own["numbers"].append(2)
+        own["answer"] = "mine"
+        return "x"
+
+    def judge(own: dict[str, Any], result: Any) -> float:
+        solve(own)
+        return 1.0
+
+    run(endpoint, solve, tasks=[task] * 3, reward_function=judge)
+    assert {*seen, repr(task)} == {"{'id': 't', 'numbers': [1]}"}
+
+
+def test_a_task_that_cannot_be_copied_is_a_clear_error(endpoint: PolicyEndpoint) -> None:
+    task = {"id": "t", "lock": threading.Lock()}
+    with pytest.raises(ConfigError, match=r"task 't' cannot be copied \(TypeError: cannot pickle .*Use plain data"):
+        run(endpoint, lambda task: 1.0, tasks=[task])
+
+
+def cancels(task: Any) -> float:
+    raise asyncio.CancelledError("mine")
+
+
+def exits(task: Any) -> float:
+    sys.exit(3)
+
+
+def interrupts(task: Any) -> float:
+    raise KeyboardInterrupt
+
+
+async def cancels_itself(task: Any) -> float:
+    raise asyncio.CancelledError("mine")
+
+
+async def exits_itself(task: Any) -> float:
+    sys.exit(3)
+
+
+@pytest.mark.parametrize(
+    ("solve", "named"),
+    [
+        (cancels, "CancelledError('mine')"),
+        (exits, "SystemExit(3)"),
+        (interrupts, "KeyboardInterrupt()"),
+        (cancels_itself, "CancelledError('mine')"),
+        (exits_itself, "SystemExit(3)"),
+        (lambda task: exits_itself(task), "SystemExit(3)"),
+    ],
+)
+def test_an_agent_that_ends_itself_is_a_failed_rollout(
+    endpoint: PolicyEndpoint, solve: Callable[[Any], Any], named: str
+) -> None:
+    rollouts = run(endpoint, solve, 2, retries=0)
+    assert [(r.status, r.error) for r in rollouts] == [("failed", f"AgentExit: raised {named}")] * 2
