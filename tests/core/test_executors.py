@@ -211,8 +211,7 @@ PROGRAM = """
     import sys, time
     from lightning_core.backends.scripted import ScriptedBackend
     from lightning_core.chat.chat import Chat
-    from lightning_core.config import load_config
-from lightning_core.config.sections import Rollouts
+    from lightning_core.config.sections import Rollouts
     from lightning_core.endpoint.routing import Routing
     from lightning_core.endpoint.server import PolicyEndpoint
     from lightning_core.rollouts.runner import Job, Runner

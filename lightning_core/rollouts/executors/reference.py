@@ -15,7 +15,7 @@ from lightning_core.trace import describe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
+class FunctionReference:
     """A function that another process can load."""
 
     name: str | None = None
@@ -31,7 +31,7 @@ class Reference:
         return pickle.loads(base64.b64decode(self.pickled))
 
 
-def reference(function: Callable[..., Any], key: str, *, configured: str | None, named_only: bool) -> Reference:
+def reference(function: Callable[..., Any], key: str, *, configured: str | None, named_only: bool) -> FunctionReference:
     """How another process loads ``function``. Raises `ConfigError` if it cannot.
 
     ``configured``: the name under ``key`` in the configuration, if any. ``named_only``: refuse a pickled object, whose state
@@ -39,14 +39,14 @@ def reference(function: Callable[..., Any], key: str, *, configured: str | None,
     """
     for name in (configured, _own_name(function)):
         if name is not None and _is_at(function, name):
-            return Reference(name=name)
+            return FunctionReference(name=name)
     module = getattr(function, "__module__", None)
     if module == "__main__":
         raise _unsupported(key, function, "it is defined in the program that was started (__main__)")
     if named_only or hasattr(function, "__code__"):
         raise _unsupported(key, function, "it is not at the top level of a module")
     try:
-        return Reference(pickled=base64.b64encode(pickle.dumps(function)).decode())
+        return FunctionReference(pickled=base64.b64encode(pickle.dumps(function)).decode())
     except Exception as error:  # noqa: BLE001 - pickling runs the object's own code
         raise _unsupported(key, function, f"it cannot be pickled ({describe(error)})") from None
 

@@ -40,7 +40,7 @@ from lightning_core.errors import text_of
 from lightning_core.rollouts.containment import contained
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import receive_bytes, send_json
-from lightning_core.rollouts.executors.reference import Reference
+from lightning_core.rollouts.executors.reference import FunctionReference
 from lightning_core.trace import REWARD_FUNCTION
 
 _TOOL_THREADS = 256
@@ -54,7 +54,7 @@ class ProgramSettings:
     """What a worker loads. All fields are JSON values."""
 
     agent: dict[str, Any]
-    """Fields of a `Reference`."""
+    """Fields of a `FunctionReference`."""
     reward: dict[str, Any] | None
     integrations: list[str]
     log_level: int | None
@@ -85,8 +85,8 @@ class Program:
             logging.basicConfig(level=settings["log_level"], format="%(levelname)s %(name)s: %(message)s")
         ensure_patched(settings["integrations"])
         reward = settings["reward"]
-        solve = Reference(**settings["agent"]).load("agent")
-        return cls(contained(solve), None if reward is None else contained(Reference(**reward).load("reward")))
+        solve = FunctionReference(**settings["agent"]).load("agent")
+        return cls(contained(solve), None if reward is None else contained(FunctionReference(**reward).load("reward")))
 
 
 def main(fd: int) -> None:
@@ -230,7 +230,9 @@ def _flush() -> None:
             stream.flush()
 
 
-def to_settings(agent: Reference, reward: Reference | None, integrations: frozenset[str]) -> dict[str, Any]:
+def to_settings(
+    agent: FunctionReference, reward: FunctionReference | None, integrations: frozenset[str]
+) -> dict[str, Any]:
     """The settings of a program as JSON values."""
     root = logging.getLogger()
     settings = ProgramSettings(
