@@ -248,7 +248,7 @@ def test_nothing_is_left_of_a_run_that_is_interrupted_or_killed(tmp_path: Path, 
     finally:
         program.kill()
     pids = [int(line) for line in file.read_text().splitlines()]
-    # The child in a session of its own is ended by whoever ends its parent in time; after SIGKILL it may remain.
+    # The child in a session of its own is found through its parent, which may end first after SIGKILL.
     wait_until_gone(pids if number == signal.SIGINT else [pids[0], pids[2]])
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
