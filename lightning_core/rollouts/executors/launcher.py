@@ -28,6 +28,7 @@ from typing import Any
 
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import receive_bytes, send_json
+from lightning_core.rollouts.executors.groups import end_group
 from lightning_core.rollouts.executors.worker import Program, memory_bytes, work
 
 COMMAND = struct.Struct("!cI")
@@ -159,33 +160,6 @@ class Launcher:
             if ended.si_pid in self._workers:
                 self._workers.discard(ended.si_pid)
                 send_json(self._control, {"exited": ended.si_pid, "status": os.waitstatus_to_exitcode(status)})
-
-
-def end_group(pid: int, number: signal.Signals) -> None:
-    """Send a signal to the process group of the worker ``pid``, and to its descendants in other groups."""
-    others = _descendants(pid)
-    for send, target in ((os.killpg, pid), *((os.kill, other) for other in others)):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            send(target, number)
-
-
-def _descendants(pid: int) -> list[int]:
-    """The descendants of ``pid`` outside its process group; empty on systems without ``/proc``."""
-    children: dict[int, list[tuple[int, int]]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The name in parentheses may have any characters.
-            parent, group = path.read_text(errors="replace").rpartition(")")[2].split()[1:3]
-        except (OSError, ValueError):
-            continue
-        children.setdefault(int(parent), []).append((int(path.parent.name), int(group)))
-    found, todo = list[int](), [pid]
-    while todo:
-        for child, group in children.get(todo.pop(), ()):
-            todo.append(child)
-            if group != pid:
-                found.append(child)
-    return found
 
 
 def _why_not_fork(files: dict[int, str], threads: int) -> str | None:

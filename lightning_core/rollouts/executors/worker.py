@@ -1,7 +1,7 @@
 """A worker process: runs one rollout after another, each in its own scope.
 
-Working directory, environment variables and random numbers are the same at the start of each rollout, whatever earlier ones
-did. Other state of the process is kept, so that the agent's clients stay connected.
+Working directory, environment variables and random numbers are reset at the start of each rollout. Other state of the process
+is kept, so that the agent's clients stay connected.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from lightning_core.errors import text_of
 from lightning_core.rollouts.containment import contained
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import receive_bytes, send_json
+from lightning_core.rollouts.executors.groups import end_group
 from lightning_core.rollouts.executors.reference import FunctionReference
 from lightning_core.trace import REWARD_FUNCTION
 
@@ -131,8 +132,8 @@ class Worker:
     def _receive(self) -> None:
         while (message := receive_bytes(self._connection)) is not None:
             self._messages.put(message)
-        # The runner is gone: end this process and those that the agent started in its group.
-        os.killpg(0, signal.SIGKILL)
+        # The runner is gone: end this process and those that the agent started.
+        end_group(os.getpid(), signal.SIGKILL)
 
     def _run(self, data: bytes) -> dict[str, Any]:
         given: WorkMessage = pickle.loads(data)
