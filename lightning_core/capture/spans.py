@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, Tra
 from opentelemetry.sdk.trace import Span as SdkSpan
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags, set_span_in_context
 
 from lightning_core import trace as tr
@@ -56,6 +57,30 @@ def deliver(record: SpanRecord) -> bool:
     if listener is not None:
         listener(record)
     return listener is not None
+
+
+def export(record: SpanRecord) -> None:
+    """Send a span of a child process, where no processor is, to the processors of this one."""
+    if not _processors:
+        return
+    trace_id = int(record.trace_id, 16)
+    parent, own = (
+        None if span is None else SpanContext(trace_id, int(span, 16), is_remote=False, trace_flags=TraceFlags(1))
+        for span in (record.parent_id, record.span_id)
+    )
+    span = ReadableSpan(
+        record.name,
+        own,
+        parent,
+        _provider.resource,
+        record.attributes,
+        status=Status() if record.error is None else Status(StatusCode.ERROR, record.error),
+        start_time=record.start_ns,
+        end_time=record.end_ns,
+        instrumentation_scope=_SCOPE,
+    )
+    for processor in _processors:
+        processor.on_end(span)
 
 
 class _Collector(SpanProcessor):
@@ -118,6 +143,7 @@ def make_provider() -> TracerProvider:
 _provider = make_provider()
 _provider.add_span_processor(_Collector())
 _tracer = _provider.get_tracer("lightning_core")
+_SCOPE = InstrumentationScope("lightning_core")
 
 
 def add_span_processor(processor: SpanProcessor) -> None:

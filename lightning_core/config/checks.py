@@ -52,6 +52,8 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             ("rollouts", "max_tokens"),
             f"found {c.rollouts.max_tokens}, expected less than policy.max_context = {limit}, which includes the prompt",
         )
+    if c.rollouts.fresh and c.rollouts.executor in ("task", "thread"):
+        yield ("rollouts", "fresh"), f"needs worker processes, but rollouts.executor is {c.rollouts.executor!r}"
     if c.rollouts.redirect_hosts == ():
         yield (
             ("rollouts", "redirect_hosts"),

@@ -189,6 +189,12 @@ class Rollouts(Section):
     """What a rollout that exceeds the time limit counts as. `fail`: failed, with the reward so far, else 0, if a model
     call of it was answered. `leave_out`: an infrastructure failure. Without an answered call, or if one call took more
     than half of the time, it always is one."""
+    executor: Literal["auto", "task", "thread", "process"] = "auto"
+    """Where agents run; see docs/executors.md. `process`: worker processes. `task`: this process, with one event loop
+    for all async agents. `thread`: this process, with a thread for each rollout. `auto`: `process` if the agent and
+    the reward function can be imported by name, else `task`."""
+    fresh: bool = False
+    """Whether each rollout gets a new worker process. Nothing that a rollout leaves behind reaches another."""
     retries: CountOrZero = 1
     """Number of retries after an infrastructure failure. The agent's own failures are not retried, nor are errors that
     every attempt gets, such as a wrong API key."""

@@ -7,6 +7,7 @@ a reward. Calls are not accepted, because the endpoint records them itself.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from lightning_core import trace as tr
 from lightning_core.capture import Run, find_run
 from lightning_core.capture.children.sender import PATH as RELATIVE_PATH
 from lightning_core.capture.signatures import SIGNATURE, is_record_signed
-from lightning_core.capture.spans import deliver
+from lightning_core.capture.spans import deliver, export
 from lightning_core.endpoint.dialects import chat_completions
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.otlp_receiver import MAX_SPANS
@@ -124,6 +125,7 @@ class ChildRecords:
                 )
             if session.closed:
                 raise PolicyRequestError(UNKNOWN_KEY, status=401)
+            session.active = time.monotonic()
             return JSONResponse({"refused": _add_all(session, run, data.split(b"\n"))})
         except PolicyRequestError as error:
             return error_response(chat_completions, error)
@@ -174,4 +176,6 @@ def _add_span(session: Session, run: Run, span: ChildSpan) -> None:
     if session.child_spans >= MAX_SPANS:
         raise PolicyRequestError(f"the rollout has {MAX_SPANS} spans of child processes, which is the limit")
     session.child_spans += 1
-    deliver(SpanRecord(**span.model_dump()))
+    finished = SpanRecord(**span.model_dump())
+    if deliver(finished):
+        export(finished)

@@ -174,6 +174,11 @@ class PolicyEndpoint:
         secret = None if run is None else run.secret
         self._sessions.open(key, Session(root=root, routing=routing, seed=seed, secret=secret))
 
+    def silence(self, key: str) -> float:
+        """Seconds since the rollout last called a model or sent a record; 0 during a call, and for a rollout that has ended."""
+        session = self._sessions.get(key)
+        return 0.0 if session is None or session.requests else time.monotonic() - session.active
+
     def verdict(self, key: str) -> Verdict:
         """Whether the calls so far were answered by the right models; to be called before `close`."""
         session = self._sessions.get(key)

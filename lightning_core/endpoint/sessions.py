@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ class Session:
     """The number of spans that child processes recorded."""
     requests: int = 0
     """The number of requests being received or answered."""
+    active: float = field(default_factory=time.monotonic)
+    """When the last request or record came or was answered, by the monotonic clock."""
     work: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     """The tasks of the requests being answered."""
     failed: dict[RequestKey, list[str]] = field(default_factory=dict["RequestKey", list[str]])
@@ -102,9 +105,11 @@ class Sessions:
             )
         session.requests += 1
         self._requests += 1
+        session.active = time.monotonic()
         try:
             yield
         finally:
+            session.active = time.monotonic()
             session.requests -= 1
             self._requests -= 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from lightning_core.errors import show
@@ -48,3 +48,14 @@ async def _settled(work: Awaitable[Any]) -> Any:
         if task is not None and task.cancelling():  # by the runner
             raise
         raise AgentExit(f"raised {show(error)}") from error
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """``error`` and what it was raised from: clients raise their own errors from others. A group has those of its first member."""
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        yield found
+        inner = found.exceptions[0] if isinstance(found, BaseExceptionGroup) else None
+        found = inner or found.__cause__ or found.__context__

@@ -96,7 +96,15 @@ def open_agents(
     limits = replace(limits, requests=max(limits.requests, 4 * settings.concurrency))
     with (
         PolicyEndpoint(backend, chats, upstream=target, limits=limits) as endpoint,
-        Runner(solve, endpoint=endpoint, settings=settings, agents=agents, reward_function=reward_function) as runner,
+        Runner(
+            solve,
+            endpoint=endpoint,
+            settings=settings,
+            agents=agents,
+            reward_function=reward_function,
+            agent_name=config.agent,
+            reward_name=config.reward,
+        ) as runner,
         ThreadPoolExecutor(_JUDGED_AT_ONCE, thread_name_prefix="lightning-judge") as judges,
     ):
         yield LocalAgents(config, runner, endpoint, judges)

@@ -13,12 +13,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from lightning_core.errors import CaptureError, InfrastructureError, RewardError, TimeLimitError, text_of
 from lightning_core.records.store import Status
+from lightning_core.rollouts.containment import chain
 from lightning_core.trace import Call, describe
 
 OnTimeout = Literal["fail", "leave_out"]
@@ -88,17 +89,6 @@ def classify(evidence: Evidence) -> Outcome:
         why = describe(error) if cause is error else f"{describe(error)} (caused by {describe(cause)})"
         return Outcome(status="infrastructure", error=why, retry=True)
     return Outcome(status="failed", error=describe(error))
-
-
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """``error`` and what it was raised from: clients raise their own errors from others. A group has those of its first member."""
-    seen: set[int] = set()
-    found: BaseException | None = error
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
-        yield found
-        inner = found.exceptions[0] if isinstance(found, BaseExceptionGroup) else None
-        found = inner or found.__cause__ or found.__context__
 
 
 def _is_outside(cause: BaseException) -> bool:

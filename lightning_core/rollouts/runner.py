@@ -1,7 +1,7 @@
 """Runs many rollouts at once, each in its own scope, with a time limit and retries.
 
-An agent entry is ``solve(task)``, sync (run on its own thread) or async (run on the runner's event loop). Each attempt, and
-each call of the reward function, gets its own copy of the task. A rollout's status (`outcome.classify`) is
+An agent entry is ``solve(task)``, sync or async. An executor runs it (see `executors`); the runner's own loop runs no code of agents.
+Each attempt, and each call of the reward function, gets its own copy of the task. A rollout's status (`outcome.classify`) is
 
 - ``ok`` if it returns. Its reward is the returned number, the sum of calls of `capture.reward`, or the result of the
   reward function.
@@ -19,41 +19,42 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
-import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
-from lightning_core.capture import Run, aside, bind, reward, rollout
+from lightning_core.capture import Run, reward, rollout
 from lightning_core.capture.mark import get_mark
 from lightning_core.capture.repeats import Repeats
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.speakers import Verdict
-from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TimeLimitError, show
+from lightning_core.errors import ConfigError, InfrastructureError, RewardError, show
 from lightning_core.records.ledger import general_reason
 from lightning_core.records.store import Status
-from lightning_core.rollouts.containment import contained
+from lightning_core.rollouts.executors.choose import choose_executor
+from lightning_core.rollouts.executors.executor import Assignment, DisplacedError, ExecutorError, Returned
 from lightning_core.rollouts.outcome import Evidence, classify
+from lightning_core.rollouts.slots import Slot, Slots
 from lightning_core.rollouts.tasks import Task
-from lightning_core.trace import REWARD_FUNCTION, TRAINED, SpanRecord, Trace, check_reward, describe, spans_to_trace
+from lightning_core.trace import TRAINED, SpanRecord, Trace, check_reward, describe, spans_to_trace
 
 logger = logging.getLogger(__name__)
 
 Solve = Callable[[Any], Any]
 RewardFunction = Callable[[Any, Any], float]
 
-_THREADS_PER_ROLLOUT = 2
-_MIN_THREADS, _MAX_THREADS = 32, 1024
-"""Bounds of the number of threads for `asyncio.to_thread` in agents. Threads are started only when needed."""
 _CLOSING_THREADS = 4
+_CLOSING_SECONDS = 10.0
 _MOST_REPEATS = 5
-"""Most repetitions of an attempt because the agents of the program were not known."""
+"""Most repetitions of an attempt because the agents of the program were not known, or because of another rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +103,7 @@ OnAttempt = Callable[[Attempt], None]
 class Runner:
     """Runs rollouts of ``solve``; a context manager.
 
-    One event loop serves all async agents of a run, so that their HTTP clients stay usable between batches. It has its
-    own thread, because the caller may already run a loop, and because Ctrl-C must reach the caller.
+    Its event loop has its own thread, because the caller may already run a loop, and because Ctrl-C must reach the caller.
     """
 
     def __init__(
@@ -115,38 +115,51 @@ class Runner:
         agents: frozenset[str] = frozenset(),
         reward_function: RewardFunction | None = None,
         strict: bool = True,
+        agent_name: str | None = None,
+        reward_name: str | None = None,
     ) -> None:
         """``agents``: agents selected by name, in addition to those marked in code.
 
-        ``strict``: a rollout with capture errors is an infrastructure failure.
+        ``strict``: a rollout with capture errors is an infrastructure failure. ``agent_name``, ``reward_name``: the names of
+        ``solve`` and ``reward_function`` in the configuration (``module:callable``), if any. Raises `ConfigError` if the
+        configured executor cannot run them.
         """
         self._mark = get_mark(solve)
-        self._solve = contained(solve)
+        self._executor = choose_executor(
+            solve, reward_function, settings, agent_name=agent_name, reward_name=reward_name
+        )
         self._endpoint = endpoint
         self._settings = settings
         self._agents = agents
-        self._reward_function = reward_function and contained(reward_function)
+        self._has_reward_function = reward_function is not None
         self._strict = strict
         self._failures = Repeats()
         self._loop = asyncio.new_event_loop()
-        # asyncio's own default runs `asyncio.to_thread` of all agents on a handful of threads.
-        threads = min(max(_THREADS_PER_ROLLOUT * settings.concurrency, _MIN_THREADS), _MAX_THREADS)
-        self._loop.set_default_executor(ThreadPoolExecutor(threads, thread_name_prefix="lightning-tools"))
-        # Not on the agents' threads, all of which may hang.
         self._closing = ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="lightning-closing")
-        self._gate = asyncio.Semaphore(settings.concurrency)
+        self._slots = Slots(settings.concurrency)
         self._thread = threading.Thread(target=self._loop.run_forever, name="lightning-runner", daemon=True)
 
     def __enter__(self) -> Self:
+        self._executor.open()
         self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._slots.watch(), self._loop)
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(_cancel_everything(), self._loop).result()
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_CLOSING_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()  # does not wait for the agents' threads
+        self._loop.close()
         self._closing.shutdown(wait=False)
+
+    async def _end(self) -> None:
+        """Cancel what runs on the loop, then end the agents."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others, timeout=_CLOSING_SECONDS / 4) if others else None
+        await self._executor.close()
 
     def submit(
         self, jobs: Sequence[Job], *, routing: Routing, on_attempt: OnAttempt | None = None
@@ -165,8 +178,8 @@ class Runner:
         """Run each job in a copy of ``context``."""
 
         async def guarded(job: Job) -> Rollout:
-            async with self._gate:
-                return await self._attempts(job, routing, on_attempt)
+            async with self._slots.hold() as slot:
+                return await self._attempts(job, routing, on_attempt, slot)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -175,15 +188,16 @@ class Runner:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _attempts(self, job: Job, routing: Routing, on_attempt: OnAttempt | None) -> Rollout:
+    async def _attempts(self, job: Job, routing: Routing, on_attempt: OnAttempt | None, slot: Slot) -> Rollout:
         for attempt in range(self._settings.retries + 1):
-            ended, retry, verdict = await self._attempt(job, attempt, routing)
+            ended, retry, verdict = await self._attempt(job, attempt, routing, slot)
             # What was unknown is known after one attempt; more are needed only if attempts find different agents.
             repeats = 0
             while verdict == "repeat" and repeats < _MOST_REPEATS:
                 repeats += 1
-                logger.info("task %r: repeated, now that the agents of the program are known", job.task_id)
-                ended, retry, verdict = await self._attempt(job, attempt, routing)
+                why = ended.error or "the agents of the program are known now"
+                logger.info("task %r: repeated: %s", job.task_id, why)
+                ended, retry, verdict = await self._attempt(job, attempt, routing, slot, repeated=True)
             if isinstance(verdict, ConfigError):
                 if on_attempt is not None:
                     on_attempt(Attempt(rollout=_untrained(ended), final=True))
@@ -199,7 +213,9 @@ class Runner:
                 )
         raise AssertionError("unreachable: the last attempt is final")
 
-    async def _attempt(self, job: Job, attempt: int, routing: Routing) -> tuple[Rollout, bool, Verdict]:
+    async def _attempt(
+        self, job: Job, attempt: int, routing: Routing, slot: Slot, *, repeated: bool = False
+    ) -> tuple[Rollout, bool, Verdict]:
         """One attempt in its own scope, whether it may be retried, and whether the right models answered it.
 
         The scope outlives the endpoint's session, so every call gets its span.
@@ -221,14 +237,27 @@ class Runner:
                 strict=self._strict,
             ) as run:
                 self._endpoint.open(key, run.address, self._own_routing(routing), seed=job.seed + attempt)
+                slot.end()
+                work = Assignment(
+                    task=task,
+                    scored_task=_own_copy(job) if self._has_reward_function else None,
+                    seed=job.seed + attempt,
+                    limit=self._settings.timeout_seconds,
+                    started=partial(slot.begin, partial(self._endpoint.silence, key)),
+                    repeated=repeated or attempt > 0,
+                )
                 try:
-                    result = await self._call(task)
-                    await self._settle_reward(job, run, result)
+                    self._settle_reward(job, run, await self._executor.call(work))
+                    self._slots.ended_well(slot)
                 finally:
                     verdict = self._endpoint.verdict(key)
                     await self._loop.run_in_executor(self._closing, self._endpoint.close, key)
+        except ExecutorError:
+            raise
         except Exception as raised:  # noqa: BLE001 - the evidence says whose it is
             error = raised
+        if isinstance(error, DisplacedError) and verdict == "keep":
+            verdict = "repeat"
         assert run is not None
         trace, spans, unreadable = _read_trace(run)
         outcome = classify(
@@ -257,27 +286,11 @@ class Runner:
         """``routing`` with the calls without a name for the agent that the rollout is opened for."""
         return routing if self._mark is None else replace(routing, unnamed=self._mark.name)
 
-    async def _call(self, task: Task) -> Any:
-        limit = self._settings.timeout_seconds
-        call: Coroutine[Any, Any, Any]
-        is_async = inspect.iscoroutinefunction(self._solve)
-        call = bind(self._solve)(task) if is_async else _on_thread(self._solve, task)
-        inner = asyncio.ensure_future(call)
-        done, _ = await asyncio.wait({inner}, timeout=limit)
-        if not done:
-            inner.cancel()
-            raise TimeLimitError(limit)
-        result = inner.result()
-        return await result if inspect.isawaitable(result) else result
-
-    async def _settle_reward(self, job: Job, run: Run, result: Any) -> None:
+    def _settle_reward(self, job: Job, run: Run, returned: Returned) -> None:
         """Record the episode's reward; raises `RewardError` unless there is exactly one."""
-        given = run.trace.reward is not None
-        if self._reward_function is not None:
-            value, source = (
-                await self._computed_reward(self._reward_function, job, result),
-                "the reward function computed",
-            )
+        given, result = run.trace.reward is not None, returned.result
+        if self._has_reward_function:
+            value, source = _score(returned), "the reward function computed"
         elif isinstance(result, (bool, int, float)) or hasattr(result, "__float__"):
             value, source = result, "the agent returned"
         elif given:
@@ -296,27 +309,15 @@ class Runner:
         except RewardError as error:
             raise RewardError(f"task {job.task_id!r}: {source} {show(value)}: {error}") from None
 
-    async def _computed_reward(self, function: RewardFunction, job: Job, result: Any) -> float:
-        """The result of the reward function. Raises `InfrastructureError` if it raises or exceeds the time limit."""
 
-        def compute(task: Task) -> float:
-            with aside(REWARD_FUNCTION):
-                return function(task, result)
-
-        limit = self._settings.timeout_seconds
-        work = asyncio.ensure_future(_on_thread(compute, _own_copy(job)))
-        done, _ = await asyncio.wait({work}, timeout=limit)
-        if not done:
-            work.cancel()
-            raise InfrastructureError(
-                f"the reward function did not return within rollouts.timeout_seconds = {limit:g} s"
-            )
-        try:
-            return work.result()
-        except RewardError:
-            raise
-        except Exception as error:
-            raise InfrastructureError(f"the reward function raised {describe(error)}") from error
+def _score(returned: Returned) -> Any:
+    """The result of the reward function. Raises `InfrastructureError` if it raised or exceeded the time limit."""
+    error = returned.score_error
+    if error is None:
+        return returned.score
+    if isinstance(error, (RewardError, InfrastructureError)):
+        raise error
+    raise InfrastructureError(f"the reward function raised {describe(error)}") from error
 
 
 def _own_copy(job: Job) -> Task:
@@ -347,42 +348,3 @@ def _read_trace(run: Run) -> tuple[Trace, tuple[SpanRecord, ...], str | None]:
         logger.exception("the trace of rollout %s could not be read", run.rollout)
         root = tuple(span for span in run.spans if span.span_id == run.address.span)[:1]
         return spans_to_trace(root), root, f"a recorded span could not be read: {describe(error)}"
-
-
-async def _cancel_everything() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-
-
-async def _on_thread(function: Solve, task: Task) -> Any:
-    """Run a sync agent on a daemon thread, so that a hanging agent can be abandoned."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-    context = contextvars.copy_context()
-    agent = bind(function)
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if not future.done():
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-
-    def work() -> None:
-        result, error = None, None
-        try:
-            result = context.run(agent, task)
-        except StopIteration as stop:
-            # A future cannot carry StopIteration.
-            error = RuntimeError(f"the agent raised {stop!r}")
-        except BaseException as raised:  # noqa: BLE001 - re-raised through the future
-            error = raised
-        try:
-            loop.call_soon_threadsafe(settle, result, error)
-        except RuntimeError:
-            logger.warning("an abandoned agent ended after its runner was closed")
-
-    threading.Thread(target=work, name="lightning-agent", daemon=True).start()
-    return await future

@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 PATH = "/lightning/records"
 """Path of the records of child processes, relative to the endpoint's base URL."""
 
+RECORDS_THREAD = "lightning-records"
+"""Name of the thread that sends."""
+
 _TIMEOUT_SECONDS = 30.0
 _NO_ANSWER = f"no answer within {_TIMEOUT_SECONDS:g} s"
 _IDLE_SECONDS = 1.0
@@ -216,7 +219,7 @@ class Sender:
         """Make a thread send what is queued, unless one does: a new one, or the current one if it is too late for that."""
         if self._thread is not None:
             return
-        thread = threading.Thread(target=self._run, name="lightning-records", daemon=True)
+        thread = threading.Thread(target=self._run, name=RECORDS_THREAD, daemon=True)
         with self._changed:
             if self._thread is not None:  # a finalizer put a record meanwhile
                 return

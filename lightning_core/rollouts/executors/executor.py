@@ -1,0 +1,84 @@
+"""What an executor does: runs the agent of one rollout, and then its reward function, apart from the runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lightning_core.errors import ConfigError, InfrastructureError
+
+Agent = Callable[[Any], Any]
+Scorer = Callable[[Any, Any], Any]
+"""A reward function: called with the task and what the agent returned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One agent run."""
+
+    task: Any
+    scored_task: Any
+    """A copy of the task for the reward function; None if there is none."""
+    seed: int
+    limit: float
+    """Time limit of the agent, and of the reward function, in seconds."""
+    started: Callable[[Callable[[], None]], None]
+    """The executor calls it when the agent starts, on the runner's loop, with a function that lowers the agent's priority."""
+    repeated: bool = False
+    """The rollout ran before and is run again. An executor that keeps state between rollouts uses none of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returned:
+    """The result of an agent that returned."""
+
+    result: Any
+    """What the agent returned. From another process: a number, None, or a `Shown`."""
+    score: Any = None
+    """What the reward function returned, if there is one and it did not fail."""
+    score_error: Exception | None = None
+    """What the reward function raised; `InfrastructureError` if it was stopped."""
+
+
+class Executor(Protocol):
+    """Runs agents. The runner calls all methods but `open` and `close` on its event loop."""
+
+    def open(self) -> None:
+        """Start what runs agents; returns at once."""
+        ...
+
+    async def call(self, work: Assignment) -> Returned:
+        """Run the agent in the current scope.
+
+        Raises what the agent raised, `TimeLimitError` at the time limit, `InfrastructureError` if its process ended, and
+        `DisplacedError` if the rollout must be repeated for a reason that lies in another rollout.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Abandon or end what still runs. Does not wait for agents."""
+        ...
+
+
+class ExecutorError(ConfigError):
+    """Worker processes cannot import the agent, or cannot be sent a task. Stops the run."""
+
+
+class DisplacedError(InfrastructureError):
+    """The rollout was ended for a reason that lies in another rollout. It is repeated, and not counted as a retry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Stands for an object of another process; its repr is that object's, shortened."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def no_score(limit: float) -> InfrastructureError:
+    """The error of a reward function that reached its time limit."""
+    return InfrastructureError(f"the reward function did not return within rollouts.timeout_seconds = {limit:g} s")

@@ -1,0 +1,93 @@
+"""Exceptions as plain data, to carry them from one process to another.
+
+Pickling runs the code of the exception's class, in a process that runs no code of agents, and fails for many. Plain data has
+the names and texts. The exception that is made from it has the same name and text, and is an instance of the nearest class that is
+Python's or Lightning's own.
+"""
+
+from __future__ import annotations
+
+import builtins
+import traceback
+from functools import cache
+from itertools import islice
+from typing import Any
+
+from lightning_core import errors
+from lightning_core.errors import text_of
+from lightning_core.rollouts.containment import chain
+
+_MAX_TEXT = 4_000
+_MAX_CHAIN = 20
+_SPECIAL = (StopIteration, StopAsyncIteration, BaseExceptionGroup)
+"""A coroutine cannot raise the first two, and the last cannot be made from a text."""
+_MODULES = {"builtins": builtins, "lightning_core.errors": errors}
+
+
+class CarriedError(Exception):
+    """An exception of another process. Its class has the name of the original one."""
+
+    names: tuple[str, ...] = ()
+    """The original class and its bases, as ``module.name``."""
+    text: str = ""
+    traceback_text: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def dump(error: BaseException) -> dict[str, Any]:
+    """``error`` and the exceptions it was raised from, as JSON values."""
+    return {
+        "chain": [
+            {
+                "names": [f"{kind.__module__}.{kind.__qualname__}" for kind in type(cause).__mro__[:-1]],
+                "text": _text(cause),
+            }
+            for cause in islice(chain(error), _MAX_CHAIN)
+        ],
+        "traceback": text_of(error, _traceback)[-_MAX_TEXT:],
+    }
+
+
+def load(data: dict[str, Any]) -> CarriedError:
+    """The exception that `dump` wrote, raised from the same chain."""
+    error: CarriedError | None = None
+    for item in reversed(data["chain"]):
+        outer = _make(tuple(item["names"]), item["text"])
+        outer.__cause__ = error
+        error = outer
+    assert error is not None
+    error.traceback_text = data["traceback"]
+    return error
+
+
+def _text(error: BaseException) -> str:
+    return text_of(error)[:_MAX_TEXT]
+
+
+def _traceback(error: Any) -> str:
+    return "".join(traceback.format_exception(error, limit=-30))
+
+
+def _make(names: tuple[str, ...], text: str) -> CarriedError:
+    kind = _class(names)
+    error = kind.__new__(kind, text)
+    error.text = text
+    return error
+
+
+@cache
+def _class(names: tuple[str, ...]) -> type[CarriedError]:
+    base = next(filter(None, map(_known, names)), Exception)
+    bases = (CarriedError,) if base is Exception else (CarriedError, base)
+    module, _, name = names[0].rpartition(".")
+    return type(name, bases, {"names": names, "__module__": module})
+
+
+def _known(name: str) -> type[Exception] | None:
+    """The class ``name`` if it is Python's or Lightning's own, and an ordinary exception."""
+    module, _, attribute = name.rpartition(".")
+    found = getattr(_MODULES.get(module), attribute, None)
+    usable = isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, _SPECIAL)
+    return found if usable else None

@@ -1,0 +1,250 @@
+"""Runs agents in this process: async agents on an event loop of their own, sync agents on daemon threads.
+
+Agents share the process with each other and with the run. An agent that blocks its event loop is found, and the loop replaced. An agent
+that ends, blocks or fills the process cannot be contained; use `processes` for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from lightning_core.capture import aside, bind
+from lightning_core.capture.context import without_scope
+from lightning_core.errors import TimeLimitError
+from lightning_core.rollouts.containment import contained
+from lightning_core.rollouts.executors.executor import Agent, Assignment, DisplacedError, Returned, Scorer, no_score
+from lightning_core.rollouts.executors.tool_threads import ToolThreads
+from lightning_core.trace import REWARD_FUNCTION
+
+logger = logging.getLogger(__name__)
+
+_rollout: contextvars.ContextVar[asyncio.Future[Any] | None] = contextvars.ContextVar("lightning_rollout", default=None)
+
+_RESPONSE_SECONDS = 1.0
+"""A loop that does not respond for this long when a rollout's time is up is blocked."""
+
+
+class InProcessExecutor:
+    """Runs ``solve`` and then ``reward``, if there is one.
+
+    ``own_threads``: async agents run on threads and event loops of their own too.
+    """
+
+    def __init__(self, solve: Agent, reward: Scorer | None, *, own_threads: bool) -> None:
+        self._solve = contained(solve)
+        self._reward = None if reward is None else contained(reward)
+        self._own_threads = own_threads
+        self._shared: AgentLoop | None = None
+
+    def open(self) -> None:
+        """See `Executor.open`."""
+
+    async def close(self) -> None:
+        """See `Executor.close`."""
+        if self._shared is not None:
+            self._shared.abandon()
+
+    async def call(self, work: Assignment) -> Returned:
+        """See `Executor.call`."""
+        work.started(lambda: None)
+        result = await self._run(work)
+        if self._reward is None:
+            return Returned(result=result)
+        reward = self._reward
+
+        def score() -> Any:
+            with aside(REWARD_FUNCTION):
+                return reward(work.scored_task, result)
+
+        try:
+            scored = await _within(work.limit, on_thread(score))
+        except TimeLimitError:
+            return Returned(result=result, score_error=no_score(work.limit))
+        except Exception as error:  # noqa: BLE001 - the caller decides what it means
+            return Returned(result=result, score_error=error)
+        return Returned(result=result, score=scored)
+
+    async def _run(self, work: Assignment) -> Any:
+        deadline = asyncio.get_running_loop().time() + work.limit
+        if self._own_threads:
+            return await _within(work.limit, on_thread(lambda: _run_here(self._solve, work)))
+        if inspect.iscoroutinefunction(self._solve):
+            return await self._on_loop(bind(self._solve)(work.task), work)
+        solve = bind(self._solve)
+        result = await _within(work.limit, on_thread(lambda: solve(work.task)))
+        if not inspect.isawaitable(result):
+            return result
+        left = deadline - asyncio.get_running_loop().time()
+        return await self._on_loop(_as_coroutine(result), work, left)
+
+    async def _on_loop(self, coroutine: Coroutine[Any, Any, Any], work: Assignment, left: float | None = None) -> Any:
+        if self._shared is None or self._shared.abandoned:
+            self._shared = AgentLoop(work.limit)
+        return await self._shared.run(coroutine, work.limit, work.limit if left is None else left)
+
+
+class AgentLoop:
+    """An event loop for agents on a daemon thread, with its own threads for blocking tools."""
+
+    def __init__(self, limit: float) -> None:
+        """``limit``: seconds after which a blocking tool counts as hung."""
+        self.abandoned = False
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(ToolThreads(limit))
+        self._loop.set_task_factory(self._create_task)
+        self._rollouts: weakref.WeakKeyDictionary[asyncio.Task[Any], asyncio.Future[Any]] = weakref.WeakKeyDictionary()
+        """The rollout of each task here, as the runner's future of its result."""
+        self._ends: set[asyncio.Future[Any]] = set()
+        with without_scope():
+            threading.Thread(target=self._serve, name="lightning-agents", daemon=True).start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        while not self.abandoned:
+            try:
+                self._loop.run_forever()
+            except BaseException as error:  # noqa: BLE001 - such as SystemExit in a task that an agent started
+                logger.warning("a task of an agent raised %r on the agents' event loop", error)
+
+    def _create_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
+        if (end := _rollout.get()) is not None:
+            self._rollouts[task] = end
+        return task
+
+    async def run(self, coroutine: Coroutine[Any, Any, Any], limit: float, left: float) -> Any:
+        """The result of ``coroutine``, in the current context. ``left``: seconds left of ``limit``."""
+        runner = asyncio.get_running_loop()
+        end: asyncio.Future[Any] = runner.create_future()
+        started: list[asyncio.Task[Any]] = []
+
+        def start() -> None:
+            _rollout.set(end)
+            task = self._loop.create_task(coroutine)
+            started.append(task)
+            task.add_done_callback(finish)
+
+        def finish(task: asyncio.Task[Any]) -> None:
+            if not task.cancelled():
+                _settle(runner, end, None if task.exception() else task.result(), task.exception())
+
+        self._ends.add(end)
+        self._loop.call_soon_threadsafe(start)  # with the context of the rollout
+        try:
+            return await _within(left, end, limit=limit)
+        except TimeLimitError:
+            if end.cancelled() and await self._replace_if_blocked() not in (None, end):
+                raise DisplacedError("another rollout blocked the agents' event loop") from None
+            raise
+        finally:
+            self._ends.discard(end)
+            self._call(lambda: [task.cancel() for task in started])
+
+    async def _replace_if_blocked(self) -> asyncio.Future[Any] | None:
+        """If the loop is blocked: abandon it, and displace the rollouts on it. Returns the rollout that blocks it, if that is known."""
+        runner = asyncio.get_running_loop()
+        responded = runner.create_future()
+        self._call(lambda: _settle(runner, responded, None, None))
+        done, _ = await asyncio.wait({responded}, timeout=_RESPONSE_SECONDS)
+        if done:
+            return None
+        running = asyncio.current_task(self._loop)
+        culprit = None if running is None else self._rollouts.get(running)
+        if not self.abandoned:
+            self.abandon()
+            logger.warning(
+                "an async agent blocked its event loop past its time limit; the other agents there run again"
+            )
+            for end in self._ends:
+                if end is not culprit and not end.done():
+                    end.set_exception(DisplacedError("another rollout blocked the agents' event loop"))
+        return culprit
+
+    def abandon(self) -> None:
+        """Let the loop cancel its tasks and stop, as soon as it can."""
+        self.abandoned = True
+
+        def stop() -> None:
+            for task in asyncio.all_tasks(self._loop):
+                task.cancel()
+            self._loop.call_later(0.1, self._loop.stop)
+
+        self._call(stop)
+
+    def _call(self, function: Callable[[], Any]) -> None:
+        self._loop.call_soon_threadsafe(function, context=contextvars.Context())
+
+
+async def on_thread(function: Callable[[], Any]) -> Any:
+    """The result of ``function`` on a daemon thread of its own, in a copy of the current context."""
+    runner = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = runner.create_future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = context.run(function)
+        except BaseException as raised:  # noqa: BLE001 - re-raised through the future
+            error = raised
+        _settle(runner, future, result, error)
+
+    threading.Thread(target=work, name="lightning-agent", daemon=True).start()
+    return await future
+
+
+async def _within(
+    left: float, work: Coroutine[Any, Any, Any] | asyncio.Future[Any], *, limit: float | None = None
+) -> Any:
+    """The result of ``work``. Raises `TimeLimitError` after ``left`` seconds, of a limit of ``limit``."""
+    inner = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({inner}, timeout=max(left, 0.0))
+        if not done:
+            raise TimeLimitError(left if limit is None else limit)
+        return inner.result()
+    finally:
+        inner.cancel()
+
+
+def _settle(
+    runner: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any, error: BaseException | None
+) -> None:
+    """Set the result or the exception of ``future``, from any thread."""
+
+    def settle() -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            # A future cannot carry StopIteration.
+            future.set_exception(
+                RuntimeError(f"the agent raised {error!r}") if isinstance(error, StopIteration) else error
+            )
+
+    try:
+        runner.call_soon_threadsafe(settle)
+    except RuntimeError:
+        logger.info("an abandoned agent ended after its runner was closed")
+
+
+def _run_here(solve: Agent, work: Assignment) -> Any:
+    """Run the agent on this thread, with an event loop of its own if it is asynchronous."""
+    result = solve(work.task)
+    if not inspect.isawaitable(result):
+        return result
+    with asyncio.Runner() as runner:
+        runner.get_loop().set_default_executor(ToolThreads(work.limit))
+        return runner.run(_as_coroutine(result), context=contextvars.copy_context())
+
+
+async def _as_coroutine(awaitable: Any) -> Any:
+    return await awaitable

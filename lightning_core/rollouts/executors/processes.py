@@ -1,0 +1,174 @@
+"""Runs agents in worker processes, one rollout at a time in each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+from typing import Any
+
+from lightning_core.capture.children.scope import child_scope
+from lightning_core.capture.marks import register_mark
+from lightning_core.capture.run import Run
+from lightning_core.capture.scope import current_run
+from lightning_core.errors import InfrastructureError, TimeLimitError
+from lightning_core.rollouts.executors import failures
+from lightning_core.rollouts.executors.executor import (
+    Assignment,
+    DisplacedError,
+    ExecutorError,
+    Returned,
+    Shown,
+    no_score,
+)
+from lightning_core.rollouts.executors.pool import Pool, WorkerHandle, exit_text
+from lightning_core.rollouts.executors.worker import WorkMessage
+from lightning_core.trace import describe
+
+_UNLIMITED = 1 << 20
+_IMPORTED_SHARE = 0.5
+"""Workers that do not share the imported agent may take this share of the machine's memory for it."""
+_MEMORY_SHARE = 0.25
+"""All workers together may grow by this share of the machine's memory after their first rollout."""
+
+
+class ProcessExecutor:
+    """Worker processes that are kept between rollouts, or with ``fresh`` used for one."""
+
+    def __init__(self, settings: dict[str, Any], *, concurrency: int, fresh: bool) -> None:
+        self._pool = Pool(settings)
+        self._fresh = fresh
+        self._idle: list[WorkerHandle] = []
+        self._spares: set[asyncio.Task[WorkerHandle]] = set()
+        self._spare_count = min(concurrency, os.cpu_count() or 1) if fresh else 0
+        self._limit: asyncio.Semaphore | None = None
+        self._growth = _MEMORY_SHARE * _machine_memory() / concurrency
+
+    def open(self) -> None:
+        """See `Executor.open`."""
+        self._pool.open()
+
+    async def close(self) -> None:
+        """See `Executor.close`."""
+        await self._pool.close()
+
+    async def call(self, work: Assignment) -> Returned:
+        """See `Executor.call`."""
+        run = current_run()
+        assert run is not None, "the runner calls it in the scope of the rollout"
+        try:
+            data = pickle.dumps(
+                WorkMessage(scope=child_scope(), task=work.task, scored_task=work.scored_task, seed=work.seed)
+            )
+        except Exception as error:  # noqa: BLE001 - pickling runs the objects' own code
+            raise ExecutorError(
+                f"task {run.task_id!r} cannot be sent to a worker process: {describe(error)}. Use plain values, or set "
+                "rollouts.executor to task or thread"
+            ) from None
+        room = await self._room()
+        async with room:
+            return await self._call(work, data, run)
+
+    async def _room(self) -> asyncio.Semaphore:
+        """The limit on workers at the same time."""
+        await self._pool.ready()
+        if self._limit is None:
+            most = _UNLIMITED
+            if self._pool.obstacle is not None and self._pool.memory:
+                most = max(int(_IMPORTED_SHARE * _machine_memory() / self._pool.memory), os.cpu_count() or 1)
+            self._limit = asyncio.Semaphore(most)
+        return self._limit
+
+    async def _call(self, work: Assignment, data: bytes, run: Run) -> Returned:
+        worker = await self._take(unused=work.repeated or self._fresh)
+        keep = False
+        try:
+            work.started(worker.slow_down)
+            worker.send(data)
+            message = await self._receive(worker, work.limit)
+            if "scoring" in message:
+                try:
+                    message = await self._receive(worker, work.limit)
+                except TimeLimitError:
+                    return Returned(result=None, score_error=no_score(work.limit))
+                except InfrastructureError as error:
+                    return Returned(result=None, score_error=error)
+            ended = message["ended"]
+            keep = self._is_sound(worker, message)
+            for name, policy in ended["marks"]:
+                register_mark(name, policy)
+            if "raised" in ended:
+                error = failures.load(ended["raised"])
+                if worker.rollouts > 1 and not run.trace.calls:
+                    raise DisplacedError(
+                        f"the agent failed before its first model call, in a process that had run other rollouts: {describe(error)}"
+                    ) from error
+                raise error
+            failed = ended.get("score_raised")
+            return Returned(
+                result=_value(ended["result"]),
+                score=_value(ended.get("score")),
+                score_error=None if failed is None else failures.load(failed),
+            )
+        finally:
+            if keep:
+                self._idle.append(worker)
+            else:
+                self._pool.end(worker)
+
+    async def _receive(self, worker: WorkerHandle, limit: float) -> Any:
+        """The next message of ``worker``. Raises `TimeLimitError`, and `InfrastructureError` if it ended."""
+        try:
+            message = await asyncio.wait_for(worker.receive(), limit)
+        except TimeoutError:
+            raise TimeLimitError(limit) from None
+        if message is None:
+            code = await self._pool.exit_code(worker)
+            if worker.lost:
+                raise DisplacedError("the process that starts workers ended, and this worker with it")
+            raise InfrastructureError(f"the agent's process ended with {exit_text(code)}")
+        return message
+
+    async def _take(self, *, unused: bool) -> WorkerHandle:
+        if not unused:
+            while self._idle:
+                worker = self._idle.pop()
+                if not worker.exited.done():
+                    return worker
+        elif self._spare_count:
+            # The next rollouts' workers start while this one runs.
+            while len(self._spares) <= self._spare_count:
+                self._spares.add(self._pool.start())
+            done = next((task for task in self._spares if task.done()), None) or next(iter(self._spares))
+            self._spares.discard(done)
+            worker = await done
+            if not worker.exited.done():
+                return worker
+        return await self._pool.start()
+
+    def _is_sound(self, worker: WorkerHandle, message: dict[str, Any]) -> bool:
+        """Whether ``worker`` can run another rollout after the one that ended with ``message``."""
+        worker.rollouts += 1
+        if worker.rollouts == 1:
+            worker.first_memory = message["memory"]
+        return not (
+            self._fresh
+            or worker.slow
+            or "raised" in message["ended"]
+            or message["memory"] - worker.first_memory > self._growth
+            or message["left"]
+        )
+
+
+def _value(data: dict[str, Any] | None) -> Any:
+    if data is None:
+        return None
+    return data["plain"] if "plain" in data else Shown(data["shown"])
+
+
+def _machine_memory() -> float:
+    """The memory of this machine in bytes; 16 GiB if that is unknown."""
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return float(16 << 30)

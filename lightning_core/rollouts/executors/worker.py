@@ -1,0 +1,245 @@
+"""A worker process: runs one rollout after another, each in its own scope.
+
+Working directory, environment variables and random numbers are reset at the start of each rollout. Other state of the process
+is kept, so that the agent's clients stay connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import faulthandler
+import inspect
+import json
+import logging
+import os
+import pickle
+import queue
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_core.capture import aside
+from lightning_core.capture.children.scope import ChildScope
+from lightning_core.capture.children.sender import RECORDS_THREAD
+from lightning_core.capture.marks import marked_agents
+from lightning_core.capture.process_patches import ensure_patched
+from lightning_core.errors import text_of
+from lightning_core.rollouts.containment import contained
+from lightning_core.rollouts.executors import failures
+from lightning_core.rollouts.executors.channel import receive_bytes, send_json
+from lightning_core.rollouts.executors.groups import end_group
+from lightning_core.rollouts.executors.reference import FunctionReference
+from lightning_core.trace import REWARD_FUNCTION
+
+_TOOL_THREADS = 256
+_MAX_SHOWN = 300
+_ENDING_SECONDS = 0.05
+"""How long threads may take to end after their rollout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramSettings:
+    """What a worker loads. All fields are JSON values."""
+
+    agent: dict[str, Any]
+    """Fields of a `FunctionReference`."""
+    reward: dict[str, Any] | None
+    integrations: list[str]
+    log_level: int | None
+    """Level of the root logger; None: the run has not configured logging."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkMessage:
+    """One rollout to run."""
+
+    scope: ChildScope
+    task: Any
+    scored_task: Any
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The agent and its reward function, imported."""
+
+    solve: Callable[[Any], Any]
+    reward: Callable[[Any, Any], Any] | None
+
+    @classmethod
+    def load(cls, settings: dict[str, Any]) -> Program:
+        """Install the patches, then import what `ProgramSettings` name."""
+        if settings["log_level"] is not None:
+            logging.basicConfig(level=settings["log_level"], format="%(levelname)s %(name)s: %(message)s")
+        ensure_patched(settings["integrations"])
+        reward = settings["reward"]
+        solve = FunctionReference(**settings["agent"]).load("agent")
+        return cls(contained(solve), None if reward is None else contained(FunctionReference(**reward).load("reward")))
+
+
+def main(fd: int) -> None:
+    """Serve the runner at the other end of ``fd``: a new interpreter, which gets its settings first."""
+    connection = socket.socket(fileno=fd)
+    settings = receive_bytes(connection)
+    if settings is not None:
+        work(Program.load(json.loads(settings)), connection)
+        _flush()
+        os._exit(0)  # threads of the agent may still run
+
+
+def work(program: Program, connection: socket.socket) -> None:
+    """Run rollouts until the runner is gone."""
+    with contextlib.suppress(OSError, ValueError):
+        faulthandler.enable(all_threads=False)
+    Worker(program, connection).serve()
+
+
+class Worker:
+    """The state that a worker process keeps."""
+
+    def __init__(self, program: Program, connection: socket.socket) -> None:
+        self._program = program
+        self._connection = connection
+        self._messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._folder = Path.cwd()
+        self._environment = dict(os.environ)
+        self._marks = set(marked_agents().values())
+        self._loop = asyncio.Runner()
+        self._used_loop = False
+        self._tools: ThreadPoolExecutor | None = None
+
+    def serve(self) -> None:
+        """Run the rollouts that arrive. Ends with the process."""
+        threading.Thread(target=self._receive, name="lightning-worker", daemon=True).start()
+        while True:
+            message = self._run(self._messages.get())
+            _flush()
+            send_json(self._connection, message)
+
+    def _receive(self) -> None:
+        while (message := receive_bytes(self._connection)) is not None:
+            self._messages.put(message)
+        # The runner is gone: end this process and those that the agent started.
+        end_group(os.getpid(), signal.SIGKILL)
+
+    def _run(self, data: bytes) -> dict[str, Any]:
+        given: WorkMessage = pickle.loads(data)
+        given.scope.run.task = given.task
+        self._restore(given.seed)
+        before = set(threading.enumerate())
+        ended: dict[str, Any] = {}
+        try:
+            # Leaving the scope sends what is still to be recorded.
+            with given.scope():
+                # Context variables that the agent sets are its own.
+                ended = contextvars.copy_context().run(self._solve, given)
+        except BaseException as error:  # noqa: BLE001 - reported to the runner
+            ended = {"raised": failures.dump(error)}
+        marks = set(marked_agents().values())
+        ended["marks"] = [[mark.name, mark.policy] for mark in marks - self._marks]
+        self._marks = marks
+        if self._tools is not None:
+            self._tools.shutdown(wait=False)
+            self._tools = None
+        return {"ended": ended, "memory": memory_bytes(), "left": self._left_running(before)}
+
+    def _left_running(self, before: set[threading.Thread]) -> bool:
+        """Whether the rollout left threads or tasks of its own, which would run during later rollouts."""
+        if self._used_loop and asyncio.all_tasks(self._loop.get_loop()):
+            return True
+        new = [t for t in threading.enumerate() if t not in before and t.name != RECORDS_THREAD]
+        deadline = time.monotonic() + _ENDING_SECONDS
+        for thread in new:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        return any(thread.is_alive() for thread in new)
+
+    def _solve(self, given: WorkMessage) -> dict[str, Any]:
+        try:
+            result = self._program.solve(given.task)
+            if inspect.isawaitable(result):
+                result = self._await(_as_coroutine(result))
+        except BaseException as error:  # noqa: BLE001 - the agent's exception is data
+            return {"raised": failures.dump(error)}
+        ended = {"result": _plain(result)}
+        if self._program.reward is not None:
+            send_json(self._connection, {"scoring": True})
+            try:
+                with aside(REWARD_FUNCTION):
+                    ended["score"] = _plain(self._program.reward(given.scored_task, result))
+            except BaseException as error:  # noqa: BLE001 - as above
+                ended["score_raised"] = failures.dump(error)
+        return ended
+
+    def _await(self, work: Coroutine[Any, Any, Any]) -> Any:
+        # Of its own: tools that hang must not hold the threads of later rollouts.
+        self._used_loop = True
+        self._tools = ThreadPoolExecutor(_TOOL_THREADS, thread_name_prefix="lightning-tools")
+        self._loop.get_loop().set_default_executor(self._tools)
+        return self._loop.run(work, context=contextvars.copy_context())
+
+    def _restore(self, seed: int) -> None:
+        os.chdir(self._folder)
+        for name in os.environ.keys() - self._environment.keys():
+            del os.environ[name]
+        for name, value in self._environment.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.manual_seed(seed % (1 << 63))
+
+
+async def _as_coroutine(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    """``value`` as JSON: a number, null, or its repr."""
+    if value is None or isinstance(value, bool):
+        return {"plain": value}
+    if isinstance(value, (Real, np.bool_)):
+        with contextlib.suppress(Exception):
+            return {"plain": float(value)}
+    return {"shown": text_of(value, repr)[:_MAX_SHOWN]}
+
+
+def memory_bytes() -> int:
+    """The memory of this process without that of files, in bytes; 0 on systems without ``/proc``."""
+    with contextlib.suppress(OSError, ValueError):
+        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+        return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def to_settings(
+    agent: FunctionReference, reward: FunctionReference | None, integrations: frozenset[str]
+) -> dict[str, Any]:
+    """The settings of a program as JSON values."""
+    root = logging.getLogger()
+    settings = ProgramSettings(
+        agent=asdict(agent),
+        reward=None if reward is None else asdict(reward),
+        integrations=sorted(integrations),
+        log_level=root.level if root.handlers else None,
+    )
+    return asdict(settings)

@@ -1,0 +1,135 @@
+"""Measures what a fault of one rollout does to the others, for each executor.
+
+    python -m tests.bench.isolation [--executors task thread process fresh] [--faults spin …] [--rollouts 60]
+
+Every fifth rollout of `tests.faulty_agents` has the fault; the others are healthy. The endpoint is real; its scripted model takes 0.1 s
+for a response, and a rollout has four calls. Each cell runs in a process of its own: the rollouts without faults, then with them.
+
+- survived: the run ended by itself.
+- throughput: the time until all healthy rollouts have ended without faults, divided by that with faults.
+- lost: healthy rollouts without a result.
+- blamed: healthy rollouts that failed or used a retry; faulty ones that count as healthy or as the agent's failure when they are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from typing import Any
+
+from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.chat.chat import Chat
+from lightning_core.config.sections import Rollouts
+from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.rollouts.environment import patched
+from lightning_core.rollouts.runner import Attempt, Job, Rollout, Runner
+from tests import faulty_agents
+from tests.faulty_agents import ASYNC_FAULTS, FAULTS, GENUINE, HARMLESS
+
+DELAY = 0.1
+LIMIT = 3.0
+CONCURRENCY = 8
+CELL_SECONDS = 60
+EXECUTORS: dict[str, dict[str, Any]] = {
+    "task": {"executor": "task"},
+    "thread": {"executor": "thread"},
+    "process": {"executor": "process"},
+    "fresh": {"executor": "process", "fresh": True},
+}
+
+
+def measure(executor: str, kind: str, fault: str, rollouts: int) -> dict[str, Any]:
+    """One cell, in this process. ``kind``: ``sync`` or ``async``."""
+    solve = faulty_agents.solve if kind == "sync" else faulty_agents.solve_async
+    faulty = {str(n) for n in range(rollouts) if n % 5 == 2}
+    expected = "failed" if fault in GENUINE else "ok" if fault in HARMLESS else "stopped"
+    settings = Rollouts(concurrency=CONCURRENCY, timeout_seconds=LIMIT, **EXECUTORS[executor])
+    backend = ScriptedBackend(lambda prompt: "answer", delay=DELAY)
+    reward = faulty_agents.score if fault == "hang reward" else None
+    with (
+        patched(()),
+        PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint,
+        Runner(solve, endpoint=endpoint, settings=settings, reward_function=reward) as runner,
+    ):
+
+        def run(fault: str) -> tuple[float, list[Rollout]]:
+            """The seconds until the last healthy rollout has ended, and all rollouts."""
+            tasks = [{"id": str(n), "fault": fault if str(n) in faulty else ""} for n in range(rollouts)]
+            jobs = [Job(task=task, task_id=task["id"], seed=n + 1) for n, task in enumerate(tasks)]
+            random.Random(0).shuffle(jobs)
+            last = began = time.monotonic()
+
+            def on_attempt(attempt: Attempt) -> None:
+                nonlocal last
+                if attempt.rollout.job.task_id not in faulty:
+                    last = time.monotonic()
+
+            found = runner.submit(jobs, routing=ROUTING, on_attempt=on_attempt).result()
+            return last - began, found
+
+        run("")  # the first rollouts wait for the agent to be imported
+        without, _ = run("")
+        seconds, found = run(fault)
+    lost = blamed = 0
+    for rollout in found:
+        if rollout.job.task_id in faulty:
+            # At its time limit a rollout whose model answered has failed; without one, it is an infrastructure failure.
+            as_expected = {"stopped": rollout.status in ("failed", "infrastructure")}
+            blamed += not as_expected.get(expected, rollout.status == expected)
+        else:
+            lost += rollout.status != "ok"
+            blamed += rollout.attempt > 0 or rollout.status == "failed" or rollout.reward != 1.0
+    return {"throughput": without / seconds, "lost": lost, "blamed": blamed}
+
+
+ROUTING = Routing(trained=frozenset({"a"}))
+
+
+def cell(executor: str, kind: str, fault: str, rollouts: int) -> dict[str, Any] | None:
+    """One cell, in a process of its own; None if that does not survive it."""
+    arguments = [executor, kind, fault, str(rollouts)]
+    line = [sys.executable, "-m", "tests.bench.isolation", "--cell", *arguments]
+    try:
+        done = subprocess.run(line, capture_output=True, timeout=CELL_SECONDS, text=True, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    last = done.stdout.strip().splitlines()[-1:]
+    return json.loads(last[0]) if done.returncode == 0 and last and last[0].startswith("{") else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--executors", nargs="*", default=list(EXECUTORS), choices=list(EXECUTORS))
+    parser.add_argument("--faults", nargs="*")
+    parser.add_argument("--rollouts", type=int, default=60)
+    parser.add_argument("--cell", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.cell:
+        executor, kind, fault, rollouts = arguments.cell
+        print("\n" + json.dumps(measure(executor, kind, fault, int(rollouts))), flush=True)
+        return
+    print(f"{arguments.rollouts} rollouts, {CONCURRENCY} at a time, every fifth with a fault; time limit {LIMIT:g} s")
+    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
+    print(f"{'fault':24}{'executor':10}{'survived':>10}{'throughput':>12}{'lost':>6}{'blamed':>8}")
+    for kind, faults in (("sync", FAULTS), ("async", ASYNC_FAULTS)):
+        for fault in faults:
+            if arguments.faults and fault not in arguments.faults:
+                continue
+            for executor in arguments.executors:
+                found = cell(executor, kind, fault, arguments.rollouts)
+                name = f"{fault} ({kind})"
+                if found is None:
+                    print(f"{name:24}{executor:10}{'no':>10}", flush=True)
+                else:
+                    counts = f"{found['throughput']:12.2f}{found['lost']:6}{found['blamed']:8}"
+                    print(f"{name:24}{executor:10}{'yes':>10}{counts}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
