@@ -105,13 +105,8 @@ def train(plan: Plan) -> None:
                     session.record_credit(batch)
                     update = trainer.step(batch.rows)
                     critic = trainer.learn_expected(batch.credit.targets) if batch.credit.targets else {}
-                    metrics = {
-                        **counts_to_metrics(batch.counts),
-                        **update,
-                        **critic,
-                        "seconds_rollouts": collected - started,
-                        "seconds_update": time.monotonic() - collected,
-                    }
+                    metrics = {**counts_to_metrics(batch.counts), **update, **critic}
+                    metrics |= {"seconds_rollouts": collected - started, "seconds_update": time.monotonic() - collected}
                     session.store.add_step(trainer.steps, metrics)
                     log.append(trainer.steps, metrics)
                 done, every, evaluated = trainer.steps, config.trainer.checkpoint_every, config.eval.every

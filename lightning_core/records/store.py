@@ -386,9 +386,7 @@ def _base64(value: object) -> str:
     """Bytes inside a list or an object, as OTLP/JSON writes them."""
     if isinstance(value, bytes):
         return b64encode(value).decode()
-    raise TypeError(
-        f"an attribute has a value of type {type(value).__name__}, which JSON cannot express: {value!r:.200}"
-    )
+    raise TypeError(f"JSON cannot express an attribute of type {type(value).__name__}: {value!r:.200}")
 
 
 def _record(row: sqlite3.Row) -> RolloutRecord:

@@ -21,6 +21,10 @@ NO_SEARCH = "the model cannot use tools of a provider; it is not shown this one"
 NOT_STORED = "the endpoint stores nothing but the responses of the current rollout"
 
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_MOST_NOTES = 50
+"""Notes of one request. The ledger needs no more, and a request may have millions of unknown fields."""
+_LONGEST_NAME = 200
+
 _notes: ContextVar[dict[str, str] | None] = ContextVar("notes", default=None)
 
 
@@ -38,8 +42,13 @@ def collect_notes() -> Generator[dict[str, str]]:
 def note(path: str, reason: str) -> None:
     """Note that the field at ``path`` is dropped. The ledger of the run counts the requests."""
     notes = _notes.get()
-    if notes is not None:
-        notes.setdefault(_INDEX.sub("N", path), reason)
+    if notes is not None and len(notes) < _MOST_NOTES:
+        notes.setdefault(_INDEX.sub("N", path[:_LONGEST_NAME]), reason)
+
+
+def _is_full() -> bool:
+    notes = _notes.get()
+    return notes is None or len(notes) >= _MOST_NOTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +125,14 @@ class Fields:
                 if inner not in dropped.unless:
                     note(name, dropped.reason)
             elif (refused := self.refused.get(key)) is None:
-                note(name, self._unknown(key))
+                if not _is_full():
+                    note(name, self._unknown(key))
             elif inner not in refused.unless:
                 raise PolicyRequestError(f"{name} is {inner!r}, which is not supported: {refused.reason}", param=name)
 
     def _unknown(self, name: str) -> str:
         known = {known.partition(".")[0] for known in self.supported | self.ignored}
-        meant = get_close_matches(name, known, n=1, cutoff=0.8)
+        meant = get_close_matches(name[:_LONGEST_NAME], known, n=1, cutoff=0.8)
         return f"unknown field; did you mean {meant[0]!r}?" if meant else "unknown field"
 
 
