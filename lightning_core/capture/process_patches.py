@@ -6,9 +6,13 @@ They do nothing while no rollout runs in the process.
 from __future__ import annotations
 
 import logging
+import pkgutil
+import sys
 import threading
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from importlib.util import find_spec
+from types import ModuleType
 
 import wrapt
 
@@ -60,10 +64,11 @@ def ensure_patched(integrations: Iterable[str]) -> None:
         if _child is None:
             _child = Patches(is_capturing)
             _install(_child)
-        for name in integrations:
-            if name not in _watched:
-                _watched.add(name)
-                _install_on_import(name)
+        new = [name for name in integrations if name not in _watched]
+        _watched.update(new)
+    # Without the lock: this may import, and another thread may hold the lock of an import while it waits for this one.
+    for name in new:
+        _install_on_import(name)
 
 
 def _install(patches: Patches) -> None:
@@ -77,21 +82,44 @@ def _install(patches: Patches) -> None:
 
 
 def _install_on_import(integration: str) -> None:
-    """Install ``integration`` when a host of it is imported, which a worker may never do."""
+    """Install ``integration`` when a host of it is imported, which a worker may never do; at once if it has no hosts of its own."""
+    hosts = find_hosts(integration)
     done = False
 
-    def hook(module: object) -> None:
-        # Without the lock: this runs inside an import, and another thread may hold the lock while it imports.
+    def install_once(module: ModuleType | None = None) -> None:
         nonlocal done
-        if not done:
-            done = True
-            try:
-                install(integration)
-            except Exception:
-                logger.exception("the integration %r could not be installed in a child process", integration)
+        if done or (module is not None and _is_being_imported(module)):
+            return
+        done = True
+        try:
+            install(integration)
+        except Exception:
+            logger.exception("the integration %r could not be installed in a child process", integration)
 
-    for host in find_hosts(integration):
-        wrapt.register_post_import_hook(hook, host)
+    if not hosts:
+        install_once()
+    for host in hosts:
+        for module in _loaded_modules(host):
+            wrapt.register_post_import_hook(install_once, module)
+
+
+def _loaded_modules(host: str) -> list[str]:
+    """The modules of which the first is loaded when ``host`` is imported: those in it, if it is a namespace package such as langgraph."""
+    spec = find_spec(host)
+    if spec is None or spec.origin is not None or spec.submodule_search_locations is None:
+        return [host]
+    return [f"{host}.{module.name}" for module in pkgutil.iter_modules(spec.submodule_search_locations)]
+
+
+def _is_being_imported(module: ModuleType) -> bool:
+    """Whether other modules of the same package are only partly loaded, so that patches cannot import them yet."""
+    package = module.__name__.partition(".")[0]
+    # Private: ``_initializing``, with which the import system of CPython 3.11 to 3.14 marks such modules.
+    return any(
+        getattr(getattr(other, "__spec__", None), "_initializing", False)
+        for name, other in list(sys.modules.items())
+        if other is not module and name.startswith(f"{package}.")
+    )
 
 
 prepare_children_with(ensure_patched)

@@ -144,14 +144,16 @@ def test_every_rollout_becomes_a_row(start: Start, tmp_path: Path) -> None:
 
 def test_a_worker_that_is_lost_loses_no_rollout(start: Start, tmp_path: Path) -> None:
     """Its process is killed in the middle of a group, as the kernel would; the group is run again."""
-    uids = request(start("kills_its_process_once"), {"id": str(tmp_path)}, {"id": "b"})
+    uids = request(start("kills_its_process_once", rollouts={"executor": "task"}), {"id": str(tmp_path)}, {"id": "b"})
     assert set(settled(uids).values()) == {"finished"}
     assert len(rows(uids)) == 6
     assert (tmp_path / "killed").exists()
 
 
 def test_a_rollout_that_hangs_is_left_out_and_its_group_trained(start: Start, tmp_path: Path) -> None:
-    uids = request(start("hangs_twice", rollouts={"timeout_seconds": 1, "retries": 1}), {"id": "a"}, {"id": "b"})
+    # It counts its runs in a global variable.
+    rollouts = {"executor": "task", "timeout_seconds": 1, "retries": 1, "on_timeout": "leave_out"}
+    uids = request(start("hangs_twice", rollouts=rollouts), {"id": "a"}, {"id": "b"})
     assert set(settled(uids).values()) == {"finished"}
     with Store(tmp_path / "store.db", read_only=True) as store:
         spoiled = [r for r in store.rollouts() if r.status == "infrastructure"]
