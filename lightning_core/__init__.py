@@ -20,6 +20,8 @@ from lightning_core import old_paths
 
 if TYPE_CHECKING:
     from lightning_core.capture import reward, rollout
+    from lightning_core.capture.children.containers import Container
+    from lightning_core.capture.children.launch import ProgramResult, launch
     from lightning_core.capture.integration import install, uninstall
     from lightning_core.capture.mark import trainable
     from lightning_core.config import Config, load_config
@@ -34,6 +36,9 @@ old_paths.install()
 _HOMES = {
     "reward": "capture",
     "rollout": "capture",
+    "Container": "capture.children.containers",
+    "ProgramResult": "capture.children.launch",
+    "launch": "capture.children.launch",
     "Config": "config",
     "load_config": "config",
     "Episode": "credit",
@@ -57,9 +62,11 @@ _HOMES = {
 __all__ = [
     "Call",
     "Config",
+    "Container",
     "CreditRules",
     "Episode",
     "LightningError",
+    "ProgramResult",
     "Result",
     "Row",
     "Trace",
@@ -68,6 +75,7 @@ __all__ = [
     "evaluate",
     "fit",
     "install",
+    "launch",
     "load_config",
     "reward",
     "rollout",

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from lightning_core.config import Config
 from lightning_core.config.credit_rules import checked_loss, policy_rules
-from lightning_core.config.imports import import_callable
 from lightning_core.errors import ConfigError
 from lightning_core.records.folder import open_run_folder
 from lightning_core.records.progress import Progress, SilentProgress
@@ -22,6 +21,7 @@ from lightning_core.records.results import Evaluation, Result, finish, recorded_
 from lightning_core.records.store import Store
 from lightning_core.rollouts.counts import counts_to_metrics
 from lightning_core.rollouts.interrupts import uninterrupted
+from lightning_core.rollouts.programs import check_tasks, load_agent, load_reward
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.rollouts.selection import warn_of_hosts
 from lightning_core.rollouts.tasks import given_tasks, held_out_tasks, training_tasks
@@ -50,10 +50,11 @@ def fit(
     trainer = TRAINERS[config.trainer.name]
     if not trainer.in_process:
         _refuse_functions(config, agent=solve, reward=reward)
-    solve, reward = solve or _agent(config), reward or _reward(config)
+    solve, reward = solve or load_agent(config), reward or load_reward(config)
     tasks = training_tasks(config) if tasks is None else given_tasks(tasks, "tasks.train")
     if eval_tasks is None:
         eval_tasks = held_out_tasks(config) if config.tasks.eval else []
+    check_tasks(config, [*tasks, *eval_tasks])
     # These raise ConfigError before a folder is created.
     policy_rules(config)
     checked_loss(config.algorithm)
@@ -150,8 +151,9 @@ def evaluate(
     """
     if checkpoint is not None:
         config, checkpoint = sampling_config(config, checkpoint)
-    solve, reward = solve or _agent(config), reward or _reward(config)
+    solve, reward = solve or load_agent(config), reward or load_reward(config)
     tasks = held_out_tasks(config) if tasks is None else given_tasks(tasks, "tasks.eval")
+    check_tasks(config, tasks)
     with open_session(
         config,
         solve,
@@ -172,13 +174,3 @@ def _refuse_functions(config: Config, **given: Callable[..., object] | None) -> 
                 f"{key}: with trainer.name: {config.trainer.name} agents run in other processes and import it by name; "
                 f"set {key}: module:callable in the configuration instead of passing a function"
             )
-
-
-def _agent(config: Config) -> Solve:
-    if config.agent is None:
-        raise ConfigError("agent is missing: set agent: module:callable, or pass the argument solve")
-    return import_callable(config.agent, key="agent")
-
-
-def _reward(config: Config) -> RewardFunction | None:
-    return import_callable(config.reward, key="reward") if config.reward else None

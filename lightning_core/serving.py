@@ -154,12 +154,9 @@ def open_serving(
             default_temperature=rollouts.temperature if evaluation.temperature is None else evaluation.temperature,
             default_max_tokens=rollouts.max_tokens,
         )
-        try:
-            endpoint = ServingEndpoint(
-                trainer.backend, trainer.chats, routing=routing, api_key=api_key, host=host, port=port
-            )
-        except (OSError, OverflowError) as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another host or port") from error
+        endpoint = ServingEndpoint(
+            trainer.backend, trainer.chats, routing=routing, api_key=api_key, host=host, port=port
+        )
         yield stack.enter_context(endpoint)
 
 

@@ -144,6 +144,7 @@ def solve(task):
     return value
 bandit.solve_then_signal = solve
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
 sys.exit(main(sys.argv[2:]))
 """
 

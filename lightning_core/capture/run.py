@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import tempfile
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from opentelemetry.trace import Span, Status, StatusCode
@@ -51,6 +53,8 @@ class Run:
         strict: bool,
         ignore_hosts: frozenset[str] = frozenset(),
         secret: str | None = None,
+        public_endpoint: str | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.task = task
         self.task_id = task_id
@@ -61,6 +65,10 @@ class Run:
 
         None: requests are not redirected.
         """
+        self.public_endpoint = public_endpoint
+        """Base URL of the endpoint as other programs reach it; None: as `endpoint`."""
+        self.folder = folder
+        """Parent of the folders of the programs that `launch` starts; None until the run is opened."""
         self.api_key = api_key
         self.ignore_hosts = ignore_hosts
         """Hosts whose requests are never redirected: ``host``, ``host:port``, or ``.suffix``."""
@@ -95,6 +103,7 @@ class Run:
             raise RuntimeError("this rollout was already entered; create a new rollout() for each attempt")
         self._root = start_root({tr.TASK_ID: self.task_id, tr.TASK: json.dumps(self.task, default=repr)})
         self.rollout = f"{self._root.get_span_context().trace_id:032x}"
+        self.folder = Path(tempfile.gettempdir()) / f"lightning-{self.rollout}"
         register(self)
         listen(self.rollout, self._append)
 

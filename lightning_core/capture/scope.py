@@ -22,6 +22,7 @@ from typing import Any, Literal, cast
 from opentelemetry.trace import Span, Status, StatusCode
 
 from lightning_core.capture.address import Address
+from lightning_core.capture.children.folders import remove_folders
 from lightning_core.capture.context import Outside, current, enter, find_scope, opened_scope
 from lightning_core.capture.marks import mark_of
 from lightning_core.capture.owner import current_owner
@@ -45,7 +46,8 @@ class rollout:
     Use it as ``with rollout(task=task) as run: ...`` or with ``async with``.
 
     Everything that marked agents, integrations and the policy endpoint record inside becomes ``run.trace``. With ``endpoint``
-    and ``api_key``, model requests to all hosts but ``ignore_hosts`` are redirected to the endpoint. With
+    and ``api_key``, model requests to all hosts but ``ignore_hosts`` are redirected to the endpoint, which
+    programs reach at ``public_endpoint`` (None: at ``endpoint``). With
     ``strict`` the scope raises `CaptureError` at its end if anything could not be recorded. An exception of the agent is
     recorded and propagates.
     """
@@ -57,6 +59,7 @@ class rollout:
         task_id: str | None = None,
         agents: Iterable[str] = (),
         endpoint: str | None = None,
+        public_endpoint: str | None = None,
         api_key: str | None = None,
         ignore_hosts: Iterable[str] = (),
         redirect_hosts: Iterable[str] | None = None,
@@ -76,6 +79,7 @@ class rollout:
             task_id=task_id,
             agents=frozenset(agents),
             endpoint=endpoint,
+            public_endpoint=public_endpoint,
             api_key=api_key,
             ignore_hosts=frozenset(ignore_hosts),
             strict=strict,
@@ -93,6 +97,8 @@ class rollout:
     ) -> Literal[False]:
         assert self._token is not None
         current.reset(self._token)
+        if self._run.folder is not None:
+            remove_folders(self._run.folder)
         self._run.close(error)
         return False
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from lightning_core.config.algorithm import CLIPS, Algorithm
 from lightning_core.config.checks_verl import check_verl
+from lightning_core.config.command import CommandSection
 from lightning_core.config.credit import FLAT, CreditSection
 from lightning_core.config.policies import PolicyCredit
 from lightning_core.config.resolve import policy_settings
@@ -54,6 +55,15 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         )
     if c.rollouts.fresh and c.rollouts.executor in ("task", "thread"):
         yield ("rollouts", "fresh"), f"needs worker processes, but rollouts.executor is {c.rollouts.executor!r}"
+    if c.rollouts.executor == "command" and not isinstance(c.agent, CommandSection):
+        yield ("rollouts", "executor"), "found 'command', which is for agents that are programs (agent.command)"
+    if c.rollouts.executor in ("task", "thread") and isinstance(c.agent, CommandSection):
+        yield (
+            ("rollouts", "executor"),
+            f"found {c.rollouts.executor!r}, but the agent is a program, which needs a process; use auto or command",
+        )
+    if isinstance(c.agent, CommandSection) and c.agent.reward_file is not None and c.reward is not None:
+        yield ("agent", "reward_file"), "goes without a reward function only; remove it, or reward"
     if c.rollouts.redirect_hosts == ():
         yield (
             ("rollouts", "redirect_hosts"),

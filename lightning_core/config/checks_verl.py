@@ -39,6 +39,9 @@ def check_verl(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             ("trainer", "rows_per_rollout"),
             f"found {t.rows_per_rollout}, expected 1: with mode: separate_async verl updates on one row per rollout",
         )
+    for key in ("port", "public_url"):
+        if getattr(c.endpoint, key):
+            yield ("endpoint", key), "with trainer.name: verl every worker has an endpoint of its own; remove the key"
     yield from _check_policy(c)
     yield from check_verl_credit(c)
     yield from _check_algorithm(c)

@@ -24,6 +24,7 @@ _EXPECTED: Final = {
     "float_type": "a number",
     "finite_number": "a finite number",
     "string_type": "a string (quote it if it looks like a number)",
+    "too_short": "at least one item",
     "tuple_type": "a list",
     "dict_type": "a mapping",
     "model_type": "a section with keys below it",
@@ -133,7 +134,8 @@ def _problems(model: type[BaseModel], details: ErrorDetails, source: Source) -> 
 
 
 def _path(details: ErrorDetails) -> KeyPath:
-    return tuple(part for part in details["loc"] if part != "[key]")
+    # Pydantic's mark of a key, and the tags of kinds.
+    return tuple(part for part in details["loc"] if not str(part).startswith("["))
 
 
 def expectation(details: ErrorDetails) -> str:
@@ -141,7 +143,7 @@ def expectation(details: ErrorDetails) -> str:
     context: Mapping[str, Any] = details.get("ctx", {})
     if details["type"] == "literal_error":
         return str(context["expected"])
-    if "length" in details["type"] or details["type"] in ("too_long", "too_short"):
+    if "length" in details["type"] or details["type"] == "too_long":
         return details["msg"]
     return _EXPECTED.get(details["type"], details["msg"].removeprefix("Input should be "))
 
@@ -166,10 +168,17 @@ def _section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None
             continue
         field = current.model_fields.get(str(part)) if current else None
         annotation = field.annotation if field else None
-        candidates = (annotation, *get_args(annotation))
+        candidates = _flat(annotation)
         current = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
         named = current is not None and get_origin(annotation) is dict
     return current
+
+
+def _flat(annotation: Any) -> Iterator[Any]:
+    """The types that ``annotation`` is made of."""
+    yield annotation
+    for inner in get_args(annotation):
+        yield from _flat(inner)
 
 
 def _get(data: Any, path: KeyPath) -> Any:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from lightning_core.config.algorithm import Algorithm
+from lightning_core.config.command import CommandSection
 from lightning_core.config.credit import CreditSection
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyName
 from lightning_core.config.problems import INVALID_VALUE
@@ -189,10 +190,11 @@ class Rollouts(Section):
     """What a rollout that exceeds the time limit counts as. `fail`: failed, with the reward so far, else 0, if a model
     call of it was answered. `leave_out`: an infrastructure failure. Without an answered call, or if one call took more
     than half of the time, it always is one."""
-    executor: Literal["auto", "task", "thread", "process"] = "auto"
+    executor: Literal["auto", "task", "thread", "process", "command"] = "auto"
     """Where agents run; see docs/executors.md. `process`: worker processes. `task`: this process, with one event loop
-    for all async agents. `thread`: this process, with a thread for each rollout. `auto`: `process` if the agent and
-    the reward function can be imported by name, else `task`."""
+    for all async agents. `thread`: this process, with a thread for each rollout. `command`: as `process`, for an agent
+    that is a program (`agent.command`). `auto`: `process` if the agent and the reward function can be imported by name,
+    else `task`."""
     fresh: bool = False
     """Whether each rollout gets a new worker process. Nothing that a rollout leaves behind reaches another."""
     retries: CountOrZero = 1
@@ -231,6 +233,19 @@ class Otlp(Section):
     headers."""
 
 
+class EndpointSection(Section):
+    """The policy endpoint, which answers the agents' model calls."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; `0.0.0.0`: all of this machine's, for containers and other machines. Without encryption; each
+    rollout has a key."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port to listen on; 0: a free one."""
+    public_url: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    """URL that the programs of agents get, such as `http://host.docker.internal:8000` or that of a tunnel; null:
+    `http://127.0.0.1:PORT`."""
+
+
 class RunSection(Section):
     """The run's folder, seed and resumption."""
 
@@ -244,12 +259,19 @@ class RunSection(Section):
     """Resume the run called `name` (without a name, the newest run) from its last checkpoint."""
 
 
+AgentEntry = Annotated[
+    Annotated[CallableName, Tag("[callable]")] | Annotated[CommandSection, Tag("[command]")],
+    # One kind is expected, so that errors are about that one.
+    Discriminator(lambda data: "[command]" if isinstance(data, (Mapping, CommandSection)) else "[callable]"),
+]
+
+
 class Sections(Section):
     """The sections of one training run, before the checks across sections."""
 
-    agent: CallableName | None = None
-    """The agent's entry point, `module:callable`, called with a task; sync or async. Required on the command line;
-    `fit` takes the function itself."""
+    agent: AgentEntry | None = None
+    """The agent's entry point, `module:callable`, called with a task; sync or async; or the section of a program. Required
+    on the command line; `fit` takes the function itself."""
     reward: CallableName | None = None
     """A reward function, `module:callable`, called as `reward(task, result)`; null: the agent returns its reward or
     calls `lightning_core.reward`."""
@@ -265,5 +287,6 @@ class Sections(Section):
     trainer: TrainerSection = TrainerSection()
     ray: Ray = Ray()
     eval: Eval = Eval()
+    endpoint: EndpointSection = EndpointSection()
     otlp: Otlp = Otlp()
     run: RunSection = RunSection()

@@ -50,7 +50,7 @@ from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions, stop
 from lightning_core.endpoint.speakers import Speakers, Verdict
 from lightning_core.endpoint.upstream import UpstreamServer
-from lightning_core.errors import InfrastructureError, PolicyRequestError
+from lightning_core.errors import ConfigError, InfrastructureError, PolicyRequestError
 from lightning_core.trace import COUNT, describe
 
 __all__ = ["Limits", "PolicyEndpoint", "Routing"]
@@ -78,23 +78,31 @@ class PolicyEndpoint:
         upstream: UpstreamServer | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        public_url: str | None = None,
         limits: Limits | None = None,
         sessions: Sessions | None = None,
         standalone: bool = False,
     ) -> None:
         """``chat``: the chat format of all models, or a chat format for each model name.
 
-        ``standalone``: requests are never forwarded to their original provider, and spans are not received.
+        ``public_url``: the base URL that programs of agents get, if they do not reach the endpoint at `url`, such as those in
+        containers and on other machines. ``standalone``: requests are never forwarded to their original provider, and spans
+        are not received. Raises `ConfigError` if it cannot listen at ``host`` and ``port``.
         """
         limits = limits or Limits()
         self._backend = backend
         self._sessions = Sessions(limits) if sessions is None else sessions
         self._forwarder = Forwarder(upstream, to_origins=not standalone)
         self._spans = otlp_receiver.OtlpReceiver(limits)
-        self._socket = socket.create_server((host, port))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._socket = socket.create_server((host, port), family=family)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another host or port") from error
         # asyncio sets this on sockets that it opens itself. Without it every response waits about 40 ms for a delayed ACK.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.url = f"http://{host}:{self._socket.getsockname()[1]}/v1"
+        self.url = f"http://{_reachable(host)}:{self._socket.getsockname()[1]}/v1"
+        self.public_url = None if public_url is None else f"{public_url.rstrip('/').removesuffix('/v1')}/v1"
         chats = dict.fromkeys(backend.models, chat) if isinstance(chat, Chat) else chat
         self._speakers = Speakers()
         responder = Responder(backend, chats, self._forwarder, self._speakers, limits)
@@ -247,6 +255,12 @@ class PolicyEndpoint:
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
+
+
+def _reachable(host: str) -> str:
+    """The host of a URL on this machine, for a server that listens on ``host``."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
 
 
 def _is_anthropic(headers: Mapping[str, str]) -> bool:

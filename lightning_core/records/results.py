@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from lightning_core.config import Config
+from lightning_core.config.command import CommandSection
 from lightning_core.records.checkpoints import checkpoint_step, checkpoints
 from lightning_core.records.intervals import Comparison, compare, compare_splits, confidence_interval
 from lightning_core.records.report import Summary, draw_curve, read_metrics
@@ -92,6 +93,6 @@ def finish(config: Config, folder: Path, eval_tasks: Sequence[Mapping[str, Any]]
         folder / "curve.png",
         steps=[(int(m["step"]), float(m["reward"])) for m in metrics],
         evals=[(step, confidence_interval([fmean(r) for r in e.rewards.values()])) for step, e in measured],
-        title=config.agent or "",
+        title=config.agent.agent if isinstance(config.agent, CommandSection) else config.agent or "",
     )
     return Result(folder=folder, checkpoint=checkpoint, summary=summary, metrics=metrics)

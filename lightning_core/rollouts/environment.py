@@ -95,14 +95,22 @@ def open_agents(
     # Every rollout must be able to send requests, and some agents send several at a time.
     limits = replace(limits, requests=max(limits.requests, 4 * settings.concurrency))
     with (
-        PolicyEndpoint(backend, chats, upstream=target, limits=limits) as endpoint,
+        PolicyEndpoint(
+            backend,
+            chats,
+            upstream=target,
+            host=config.endpoint.host,
+            port=config.endpoint.port,
+            public_url=config.endpoint.public_url,
+            limits=limits,
+        ) as endpoint,
         Runner(
             solve,
             endpoint=endpoint,
             settings=settings,
             agents=agents,
             reward_function=reward_function,
-            agent_name=config.agent,
+            agent_name=config.agent if isinstance(config.agent, str) else None,
             reward_name=config.reward,
         ) as runner,
         ThreadPoolExecutor(_JUDGED_AT_ONCE, thread_name_prefix="lightning-judge") as judges,

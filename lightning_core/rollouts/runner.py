@@ -30,6 +30,7 @@ from functools import partial
 from typing import Any, Self
 
 from lightning_core.capture import Run, reward, rollout
+from lightning_core.capture.children.folders import remove_folders
 from lightning_core.capture.mark import get_mark
 from lightning_core.capture.repeats import Repeats
 from lightning_core.config.sections import Rollouts
@@ -232,6 +233,7 @@ class Runner:
                 task_id=job.task_id,
                 agents=self._agents,
                 endpoint=self._endpoint.url,
+                public_endpoint=self._endpoint.public_url,
                 api_key=key,
                 ignore_hosts=self._settings.ignore_hosts,
                 strict=self._strict,
@@ -252,6 +254,8 @@ class Runner:
                 finally:
                     verdict = self._endpoint.verdict(key)
                     await self._loop.run_in_executor(self._closing, self._endpoint.close, key)
+                    if run.folder is not None and run.folder.exists():
+                        await self._loop.run_in_executor(self._closing, remove_folders, run.folder)
         except ExecutorError:
             raise
         except Exception as raised:  # noqa: BLE001 - the evidence says whose it is

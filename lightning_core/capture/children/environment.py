@@ -79,7 +79,7 @@ def endpoint_environment(
     """The environment variables that route the calls of another program to the endpoint, as the current agent.
 
     For launchers that Lightning does not patch: containers, SSH, job queues. ``environment``: that of the program, without these
-    variables; None: that of this process. ``base_url``: the endpoint's URL as the program reaches it; None: as this process does.
+    variables; None: that of this process. ``base_url``: the endpoint's URL as the program reaches it; None: as configured.
     Empty outside a rollout, in one without an endpoint, and if ``environment`` has a key of this rollout.
     """
     environment = os.environ if environment is None else environment
@@ -88,10 +88,10 @@ def endpoint_environment(
         return {}
     if is_key_of(environment.get(KEY_VARIABLE, ""), run.api_key):
         return {}
-    origin = run.keep_origin(_originals(environment, run.endpoint))
+    origin = run.keep_origin(_originals(environment, run.endpoint, run.public_endpoint))
     said = KeyAddress(agent=address.agent, mark=address.mark, span=address.span, origin=origin)
     key = bind_key(run.api_key, said, secret=run.secret)
-    return child_variables(environment, (base_url or run.endpoint).rstrip("/"), key)
+    return child_variables(environment, (base_url or run.public_endpoint or run.endpoint).rstrip("/"), key)
 
 
 def child_variables(environment: Mapping[str, str], endpoint: str, key: str) -> dict[str, str]:
@@ -139,10 +139,10 @@ def _provider_of(path: str) -> _Provider:
     return _OPENAI if path.startswith("/v1/") and ":" not in path else _GOOGLE
 
 
-def _originals(environment: Mapping[str, str], endpoint: str) -> dict[str, str]:
+def _originals(environment: Mapping[str, str], *endpoints: str | None) -> dict[str, str]:
     """The variables of ``environment`` with the providers' URLs and keys."""
     urls = {name for provider in _PROVIDERS for name in provider.urls}
-    ours = urlsplit(endpoint).netloc
+    ours = {urlsplit(endpoint).netloc for endpoint in endpoints if endpoint is not None}
     given = {name: environment[name] for name in _ORIGINALS if name in environment}
     # A program that got its variables from another rollout would be sent round in a circle.
-    return {name: value for name, value in given.items() if name not in urls or urlsplit(value).netloc != ours}
+    return {name: value for name, value in given.items() if name not in urls or urlsplit(value).netloc not in ours}

@@ -15,6 +15,7 @@ from lightning_core.rollouts.executors.in_process import InProcessExecutor
 from lightning_core.rollouts.executors.processes import ProcessExecutor
 from lightning_core.rollouts.executors.reference import reference
 from lightning_core.rollouts.executors.worker import to_settings
+from lightning_core.rollouts.programs import CommandAgent
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ def choose_executor(
     in_process = InProcessExecutor(solve, reward, own_threads=kind == "thread")
     if kind in ("task", "thread"):
         return in_process
-    required = kind == "process" or settings.fresh
+    is_program = isinstance(solve, CommandAgent)
+    required = kind in ("process", "command") or settings.fresh or is_program
     try:
         if os.name != "posix":
             raise ConfigError("rollouts.executor: worker processes need a POSIX system, such as Linux or macOS")

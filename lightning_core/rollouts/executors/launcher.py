@@ -28,7 +28,7 @@ from typing import Any
 
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import receive_bytes, send_json
-from lightning_core.rollouts.executors.groups import end_group
+from lightning_core.rollouts.executors.groups import Processes, end_group
 from lightning_core.rollouts.executors.worker import Program, memory_bytes, work
 
 COMMAND = struct.Struct("!cI")
@@ -56,7 +56,8 @@ class Launcher:
     def __init__(self, control: socket.socket, settings: dict[str, Any]) -> None:
         self._control = control
         self._settings = settings
-        self._workers: set[int] = set()
+        self._workers: dict[int, Processes] = {}
+        """Each worker, and what it had started in other groups when it was told to end."""
         self._program: Program | None = None
 
     def serve(self) -> None:
@@ -94,7 +95,10 @@ class Launcher:
                 return  # the runner is gone
             finally:
                 for pid in self._workers:
-                    end_group(pid, signal.SIGKILL)
+                    self._end(pid, signal.SIGKILL)
+
+    def _end(self, pid: int, number: signal.Signals) -> None:
+        self._workers[pid] = end_group(pid, number, self._workers[pid])
 
     def _obey(self, inherited: tuple[Any, ...]) -> bool:
         """Carry out one command; False at the end of the connection."""
@@ -105,13 +109,13 @@ class Launcher:
         if letter == START:
             self._start(socket.socket(fileno=fds[0]), inherited)
         elif pid in self._workers:
-            end_group(pid, signal.SIGTERM if letter == TERMINATE else signal.SIGKILL)
+            self._end(pid, signal.SIGTERM if letter == TERMINATE else signal.SIGKILL)
         return True
 
     def _start(self, connection: socket.socket, inherited: tuple[Any, ...]) -> None:
         with connection:
             pid = self._spawn(connection) if self._program is None else self._fork(self._program, connection, inherited)
-        self._workers.add(pid)
+        self._workers[pid] = {}
         send_json(self._control, {"started": pid})
 
     def _spawn(self, connection: socket.socket) -> int:
@@ -155,10 +159,9 @@ class Launcher:
             if ended is None:
                 return
             if ended.si_pid in self._workers:
-                end_group(ended.si_pid, signal.SIGKILL)
+                self._end(ended.si_pid, signal.SIGKILL)
             _, status = os.waitpid(ended.si_pid, 0)
-            if ended.si_pid in self._workers:
-                self._workers.discard(ended.si_pid)
+            if self._workers.pop(ended.si_pid, None) is not None:
                 send_json(self._control, {"exited": ended.si_pid, "status": os.waitstatus_to_exitcode(status)})
 
 

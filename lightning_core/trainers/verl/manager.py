@@ -27,7 +27,6 @@ import transfer_queue as tq
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from lightning_core.config import Config, load_config
-from lightning_core.config.imports import import_callable
 from lightning_core.credit import Credit, Episode
 from lightning_core.endpoint.routing import Routing
 from lightning_core.records.ledger import NewRoutes
@@ -37,6 +36,7 @@ from lightning_core.rollouts.collect import Collector, Group, require_transition
 from lightning_core.rollouts.counts import add_counts
 from lightning_core.rollouts.entries import count_earlier, to_episodes
 from lightning_core.rollouts.judge import Judged
+from lightning_core.rollouts.programs import load_agent
 from lightning_core.rollouts.runner import Attempt, Job, Rollout
 from lightning_core.rollouts.selection import trained_agents
 from lightning_core.trainers.verl.pool import WorkerPool
@@ -120,7 +120,7 @@ class LightningManager:
         ours = load_config(Path(settings["folder"]) / "config.yaml")
         if Path(settings["working_dir"]).is_dir():
             os.chdir(settings["working_dir"])
-        import_callable(ours.agent or "", key="agent")  # registers the agents that its code marks
+        load_agent(ours)  # registers the agents that its code marks
         _enable_interrupts()
         count = int(rollout.agent.num_workers)
         actor = ray.remote(RolloutWorker).options(

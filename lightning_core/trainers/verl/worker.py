@@ -11,12 +11,12 @@ from typing import Any
 from lightning_core.backends.verl import LLMClient, VerlBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
-from lightning_core.config.imports import import_callable
 from lightning_core.credit import Episode
 from lightning_core.endpoint.routing import Routing
 from lightning_core.model.source import load_eos_token_ids, load_tokenizer
 from lightning_core.rollouts.environment import capturing, open_agents
 from lightning_core.rollouts.judge import Judged
+from lightning_core.rollouts.programs import load_agent, load_reward
 from lightning_core.rollouts.runner import Attempt, Job
 
 
@@ -31,9 +31,6 @@ class RolloutWorker:
     ) -> None:
         if Path(folder).is_dir():
             os.chdir(folder)
-        assert config.agent is not None, "checked when the run started"
-        solve = import_callable(config.agent, key="agent")
-        reward = import_callable(config.reward, key="reward") if config.reward else None
         tokenizer: Any = load_tokenizer(model)
         chat = Chat(tokenizer, stop_token_ids=load_eos_token_ids(model))
         backend = VerlBackend(client, max_context=max_context)
@@ -42,10 +39,10 @@ class RolloutWorker:
         self._agents = self._open.enter_context(
             open_agents(
                 config,
-                solve,
+                load_agent(config),
                 backend,
                 dict.fromkeys(backend.models, chat),
-                reward_function=reward,
+                reward_function=load_reward(config),
                 concurrency=concurrency,
             )
         )
