@@ -20,8 +20,7 @@ from lightning_core import old_paths
 
 if TYPE_CHECKING:
     from lightning_core.capture import reward, rollout
-    from lightning_core.capture.children.containers import Container
-    from lightning_core.capture.children.launch import ProgramResult, launch
+    from lightning_core.capture.children.launch import launch
     from lightning_core.capture.integration import install, uninstall
     from lightning_core.capture.mark import trainable
     from lightning_core.config import Config, load_config
@@ -36,8 +35,6 @@ old_paths.install()
 _HOMES = {
     "reward": "capture",
     "rollout": "capture",
-    "Container": "capture.children.containers",
-    "ProgramResult": "capture.children.launch",
     "launch": "capture.children.launch",
     "Config": "config",
     "load_config": "config",
@@ -62,11 +59,9 @@ _HOMES = {
 __all__ = [
     "Call",
     "Config",
-    "Container",
     "CreditRules",
     "Episode",
     "LightningError",
-    "ProgramResult",
     "Result",
     "Row",
     "Trace",

@@ -63,10 +63,11 @@ def _section(prefix: str, model: type[BaseModel]) -> Iterator[str]:
     rows: list[str] = []
     for name, field in model.model_fields.items():
         section = _model_of(field.annotation)
+        is_alternative = any(map(_is_callable, _flat(field.annotation)))
         if section is not None:
             named = ".NAME" if get_origin(field.annotation) is dict else ""
             inner.append((f"{prefix}{name}{named}", section))
-        if section is None or prefix:
+        if section is None or prefix or is_alternative:
             text = " ".join([*_users_of(model, name), _one_line(field.description), *_rules_of(field)])
             rows.append(f"| `{name}` | {_type_of(field)} | {_default_of(field)} | {text} |")
     if rows:
@@ -84,9 +85,19 @@ def _section(prefix: str, model: type[BaseModel]) -> Iterator[str]:
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
-    return next(
-        (a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)), None
-    )
+    return next((a for a in _flat(annotation) if isinstance(a, type) and issubclass(a, BaseModel)), None)
+
+
+def _flat(annotation: Any) -> Iterator[Any]:
+    """The types that ``annotation`` is made of."""
+    yield annotation
+    for inner in get_args(annotation):
+        yield from _flat(inner)
+
+
+def _is_callable(annotation: Any) -> bool:
+    """Whether ``annotation`` is `CallableName`, with a tag or without."""
+    return getattr(annotation, "__metadata__", ())[:1] == getattr(CallableName, "__metadata__", ())
 
 
 def _type_of(field: FieldInfo) -> str:
@@ -118,7 +129,7 @@ def _rules_of(field: FieldInfo) -> Iterator[str]:
 
 
 def _describe(annotation: Any, limits: list[str]) -> str:
-    if annotation == CallableName:
+    if _is_callable(annotation):
         return "module:callable"
     if hasattr(annotation, "__metadata__"):
         names = [name for item in annotation.__metadata__ if (name := _names(item))]

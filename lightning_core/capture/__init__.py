@@ -1,6 +1,8 @@
 """Runs inside the agent's process: scopes, marks, patches of hosts and HTTP clients."""
 
+from lightning_core.capture.children.containers import Container
 from lightning_core.capture.children.environment import endpoint_environment
+from lightning_core.capture.children.launch import ProgramResult, launch
 from lightning_core.capture.children.scope import bind_for_process
 from lightning_core.capture.context import bind, current_scope, outside_rollout
 from lightning_core.capture.recording import declare_agents, note_elsewhere, record, reward
@@ -24,6 +26,8 @@ no_failure = register_control_flow
 """The old name of `register_control_flow`, kept for third-party integrations until 0.2."""
 
 __all__ = [
+    "Container",
+    "ProgramResult",
     "Run",
     "ScopeKind",
     "StepScope",
@@ -39,6 +43,7 @@ __all__ = [
     "is_current_agent",
     "is_current_scope",
     "is_selected",
+    "launch",
     "next_sequence",
     "no_failure",
     "note_elsewhere",

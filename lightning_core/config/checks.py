@@ -63,7 +63,7 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             f"found {c.rollouts.executor!r}, but the agent is a program, which needs a process; use auto or command",
         )
     if isinstance(c.agent, CommandSection) and c.agent.reward_file is not None and c.reward is not None:
-        yield ("agent", "reward_file"), "goes without a reward function only; remove it, or reward"
+        yield ("agent", "reward_file"), "has no effect with a reward function; remove it, or reward"
     if c.rollouts.redirect_hosts == ():
         yield (
             ("rollouts", "redirect_hosts"),

@@ -13,20 +13,16 @@ from lightning_core.capture.children.folders import path_problem
 from lightning_core.config.problems import INVALID_VALUE
 from lightning_core.config.types import Names, Section
 
-PLACEHOLDER = re.compile(r"\{(?:task(?P<fields>(?:\[[^\[\]{}]+\])*)|url)\}")
+PLACEHOLDER = re.compile(r"\{(?:task(?P<fields>(?:\[[^\[\]{}'\"]+\])*)|url)\}")
 """What is replaced in a `Template`."""
-_LOOKS_LIKE_ONE = re.compile(r"(?<!\$)\{[A-Za-z_][\w.\[\]]*\}")
+_LOOKS_LIKE_ONE = re.compile(r"\{(?:task|url)\b[^{}\n]*\}")
 
 
 def _template(text: str) -> str:
-    if unknown := next(
-        (found[0] for found in _LOOKS_LIKE_ONE.finditer(text) if not PLACEHOLDER.fullmatch(found[0])), None
-    ):
+    found = (match[0] for match in _LOOKS_LIKE_ONE.finditer(text))
+    if unknown := next((part for part in found if not PLACEHOLDER.fullmatch(part)), None):
         raise PydanticCustomError(
-            INVALID_VALUE,
-            "expected only the placeholders {task}, {task[FIELD]} and {url}, but it has {unknown}; put a space into braces "
-            "that are no placeholder",
-            {"unknown": unknown},
+            INVALID_VALUE, "expected {task}, {task[FIELD]} or {url} in place of {unknown}", {"unknown": unknown}
         )
     return text
 

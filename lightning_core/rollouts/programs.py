@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from lightning_core.config.sections import Sections
 from lightning_core.errors import ConfigError, InfrastructureError, RewardError, fold
 
 _MAX_SHOWN = 1000
+_BARE = re.compile(r"(?<!\$)\{(\w+)\}")
 
 
 class ProgramError(RuntimeError):
@@ -55,6 +57,7 @@ def check_tasks(config: Sections, tasks: Iterable[Mapping[str, Any]]) -> None:
             try:
                 for text in _templates(section):
                     fill(text, task=task, url="")
+                    _check_bare_fields(text, task)
                 _selected(task, section.task_fields)
             except LookupError as error:
                 raise ConfigError(f"agent: task {task.get('id')!r}: {error.args[0]}") from None
@@ -134,6 +137,12 @@ def _field(value: Any, field: str) -> Any:
 
 def _selected(task: Mapping[str, Any], fields: Sequence[str] | None) -> Mapping[str, Any]:
     return task if fields is None else {field: _field(task, field) for field in fields}
+
+
+def _check_bare_fields(template: str, task: Mapping[str, Any]) -> None:
+    for name in _BARE.findall(template):
+        if name in task:
+            raise LookupError(f"found {{{name}}} in the command, expected {{task[{name}]}} for the field {name!r}")
 
 
 def _templates(section: CommandSection) -> Iterable[str]:

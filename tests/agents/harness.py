@@ -1,7 +1,7 @@
 """What every unmodified agent is tested for: its calls are one row each conversation, and a training step works on them.
 
-`Agent` has the tests. A subclass is one program: `CommandLine` is one from the npm registry, which is installed into ``.agents``
-when its test runs first. Each test adds to the table at the end of the run.
+`Agent` has the tests. A subclass is one program: `CommandLine` is one with a page in docs/agents, which is installed into
+``.agents`` when its test runs first. Each test adds to the table at the end of the run.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import yaml
 
 from lightning_core import fit, load_config, trainable
-from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import endpoint_environment
-from lightning_core.chat.chat import Chat
+from lightning_core.capture import ProgramResult, endpoint_environment
 from lightning_core.records.ledger import trace_ledger
-from lightning_core.records.store import Store
-from lightning_core.rollouts.background import background_loop
-from lightning_core.rollouts.collect import Collector
-from lightning_core.rollouts.environment import capturing, open_agents
+from lightning_core.rollouts.programs import fill
 from lightning_core.testing.playground import tool_call
 from lightning_core.trace import Trace
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
+from tests import command_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 PINNED: dict[str, str] = json.loads((ROOT / "tests/agents/package.json").read_text(encoding="utf-8"))["dependencies"]
@@ -38,6 +38,7 @@ CODER = "coder"
 QUESTION = "Read the file note.txt twice, then say the number in it."
 AGAIN = "Say the number again."
 ANSWER = "The number is 42."
+NOTE = "the number is 42\n"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,19 +166,9 @@ def roll_out(agent: Agent, solve: Any, folder: Path) -> Trace:
     """The trace of one rollout of ``solve`` with the scripted model, as before training."""
     sections: dict[str, Any] = {
         "agents": {"train": [CODER], "auxiliary": agent.auxiliary},
-        "policy": {"model": "scripted"},
-        "rollouts": {"retries": 0, "max_tokens": 4096, "timeout_seconds": 200},
+        "rollouts": {"timeout_seconds": 200},
     }
-    config, backend = load_config(sections), ScriptedBackend(agent.answer)
-    chats = dict.fromkeys(backend.models, Chat(backend.tokenizer))
-    with (
-        capturing(config),
-        Store(folder / "store.db") as store,
-        open_agents(config, solve, backend, chats) as agents,
-        background_loop() as background,
-    ):
-        (group,) = background.call(Collector(config, agents, store).roll_out_all, [{"id": "a"}], "eval_before", 0)
-    (rollout,) = group.rollouts
+    (rollout,) = command_runs.roll_out(folder, sections, answer=agent.answer, solve=solve)
     assert (rollout.status, rollout.error) == ("ok", None)
     return rollout.trace
 
@@ -190,24 +181,31 @@ def new_home(folder: Path) -> Path:
     home = folder / f"home-{next(_homes)}"
     work = home / "work"
     work.mkdir(parents=True)
-    (work / "note.txt").write_text("the number is 42\n", encoding="utf-8")
+    (work / "note.txt").write_text(NOTE, encoding="utf-8")
     subprocess.run(["git", "init", "-q", work], check=True)
     return home
 
 
 class CommandLine(Agent):
-    """A program from the npm registry."""
+    """A program that runs as its page in docs/agents describes."""
 
+    page: ClassVar[str]
     package: ClassVar[str]
     program: ClassVar[str]
+    more: ClassVar[Sequence[str]] = ("--continue",)
+    """The arguments that continue a session."""
 
-    def command(self, question: str, *, again: bool) -> list[str]:
-        """The arguments after the program's name."""
-        raise NotImplementedError
+    @classmethod
+    def sections(cls) -> dict[str, Any]:
+        """The configuration on its page."""
+        text = (ROOT / "docs/agents" / cls.page).read_text(encoding="utf-8")
+        (block,) = re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        return yaml.safe_load(block)
 
-    def configure(self, home: Path, url: str) -> dict[str, str]:
-        """Write the program's configuration to ``home``; returns variables of its environment. ``url``: of the endpoint, with ``/v1``."""
-        return {}
+    @classmethod
+    def binaries(cls) -> Path:
+        """The folder of the program."""
+        return ROOT / ".agents" / cls.program / "node_modules/.bin"
 
     @classmethod
     def version(cls) -> str:
@@ -220,13 +218,19 @@ class CommandLine(Agent):
     def run(self, home: Path, question: str, *, again: bool) -> str:
         # What a shell gives a program, and what the rollout adds to the environment of every program that it starts.
         shell = {"PATH": os.environ["PATH"], "HOME": str(home), "TERM": "dumb", "LANG": "C.UTF-8"}
-        url = endpoint_environment()["LIGHTNING_BASE_URL"]
+        agent = self.sections()["agent"]
+        filled = partial(fill, task={"question": question}, url=endpoint_environment()["LIGHTNING_BASE_URL"])
+        for path, text in agent.get("files", {}).items():
+            file = home / path.removeprefix("~/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(filled(text), encoding="utf-8")
+        program, *command = map(filled, agent["command"])
+        if again:
+            place = command.index("-p") if "-p" in command else len(command) - 1
+            command[place:place] = self.more
         done = subprocess.run(
-            [
-                ROOT / ".agents" / self.program / "node_modules/.bin" / self.program,
-                *self.command(question, again=again),
-            ],
-            env={**shell, **self.configure(home, url)},
+            [self.binaries() / program, *command],
+            env={**shell, **agent.get("environment", {})},
             cwd=home / "work",
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -235,6 +239,31 @@ class CommandLine(Agent):
             check=False,
         )
         return f"{done.stdout}\n{done.stderr}"
+
+    def test_the_configuration_of_its_page(
+        self, result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PATH", f"{self.binaries()}{os.pathsep}{os.environ['PATH']}")
+        project = tmp_path / "project"
+        project.mkdir()
+        (project / "note.txt").write_text(NOTE, encoding="utf-8")
+        sections = self.sections()
+        sections |= {
+            "agent": {**sections["agent"], "workspace": str(project)},
+            "reward": "tests.agents.harness:answered",
+            "rollouts": {"timeout_seconds": 200},
+        }
+        (rollout,) = command_runs.roll_out(
+            tmp_path, sections, [{"id": "a", "question": QUESTION, "answer": ANSWER}], answer=self.answer
+        )
+        assert (rollout.status, rollout.reward, rollout.error) == ("ok", 1.0, None)
+        rows = transitions_to_rows(trace_to_transitions(rollout.trace, agents=[CODER]))
+        assert [len(row.segments) for row in rows] == [3]
+
+
+def answered(task: Mapping[str, Any], result: ProgramResult) -> float:
+    """A reward function."""
+    return float(task["answer"] in result.stdout + result.stderr)
 
 
 def install(package: str, folder: Path) -> None:

@@ -38,7 +38,7 @@ class Container:
         ``root``: a folder that the container shares, with the working folder ``work`` in it. ``variables``: names of variables that it
         gets from this process's environment, so that their values are on no command line.
         """
-        # Docker's programs run as root unless told otherwise. Podman's root is this user.
+        # Docker runs programs as root by default. Podman's root is this user.
         user = [f"--user={os.getuid()}:{os.getgid()}"] if self.runtime == "docker" else []
         return [
             *(self.runtime, "run", "--rm", "--init", "--interactive", f"--name={name}"),
@@ -50,7 +50,6 @@ class Container:
             self.image,
             *command,
         ]
-
 
     def has_run(self, code: int, stderr: str) -> bool:
         """Whether the program was started, by the exit code of ``run`` and what it printed."""

@@ -59,7 +59,7 @@ class ProgramFolder:
         return self.home / path.removeprefix(_HOME) if path.startswith(_HOME) else self.work / path
 
     def runs_in(self, runtime: str, name: str) -> None:
-        """Note the container that the program runs in, so that whoever deletes the folder removes it."""
+        """Note the container that the program runs in, so that `remove` removes it, in any process."""
         (self.root / _CONTAINER).write_text(f"{runtime} {name}", encoding="utf-8")
 
     def remove(self) -> None:

@@ -23,7 +23,7 @@ class _Process:
 def end_group(pid: int, number: signal.Signals, others: Processes | None = None) -> Processes:
     """Send a signal to the process group of the worker ``pid``, and to its descendants in other groups, which are returned.
 
-    ``others``: what an earlier call returned. A process whose parent has ended since is no longer seen to be a descendant.
+    ``others``: what an earlier call returned. A process whose parent has ended since is no longer found as a descendant.
     """
     found = _descendants(pid, others or {})
     # The group last: this process may be in it.

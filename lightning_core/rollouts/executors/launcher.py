@@ -57,7 +57,7 @@ class Launcher:
         self._control = control
         self._settings = settings
         self._workers: dict[int, Processes] = {}
-        """Each worker, and what it had started in other groups when it was told to end."""
+        """Each worker, and what it had started in other groups when it got the signal to end."""
         self._program: Program | None = None
 
     def serve(self) -> None:
