@@ -1,6 +1,6 @@
 # make demo | demo-sql | test | test-numeric | test-pythons | test-lowest | test-frameworks | test-vllm | test-verl | test-parity |
-# lint | test-pythons-long | test-verl-long | agents | agents-short: each makes its environment first, once, and again when what it is
-# made from changes.
+# test-containers | lint | test-pythons-long | test-verl-long | agents | agents-short: each makes its environment first, once, and
+# again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
 # pip listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build of torch.
@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 TORCH := torch==2.13.0
 
 .PHONY: demo demo-sql test test-numeric test-pythons test-pythons-long test-lowest test-frameworks test-vllm test-verl test-verl-long \
-	test-parity agents agents-short lint environment
+	test-parity test-containers agents agents-short lint environment
 
 demo: $(INSTALLED)
 	$(BIN)/lightning-rl train examples/calculator/lightning.yaml $(ARGS)
@@ -65,6 +65,10 @@ test-verl-long: $(CLUSTER)/.installed
 # Losses against verl's and TRL's own functions.
 test-parity: $(CLUSTER)/.installed
 	$(CLUSTER)/bin/python -m pytest tests/parity $(ARGS)
+
+# Agents in containers, with Podman and an image made by debootstrap.
+test-containers: $(INSTALLED)
+	$(BIN)/python -m pytest tests/containers $(ARGS)
 
 # Unmodified command-line agents. Each is installed from the npm registry into .agents when its test runs first.
 agents: $(INSTALLED)

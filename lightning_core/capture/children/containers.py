@@ -41,7 +41,7 @@ class Container:
         # Docker runs programs as root by default. Podman's root is this user.
         user = [f"--user={os.getuid()}:{os.getgid()}"] if self.runtime == "docker" else []
         return [
-            *(self.runtime, "run", "--rm", "--init", "--interactive", f"--name={name}"),
+            *(self.runtime, "run", "--rm", "--interactive", f"--name={name}"),
             *user,
             *(["--network=host"] if self.host_network else []),
             *(f"--volume={root}:{root}", f"--workdir={work}"),

@@ -1,0 +1,80 @@
+"""Agents in containers, with Podman."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_core import trainable
+from lightning_core.capture import Container, launch
+from lightning_core.errors import InfrastructureError
+from lightning_core.testing.playground import open_playground
+from tests.command_runs import roll_out
+from tests.containers.conftest import podman
+
+ASK = """
+curl -sf "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" \\
+    -H 'Content-Type: application/json' -d '{"model": "m", "messages": [{"role": "user", "content": "hi"}]}' > answer.json
+"""
+WORKS = f"""
+set -e
+{ASK}
+grep -q '"yes"' answer.json
+test "$(cat given.txt)" = "of task a"
+test "$(ls)" = "answer.json
+given.txt"
+test -z "$SECRET_OF_THE_HOST"
+test ! -e /proc/1/root{Path.cwd()}
+grep -q '"id": "a"' "$LIGHTNING_TASK_FILE"
+touch "$HOME/made"
+echo '{{"reward": 1}}'
+"""
+
+
+def agent(image: str, script: str, **fields: Any) -> dict[str, Any]:
+    command = {"command": ["sh", "-c", script], "name": "coder", "container": {"image": image, "runtime": "podman"}}
+    return {"agent": {**command, **fields}}
+
+
+@pytest.fixture(autouse=True)
+def none_is_left(image: str) -> Any:
+    yield
+    assert podman("ps", "--all", "--format={{.Names}}", "--filter=name=^lightning-").stdout == ""
+
+
+def test_a_program_in_a_container_is_trained(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_HOST", "x")
+    (rollout,) = roll_out(tmp_path, agent(image, WORKS, files={"given.txt": "of task {task[id]}"}))
+    assert (rollout.status, rollout.reward, rollout.error) == ("ok", 1.0, None)
+    assert [(c.agent, c.trained) for c in rollout.trace.calls] == [("coder", True)]
+
+
+def test_at_the_time_limit_the_container_is_removed(image: str, tmp_path: Path) -> None:
+    stubborn = f"{ASK}\ntrap '' TERM; while true; do sleep 1; done"
+    (rollout,) = roll_out(tmp_path, {**agent(image, stubborn), "rollouts": {"timeout_seconds": 5}})
+    assert (rollout.status, len(rollout.trace.calls)) == ("failed", 1)
+
+
+def test_a_container_that_cannot_start_is_no_failure_of_the_agent(image: str, tmp_path: Path) -> None:
+    missing = agent("localhost/no-such-image", "true")
+    with pytest.raises(InfrastructureError, match=r"podman could not run 'sh': .*no-such-image"):
+        roll_out(tmp_path, missing)
+    nothing = agent(image, "true", command=["no-such-program"])
+    with pytest.raises(InfrastructureError, match=r"podman could not run 'no-such-program'"):
+        roll_out(tmp_path, nothing)
+
+
+def test_launch_in_a_container(image: str) -> None:
+    @trainable("planner")
+    def solve() -> int:
+        return launch(
+            ["sh", "-c", f"{ASK}\nexit 7"], agent="coder", container=Container(image=image, runtime="podman")
+        ).exit_code
+
+    with open_playground(["yes"], integrations=()) as opened, opened.rollout(train=["coder"]) as run:
+        assert solve() == 7
+    assert [(c.agent, c.trained) for c in run.trace.calls] == [("coder", True)]
+    assert run.folder is not None
+    assert not run.folder.exists()
