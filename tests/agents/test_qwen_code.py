@@ -14,5 +14,4 @@ class TestQwenCode(CommandLine):
     program = "qwen"
     tool = "run_shell_command"
     arguments: ClassVar = {"command": "cat note.txt", "description": "read", "is_background": False}
-    ends = False
     rows = 2  # a continued session lacks a line of the first message, so the history is another one
