@@ -34,13 +34,13 @@ test: $(INSTALLED)
 test-numeric: $(INSTALLED)
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest $(TWICE) -m "numeric and not slow" $(ARGS)
 
-# The fast tests, without torch, on the newest CPython up to 3.14 that this machine has; those of the core on the others from 3.12.
+# The fast tests, without torch, on the newest CPython up to 3.14 that this machine has.
 test-pythons:
 	$(PYTHON) .ci/pythons.py $(ARGS)
 
-# The fast tests on each of them.
+# On each one from 3.12.
 test-pythons-long:
-	$(PYTHON) .ci/pythons.py tests $(ARGS)
+	$(PYTHON) .ci/pythons.py --all $(ARGS)
 
 # The integrations with the lowest versions of the frameworks that their extras allow.
 test-lowest: $(LOWEST)/.installed
