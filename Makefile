@@ -70,8 +70,8 @@ test-parity: $(CLUSTER)/.installed
 test-containers: $(INSTALLED)
 	$(BIN)/python -m pytest tests/containers $(ARGS)
 
-# Unmodified command-line agents. Each is installed from the npm registry into .agents when its test runs first.
-agents: $(INSTALLED)
+# Unmodified agents: programs, which are installed from the npm registry into .agents when their tests run first, and Python packages.
+agents: $(INSTALLED) $(FRAMEWORKS)/first/.installed $(FRAMEWORKS)/second/.installed
 	$(BIN)/python -m pytest tests/agents $(ARGS)
 
 # Two of them, without the training steps.

@@ -1,7 +1,8 @@
 """What every unmodified agent is tested for: its calls are one row each conversation, and a training step works on them.
 
 `Agent` has the tests. A subclass is one program: `CommandLine` is one with a page in docs/agents, which is installed into
-``.agents`` when its test runs first. Each test adds to the table at the end of the run.
+``.agents`` when its test runs first; `Program`, in ``program.py``, is a script with an agent of a Python package. Each test adds to the
+table at the end of the run.
 """
 
 from __future__ import annotations
@@ -77,8 +78,12 @@ class Agent:
     """``agents.auxiliary`` in its configuration."""
     names: ClassVar[set[str]] = {CODER}
     """Who makes its calls."""
+    calls: ClassVar[int] = 3
+    """Calls of the policy for the first question. One answers the second."""
+    questions: ClassVar[tuple[str, ...]] = (QUESTION, AGAIN)
+    """Only the first one if it cannot continue a conversation."""
     rows: ClassVar[int] = 1
-    """Rows of a conversation that is continued by a second question."""
+    """Rows of the conversation."""
 
     @classmethod
     def version(cls) -> str:
@@ -88,6 +93,10 @@ class Agent:
     def run(self, home: Path, question: str, *, again: bool) -> str:
         """Ask ``question`` and return what the agent prints. ``again``: continue the conversation in ``home``."""
         raise NotImplementedError
+
+    def converse(self, home: Path) -> Sequence[str]:
+        """Ask ``questions`` in one conversation and return what the agent prints for each."""
+        return [self.run(home, question, again=number > 0) for number, question in enumerate(self.questions)]
 
     @pytest.fixture
     def result(self) -> Result:
@@ -108,12 +117,11 @@ class Agent:
 
         @trainable(CODER)
         def solve(task: Any) -> float:
-            home = new_home(tmp_path)
-            printed.append(self.run(home, QUESTION, again=False))
-            printed.append(self.run(home, AGAIN, again=True))
+            printed.extend(self.converse(new_home(tmp_path)))
             return 1.0
 
         trace = roll_out(self, solve, tmp_path)
+        assert len(printed) == len(self.questions)
         assert all(ANSWER in text for text in printed), printed
         ledger = trace_ledger(trace)
         assert {e.kind for e in ledger} <= {"call", "dropped", "other", "elsewhere"}, ledger
@@ -123,7 +131,7 @@ class Agent:
         result.names = ", ".join(f"`{name}`" for name in sorted(map(str, speakers)))
         result.rows = f"{len(rows)} ({', '.join(str(len(row.segments)) for row in rows)} calls)"
         assert set(speakers) == self.names
-        assert speakers[CODER] == 4
+        assert speakers[CODER] == self.calls + len(self.questions) - 1
         assert len(rows) == self.rows, [(call.context, call.context_reason) for call in trace.calls]
 
     @pytest.mark.slow
