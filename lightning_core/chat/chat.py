@@ -157,6 +157,8 @@ class Chat:
                 reason = reason if same else "the response came back written differently"
                 context = "realigned" if reason else "clean"
                 ids = (*turn.ids, *self._encode(tail, start=False))
+        elif any(m["role"] == "assistant" for m in plain):
+            reason = "earlier responses, or the messages or tools before them, differ from the recorded ones"
         return RenderedPrompt(
             ids=tuple(self._encode(text)) if ids is None else ids,
             text=text,

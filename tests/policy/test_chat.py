@@ -10,6 +10,7 @@ from lightning_core.chat.tool_formats import HERMES, read_message
 from lightning_core.errors import PolicyRequestError
 
 USER = {"role": "user", "content": "hi"}
+CHANGED = "earlier responses, or the messages or tools before them, differ from the recorded ones"
 
 
 TEMPLATE = (
@@ -114,7 +115,23 @@ def test_an_edited_response_is_a_new_context(chat: Chat, tokenizer):
     output = [*encode(chat, "the answer"), tokenizer.eos_token_id]
     chat.remember(chat.render([USER], None, memory), output, chat.parse(output, tools=False), memory)
     edited = chat.render([USER, {"role": "assistant", "content": "another answer"}, USER], None, memory)
-    assert edited.context == "new"
+    assert (edited.context, edited.reason) == ("new", CHANGED)
+    assert chat.render([USER, USER], None, memory).reason is None
+
+
+@pytest.mark.parametrize(
+    ("earlier", "tools"),
+    [
+        ({"role": "user", "content": "another question"}, None),
+        (USER, [{"type": "function", "function": {"name": "f"}}]),
+    ],
+)
+def test_a_change_before_a_response_is_a_new_context(chat: Chat, tokenizer, earlier, tools):
+    memory = Memory()
+    output = [*encode(chat, "the answer"), tokenizer.eos_token_id]
+    chat.remember(chat.render([USER], None, memory), output, chat.parse(output, tools=False), memory)
+    changed = chat.render([earlier, {"role": "assistant", "content": "the answer"}, USER], tools, memory)
+    assert (changed.context, changed.reason) == ("new", CHANGED)
 
 
 def test_a_template_that_rewrites_history_forks_with_its_reason():
