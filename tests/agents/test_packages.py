@@ -74,9 +74,13 @@ class TestMagenticOne(Program):
 
     def answer(self, prompt: str) -> str:
         if "is_request_satisfied" in prompt:
-            keys = ("is_in_loop", "is_progress_being_made", "instruction_or_question", "next_speaker")
-            said = dict(zip(keys, (False, True, QUESTION, "reader"), strict=True))
-            said["is_request_satisfied"] = ANSWER in prompt
+            said = {
+                "is_request_satisfied": ANSWER in prompt,
+                "is_in_loop": False,
+                "is_progress_being_made": True,
+                "instruction_or_question": QUESTION,
+                "next_speaker": "reader",
+            }
             return json.dumps({key: {"reason": "", "answer": value} for key, value in said.items()})
         if "Read a file." in prompt:
             return super().answer(prompt)
