@@ -16,10 +16,9 @@ import pytest
 
 from lightning_core.capture import endpoint_environment
 from lightning_core.testing.playground import tool_call
-from tests.agents.harness import ANSWER, ROOT, Agent
+from tests.agents.harness import ANSWER, NOTE, ROOT, Agent
 
 PROGRAMS = ROOT / "tests/agents/programs"
-NOTE = "the number is 42"
 QUIET = {
     "CREWAI_DISABLE_TELEMETRY": "true",
     "CREWAI_TRACING_ENABLED": "false",
@@ -27,7 +26,6 @@ QUIET = {
     "AGNO_TELEMETRY": "false",
     "HAYSTACK_TELEMETRY_ENABLED": "False",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    "MSWEA_SILENT_STARTUP": "1",
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
 }
 """What frameworks do by themselves, beside running agents, is off: telemetry, questions to the user, downloads."""
@@ -63,12 +61,17 @@ class Program(Agent):
         """Additional variables of its environment. ``endpoint``: those of the rollout."""
         return {}
 
+    @staticmethod
+    def reads(prompt: str) -> int:
+        """How often the note is in ``prompt``."""
+        return prompt.count(NOTE.strip())
+
     def final(self) -> str:
         """The last response of the scripted model."""
         return ANSWER
 
     def answer(self, prompt: str) -> str:
-        return tool_call(self.tool, **self.arguments) if prompt.count(NOTE) < 2 else self.final()
+        return tool_call(self.tool, **self.arguments) if self.reads(prompt) < 2 else self.final()
 
     def run(self, home: Path, question: str, *, again: bool) -> str:
         done = self._start(home, [question])

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from lightning_core.testing.playground import tool_call
-from tests.agents.harness import ANSWER, ROOT, CommandLine
+from tests.agents.harness import ANSWER, QUESTION, ROOT, CommandLine
 
 VERSION = "2.4.6"
 
@@ -22,6 +22,7 @@ class TestMiniSweAgent(CommandLine):
     program = "mini"
     tool = "bash"
     arguments: ClassVar = {"command": "cat note.txt"}
+    questions = (QUESTION,)
 
     @classmethod
     def binaries(cls) -> Path:

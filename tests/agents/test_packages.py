@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from lightning_core.testing.playground import tool_call
 from tests.agents.harness import ANSWER, QUESTION
-from tests.agents.program import NOTE, Program
+from tests.agents.program import Program
 
 OWN = ".agents/python"
 FIRST = ".venv-frameworks/first"
@@ -85,18 +85,6 @@ class TestMagenticOne(Program):
         if "Read a file." in prompt:
             return super().answer(prompt)
         return "Nothing yet." if "pre-survey" in prompt else ANSWER
-
-
-class TestMiniSweAgent(Program):
-    agent = package = "mini-swe-agent"
-    program = "mini_swe_agent"
-    environment = SECOND
-    tool = "bash"
-    arguments: ClassVar = {"command": "cat note.txt"}
-    questions = (QUESTION,)
-
-    def final(self) -> str:
-        return tool_call("bash", command=f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo {ANSWER}")
 
 
 class TestSmolagents(Program):
@@ -209,7 +197,7 @@ class TestDSPy(Program):
     def answer(self, prompt: str) -> str:
         if "next_tool_name" not in prompt:
             return f"[[ ## reasoning ## ]]\nIt is there.\n\n[[ ## answer ## ]]\n{ANSWER}\n\n[[ ## completed ## ]]"
-        name, arguments = (self.tool, self.arguments) if prompt.count(NOTE) < 2 else ("finish", {})
+        name, arguments = (self.tool, self.arguments) if self.reads(prompt) < 2 else ("finish", {})
         fields = {"next_thought": "Go on.", "next_tool_name": name, "next_tool_args": json.dumps(arguments)}
         return "\n\n".join(f"[[ ## {key} ## ]]\n{value}" for key, value in fields.items()) + "\n\n[[ ## completed ## ]]"
 
