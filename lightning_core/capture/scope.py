@@ -97,7 +97,7 @@ class rollout:
     ) -> Literal[False]:
         assert self._token is not None
         current.reset(self._token)
-        if self._run.folder is not None:
+        if self._run.folder is not None and type(self._run) is Run:  # not in a fork
             remove_folders(self._run.folder)
         self._run.close(error)
         return False

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -67,11 +70,12 @@ class ProgramFolder:
         note = self.root / _CONTAINER
         if note.exists():
             remove_container(*note.read_text(encoding="utf-8").split())
+        for folder, _, _ in os.walk(self.root):
+            with suppress(OSError):
+                os.chmod(folder, stat.S_IRWXU)  # some programs make folders read-only
         shutil.rmtree(self.root, ignore_errors=True)
         if self.root.exists():
-            logger.warning(
-                "the folder %s of a program could not be deleted: its files belong to another user", self.root
-            )
+            logger.warning("the folder %s of a program could not be deleted", self.root)
 
 
 def path_problem(path: str) -> str | None:
