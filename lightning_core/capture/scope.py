@@ -49,7 +49,7 @@ class rollout:
     and ``api_key``, model requests to all hosts but ``ignore_hosts`` are redirected to the endpoint, which
     programs reach at ``public_endpoint`` (None: at ``endpoint``). With
     ``strict`` the scope raises `CaptureError` at its end if anything could not be recorded. An exception of the agent is
-    recorded and propagates.
+    recorded and propagates. With ``keep_folders`` the caller deletes the folders of the programs that `launch` started.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class rollout:
         ignore_hosts: Iterable[str] = (),
         redirect_hosts: Iterable[str] | None = None,
         strict: bool = False,
+        keep_folders: bool = False,
     ) -> None:
         if redirect_hosts is not None:
             warnings.warn(
@@ -84,6 +85,7 @@ class rollout:
             ignore_hosts=frozenset(ignore_hosts),
             strict=strict,
         )
+        self._keep_folders = keep_folders
         self._token: contextvars.Token[Scope | Outside | None] | None = None
 
     def __enter__(self) -> Run:
@@ -97,9 +99,9 @@ class rollout:
     ) -> Literal[False]:
         assert self._token is not None
         current.reset(self._token)
-        if self._run.folder is not None and type(self._run) is Run:  # not in a fork
-            remove_folders(self._run.folder)
         self._run.close(error)
+        if self._run.folder is not None and not self._keep_folders and type(self._run) is Run:  # not in a fork
+            remove_folders(self._run.folder)
         return False
 
     async def __aenter__(self) -> Run:

@@ -13,9 +13,12 @@ from lightning_core.capture.children.folders import path_problem
 from lightning_core.config.problems import INVALID_VALUE
 from lightning_core.config.types import Names, Section
 
-PLACEHOLDER = re.compile(r"\{(?:task(?P<fields>(?:\[[^\[\]{}'\"]+\])*)|url)\}")
-"""What is replaced in a `Template`."""
-_LOOKS_LIKE_ONE = re.compile(r"\{(?:task|url)\b[^{}\n]*\}")
+_FIELDS = r"""(?:\[[^\[\]{}'"]+\])*"""
+PLACEHOLDER = re.compile(
+    rf"(?<!\$)(?:\{{(?P<literal>\{{(?:task{_FIELDS}|url)\}})\}}|\{{(?:task(?P<fields>{_FIELDS})|url)\}})"
+)
+"""What is replaced in a `Template`; ``literal``: it stands for itself."""
+_LOOKS_LIKE_ONE = re.compile(r"(?<![${])\{(?:task|url)\b[^{}\n]*\}")
 
 
 def _template(text: str) -> str:
@@ -31,6 +34,18 @@ def _path(text: str) -> str:
     if problem := path_problem(text):
         raise PydanticCustomError(INVALID_VALUE, "{problem}", {"problem": problem})
     return text
+
+
+def _variable(text: str) -> str:
+    if not text or "=" in text or "\0" in text:
+        raise PydanticCustomError(INVALID_VALUE, "expected the name of an environment variable")
+    return text
+
+
+def _work_path(text: str) -> str:
+    if text.startswith("~/"):
+        raise PydanticCustomError(INVALID_VALUE, "expected a path in the working folder")
+    return _path(text)
 
 
 Template = Annotated[str, AfterValidator(_template)]
@@ -52,7 +67,8 @@ class ContainerSection(Section):
 class CommandSection(Section):
     """An agent that is a program; see docs/commands.md. It is trained under its name unless the configuration says
     otherwise. In `command`, `stdin`, `files` and `environment`, `{task}` is replaced by the task as JSON,
-    `{task[prompt]}` by its field `prompt`, and `{url}` by the endpoint's URL, which ends with `/v1`."""
+    `{task[prompt]}` by its field `prompt`, and `{url}` by the endpoint's URL, which ends with `/v1`. `{{url}}` stands for `{url}`
+    itself."""
 
     command: Annotated[tuple[Template, ...], Field(strict=False, min_length=1)]
     """The program and its arguments."""
@@ -64,11 +80,11 @@ class CommandSection(Section):
     """A folder that is copied into its working folder; null: the working folder is empty."""
     files: dict[OwnPath, Template] = {}
     """Files to write before it starts, by path: `~/…` in its home directory, others in its working folder."""
-    environment: dict[str, Template] = {}
+    environment: dict[Annotated[str, AfterValidator(_variable)], Template] = {}
     """Additional environment variables."""
     task_fields: Names | None = None
     """The fields of the task in the file that `LIGHTNING_TASK_FILE` names; null: all of them."""
-    reward_file: OwnPath | None = None
+    reward_file: Annotated[str, AfterValidator(_work_path)] | None = None
     """A file with the reward, a number or `{"reward": NUMBER}`, in the working folder; null: the reward is in the last line
     `{"reward": NUMBER}` of its standard output. Not with a reward function."""
     container: ContainerSection | None = None

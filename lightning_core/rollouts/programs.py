@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning_core.capture import endpoint_environment
+from lightning_core.capture import current_run
 from lightning_core.capture.children.containers import Container
-from lightning_core.capture.children.environment import URL_VARIABLE
 from lightning_core.capture.children.launch import ProgramResult, launch
 from lightning_core.capture.mark import trainable
 from lightning_core.config.command import PLACEHOLDER, CommandSection
 from lightning_core.config.imports import import_callable
 from lightning_core.config.sections import Sections
-from lightning_core.errors import ConfigError, InfrastructureError, RewardError, fold
+from lightning_core.errors import ConfigError, RewardError, fold, show
+from lightning_core.trace import check_reward
 
 _MAX_SHOWN = 1000
-_BARE = re.compile(r"(?<!\$)\{(\w+)\}")
+_MAX_REWARD_FILE = 1 << 16
+_MAX_ARGUMENT = 100_000
+"""Bytes. Linux allows 131,071 for an argument, and for a variable with its name."""
+_BARE = re.compile(r"(?<![${])\{(\w+)\}")
 
 
 class ProgramError(RuntimeError):
-    """A program ended with an exit code other than 0, and without a reward."""
+    """A program failed: its exit code is not 0 and it has no reward, or the reward is not a number."""
 
 
 def load_agent(config: Sections) -> Callable[[Any], Any]:
@@ -36,13 +41,29 @@ def load_agent(config: Sections) -> Callable[[Any], Any]:
     if isinstance(config.agent, str):
         return import_callable(config.agent, key="agent")
     section = config.agent
-    program = section.command[0] if section.container is None else section.container.runtime
-    if shutil.which(program) is None:
-        raise ConfigError(f"agent: there is no program {program!r} on this machine; install it, or give its full path")
     if section.workspace is not None and not Path(section.workspace).is_dir():
         raise ConfigError(f"agent.workspace: there is no folder {section.workspace!r}")
+    _check_program(section)
     agent = CommandAgent(section, rewarded=config.reward is not None, host_network=config.endpoint.public_url is None)
     return trainable(agent, name=section.agent)
+
+
+def _check_program(section: CommandSection) -> None:
+    program = section.command[0]
+    if section.container is not None:
+        program, found = section.container.runtime, shutil.which(section.container.runtime)
+    elif "{" in program:
+        return  # it depends on the task
+    elif "/" in program and not program.startswith("/"):
+        found = shutil.which(Path(section.workspace or "", program)) if section.workspace else None
+        if found is None:
+            raise ConfigError(
+                f"agent: there is no program {program!r} in agent.workspace; relative paths start in the working folder"
+            )
+    else:
+        found = shutil.which(program, path=section.environment.get("PATH"))
+    if found is None:
+        raise ConfigError(f"agent: there is no program {program!r} on this machine; install it, or give its full path")
 
 
 def load_reward(config: Sections) -> Callable[[Any, Any], float] | None:
@@ -51,16 +72,41 @@ def load_reward(config: Sections) -> Callable[[Any, Any], float] | None:
 
 
 def check_tasks(config: Sections, tasks: Iterable[Mapping[str, Any]]) -> None:
-    """Raise `ConfigError` if a task lacks a field that the agent's command names."""
+    """Raise `ConfigError` for a task that the agent's command cannot get."""
     if isinstance(section := config.agent, CommandSection):
         for task in tasks:
             try:
-                for text in _templates(section):
-                    fill(text, task=task, url="")
-                    _check_bare_fields(text, task)
-                _selected(task, section.task_fields)
-            except LookupError as error:
+                check_task(section, task)
+            except (LookupError, ValueError) as error:
                 raise ConfigError(f"agent: task {task.get('id')!r}: {error.args[0]}") from None
+
+
+def check_task(section: CommandSection, task: Mapping[str, Any]) -> None:
+    """Raise LookupError if ``task`` lacks a field that the command names, and ValueError for a value that cannot be passed."""
+    for text in (*section.command, section.stdin):
+        _check_bare_fields(text, task)
+    _selected(task, section.task_fields)
+    filled = partial(fill, task=task, url="")
+    for text in (*map(filled, section.files.values()), filled(section.stdin)):
+        _check_text(text)
+    for text in (*map(filled, section.command), *map(filled, section.environment.values())):
+        _check_text(text)
+        if "\0" in text:
+            raise ValueError("an argument or variable has a NUL character; use stdin or files for it")
+        if len(text.encode()) > _MAX_ARGUMENT:
+            raise ValueError(
+                f"an argument or variable has {len(text.encode()):,} bytes, and programs get at most {_MAX_ARGUMENT:,}; use stdin or "
+                "files for it"
+            )
+    if section.container is not None and any("\n" in filled(text) for text in section.environment.values()):
+        raise ValueError("a variable in agent.environment has a line break, which containers cannot get; use files")
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{text[error.start : error.end]!r} is half a character (a lone surrogate)") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +122,7 @@ class CommandAgent:
     def __call__(self, task: Mapping[str, Any]) -> ProgramResult | float:
         """Run the program for ``task``."""
         section, container = self.section, self.section.container
-        filled = partial(fill, task=task, url=endpoint_environment({}).get(URL_VARIABLE, ""))
+        filled = partial(fill, task=task, url=_endpoint_url())
         result = launch(
             [filled(argument) for argument in section.command],
             task=_selected(task, section.task_fields),
@@ -112,11 +158,18 @@ class CommandAgent:
         )
 
 
+def _endpoint_url() -> str:
+    run = current_run()
+    return "" if run is None else run.public_endpoint or run.endpoint or ""
+
+
 def fill(template: str, *, task: Mapping[str, Any], url: str) -> str:
     """``template`` with its placeholders replaced. Raises LookupError for a field that the task does not have."""
 
     def value(match: Any) -> str:
-        if match[0] == "{url}":
+        if match["literal"] is not None:
+            return match["literal"]
+        if match["fields"] is None:
             return url
         found: Any = task
         for field in filter(None, match["fields"].strip("[]").split("][")):
@@ -145,34 +198,50 @@ def _check_bare_fields(template: str, task: Mapping[str, Any]) -> None:
             raise LookupError(f"found {{{name}}} in the command, expected {{task[{name}]}} for the field {name!r}")
 
 
-def _templates(section: CommandSection) -> Iterable[str]:
-    return (*section.command, section.stdin, *section.files.values(), *section.environment.values())
-
-
 def read_reward(result: ProgramResult, file: str | None) -> float | None:
     """The reward in ``file`` of the working folder, or in the last line of the output that has one; None if there is none.
 
-    Raises `RewardError` if ``file`` has something else.
+    Raises `ProgramError` for a file with something else. The program may have written anything.
     """
     if file is None:
-        rewards = (_reward_of(line) for line in reversed(result.stdout.splitlines()) if '"reward"' in line)
-        return next((reward for reward in rewards if reward is not None), None)
+        # Only line feeds separate lines: JSON may contain Unicode's separators.
+        lines = (line for line in reversed(result.stdout.split("\n")) if '"reward"' in line)
+        found = next(filter(None, map(_reward_line, lines)), None)
+        return None if found is None else _checked(found["reward"], "its output")
+    path = (result.folder / file).resolve()
+    if not path.is_relative_to(result.folder.resolve()):
+        raise ProgramError(f"{file} is a link that leads out of the working folder")
     try:
-        text = (result.folder / file).read_text(encoding="utf-8")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InfrastructureError(f"the reward file {file!r} cannot be read: {error}") from error
-    reward = _reward_of(text, plain=True)
-    if reward is None:
-        raise RewardError(f'found {fold(text)!r} in {file}, expected a number or {{"reward": NUMBER}}')
-    return reward
-
-
-def _reward_of(text: str, *, plain: bool = False) -> float | None:
+    except OSError as error:
+        raise ProgramError(f"{file} cannot be read: {error.strerror}") from None
     try:
-        found = json.loads(text)
-    except ValueError:
-        return None
-    value: Any = found.get("reward") if isinstance(found, dict) else found if plain else None
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ProgramError(f"{file} is not a file")
+        text = os.read(descriptor, _MAX_REWARD_FILE).decode(errors="replace")
+    finally:
+        os.close(descriptor)
+    value = _parsed(text)
+    return _checked(value["reward"] if isinstance(value, dict) and "reward" in value else value, file)
+
+
+def _reward_line(line: str) -> dict[str, Any] | None:
+    found = _parsed(line)
+    return found if isinstance(found, dict) and "reward" in found else None
+
+
+def _parsed(text: str) -> Any:
+    """The JSON value; ``text`` itself if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _checked(value: Any, where: str) -> float:
+    try:
+        return check_reward(value)
+    except RewardError:
+        raise ProgramError(f"found the reward {show(value)} in {where}, expected a finite number") from None

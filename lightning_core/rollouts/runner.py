@@ -22,8 +22,9 @@ import copy
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -53,6 +54,7 @@ Solve = Callable[[Any], Any]
 RewardFunction = Callable[[Any, Any], float]
 
 _CLOSING_THREADS = 4
+_REMOVING_THREADS = 8
 _CLOSING_SECONDS = 10.0
 _MOST_REPEATS = 5
 """Most repetitions of an attempt because the agents of the program were not known, or because of another rollout."""
@@ -137,6 +139,8 @@ class Runner:
         self._failures = Repeats()
         self._loop = asyncio.new_event_loop()
         self._closing = ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="lightning-closing")
+        self._removing = ThreadPoolExecutor(_REMOVING_THREADS, thread_name_prefix="lightning-removing")
+        self._removals: deque[Future[None]] = deque(maxlen=settings.concurrency)
         self._slots = Slots(settings.concurrency)
         self._thread = threading.Thread(target=self._loop.run_forever, name="lightning-runner", daemon=True)
 
@@ -150,9 +154,12 @@ class Runner:
         with suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_CLOSING_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.join(_CLOSING_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
         self._closing.shutdown(wait=False)
+        wait(self._removals, _CLOSING_SECONDS)
+        self._removing.shutdown(wait=False)
 
     async def _end(self) -> None:
         """Cancel what runs on the loop, then end the agents."""
@@ -237,6 +244,7 @@ class Runner:
                 api_key=key,
                 ignore_hosts=self._settings.ignore_hosts,
                 strict=self._strict,
+                keep_folders=True,
             ) as run:
                 self._endpoint.open(key, run.address, self._own_routing(routing), seed=job.seed + attempt)
                 slot.end()
@@ -254,12 +262,14 @@ class Runner:
                 finally:
                     verdict = self._endpoint.verdict(key)
                     await self._loop.run_in_executor(self._closing, self._endpoint.close, key)
-                    if run.folder is not None and run.folder.exists():
-                        await self._loop.run_in_executor(self._closing, remove_folders, run.folder)
         except ExecutorError:
             raise
         except Exception as raised:  # noqa: BLE001 - the evidence says whose it is
             error = raised
+        finally:
+            if run is not None and run.folder is not None and run.folder.exists():
+                # Not awaited: removing containers takes time.
+                self._removals.append(self._removing.submit(remove_folders, run.folder))
         if isinstance(error, DisplacedError) and verdict == "keep":
             verdict = "repeat"
         assert run is not None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_core import trainable
-from lightning_core.capture import Container, launch
+from lightning_core.capture import Container, ProgramResult, launch
 from lightning_core.errors import InfrastructureError
 from lightning_core.testing.playground import open_playground
 from tests.command_runs import roll_out
@@ -64,6 +64,30 @@ def test_a_container_that_cannot_start_is_no_failure_of_the_agent(image: str, tm
     nothing = agent(image, "true", command=["no-such-program"])
     with pytest.raises(InfrastructureError, match=r"podman could not run 'no-such-program'"):
         roll_out(tmp_path, nothing)
+
+
+def test_a_program_cannot_change_how_its_container_is_removed(image: str, tmp_path: Path) -> None:
+    """Nothing that the host reads afterwards is in a folder that the container shares."""
+    script = f"""{ASK}
+ls -a .. > seen
+for file in container created environment; do echo 'sh x' > ../$file || true; done
+echo '{{"reward": 1}}'
+"""
+    sections = {**agent(image, script), "reward": "tests.containers.test_podman:kept"}
+    (rollout,) = roll_out(tmp_path, sections)
+    assert (rollout.status, rollout.reward, rollout.error) == ("ok", 1.0, None)
+
+
+def kept(task: Any, result: ProgramResult) -> float:
+    seen = set((result.folder / "seen").read_text().split()) - {".", ".."}
+    noted = (result.folder.parent / "container").read_text()
+    return float(seen == {"home", "work", "task.json"} and noted.startswith("podman lightning-"))
+
+
+@pytest.mark.parametrize("end", ["exit 125", "echo 'Error: tool failed' >&2; exit 127"])
+def test_exit_codes_of_the_program_are_its_own(image: str, tmp_path: Path, end: str) -> None:
+    (rollout,) = roll_out(tmp_path, agent(image, f"{ASK}\n{end}"))
+    assert (rollout.status, str(rollout.error)[:30]) == ("failed", "ProgramError: sh ended with ex")
 
 
 def test_launch_in_a_container(image: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from lightning_core import evaluate, fit, load_config
 from lightning_core.capture import ProgramResult
 from lightning_core.config import dump_config
-from lightning_core.errors import ConfigError, RewardError, TrainingError
+from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TrainingError
 from lightning_core.rollouts.programs import check_tasks, load_agent
 from tests.command_runs import ASKS, roll_out
 from tests.core.test_launch import is_gone
@@ -37,12 +38,14 @@ def last_number(prompt: str) -> str:
 
 
 @pytest.mark.parametrize("executor", ["auto", "process", "command"])
-def test_a_program_is_trained_without_any_code(tmp_path: Path, executor: str) -> None:
-    before = set(Path(tempfile.gettempdir()).glob("lightning-*"))
+def test_a_program_is_trained_without_any_code(tmp_path: Path, executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     rollouts = roll_out(tmp_path, {**program(ANSWERS), "rollouts": {"executor": executor}}, TASKS, answer=last_number)
     assert [(r.status, r.reward, r.error) for r in rollouts] == [("ok", 1.0, None)] * 3
     assert [[(c.agent, c.trained) for c in r.trace.calls] for r in rollouts] == [[("coder", True)]] * 3
-    assert set(Path(tempfile.gettempdir()).glob("lightning-*")) <= before
+    assert list(temporary.iterdir()) == []
 
 
 def test_placeholders_are_fields_of_the_task_and_the_endpoint(tmp_path: Path) -> None:
@@ -55,7 +58,7 @@ def test_placeholders_are_fields_of_the_task_and_the_endpoint(tmp_path: Path) ->
         "command": [*show["command"], "{task[a][b]}", "{task[list][1]}{task}", "{url}", '{"json": 1}', "${HOME}"],
         "stdin": "{task[a]}",
         "environment": {"X": "x={task[n]}"},
-        "files": {"f": "{task[text]}"},
+        "files": {"f": "{task[text]}{{url}}${url}{{task[x]}}"},
     }
     task = {"id": "1", "a": {"b": "ä {url}"}, "list": [1, {"c": 2}], "n": 3, "text": "{task}"}
     (rollout,) = roll_out(tmp_path, {"agent": section, "reward": "tests.core.test_commands:shown"}, [task])
@@ -72,7 +75,7 @@ def shown(task: dict[str, Any], result: ProgramResult) -> float:
         "args": ["ä {url}", '{"c": 2}' + json.dumps(task, ensure_ascii=False), '{"json": 1}', "${HOME}"],
         "in": '{"b": "ä {url}"}',
         "x": "x=3",
-        "f": "{task}",
+        "f": "{task}{url}${url}{task[x]}",
     }
     assert found == expected, found
     return 1.0
@@ -97,11 +100,42 @@ def test_a_reward_in_a_file(tmp_path: Path, text: str, reward: float) -> None:
 
 
 def test_the_last_line_with_a_reward_counts(tmp_path: Path) -> None:
-    text = (
-        """ask('hi')\nprint('{"reward": 0}\\n42\\n{"reward": 0.5}\\n{"reward": "much"}\\nnot {"reward": 3}\\ndone')"""
-    )
-    (rollout,) = roll_out(tmp_path, program(text))
+    lines = [
+        '{"reward": 0}',
+        "42",
+        '{"reward": 0.5, "why": "a\u2028b\x0b"}'.replace("\x0b", ""),
+        'not {"reward": 3}',
+        "done",
+    ]
+    (rollout,) = roll_out(tmp_path, program(f"ask('hi'); sys.stdout.buffer.write({chr(10).join(lines)!r}.encode())"))
     assert rollout.reward == 0.5
+
+
+@pytest.mark.parametrize("reward", ['"much"', "null", "NaN", "1e400", "9" * 400, "[" * 100_000, "true and false"])
+@pytest.mark.parametrize("file", [None, "reward.json"])
+def test_what_is_no_number_is_the_programs_failure(tmp_path: Path, reward: str, file: str | None) -> None:
+    """The model may have written it, so it must not stop the run."""
+    text = f'{{"reward": {reward}}}'
+    write = f"print({text!r})" if file is None else f"open({file!r}, 'w').write({text!r})"
+    fields = {} if file is None else {"reward_file": file}
+    (rollout,) = roll_out(tmp_path, program(f"ask('hi'); {write}; sys.exit(1)", **fields))
+    assert (rollout.status, rollout.reward) == ("failed", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        ("os.symlink('/etc/passwd', 'r')", "r is a link that leads out of the working folder"),
+        ("os.symlink('/dev/zero', 'r')", "r is a link that leads out of the working folder"),
+        ("os.mkfifo('r')", "r is not a file"),
+        ("os.mkdir('r')", "r is not a file"),
+        ("open('r', 'wb').write(b'\\xff')", "expected a finite number"),
+    ],
+)
+def test_a_reward_file_that_is_none_is_the_programs_failure(tmp_path: Path, make: str, message: str) -> None:
+    (rollout,) = roll_out(tmp_path, program(f"ask('hi'); {make}", reward_file="r"))
+    assert rollout.status == "failed"
+    assert re.search(message, str(rollout.error)), rollout.error
 
 
 def test_a_program_that_fails_has_failed_and_one_without_a_reward_is_a_mistake(tmp_path: Path) -> None:
@@ -113,8 +147,8 @@ def test_a_program_that_fails_has_failed_and_one_without_a_reward_is_a_mistake(t
     expected = r'ended without a reward: expected a last line {"reward": NUMBER}.*found .done'
     with pytest.raises(RewardError, match=expected):
         roll_out(tmp_path, program("ask('hi'); print('done')"))
-    with pytest.raises(RewardError, match=r"found 'much' in r.txt, expected a number"):
-        roll_out(tmp_path, program("ask('hi'); open('r.txt', 'w').write('much')", reward_file="r.txt"))
+    with pytest.raises(RewardError, match=r"expected a number in r.txt, or a reward function"):
+        roll_out(tmp_path, program("ask('hi')", reward_file="r.txt"))
 
 
 def test_the_task_file_has_only_the_chosen_fields(tmp_path: Path) -> None:
@@ -176,6 +210,11 @@ print('{ "reward": 1 }'.replace(" ", ""))
         ({"agent": {"command": ["a"], "stdin": "say {task['q']}"}}, "in place of {task['q']}"),
         ({"agent": {"command": ["a"], "files": {"../x": ""}}}, "agent.files.../x: found '../x', expected a path in"),
         ({"agent": {"command": ["a"], "reward_file": "/tmp/r"}}, "agent.reward_file: found '/tmp/r', expected a path"),
+        (
+            {"agent": {"command": ["a"], "reward_file": "~/r"}},
+            "agent.reward_file: found '~/r', expected a path in the work",
+        ),
+        ({"agent": {"command": ["a"], "environment": {"A=B": "x"}}}, "expected the name of an environment variable"),
         ({"agent": {"command": ["a"], "reward_file": "r"}, "reward": "m:f"}, "has no effect with a reward function"),
         ({"agent": {"command": ["a"], "container": {"runtime": "lxc"}}}, "expected 'docker' or 'podman'"),
         ({"agent": {"command": ["a"]}, "rollouts": {"executor": "task"}}, "the agent is a program"),
@@ -201,6 +240,14 @@ def test_mistakes_that_are_found_before_anything_runs(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="there is no program 'no-such-program' on this machine"):
         load_agent(config(command=["no-such-program"]))
+    (tmp_path / "agent.sh").touch(mode=0o755)
+    load_agent(config(command=["./agent.sh"], workspace=str(tmp_path)))
+    load_agent(config(command=["agent.sh"], environment={"PATH": str(tmp_path)}))
+    for fields in ({}, {"workspace": str(tmp_path.parent)}):
+        with pytest.raises(
+            ConfigError, match=r"no program '\./agent\.sh' in agent\.workspace; relative paths start in"
+        ):
+            load_agent(config(command=["./agent.sh"], **fields))
     with pytest.raises(ConfigError, match=r"agent\.workspace: there is no folder 'nowhere'"):
         load_agent(config(workspace="nowhere"))
     asks = config(stdin="{task[q]}")
@@ -214,7 +261,12 @@ def test_mistakes_that_are_found_before_anything_runs(tmp_path: Path) -> None:
         check_tasks(config(task_fields=["answer"]), [{"id": "7"}])
     with pytest.raises(ConfigError, match=r"found \{q\} in the command, expected \{task\[q\]\} for the field 'q'"):
         check_tasks(config(stdin="answer {q}"), [{"id": "7", "q": "x"}])
-    check_tasks(config(stdin="{task[a][0]} {q} ${id}"), [{"id": "7", "a": ["x"]}])
+    check_tasks(config(stdin="{task[a][0]} {q} ${id}", files={"f": "{id}"}), [{"id": "7", "a": ["x"]}])
+    whole = config(command=["true", "{task[q]}"])
+    for value, message in (("x" * 200_000, "200,000 bytes"), ("a\0b", "NUL"), ("\ud800", "half a character")):
+        with pytest.raises(ConfigError, match=message):
+            check_tasks(whole, [{"id": "7", "q": value}])
+    check_tasks(config(stdin="{task[q]}", files={"f": "{task[q]}"}), [{"id": "7", "q": "x" * 200_000}])
 
 
 def test_a_configuration_with_a_program_is_written_and_read_back() -> None:
@@ -228,6 +280,13 @@ def test_a_configuration_with_a_program_is_written_and_read_back() -> None:
     assert config.agent.agent == "claude"
 
 
-def test_a_run_in_which_no_program_starts_stops_with_its_error(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"all 3 rollouts failed|ended with exit code 3: broken"):
+def test_a_run_in_which_all_programs_fail_stops_with_the_first_error(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"the first error: ProgramError: .* ended with exit code 3: broken"):
         roll_out(tmp_path, program("sys.stderr.write('broken'); sys.exit(3)"), TASKS)
+
+
+def test_folders_that_cannot_be_filled_are_no_failure_of_the_agent(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    os.mkfifo(tmp_path / "project/pipe")
+    with pytest.raises(InfrastructureError, match=r"could not be filled: .*is a named pipe"):
+        roll_out(tmp_path, program("", workspace=str(tmp_path / "project")))

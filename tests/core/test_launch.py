@@ -104,7 +104,7 @@ def test_a_program_ends_at_its_time_limit_and_with_its_rollout(playground: Playg
         assert run.folder is not None
         pid_file = run.folder.parent / f"{run.rollout}.pid"
         with pytest.raises(subprocess.TimeoutExpired):
-            launch(python(program, str(pid_file)), timeout=1)
+            launch(python(program, str(pid_file)), timeout=5)
         assert is_gone(int(pid_file.read_text()))
         pid_file.unlink()
         assert list(run.folder.iterdir()) == []
@@ -136,6 +136,42 @@ def test_outside_a_rollout_it_only_runs_the_program() -> None:
 def test_files_are_written_only_into_its_folders(path: str) -> None:
     with pytest.raises(ValueError, match="expected a path in the working folder"):
         launch(["true"], files={path: "x"})
+
+
+def test_files_are_not_written_through_links(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/link").symlink_to(tmp_path / "outside")
+    with pytest.raises(ValueError, match="a link in the workspace leads to"):
+        launch(["true"], workspace=tmp_path / "project", files={"link/x": "x"})
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_only_the_end_of_a_long_output_is_kept() -> None:
+    program = "import sys\nfor n in range(40): sys.stdout.write(chr(97 + n % 26) * (1 << 20))\nprint('end', flush=True)"
+    done = launch([sys.executable, "-c", program])
+    assert (done.exit_code, len(done.stdout), done.stdout[-5:]) == (0, 16 << 20, "nend\n")
+
+
+def test_a_process_that_holds_the_output_open_is_not_waited_for(tmp_path: Path) -> None:
+    program = "import subprocess; print(subprocess.Popen(['sleep', '1000'], start_new_session=True).pid)"
+    done = launch([sys.executable, "-c", program])
+    os.kill(int(done.stdout), 9)
+
+
+def test_folders_that_a_program_made_read_only_are_deleted(playground: Playground) -> None:
+    program = "os.makedirs('a/b'); open('a/b/c', 'w'); os.chmod('a/b', 0o500); os.chmod('a', 0o500)"
+    with playground.rollout() as run:
+        assert launch(python(program)).exit_code == 0
+    assert run.folder is not None
+    assert not run.folder.exists()
+
+
+def test_invalid_arguments() -> None:
+    with pytest.raises(ValueError, match="the command is empty"):
+        launch([])
+    with pytest.raises(TypeError, match="environment variables must be strings, but these are not: 'X'"):
+        launch(["true"], environment={"X": 1})  # pyright: ignore[reportArgumentType]
 
 
 def test_a_program_that_cannot_be_started_is_no_failure_of_the_agent() -> None:

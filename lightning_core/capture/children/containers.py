@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import secrets
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from lightning_core.capture.context import outside_rollout
 
 logger = logging.getLogger(__name__)
 
 Runtime = Literal["docker", "podman"]
+RUNTIMES: tuple[str, ...] = get_args(Runtime)
+NAME = re.compile(r"lightning-[0-9a-f]{16}")
+"""The names of containers."""
 
-_REMOVING_SECONDS = 60
+_REMOVING_SECONDS = 20
+_NOT_STARTED = re.compile(r"docker: Error response|Error: .*(OCI|runc|crun|starting container|start container)")
+"""The start of what ``run`` prints if the container exists and its program cannot be started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,38 +38,63 @@ class Container:
     """Whether it shares the network of this machine, so that it reaches an endpoint on 127.0.0.1."""
 
     def command(
-        self, command: Sequence[str], *, name: str, root: Path, work: Path, variables: Iterable[str]
+        self,
+        command: Sequence[str],
+        *,
+        name: str,
+        volumes: Iterable[Path],
+        work: Path,
+        variables: Mapping[str, str],
+        private: Path,
     ) -> list[str]:
         """The command line that runs ``command`` in a new container called ``name``, which is removed when it ends.
 
-        ``root``: a folder that the container shares, with the working folder ``work`` in it. ``variables``: names of variables that it
-        gets from this process's environment, so that their values are on no command line.
+        ``volumes``: folders and files that it shares under the same paths. ``work``: the working folder. ``private``: a folder for
+        files of this call, which it does not share; they hold ``variables``, so that no key is on a command line. Raises ValueError
+        for a variable with a line break.
         """
-        # Docker runs programs as root by default. Podman's root is this user.
+        environment = private / "environment"
+        environment.touch(mode=0o600)
+        environment.write_text("".join(f"{line}\n" for line in map(_line, variables.items())), encoding="utf-8")
+        # Docker's programs run as root by default. Podman's root is this user.
         user = [f"--user={os.getuid()}:{os.getgid()}"] if self.runtime == "docker" else []
         return [
-            *(self.runtime, "run", "--rm", "--interactive", f"--name={name}"),
+            *(self.runtime, "run", "--rm", "--interactive", f"--name={name}", "--label=lightning"),
+            *(f"--cidfile={private / 'created'}", f"--env-file={environment}"),
             *user,
             *(["--network=host"] if self.host_network else []),
-            *(f"--volume={root}:{root}", f"--workdir={work}"),
-            *(f"--env={variable}" for variable in variables),
+            *(f"--volume={volume}:{volume}" for volume in volumes),
+            f"--workdir={work}",
             *self.args,
             self.image,
             *command,
         ]
 
-    def has_run(self, code: int, stderr: str) -> bool:
-        """Whether the program was started, by the exit code of ``run`` and what it printed."""
-        # 125: the runtime failed. 126 and 127: it could not start the program, or the program is a shell that says the same.
-        return code != 125 and not (code in (126, 127) and stderr.startswith(("Error: ", "docker: ")))
+    def has_run(self, code: int, stderr: str, *, private: Path) -> bool:
+        """Whether the program was started, by what ``run`` left, its exit code, and what it printed."""
+        # 126 and 127: it could not start the program, or the program is a shell that says the same.
+        return (private / "created").exists() and not (code in (126, 127) and _NOT_STARTED.match(stderr))
+
+
+def new_name() -> str:
+    """A name for a container."""
+    return f"lightning-{secrets.token_hex(8)}"
+
+
+def _line(variable: tuple[str, str]) -> str:
+    name, value = variable
+    if "\n" in value:
+        raise ValueError(f"the variable {name} has a line break, which containers cannot get; use a file")
+    return f"{name}={value}"
 
 
 def remove_container(runtime: str, name: str) -> None:
-    """Stop and remove a container, if it exists."""
+    """Kill and remove a container, if it exists."""
+    at_once = ["--time=0"] if runtime == "podman" else []
     try:
         with outside_rollout():
             done = subprocess.run(
-                [runtime, "rm", "--force", name],
+                [runtime, "rm", "--force", *at_once, name],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -72,9 +104,6 @@ def remove_container(runtime: str, name: str) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         logger.warning("the container %s could not be removed: %s", name, error)
         return
-    if (
-        done.returncode
-        and "no such container" not in done.stderr.lower()
-        and "no container with" not in done.stderr.lower()
-    ):
+    said = done.stderr.lower()
+    if done.returncode and "no such container" not in said and "no container with" not in said:
         logger.warning("the container %s could not be removed: %s", name, done.stderr.strip())

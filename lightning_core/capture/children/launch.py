@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -14,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from tempfile import TemporaryFile
+from typing import IO, Any
 
-from lightning_core.capture.children.containers import Container
+from lightning_core.capture.children.containers import Container, new_name
 from lightning_core.capture.children.environment import endpoint_environment
 from lightning_core.capture.children.folders import ProgramFolder
+from lightning_core.capture.children.output import Output
 from lightning_core.capture.run import Run
 from lightning_core.capture.scope import current_run, scope
 from lightning_core.errors import InfrastructureError
@@ -26,6 +27,7 @@ from lightning_core.errors import InfrastructureError
 TASK_FILE_VARIABLE = "LIGHTNING_TASK_FILE"
 """The path of the task as JSON."""
 
+_FIRST_PAUSE = 0.005
 _POLL_SECONDS = 0.2
 _MAX_OUTPUT = 16 << 20
 _HOMES = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
@@ -66,24 +68,22 @@ def launch(
     folder. ``files``: texts to write before it starts, by path: ``~/…`` in its home, others in its working folder. ``environment``:
     additional variables. ``timeout``: seconds; None: until the rollout ends. In async code use ``await asyncio.to_thread(launch, …)``.
 
-    Raises subprocess.TimeoutExpired, `InfrastructureError` if the program cannot be started, and ValueError for a path in ``files``
-    that leads elsewhere.
+    Raises subprocess.TimeoutExpired, `InfrastructureError` if the program cannot be prepared or started, TypeError and ValueError for
+    invalid arguments, such as a path in ``files`` that leads elsewhere.
     """
+    if not command:
+        raise ValueError("the command is empty, expected a program and its arguments")
+    given: Mapping[str, object] = environment or {}
+    wrong = [name for name, value in given.items() if not isinstance(value, str)]
+    if wrong:
+        raise TypeError(f"environment variables must be strings, but these are not: {', '.join(map(repr, wrong))}")
     run = current_run()
     folder = ProgramFolder.create(None if run is None else run.folder)
     try:
-        if workspace is not None:
-            shutil.copytree(workspace, folder.work, symlinks=True, dirs_exist_ok=True)
-        folder.write(files or {})
-        own = {"HOME": str(folder.home), **(environment or {})}
-        if task is not None:
-            path = folder.root / "task.json"
-            path.write_text(json.dumps(task, default=repr), encoding="utf-8")
-            own[TASK_FILE_VARIABLE] = str(path)
-        (folder.root / "stdin").write_text(stdin, encoding="utf-8")
+        own = _prepare(folder, command[0], task, workspace, files or {}) | dict(environment or {})
         with nullcontext() if agent is None else scope(agent):
             own |= endpoint_environment({**os.environ, **own})
-            result = _run(list(command), folder, own, container, timeout, run)
+            result = _run(list(command), folder, own, stdin, container, timeout, run)
     except BaseException:
         folder.remove()
         raise
@@ -92,59 +92,102 @@ def launch(
     return result
 
 
+def _prepare(
+    folder: ProgramFolder, program: str, task: Any, workspace: str | Path | None, files: Mapping[str, str]
+) -> dict[str, str]:
+    """Fill ``folder``; returns the variables that lead to it."""
+    own = {"HOME": str(folder.home)}
+    try:
+        if workspace is not None:
+            shutil.copytree(workspace, folder.work, symlinks=True, dirs_exist_ok=True)
+        folder.write(files)
+        if task is not None:
+            folder.task.write_text(json.dumps(task, default=repr), encoding="utf-8")
+            own[TASK_FILE_VARIABLE] = str(folder.task)
+    except (OSError, shutil.Error, UnicodeError) as error:
+        raise InfrastructureError(f"the folders of the program {program!r} could not be filled: {error}") from error
+    return own
+
+
 def _run(
     command: list[str],
     folder: ProgramFolder,
     own: Mapping[str, str],
+    stdin: str,
     container: Container | None,
     timeout: float | None,
     run: Run | None,
 ) -> ProgramResult:
     program = command[0]
-    inherited = {name: value for name, value in os.environ.items() if name not in _HOMES}
     if container is None:
-        variables = {**inherited, **own}
+        variables = {name: value for name, value in os.environ.items() if name not in _HOMES} | dict(own)
     else:
-        name = f"lightning-{secrets.token_hex(8)}"
-        folder.runs_in(container.runtime, name)
-        # Docker and Podman themselves keep this user's home.
-        variables = {**inherited, **own, "HOME": os.environ.get("HOME", "/")}
-        given = [*(n for n in own if n != "HOME"), f"HOME={own['HOME']}"]
-        command = container.command(command, name=name, root=folder.root, work=folder.work, variables=given)
-    paths = [folder.root / name for name in ("stdin", "stdout", "stderr")]
-    with open(paths[0], "rb") as given_input, open(paths[1], "wb") as output, open(paths[2], "wb") as errors:
-        process = _start(command, variables, folder.work, (given_input, output, errors))
+        variables = os.environ
+        folder.runs_in(container.runtime, name := new_name())
+        volumes = [folder.home, folder.work, *([folder.task] if TASK_FILE_VARIABLE in own else [])]
         try:
-            code = _wait(process, command, timeout, run)
+            command = container.command(
+                command, name=name, volumes=volumes, work=folder.work, variables=own, private=folder.root
+            )
+        except ValueError as error:
+            raise InfrastructureError(f"the program {program!r} cannot be started: {error}") from error
+    with TemporaryFile() as given:
+        given.write(stdin.encode(errors="surrogatepass"))
+        given.seek(0)
+        process = _start(command, variables, folder.work, given)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with Output(process.stdout, process.stderr, limit=_MAX_OUTPUT) as output:
+        try:
+            _wait(process, command, output, timeout, run)
         finally:
             _kill_group(process)
-    result = ProgramResult(exit_code=code, stdout=_text(paths[1]), stderr=_text(paths[2]), folder=folder.work)
-    if container is not None and not container.has_run(code, result.stderr):
-        raise InfrastructureError(f"{container.runtime} could not run {program!r}: {result.stderr.strip()[-1000:]}")
-    return result
+        while output.read(0):
+            pass
+        stdout, stderr = output.texts()
+    code = process.wait()
+    if container is not None and not container.has_run(code, stderr, private=folder.root):
+        raise InfrastructureError(f"{container.runtime} could not run {program!r}: {stderr.strip()[-1000:]}")
+    return ProgramResult(exit_code=code, stdout=stdout, stderr=stderr, folder=folder.work)
 
 
-def _start(
-    command: list[str], variables: Mapping[str, str], work: Path, streams: tuple[BinaryIO, BinaryIO, BinaryIO]
-) -> subprocess.Popen[bytes]:
-    stdin, stdout, stderr = streams
+def _start(command: list[str], variables: Mapping[str, str], work: Path, stdin: IO[bytes]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            command, cwd=work, env=variables, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
+            command,
+            cwd=work,
+            env=variables,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
     except (OSError, ValueError) as error:
         raise InfrastructureError(f"the program {command[0]!r} cannot be started: {error}") from error
 
 
-def _wait(process: subprocess.Popen[bytes], command: list[str], timeout: float | None, run: Run | None) -> int:
-    started = time.monotonic()
-    while True:
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(_POLL_SECONDS)
+def _wait(
+    process: subprocess.Popen[bytes], command: list[str], output: Output, timeout: float | None, run: Run | None
+) -> None:
+    """Read ``output`` until the process ends."""
+    started, pause = time.monotonic(), _FIRST_PAUSE
+    while not _has_ended(process):
+        if output.is_open:
+            output.read(pause)
+        else:
+            time.sleep(pause)
+        pause = min(2 * pause, _POLL_SECONDS)
         if run is not None and run.ended:
             raise InfrastructureError(f"the rollout ended before the program {command[0]!r} did")
         if timeout is not None and time.monotonic() - started >= timeout:
             raise subprocess.TimeoutExpired(command, timeout)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process has ended. Where possible it keeps its number, which is also that of its group."""
+    if not hasattr(os, "waitid"):  # macOS
+        return process.poll() is not None
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -152,9 +195,3 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _text(path: Path) -> str:
-    with open(path, "rb") as file:
-        file.seek(max(path.stat().st_size - _MAX_OUTPUT, 0))
-        return file.read().decode(errors="replace")
