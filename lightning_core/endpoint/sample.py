@@ -190,13 +190,13 @@ class Sampler:
 def _read(job: SamplingJob, text: str) -> Message:
     if job.request.prompts:
         return {"role": "assistant", "content": text}
-    return job.chat.read(text, tools=bool(job.request.tools), thinking=job.prompt.thinking)
+    return job.chat.read(text, tools=job.request.has_tools, thinking=job.prompt.thinking)
 
 
 def _held(job: SamplingJob) -> HeldText:
     chat = job.chat
     split = _all_answer if job.request.prompts else partial(chat.split, thinking=job.prompt.thinking, final=False)
-    form = chat.tool_format if job.request.tools else None
+    form = chat.tool_format if job.request.has_tools else None
     return HeldText(RunningText(chat.text), split, job.request.stop, tools=form)
 
 

@@ -119,6 +119,96 @@ def test_tools_that_come_later_are_a_message_and_keep_the_row():
     assert rows(run) == 1
 
 
+@pytest.mark.parametrize("before", [[], [READ]])
+def test_tools_after_a_named_response_are_a_message_and_stay(before: list[Any]):
+    with as_agent(["hello", tool_call("crew__say", input="hi"), tool_call("crew__say", input="bye"), "done"]) as run:
+        first = post(run, "/responses", {"input": ASK, "tools": before})
+        added = [{"type": "additional_tools", "role": "developer", "tools": [CREW]}, *ASK]
+        second = post(run, "/responses", {"input": added, "tools": before, "previous_response_id": first["id"]})
+        (call,) = second["output"]
+        result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "ok"}
+        body = {"input": [result], "tools": before, "previous_response_id": second["id"]}
+        (again,) = post(run, "/responses", body)["output"]
+        shown = prompts(run)
+        contexts = [call.context for call in run.trace.calls]
+        # A named tool may be one that a message defines.
+        post(run, "/responses", {**body, "tool_choice": {"type": "custom", "name": "say", "namespace": "crew"}})
+    assert [(item["type"], item["name"], item["namespace"], item["input"]) for item in (call, again)] == [
+        ("custom_tool_call", "say", "crew", "hi"),
+        ("custom_tool_call", "say", "crew", "bye"),
+    ]
+    assert [prompt.count("crew: Helpers.") for prompt in shown] == [0, 1, 1]
+    assert contexts == ["new", "clean", "clean"]
+
+
+def test_tools_at_the_start_of_a_conversation_are_kept_by_the_name_of_its_response():
+    with as_agent(["hello", tool_call("crew__say", input="hi"), "done"]) as run:
+        leading = [{"type": "additional_tools", "role": "developer", "tools": [CREW]}]
+        first = post(run, "/responses", {"input": [*leading, *ASK]})
+        second = post(run, "/responses", {"input": ASK, "previous_response_id": first["id"]})
+        (call,) = second["output"]
+        result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "ok"}
+        post(run, "/responses", {"input": [result], "previous_response_id": second["id"]})
+    assert (call["type"], call["name"], call["namespace"]) == ("custom_tool_call", "say", "crew")
+    assert [prompt.count("crew: Helpers.") for prompt in prompts(run)] == [1, 1, 1]
+    assert [m["role"] for m in run.trace.calls[1].messages] == ["user", "assistant", "user"]
+    assert rows(run) == 1
+
+
+def test_a_tool_that_a_search_found_keeps_its_kind_after_a_named_response():
+    hidden = {**SAY, "name": "hidden", "defer_loading": True}
+    with as_agent([tool_call("tool_search", query="x"), "found", tool_call("hidden", input="hi")]) as run:
+        first = post(run, "/responses", {"input": ASK, "tools": [SEARCH]})
+        found = {"type": "tool_search_output", "call_id": first["output"][0]["call_id"], "tools": [hidden]}
+        body = {"input": [found], "tools": [SEARCH], "previous_response_id": first["id"]}
+        second = post(run, "/responses", body)
+        body = {"input": ASK, "tools": [SEARCH], "previous_response_id": second["id"]}
+        (call,) = post(run, "/responses", body)["output"]
+    assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "hidden", "hi")
+    assert rows(run) == 1
+
+
+HELPER = {"type": "namespace", "name": "crew", "tools": [READ]}
+
+
+@pytest.mark.parametrize(
+    ("tools", "found"),
+    [
+        (
+            [{**READ, "name": "crew__read"}, HELPER],
+            "tools has the function 'crew__read' and the function 'read' in the namespace 'crew', which are both shown to the model as "
+            "'crew__read'; expected a different name for each tool. Rename one of them",
+        ),
+        ([READ, {**SAY, "name": "read"}], "tools has the function 'read' and the free-form tool 'read'"),
+    ],
+)
+@pytest.mark.parametrize("place", ["tools", "input", "earlier"])
+def test_different_tools_with_the_same_name_for_the_model_are_refused(tools: list[Any], found: str, place: str):
+    with as_agent(["hello"]) as run:
+        one, other = ({"type": "additional_tools", "tools": [tool]} for tool in tools)
+        bodies = {"tools": {"input": ASK, "tools": tools}, "input": {"input": [*ASK, one, other]}}
+        body = bodies.get(place)
+        if body is None:
+            named = post(run, "/responses", {"input": [one, *ASK]})["id"]
+            body = {"input": [other, *ASK], "previous_response_id": named}
+        headers = {"authorization": f"Bearer {run.api_key}"}
+        response = httpx.post(f"{run.endpoint}/responses", json={"model": "policy", **body}, headers=headers)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["message"].startswith(found)
+    assert error["param"] == "tools"
+
+
+def test_the_same_tool_may_be_given_again_as_in_chat_completions():
+    function = {"type": "function", "function": {"name": "read", "parameters": SCHEMA}}
+    with as_agent(["a", "b", "c"]) as run:
+        post(run, "/chat/completions", {"messages": ASK, "tools": [function, function]})
+        post(run, "/responses", {"input": ASK, "tools": [READ, READ]})
+        functions = {"type": "namespace", "name": "functions", "tools": [READ]}
+        post(run, "/responses", {"input": [{"type": "additional_tools", "tools": [functions]}, *ASK], "tools": [READ]})
+    assert len(prompts(run)) == 3
+
+
 @pytest.mark.parametrize(
     ("path", "tools"),
     [

@@ -22,6 +22,8 @@ class ChatRequest:
     model: str
     messages: Sequence[Any]
     tools: Sequence[Any] | None = None
+    later_tools: bool = False
+    """Whether messages define more tools."""
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
@@ -31,7 +33,10 @@ class ChatRequest:
     stream: bool = False
     requirements: OutputRequirements = field(default_factory=OutputRequirements)
     history: Sequence[Message] | None = None
-    """The messages before the response in a later request that names it; None if the format has no such requests."""
+    """What the dialect needs of the conversation before the response in a later request that names it.
+
+    None if the format has no such requests.
+    """
     prompts: Sequence[TextPrompt] = ()
     """Prompts without a chat, with ``n`` responses each; ``messages`` are then empty."""
     input_field: str = "messages"
@@ -42,6 +47,11 @@ class ChatRequest:
     """Why fields were dropped, by their path."""
     body: Mapping[str, Any] = field(repr=False)
     """The body as the client sent it, for fields that only the dialect reads."""
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the response may have tool calls."""
+        return bool(self.tools) or self.later_tools
 
     @property
     def choices(self) -> int:

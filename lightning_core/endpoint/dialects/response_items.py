@@ -10,7 +10,7 @@ from lightning_core.chat.messages import Message
 from lightning_core.endpoint.dialects.chat_shape import call_ids, check_result, check_role
 from lightning_core.endpoint.dialects.custom_tools import write_arguments
 from lightning_core.endpoint.dialects.fields import NO_HOSTED_TOOLS, Fields, UnsupportedField, check_variant
-from lightning_core.endpoint.dialects.response_tools import TOOLS, definitions, leading_tools, shown_name
+from lightning_core.endpoint.dialects.response_tools import TOOLS, definitions, shown_name
 from lightning_core.errors import PolicyRequestError
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -86,8 +86,8 @@ NESTED = {
 }
 
 
-def items_to_messages(items: Any, *, check: bool, earlier: Sequence[Message] = ()) -> Sequence[Message]:
-    """The chat messages of ``items``, which follow ``earlier``.
+def items_to_messages(items: Any, *, check: bool, earlier: Sequence[Message] = (), skip: int = 0) -> Sequence[Message]:
+    """The chat messages of ``items`` without the first ``skip`` ones, which follow ``earlier``.
 
     Raises `PolicyRequestError` for items that are not supported; with ``check`` False they become text.
     """
@@ -98,7 +98,7 @@ def items_to_messages(items: Any, *, check: bool, earlier: Sequence[Message] = (
     messages: list[dict[str, Any]] = []
     ids = call_ids(earlier) if check else set[str]()
     open_turn = False  # whether following function calls belong to the last message
-    for i, item in enumerate(items[(leading := len(leading_tools(items))) :], leading):
+    for i, item in enumerate(items[skip:], skip):
         path = f"input.{i}"
         if check and isinstance(item, dict):
             check_variant(ITEMS, item, path, default="message")

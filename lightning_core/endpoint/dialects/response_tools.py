@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal, cast
 
@@ -47,6 +47,8 @@ _LEFT_OUT = ("web_search", "image_generation")
 _SEARCH = "tool_search"
 _ROOT = "functions"
 """The namespace of functions without one."""
+_TOOL_ITEMS = ("additional_tools", "tool_search_output")
+"""Types of the items that define tools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,34 +63,80 @@ class Tool:
     function: Mapping[str, Any]
     """The tool as chat completions define it."""
 
+    @property
+    def shown(self) -> str:
+        """The name that the model is shown."""
+        return self.function["function"]["name"]
+
+    def __str__(self) -> str:
+        kind = "free-form tool" if self.kind == "custom" else self.kind
+        place = "" if self.namespace is None else f" in the namespace {self.namespace!r}"
+        return f"the {kind} {self.name!r}{place}"
+
 
 def shown_name(name: str, namespace: str | None) -> str:
-    """The name that the model is shown, which is unique in all namespaces."""
+    """The name that the model is shown. `request_tools` refuses tools that cannot be told apart by it."""
     return name if namespace in (None, "", _ROOT) else f"{namespace}__{name}"
 
 
-def request_tools(body: Mapping[str, Any], *, check: bool) -> list[Tool]:
+def request_tools(body: Mapping[str, Any], *, check: bool, earlier: Sequence[Mapping[str, Any]] = ()) -> list[Tool]:
     """The tools of a request, and those of its ``additional_tools`` items and tool searches.
 
-    Raises `PolicyRequestError` for tools that are not supported; with ``check`` False they are left out.
+    ``earlier``: the history that ``previous_response_id`` names, whose items are read in the same way. Raises `PolicyRequestError` for
+    tools that are not supported, and for different tools with the same shown name; with ``check`` False, the former are left out.
     """
-    lists = [("tools", objects(body, "tools"))]
-    for i, item in enumerate(_items(body)):
-        if isinstance(item, Mapping) and item.get("type") in ("additional_tools", "tool_search_output"):
-            path = f"input.{i}.tools"
-            lists.append((path, objects({path: item.get("tools")}, path)))
     left_out: list[str] = []
-    tools = [tool for path, given in lists for tool in read_tools(given, path, left_out, check=check)]
+    tools = read_tools(objects(body, "tools"), "tools", left_out, check=check)
+    tools += _item_tools(earlier, "previous_response_id", [], check=False)
+    tools += _item_tools(_items(body), "input", left_out, check=check)
     if check:
         check_left_out(left_out, left=bool(tools))
+        _check_names(tools)
     return tools
 
 
-def shown_tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The functions in the prompt of a request. Those that a search returns, or that come later, are in the messages."""
-    searchable = any(tool.kind == _SEARCH for tool in request_tools(body, check=True))
-    tools = request_tools({"tools": body.get("tools"), "input": leading_tools(_items(body))}, check=False)
-    return [tool.function for tool in tools if not (tool.deferred and searchable)]
+def _item_tools(items: Sequence[Any], place: str, left_out: list[str], *, check: bool) -> list[Tool]:
+    """The tools that ``items`` define."""
+    tools: list[Tool] = []
+    for i, item in enumerate(items):
+        if _defines_tools(item):
+            path = f"{place}.{i}.tools"
+            tools += read_tools(objects({path: item.get("tools")}, path), path, left_out, check=check)
+    return tools
+
+
+def _check_names(tools: Sequence[Tool]) -> None:
+    """Raise `PolicyRequestError` if a call could be one of two different tools.
+
+    The same tool may be given again: chat completions accept it, and a search returns tools that are also in ``tools``.
+    """
+    first: dict[str, Tool] = {}
+    for tool in tools:
+        other = first.setdefault(tool.shown, tool)
+        if (tool.kind, tool.name) != (other.kind, other.name):
+            raise PolicyRequestError(
+                f"tools has {other} and {tool}, which are both shown to the model as {tool.shown!r}; "
+                "expected a different name for each tool. Rename one of them",
+                param="tools",
+            )
+
+
+def shown_tools(
+    body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """The functions in the tool list of a prompt, and those that its messages define.
+
+    The messages define what a search returns, and ``additional_tools`` after the start of the conversation. ``earlier``: the history that
+    ``previous_response_id`` names. Raises as `request_tools`.
+    """
+    searchable = any(tool.kind == _SEARCH for tool in request_tools(body, check=True, earlier=earlier))
+    start = [*_start(earlier), *leading_tools(body)]
+    later = [*earlier[len(_start(earlier)) :], *_items(body)[len(leading_tools(body)) :]]
+    listed = request_tools({"tools": body.get("tools"), "input": start}, check=False)
+    return (
+        [tool.function for tool in listed if not (tool.deferred and searchable)],
+        [tool.function for tool in request_tools({"input": later}, check=False)],
+    )
 
 
 def recorded_tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -102,9 +150,27 @@ def _items(body: Mapping[str, Any]) -> list[Any]:
     return cast("list[Any]", items) if isinstance(items, list) else []
 
 
-def leading_tools(items: Sequence[Any]) -> list[Any]:
-    """The ``additional_tools`` items at the start of an input."""
+def leading_tools(body: Mapping[str, Any]) -> list[Any]:
+    """The ``additional_tools`` items at the start of a conversation; none in a request that continues one."""
+    return _start(_items(body)) if body.get("previous_response_id") is None else []
+
+
+def later_tools(body: Mapping[str, Any]) -> list[Any]:
+    """The other items of the input that define tools."""
+    return [item for item in _items(body)[len(leading_tools(body)) :] if _defines_tools(item)]
+
+
+def without_tools(history: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages of a history, without the items that define tools."""
+    return [entry for entry in history if not _defines_tools(entry)]
+
+
+def _start(items: Sequence[Any]) -> list[Any]:
     return list(takewhile(lambda item: isinstance(item, Mapping) and item.get("type") == "additional_tools", items))
+
+
+def _defines_tools(item: Any) -> bool:
+    return isinstance(item, Mapping) and item.get("type") in _TOOL_ITEMS
 
 
 def definitions(tools: Any, path: str) -> str:
@@ -181,22 +247,13 @@ def _described(tools: list[Tool], description: Any) -> list[Tool]:
     first = tools[0].function["function"]
     text = f"{tools[0].namespace}: {description}\n{first.get('description', '')}".rstrip()
     function = {"type": "function", "function": {**first, "description": text}}
-    return [
-        Tool(
-            kind=tools[0].kind,
-            name=tools[0].name,
-            namespace=tools[0].namespace,
-            deferred=tools[0].deferred,
-            function=function,
-        ),
-        *tools[1:],
-    ]
+    return [replace(tools[0], function=function), *tools[1:]]
 
 
 def call_item(call: Mapping[str, Any], tools: Sequence[Tool], *, id: str, status: str) -> dict[str, Any]:
     """The item of a tool call, of the kind that its tool has."""
     function = call["function"]
-    tool = next((tool for tool in tools if tool.function["function"]["name"] == function["name"]), None)
+    tool = next((tool for tool in tools if tool.shown == function["name"]), None)
     place = {} if tool is None or tool.namespace is None else {"namespace": tool.namespace}
     name = function["name"] if tool is None else tool.name
     head = {"call_id": call["id"], "status": status}

@@ -1,7 +1,8 @@
 """The wire format of OpenAI's Responses API: request fields, responses and stream events.
 
 Items are the turns of a chat: a message and the function calls beside it are one assistant message. ``previous_response_id`` names a
-response of the same rollout; responses cannot be retrieved.
+response of the same rollout; responses cannot be retrieved. A history has the messages, and the items that define tools: those at the
+start of the conversation before its messages, later ones after the messages of their request.
 """
 
 from __future__ import annotations
@@ -49,10 +50,13 @@ from lightning_core.endpoint.dialects.response_items import NESTED as NESTED
 from lightning_core.endpoint.dialects.response_tools import (
     call_events,
     call_item,
+    later_tools,
+    leading_tools,
     recorded_tools,
     request_tools,
     shown_name,
     shown_tools,
+    without_tools,
 )
 from lightning_core.errors import PolicyRequestError
 
@@ -90,8 +94,11 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
     """See `Dialect.parse_request`."""
     FIELDS.check(body)
     earlier = _earlier(body, conversations, check=True)
-    history = [*earlier, *items_to_messages(body.get("input"), check=True, earlier=earlier)]
-    tools = shown_tools(body)
+    leading = leading_tools(body)
+    added = items_to_messages(body.get("input"), check=True, earlier=earlier, skip=len(leading))
+    history = [*earlier, *leading, *added, *later_tools(body)]
+    messages = without_tools(history)
+    tools, later = shown_tools(body, earlier)
     check_tools(tools)
     instructions = text(body, "instructions")
     flag(body, "parallel_tool_calls")
@@ -101,14 +108,15 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         )
     return ChatRequest(
         model=model_name(body),
-        messages=[{"role": "system", "content": instructions}, *history] if instructions else history,
+        messages=[{"role": "system", "content": instructions}, *messages] if instructions else messages,
         input_field="input",
         tools=None if body.get("tool_choice") == "none" else tools or None,
+        later_tools=bool(later) and body.get("tool_choice") != "none",
         temperature=temperature(body),
         top_p=top_p(body),
         max_tokens=integer(body, "max_output_tokens", 1),
         stream=flag(body, "stream") or False,
-        requirements=_requirements(body, tools),
+        requirements=_requirements(body, [*tools, *later]),
         history=history,
         body=body,
     )
@@ -116,7 +124,8 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
 
 def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
     """See `Dialect.read_request`."""
-    messages = [*_earlier(body, conversations, check=False), *items_to_messages(body.get("input"), check=False)]
+    added = items_to_messages(body.get("input"), check=False, skip=len(leading_tools(body)))
+    messages = [*without_tools(_earlier(body, conversations, check=False)), *added]
     instructions = body.get("instructions")
     return ChatRequest(
         model=model_name(body),
@@ -238,7 +247,8 @@ def _items(context: ResponseContext, choice: Choice) -> list[dict[str, Any]]:
     if text or not calls:
         logprobs = token_logprobs(choice.token_ids, choice.logprobs, context.decode) if _wants_logprobs(context) else []
         items.append(_message(context, status, [_part(text, logprobs)]))
-    tools = request_tools(context.request.body, check=False) if calls else ()
+    request = context.request
+    tools = request_tools(request.body, check=False, earlier=request.history or ()) if calls else ()
     return [
         *items,
         *(call_item(call, tools, id=f"{context.call}_{i}", status=status) for i, call in enumerate(calls)),
