@@ -233,7 +233,7 @@ def _reward_line(line: str) -> dict[str, Any] | None:
 
 
 def _parsed(text: str) -> Any:
-    """The JSON value; ``text`` itself if it is none."""
+    """The JSON value, or ``text`` itself if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

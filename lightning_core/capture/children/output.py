@@ -12,7 +12,7 @@ _CHUNK = 1 << 16
 
 
 class Output:
-    """The ends of several streams, as bytes. Reading never blocks, whoever else holds a stream open."""
+    """The ends of several streams, as bytes. Reading never blocks, even if another process holds a stream open."""
 
     def __init__(self, *streams: IO[bytes], limit: int) -> None:
         """``limit``: bytes that are kept of each."""
