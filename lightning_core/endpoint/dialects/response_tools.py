@@ -75,7 +75,7 @@ class Tool:
 
 
 def shown_name(name: str, namespace: str | None) -> str:
-    """The name that the model is shown. `request_tools` refuses tools that cannot be told apart by it."""
+    """The name that the model is shown. `request_tools` refuses different tools with the same one."""
     return name if namespace in (None, "", _ROOT) else f"{namespace}__{name}"
 
 
