@@ -48,6 +48,10 @@ class CaptureError(LightningError, RuntimeError):
     """A strict rollout ended with recording failures."""
 
 
+class ProgramError(LightningError, RuntimeError):
+    """An agent that is a program failed: no reward and an exit code other than 0, or a reward that is not a number."""
+
+
 class RewardError(LightningError, ValueError):
     """A reward is missing, given twice, or not a finite float32 number."""
 

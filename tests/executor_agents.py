@@ -51,6 +51,28 @@ async def whole_async(task: dict[str, Any]) -> float:
     return reward(0.5) or None  # type: ignore[return-value]
 
 
+def forks(task: dict[str, Any]) -> float:
+    """Its child does not end by itself, but with ``task["end"]``, while its parent waits for it or for the next rollout."""
+    ask(task["id"])
+    end, child = task.get("end"), 0
+    if end is not None and (child := os.fork()) == 0:
+        time.sleep(0.2)
+        if end == "exit":
+            sys.exit(7)
+        if end == "raise":
+            raise ValueError("of the child")
+        return -5.0
+    if task.get("wait"):
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code == {"exit": 7, "raise": 1, "return": 0}[task["end"]], code
+    return 1.0
+
+
+def out_of_memory(task: dict[str, Any], result: Any = None) -> float:
+    """An agent, and a reward function."""
+    raise MemoryError("no memory")
+
+
 class Callable:
     """An instance that is called, with an asynchronous method."""
 

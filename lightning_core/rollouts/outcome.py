@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_core.errors import CaptureError, InfrastructureError, RewardError, TimeLimitError, text_of
+from lightning_core.errors import CaptureError, InfrastructureError, ProgramError, RewardError, TimeLimitError, text_of
 from lightning_core.records.store import Status
 from lightning_core.rollouts.containment import chain
 from lightning_core.trace import Call, describe
@@ -93,6 +93,8 @@ def classify(evidence: Evidence) -> Outcome:
 
 def _is_outside(cause: BaseException) -> bool:
     """Whether ``cause`` shows that the agent is not responsible."""
+    if isinstance(cause, ProgramError):
+        return False  # its text is what the program printed
     return isinstance(cause, (InfrastructureError, CaptureError)) or _CLOSED.search(text_of(cause)) is not None
 
 

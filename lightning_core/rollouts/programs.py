@@ -20,7 +20,7 @@ from lightning_core.capture.mark import trainable
 from lightning_core.config.command import PLACEHOLDER, CommandSection
 from lightning_core.config.imports import import_callable
 from lightning_core.config.sections import Sections
-from lightning_core.errors import ConfigError, RewardError, fold, show
+from lightning_core.errors import ConfigError, ProgramError, RewardError, fold, show
 from lightning_core.trace import check_reward
 
 _MAX_SHOWN = 1000
@@ -28,10 +28,6 @@ _MAX_REWARD_FILE = 1 << 16
 _MAX_ARGUMENT = 100_000
 """Bytes. Linux allows 131,071 for an argument, and for a variable with its name."""
 _BARE = re.compile(r"(?<![${])\{(\w+)\}")
-
-
-class ProgramError(RuntimeError):
-    """A program failed: its exit code is not 0 and it has no reward, or the reward is not a number."""
 
 
 def load_agent(config: Sections) -> Callable[[Any], Any]:

@@ -144,6 +144,9 @@ def test_a_program_that_fails_has_failed_and_one_without_a_reward_is_a_mistake(t
     assert rollout.error == "ProgramError: python ended with exit code 1: the tests do not pass".replace(
         "python", Path(sys.executable).name
     )
+    closed = "ask('hi'); sys.exit('RuntimeError: Event loop is closed')"
+    (rollout,) = roll_out(tmp_path, program(closed))
+    assert rollout.status == "failed"
     expected = r'ended without a reward: expected a last line {"reward": NUMBER}.*found .done'
     with pytest.raises(RewardError, match=expected):
         roll_out(tmp_path, program("ask('hi'); print('done')"))

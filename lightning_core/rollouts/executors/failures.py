@@ -19,8 +19,8 @@ from lightning_core.rollouts.containment import chain
 
 _MAX_TEXT = 4_000
 _MAX_CHAIN = 20
-_SPECIAL = (StopIteration, StopAsyncIteration, BaseExceptionGroup)
-"""A coroutine cannot raise the first two, and the last cannot be made from a text."""
+_SPECIAL = (StopIteration, StopAsyncIteration, BaseExceptionGroup, MemoryError)
+"""A coroutine cannot raise the first two, and the others have no subclasses that are made from a text."""
 _MODULES = {"builtins": builtins, "lightning_core.errors": errors}
 
 

@@ -37,7 +37,7 @@ from lightning_core.capture.children.sender import RECORDS_THREAD
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.process_patches import ensure_patched
 from lightning_core.errors import text_of
-from lightning_core.rollouts.containment import contained
+from lightning_core.rollouts.containment import AgentExit, contained
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import receive_bytes, send_json
 from lightning_core.rollouts.executors.groups import end_group
@@ -111,6 +111,7 @@ class Worker:
     """The state that a worker process keeps."""
 
     def __init__(self, program: Program, connection: socket.socket) -> None:
+        self._pid = os.getpid()
         self._program = program
         self._connection = connection
         self._messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -172,7 +173,9 @@ class Worker:
             if inspect.isawaitable(result):
                 result = self._await(_as_coroutine(result))
         except BaseException as error:  # noqa: BLE001 - the agent's exception is data
+            self._end_copy(error)
             return {"raised": failures.dump(error)}
+        self._end_copy(None)
         ended = {"result": _plain(result)}
         if self._program.reward is not None:
             send_json(self._connection, {"scoring": True})
@@ -180,8 +183,19 @@ class Worker:
                 with aside(REWARD_FUNCTION):
                     ended["score"] = _plain(self._program.reward(given.scored_task, result))
             except BaseException as error:  # noqa: BLE001 - as above
+                self._end_copy(error)
                 ended["score_raised"] = failures.dump(error)
+            self._end_copy(None)
         return ended
+
+    def _end_copy(self, error: BaseException | None) -> None:
+        """End this process if it is a fork that the agent made and did not end, since it shares the worker's connection."""
+        if os.getpid() == self._pid:
+            return
+        if error is not None and not isinstance(error, SystemExit):
+            sys.excepthook(type(error), error, error.__traceback__)
+        _flush()
+        os._exit(0 if error is None else _exit_code(error))
 
     def _await(self, work: Coroutine[Any, Any, Any]) -> Any:
         # Of its own: tools that hang must not hold the threads of later rollouts.
@@ -205,6 +219,13 @@ class Worker:
 
 async def _as_coroutine(awaitable: Any) -> Any:
     return await awaitable
+
+
+def _exit_code(error: BaseException) -> int:
+    cause = error.__cause__ if isinstance(error, AgentExit) else error
+    if not isinstance(cause, SystemExit):
+        return 1
+    return cause.code if isinstance(cause.code, int) else int(cause.code is not None)
 
 
 def _plain(value: Any) -> dict[str, Any]:
