@@ -68,6 +68,15 @@ def forks(task: dict[str, Any]) -> float:
     return 1.0
 
 
+async def cancels_itself(task: dict[str, Any]) -> float:
+    await ask_async(task["id"])
+    current = asyncio.current_task()
+    assert current is not None
+    current.cancel()
+    await asyncio.sleep(0)
+    return 1.0
+
+
 def out_of_memory(task: dict[str, Any], result: Any = None) -> float:
     """An agent, and a reward function."""
     raise MemoryError("no memory")

@@ -183,6 +183,13 @@ def test_an_agent_that_fails_because_of_an_earlier_rollout_runs_again_in_another
 
 
 @EVERYWHERE
+def test_an_agent_that_cancels_itself_has_failed_at_once(endpoint: PolicyEndpoint, executor: str) -> None:
+    (rollout,) = run(endpoint, agents.cancels_itself, numbered(1), executor=executor)
+    assert rollout.status == "failed"
+    assert "cancel" in str(rollout.error).lower()
+
+
+@EVERYWHERE
 def test_the_reward_function_gets_the_task_as_it_was(endpoint: PolicyEndpoint, executor: str) -> None:
     options: dict[str, Any] = {"executor": executor, "reward_function": agents.task_is_whole}
     rollouts = run(endpoint, agents.changes_task, numbered(3), **options)

@@ -18,7 +18,7 @@ from typing import Any
 from lightning_core.capture import aside, bind
 from lightning_core.capture.context import without_scope
 from lightning_core.errors import TimeLimitError
-from lightning_core.rollouts.containment import contained
+from lightning_core.rollouts.containment import AgentExit, contained
 from lightning_core.rollouts.executors.executor import Agent, Assignment, DisplacedError, Returned, Scorer, no_score
 from lightning_core.rollouts.executors.tool_threads import ToolThreads
 from lightning_core.trace import REWARD_FUNCTION
@@ -132,8 +132,8 @@ class AgentLoop:
             task.add_done_callback(finish)
 
         def finish(task: asyncio.Task[Any]) -> None:
-            if not task.cancelled():
-                _settle(runner, end, None if task.exception() else task.result(), task.exception())
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            _settle(runner, end, None if error else task.result(), error)
 
         self._ends.add(end)
         self._loop.call_soon_threadsafe(start)  # with the context of the rollout
@@ -224,6 +224,9 @@ def _settle(
             return
         if error is None:
             future.set_result(result)
+        elif isinstance(error, asyncio.CancelledError):
+            # By the agent itself: the runner waits for no agent that it has cancelled.
+            future.set_exception(AgentExit("the agent cancelled its task"))
         else:
             # A future cannot carry StopIteration.
             future.set_exception(
