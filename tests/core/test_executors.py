@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -10,51 +9,26 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.chat.chat import Chat
 from lightning_core.config import load_config
 from lightning_core.config.sections import Rollouts
-from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import ConfigError
-from lightning_core.rollouts.environment import patched
 from lightning_core.rollouts.executors import processes
 from lightning_core.rollouts.runner import Attempt, Job, Rollout, Runner
 from tests import executor_agents as agents
 from tests import faulty_agents
+from tests.executor_runs import ROUTING, numbered, open_endpoint, run, wait_until_gone
 
-ROUTING = Routing(trained=frozenset({"a"}), frozen=dict.fromkeys(("planner", "writer"), "base"))
 EVERYWHERE = pytest.mark.parametrize("executor", ["task", "thread", "process"])
 
 
-@pytest.fixture
-def endpoint() -> Iterator[PolicyEndpoint]:
-    backend = ScriptedBackend(lambda prompt: "answer")
-    with patched(()), PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint:
-        yield endpoint
-
-
-def run(
-    endpoint: PolicyEndpoint, solve: Callable[[Any], Any], tasks: list[dict[str, Any]], **options: Any
-) -> list[Rollout]:
-    more = {name: options.pop(name) for name in ("reward_function", "agent_name") if name in options}
-    on_attempt = options.pop("on_attempt", None)
-    settings = Rollouts.model_validate(
-        {"executor": "process", "retries": 0, "concurrency": 4, "timeout_seconds": 60, **options}
-    )
-    with Runner(solve, endpoint=endpoint, settings=settings, **more) as runner:
-        jobs = [Job(task=task, task_id=str(task["id"]), seed=n + 1) for n, task in enumerate(tasks)]
-        return runner.submit(jobs, routing=ROUTING, on_attempt=on_attempt).result(120)
-
-
-def numbered(count: int, **fields: Any) -> list[dict[str, Any]]:
-    return [{"id": str(n), **fields} for n in range(count)]
+endpoint = pytest.fixture(open_endpoint)
 
 
 def shape(rollout: Rollout) -> Any:
@@ -69,20 +43,6 @@ def shape(rollout: Rollout) -> Any:
             for c in rollout.trace.calls
         ),
     )
-
-
-def exists(pid: int) -> bool:
-    """Whether the process runs; one that has ended and is not yet reaped does not."""
-    with contextlib.suppress(OSError):
-        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
-    return False
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and any(map(exists, pids)):
-        time.sleep(0.05)
-    assert [pid for pid in pids if exists(pid)] == []
 
 
 @pytest.mark.parametrize("solve", [agents.whole, agents.whole_async])

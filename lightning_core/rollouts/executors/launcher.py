@@ -18,7 +18,6 @@ import selectors
 import signal
 import socket
 import stat
-import struct
 import subprocess
 import sys
 import threading
@@ -28,11 +27,10 @@ from typing import Any
 
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import receive_bytes, send_json
+from lightning_core.rollouts.executors.commands import COMMAND, START, TERMINATE
 from lightning_core.rollouts.executors.groups import Processes, end_group
 from lightning_core.rollouts.executors.worker import Program, memory_bytes, work
-
-COMMAND = struct.Struct("!cI")
-START, TERMINATE, KILL = b"S", b"T", b"K"
+from lightning_core.trace import describe
 
 _CHILD = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; main(int(sys.argv[2]))"
 
@@ -94,6 +92,7 @@ class Launcher:
             except OSError:
                 return  # the runner is gone
             finally:
+                signal.set_wakeup_fd(-1)  # its socket is closed while workers still end
                 for pid in self._workers:
                     self._end(pid, signal.SIGKILL)
 
@@ -105,18 +104,23 @@ class Launcher:
         data, fds, _, _ = socket.recv_fds(self._control, COMMAND.size, 1)
         if len(data) < COMMAND.size:
             return False
-        letter, pid = COMMAND.unpack(data)
+        letter, number = COMMAND.unpack(data)
         if letter == START:
-            self._start(socket.socket(fileno=fds[0]), inherited)
-        elif pid in self._workers:
-            self._end(pid, signal.SIGTERM if letter == TERMINATE else signal.SIGKILL)
+            self._start(number, socket.socket(fileno=fds[0]), inherited)
+        elif number in self._workers:
+            self._end(number, signal.SIGTERM if letter == TERMINATE else signal.SIGKILL)
         return True
 
-    def _start(self, connection: socket.socket, inherited: tuple[Any, ...]) -> None:
-        with connection:
-            pid = self._spawn(connection) if self._program is None else self._fork(self._program, connection, inherited)
+    def _start(self, number: int, connection: socket.socket, inherited: tuple[Any, ...]) -> None:
+        program = self._program
+        try:
+            with connection:
+                pid = self._spawn(connection) if program is None else self._fork(program, connection, inherited)
+        except OSError as error:  # such as the system's limit on processes
+            send_json(self._control, {"started": number, "failed": describe(error)})
+            return
         self._workers[pid] = {}
-        send_json(self._control, {"started": pid})
+        send_json(self._control, {"started": number, "pid": pid})
 
     def _spawn(self, connection: socket.socket) -> int:
         module = "lightning_core.rollouts.executors.worker"

@@ -5,28 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import itertools
 import json
 import os
 import signal
 import socket
 import subprocess
-from collections import deque
+import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lightning_core.capture.context import without_scope
-from lightning_core.errors import InfrastructureError
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import framed, read_json
+from lightning_core.rollouts.executors.commands import KILL, TERMINATE, CommandSender, not_started
 from lightning_core.rollouts.executors.executor import DisplacedError, ExecutorError
-from lightning_core.rollouts.executors.launcher import COMMAND, KILL, START, TERMINATE, command
+from lightning_core.rollouts.executors.launcher import command
 from lightning_core.trace import describe
 
 T = TypeVar("T")
 
 _START_SECONDS = 300.0
 """Importing an agent may load a model."""
+_FORK_SECONDS = 120.0
+"""A worker starts in milliseconds, after those that were requested before it."""
+_LAUNCHER_ENDED = "the process that starts workers ended"
 _GRACE_SECONDS = 0.5
 _EXIT_SECONDS = 5.0
 _LOW_PRIORITY = 15
@@ -41,6 +45,7 @@ class WorkerHandle:
         self._reader = reader
         self._writer = writer
         self.pid: int | None = None
+        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """Its exit code; negative: the signal that killed it."""
         self.rollouts = 0
@@ -82,9 +87,13 @@ class Pool:
         self._socket: socket.socket | None = None
         self._control: asyncio.StreamWriter | None = None
         self._ready: asyncio.Task[None] | None = None
-        self._starting: deque[asyncio.Future[int]] = deque()
+        self._commands: CommandSender | None = None
+        self._numbers = itertools.count()
+        self._starting: dict[int, WorkerHandle] = {}
+        """By the number of the start."""
         self._workers: dict[int, WorkerHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._opening: threading.Thread | None = None
         self._boots = False
         self.obstacle: str | None = None
         """Why each worker imports the agent anew; None: workers are forks of a process that has imported it."""
@@ -99,7 +108,10 @@ class Pool:
             self._launcher = subprocess.Popen(
                 line, pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL
             )
-        ours.sendall(framed(self._settings))
+        # On a thread: a large agent fills the connection until the process reads it.
+        self._opening = threading.Thread(target=_send, args=(ours, framed(self._settings)), daemon=True)
+        with without_scope():
+            self._opening.start()
         self._socket, self._control, self._ready = ours, None, None
 
     def start(self) -> asyncio.Task[WorkerHandle]:
@@ -108,22 +120,26 @@ class Pool:
 
     async def _start(self) -> WorkerHandle:
         await self.ready()
-        assert self._socket is not None
-        ours, theirs = socket.socketpair()
-        with theirs:
-            worker = WorkerHandle(*await asyncio.open_unix_connection(sock=ours, limit=1 << 20))
-            started = asyncio.get_running_loop().create_future()
-            self._starting.append(started)
-            try:
-                socket.send_fds(self._socket, [COMMAND.pack(START, 0)], [theirs.fileno()])
-            except OSError as error:
-                raise InfrastructureError(f"a worker process could not be started: {describe(error)}") from None
         try:
-            pid = worker.pid = await started
-        except BaseException:
+            ours, theirs = socket.socketpair()
+        except OSError as error:  # such as the limit on open files
+            raise not_started(describe(error)) from None
+        worker = WorkerHandle(*await asyncio.open_unix_connection(sock=ours, limit=1 << 20))
+        if self._commands is None:
+            theirs.close()
+            raise DisplacedError(_LAUNCHER_ENDED)
+        number = next(self._numbers)
+        self._starting[number] = worker
+        try:
+            self._commands.start(number, theirs, worker.started)
+            await asyncio.wait_for(worker.started, _FORK_SECONDS)
+        except BaseException as error:
             worker.hang_up()
+            if isinstance(error, TimeoutError):
+                raise not_started(f"no answer within {_FORK_SECONDS:g} s") from None
             raise
-        self._workers[pid] = worker
+        finally:
+            self._starting.pop(number, None)
         if self._boots:
             worker.send(self._settings)
         return worker
@@ -160,6 +176,8 @@ class Pool:
             task.cancel()
         for worker in self._workers.values():
             worker.hang_up()
+        if self._commands is not None:
+            self._commands.close()
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # now, not when the loop closes it
@@ -167,25 +185,15 @@ class Pool:
             self._control.close()
         elif self._socket is not None:
             self._socket.close()
-        self._socket = None
+        self._socket = self._commands = None
         if self._launcher is not None:
             # Without its runner it kills the workers and ends; not while it imports the agent.
             deadline = _EXIT_SECONDS if self._ready is not None and self._ready.done() else 0.0
-            self._stop(self._launcher, deadline)
-
-    @staticmethod
-    def _stop(launcher: subprocess.Popen[bytes], seconds: float) -> None:
-        try:
-            launcher.wait(seconds)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(launcher.pid, signal.SIGKILL)
-            launcher.wait()
+            await _stop(self._launcher, deadline)
 
     def _command(self, letter: bytes, worker: WorkerHandle) -> None:
-        if self._socket is not None and worker.pid is not None and not worker.exited.done():
-            with contextlib.suppress(OSError):  # the launcher is gone; `_lost` kills its workers
-                self._socket.sendall(COMMAND.pack(letter, worker.pid))
+        if self._commands is not None and worker.pid is not None and not worker.exited.done():
+            self._commands.end(letter, worker.pid)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         # In no rollout's scope.
@@ -195,6 +203,8 @@ class Pool:
         return task
 
     async def _connect(self) -> None:
+        if self._opening is not None:
+            await asyncio.to_thread(self._opening.join, _START_SECONDS)
         reader, self._control = await asyncio.open_unix_connection(sock=self._socket)
         try:
             message = await asyncio.wait_for(read_json(reader), _START_SECONDS)
@@ -204,7 +214,7 @@ class Pool:
             ) from None
         if message is None:
             assert self._launcher is not None
-            self._stop(self._launcher, _EXIT_SECONDS)
+            await _stop(self._launcher, _EXIT_SECONDS)
             raise ExecutorError(f"the process that imports the agent ended with {exit_text(self._launcher.returncode)}")
         if "failed" in message:
             error = failures.load(message["failed"])
@@ -212,17 +222,28 @@ class Pool:
         self.obstacle = message["obstacle"]
         self.memory = message["memory"]
         self._boots = self.obstacle is not None
+        assert self._socket is not None
+        self._commands = CommandSender(self._socket)
         self._spawn(self._listen(reader))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while (message := await read_json(reader)) is not None:
             if "started" in message:
-                started = self._starting.popleft()
-                if not started.done():
-                    started.set_result(message["started"])
+                self._started(message)
             elif (worker := self._workers.pop(message["exited"], None)) is not None:
                 worker.exited.set_result(message["status"])
         self._lost()
+
+    def _started(self, message: dict[str, Any]) -> None:
+        worker = self._starting.pop(message["started"], None)
+        if worker is None or worker.started.done():
+            return  # its start was cancelled: the worker ends itself
+        if "failed" in message:
+            worker.started.set_exception(not_started(message["failed"]))
+            return
+        worker.pid = message["pid"]
+        self._workers[message["pid"]] = worker
+        worker.started.set_result(None)
 
     def _lost(self) -> None:
         """The launcher is gone: kill its workers. The next start starts another."""
@@ -232,15 +253,33 @@ class Pool:
             worker.lost = True
             worker.exited.set_result(-signal.SIGKILL)
         self._workers.clear()
-        for started in self._starting:
-            if not started.done():
-                started.set_exception(DisplacedError("the process that starts workers ended"))
+        for worker in self._starting.values():
+            if not worker.started.done():
+                worker.started.set_exception(DisplacedError(_LAUNCHER_ENDED))
         self._starting.clear()
+        if self._commands is not None:
+            self._commands.close()
         if self._control is not None:
             self._control.close()
         if self._launcher is not None:
-            self._stop(self._launcher, 0.0)
-        self._socket = self._control = self._ready = None
+            self._spawn(_stop(self._launcher, 0.0))
+        self._socket = self._control = self._commands = self._ready = None
+
+
+def _send(connection: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # the process is gone, which its reader finds
+        connection.sendall(data)
+
+
+async def _stop(launcher: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait until the launcher has ended, and kill it after ``seconds``."""
+    try:
+        await asyncio.to_thread(launcher.wait, seconds)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(launcher.wait, _EXIT_SECONDS)
 
 
 def exit_text(code: int | None) -> str:

@@ -1,0 +1,72 @@
+"""Runs of agents by each executor, with real processes and a real endpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.chat.chat import Chat
+from lightning_core.config.sections import Rollouts
+from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.rollouts.environment import patched
+from lightning_core.rollouts.runner import Job, Rollout, Runner
+
+ROUTING = Routing(trained=frozenset({"a"}), frozen=dict.fromkeys(("planner", "writer"), "base"))
+
+
+def open_endpoint() -> Iterator[PolicyEndpoint]:
+    """An endpoint whose model always says "answer", for a fixture."""
+    backend = ScriptedBackend(lambda prompt: "answer")
+    with patched(()), PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint:
+        yield endpoint
+
+
+@contextlib.contextmanager
+def running(endpoint: PolicyEndpoint, solve: Callable[[Any], Any], **options: Any) -> Iterator[Runner]:
+    """A runner; by default of four worker processes, without retries."""
+    more = {name: options.pop(name) for name in ("reward_function", "agent_name") if name in options}
+    settings = Rollouts.model_validate(
+        {"executor": "process", "retries": 0, "concurrency": 4, "timeout_seconds": 60, **options}
+    )
+    with Runner(solve, endpoint=endpoint, settings=settings, **more) as runner:
+        yield runner
+
+
+def finish(runner: Runner, tasks: list[dict[str, Any]], **options: Any) -> list[Rollout]:
+    """The rollouts of ``tasks``."""
+    jobs = [Job(task=task, task_id=str(task["id"]), seed=n + 1) for n, task in enumerate(tasks)]
+    return runner.submit(jobs, routing=ROUTING, **options).result(120)
+
+
+def run(
+    endpoint: PolicyEndpoint, solve: Callable[[Any], Any], tasks: list[dict[str, Any]], **options: Any
+) -> list[Rollout]:
+    """The rollouts of ``tasks``, in a runner of their own."""
+    on_attempt = options.pop("on_attempt", None)
+    with running(endpoint, solve, **options) as runner:
+        return finish(runner, tasks, on_attempt=on_attempt)
+
+
+def numbered(count: int, **fields: Any) -> list[dict[str, Any]]:
+    """Tasks with the ids 0, 1, …."""
+    return [{"id": str(n), **fields} for n in range(count)]
+
+
+def exists(pid: int) -> bool:
+    """Whether the process runs; one that has ended and is not yet reaped does not."""
+    with contextlib.suppress(OSError):
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    return False
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """Fail if any of the processes still runs after 20 s."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and any(map(exists, pids)):
+        time.sleep(0.05)
+    assert [pid for pid in pids if exists(pid)] == []
