@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -220,3 +221,24 @@ def leaks(task: dict[str, Any]) -> float:
     kept = globals().setdefault("kept", [])
     kept.append(np.ones(32 << 17))  # 32 MiB
     return float(len(kept))
+
+
+def leaves_processes(task: dict[str, Any]) -> float:
+    """Leaves a child, and a process in a session of its own whose parent has ended."""
+    child = subprocess.Popen(["sleep", "3600"])
+    program = "import subprocess; print(subprocess.Popen(['sleep', '3600'], start_new_session=True, stdout=-3).pid)"
+    daemon = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True).stdout
+    with Path(task["file"]).open("a") as file:
+        file.write(f"{child.pid}\n{int(daemon)}\n")
+    if task.get("exits"):
+        os._exit(1)
+    return 1.0
+
+
+def counts_zombies(task: dict[str, Any]) -> float:
+    """The processes of earlier rollouts of this worker that nothing has waited for, and leaves one."""
+    children = Path("/proc/self/task").glob("*/children")
+    found = sum(len(path.read_text().split()) for path in children)
+    code = "import os; os._exit(0) if os.fork() else os._exit(0)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return float(found)

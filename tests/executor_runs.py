@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ def open_endpoint() -> Iterator[PolicyEndpoint]:
 
 
 @contextlib.contextmanager
-def running(endpoint: PolicyEndpoint, solve: Callable[[Any], Any], **options: Any) -> Iterator[Runner]:
+def running(endpoint: PolicyEndpoint, solve: Callable[[Any], Any], **options: Any) -> Generator[Runner]:
     """A runner; by default of four worker processes, without retries."""
     more = {name: options.pop(name) for name in ("reward_function", "agent_name") if name in options}
     settings = Rollouts.model_validate(

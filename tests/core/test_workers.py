@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 
+from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.rollouts.executors.commands import COMMAND, KILL, START, CommandSender
 from lightning_core.rollouts.executors.pool import Pool, WorkerHandle
 from lightning_core.rollouts.executors.reference import FunctionReference
 from lightning_core.rollouts.executors.worker import to_settings
-from tests.executor_runs import exists
+from tests import executor_agents as agents
+from tests.executor_runs import exists, finish, numbered, open_endpoint, run, running, wait_until_gone
+
+endpoint = pytest.fixture(open_endpoint)
 
 NUMBER = to_settings(FunctionReference(name="tests.executor_agents:number"), None, frozenset())
 
@@ -63,6 +67,26 @@ def test_more_starts_at_once_than_the_connection_holds_reach_their_workers() -> 
         return workers
 
     assert len(with_pool(use)) == 320
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
+@pytest.mark.parametrize("exits", [False, True])
+def test_what_a_rollout_leaves_running_is_ended_when_it_ends(
+    endpoint: PolicyEndpoint, tmp_path: Path, exits: bool
+) -> None:
+    file = tmp_path / "pids"
+    with running(endpoint, agents.leaves_processes, concurrency=1) as runner:
+        rollouts = finish(runner, numbered(3, file=str(file), exits=exits))
+        assert {r.status for r in rollouts} == {"infrastructure" if exits else "ok"}
+        pids = [int(line) for line in file.read_text().splitlines()]
+        assert len(pids) == 6
+        wait_until_gone(pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
+def test_processes_that_have_ended_do_not_add_up(endpoint: PolicyEndpoint) -> None:
+    rollouts = run(endpoint, agents.counts_zombies, numbered(5), concurrency=1)
+    assert [r.reward for r in rollouts] == [0.0] * 5
 
 
 def test_a_start_that_is_cancelled_or_fails_takes_no_worker_of_another() -> None:

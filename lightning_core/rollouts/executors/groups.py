@@ -1,11 +1,11 @@
-"""Ends a process with all that it started."""
+"""Finds and ends processes with all that they started. Without ``/proc``, only the members of a process group are found."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,8 @@ class _Process:
     parent: int
     group: int
     started: int
+    ended: bool
+    """It waits for its parent to read its exit code."""
 
 
 def end_group(pid: int, number: signal.Signals, others: Processes | None = None) -> Processes:
@@ -25,28 +27,54 @@ def end_group(pid: int, number: signal.Signals, others: Processes | None = None)
 
     ``others``: what an earlier call returned. A process whose parent has ended since is no longer found as a descendant.
     """
-    found = _descendants(pid, others or {})
+    running = _running()
+    known = [o for o, started in (others or {}).items() if o in running and running[o].started == started]
+    found = {
+        other: running[other].started
+        for other in (*known, *_descendants(running, [*known, pid]))
+        if other in known or running[other].group != pid
+    }
     # The group last: this process may be in it.
-    for send, target in (*((os.kill, other) for other in found), (os.killpg, pid)):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            send(target, number)
+    _signal(found, number)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
     return found
 
 
-def _descendants(pid: int, others: Processes) -> Processes:
-    """The descendants of ``pid`` and of ``others``, and these, outside its process group; empty on systems without ``/proc``."""
-    running = _running()
+def descendants(*, but: Collection[int] = ()) -> Processes:
+    """The descendants of this process that run, without those in ``but`` and what these started. Reaps children that have ended."""
+    me, running = os.getpid(), _running()
+    for pid, process in running.items():
+        if process.parent == me and process.ended and pid not in but:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+    return {pid: running[pid].started for pid in _descendants(running, [me], but) if not running[pid].ended}
+
+
+def end_descendants(*, but: Collection[int] = ()) -> bool:
+    """Kill `descendants`. Returns whether there were any."""
+    found = descendants(but=but)
+    _signal(found, signal.SIGKILL)
+    return bool(found)
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _descendants(running: Mapping[int, _Process], of: Iterable[int], but: Collection[int] = ()) -> list[int]:
     children: dict[int, list[int]] = {}
     for child, process in running.items():
-        children.setdefault(process.parent, []).append(child)
-    todo = [other for other, started in others.items() if other in running and running[other].started == started]
-    found = {other: running[other].started for other in todo}
-    todo.append(pid)
+        if child not in but:
+            children.setdefault(process.parent, []).append(child)
+    found: list[int] = []
+    todo = list(of)
     while todo:
-        for child in children.get(todo.pop(), ()):
-            todo.append(child)
-            if running[child].group != pid:
-                found[child] = running[child].started
+        own = children.pop(todo.pop(), [])
+        found += own
+        todo += own
     return found
 
 
@@ -56,7 +84,9 @@ def _running() -> dict[int, _Process]:
         try:
             # After the name in parentheses, which may have any characters: state, parent, group, …, start time.
             fields = path.read_text(errors="replace").rpartition(")")[2].split()
-            found[int(path.parent.name)] = _Process(int(fields[1]), int(fields[2]), int(fields[19]))
+            found[int(path.parent.name)] = _Process(
+                int(fields[1]), int(fields[2]), int(fields[19]), fields[0] in ("Z", "X")
+            )
         except (OSError, ValueError, IndexError):
             continue
     return found

@@ -21,6 +21,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,12 @@ from typing import Any
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import receive_bytes, send_json
 from lightning_core.rollouts.executors.commands import COMMAND, START, TERMINATE
-from lightning_core.rollouts.executors.groups import Processes, end_group
+from lightning_core.rollouts.executors.groups import Processes, descendants, end_descendants, end_group
+from lightning_core.rollouts.executors.leftovers import adopt_orphans
 from lightning_core.rollouts.executors.worker import Program, memory_bytes, work
 from lightning_core.trace import describe
+
+_ENDING_SECONDS = 2.0
 
 _CHILD = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; main(int(sys.argv[2]))"
 
@@ -56,16 +60,20 @@ class Launcher:
         self._settings = settings
         self._workers: dict[int, Processes] = {}
         """Each worker, and what it had started in other groups when it got the signal to end."""
+        self._own: Processes = {}
+        """What the import of the agent has started."""
         self._program: Program | None = None
 
     def serve(self) -> None:
         """Import the agent, then start and end workers until the runner is gone."""
         before = _open_files(), _native_threads()
+        adopt_orphans()
         try:
             program = Program.load(self._settings)
         except BaseException as error:  # noqa: BLE001 - the agent's module is user code
             send_json(self._control, {"failed": failures.dump(error)})
             return
+        self._own = descendants()
         obstacle = _why_not_fork(*before)
         if obstacle is None:
             self._program = program
@@ -95,6 +103,10 @@ class Launcher:
                 signal.set_wakeup_fd(-1)  # its socket is closed while workers still end
                 for pid in self._workers:
                     self._end(pid, signal.SIGKILL)
+                # Processes that start while they are searched for are found by another search.
+                deadline = time.monotonic() + _ENDING_SECONDS
+                while end_descendants() and time.monotonic() < deadline:
+                    time.sleep(0.01)
 
     def _end(self, pid: int, number: signal.Signals) -> None:
         self._workers[pid] = end_group(pid, number, self._workers[pid])
@@ -153,20 +165,26 @@ class Launcher:
             os._exit(code)
 
     def _reap(self) -> None:
-        """Report workers that ended, and end what they left in their groups."""
-        while True:
-            try:
-                # Its number stays its own until it is reaped.
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if ended is None:
-                return
-            if ended.si_pid in self._workers:
-                self._end(ended.si_pid, signal.SIGKILL)
-            _, status = os.waitpid(ended.si_pid, 0)
-            if self._workers.pop(ended.si_pid, None) is not None:
-                send_json(self._control, {"exited": ended.si_pid, "status": os.waitstatus_to_exitcode(status)})
+        """Report workers that ended, and end what they left running."""
+        workers = 0
+        while (ended := _ended_child()) is not None:
+            if ended in self._workers:
+                self._end(ended, signal.SIGKILL)
+                workers += 1
+            _, status = os.waitpid(ended, 0)
+            if self._workers.pop(ended, None) is not None:
+                send_json(self._control, {"exited": ended, "status": os.waitstatus_to_exitcode(status)})
+        if workers:
+            end_descendants(but={*self._workers, *self._own})
+
+
+def _ended_child() -> int | None:
+    """A child that has ended. Its number stays its own until it is reaped."""
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if ended is None else ended.si_pid
 
 
 def _why_not_fork(files: dict[int, str], threads: int) -> str | None:

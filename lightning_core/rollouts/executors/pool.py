@@ -21,6 +21,7 @@ from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import framed, read_json
 from lightning_core.rollouts.executors.commands import KILL, TERMINATE, CommandSender, not_started
 from lightning_core.rollouts.executors.executor import DisplacedError, ExecutorError
+from lightning_core.rollouts.executors.groups import end_group
 from lightning_core.rollouts.executors.launcher import command
 from lightning_core.trace import describe
 
@@ -247,9 +248,8 @@ class Pool:
 
     def _lost(self) -> None:
         """The launcher is gone: kill its workers. The next start starts another."""
-        for pid, worker in self._workers.items():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+        self._spawn(asyncio.to_thread(_kill, list(self._workers)))
+        for worker in self._workers.values():
             worker.lost = True
             worker.exited.set_result(-signal.SIGKILL)
         self._workers.clear()
@@ -269,6 +269,11 @@ class Pool:
 def _send(connection: socket.socket, data: bytes) -> None:
     with contextlib.suppress(OSError):  # the process is gone, which its reader finds
         connection.sendall(data)
+
+
+def _kill(workers: list[int]) -> None:
+    for pid in workers:
+        end_group(pid, signal.SIGKILL)
 
 
 async def _stop(launcher: subprocess.Popen[bytes], seconds: float) -> None:

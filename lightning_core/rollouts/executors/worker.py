@@ -40,14 +40,15 @@ from lightning_core.errors import text_of
 from lightning_core.rollouts.containment import AgentExit, contained
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import receive_bytes, send_json
-from lightning_core.rollouts.executors.groups import end_group
+from lightning_core.rollouts.executors.groups import Processes, end_group
+from lightning_core.rollouts.executors.leftovers import adopt_orphans, any_left, processes
 from lightning_core.rollouts.executors.reference import FunctionReference
 from lightning_core.trace import REWARD_FUNCTION
 
 _TOOL_THREADS = 256
 _MAX_SHOWN = 300
 _ENDING_SECONDS = 0.05
-"""How long threads may take to end after their rollout."""
+"""How long threads and processes may take to end after their rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +105,7 @@ def work(program: Program, connection: socket.socket) -> None:
     """Run rollouts until the runner is gone."""
     with contextlib.suppress(OSError, ValueError):
         faulthandler.enable(all_threads=False)
+    adopt_orphans()
     Worker(program, connection).serve()
 
 
@@ -140,7 +142,7 @@ class Worker:
         given: WorkMessage = pickle.loads(data)
         given.scope.run.task = given.task
         self._restore(given.seed)
-        before = set(threading.enumerate())
+        before = set(threading.enumerate()), processes()
         ended: dict[str, Any] = {}
         try:
             # Leaving the scope sends what is still to be recorded.
@@ -155,17 +157,17 @@ class Worker:
         if self._tools is not None:
             self._tools.shutdown(wait=False)
             self._tools = None
-        return {"ended": ended, "memory": memory_bytes(), "left": self._left_running(before)}
+        return {"ended": ended, "memory": memory_bytes(), "left": self._left_running(*before)}
 
-    def _left_running(self, before: set[threading.Thread]) -> bool:
-        """Whether the rollout left threads or tasks of its own, which would run during later rollouts."""
+    def _left_running(self, before: set[threading.Thread], processes_before: Processes) -> bool:
+        """Whether the rollout left tasks, threads or processes of its own, which would run during later rollouts."""
         if self._used_loop and asyncio.all_tasks(self._loop.get_loop()):
             return True
         new = [t for t in threading.enumerate() if t not in before and t.name != RECORDS_THREAD]
         deadline = time.monotonic() + _ENDING_SECONDS
         for thread in new:
             thread.join(max(deadline - time.monotonic(), 0.0))
-        return any(thread.is_alive() for thread in new)
+        return any(thread.is_alive() for thread in new) or any_left(processes_before, deadline)
 
     def _solve(self, given: WorkMessage) -> dict[str, Any]:
         try:
