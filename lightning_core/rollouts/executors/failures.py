@@ -1,7 +1,7 @@
-"""Exceptions as plain data, to carry them from one process to another.
+"""Exceptions of agents as plain data, to carry them to the runner from another process or thread.
 
-Pickling runs the code of the exception's class, in a process that runs no code of agents, and fails for many. Plain data has
-the names and texts. The exception that is made from it has the same name and text, and is an instance of the nearest class that is
+The runner's loop runs no code of agents, such as ``__str__`` of an exception's class or what unpickling calls. Plain data has the names and
+texts. The exception that is made from it has the same name and text, and is an instance of the nearest class that is
 Python's or Lightning's own.
 """
 
@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import builtins
 import traceback
-from functools import cache
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 from lightning_core import errors
-from lightning_core.errors import text_of
+from lightning_core.errors import TimeLimitError, text_of
 from lightning_core.rollouts.containment import chain
 
 _MAX_TEXT = 4_000
 _MAX_CHAIN = 20
+_MAX_NAMES = 50
+_MAX_NAME = 200
 _SPECIAL = (StopIteration, StopAsyncIteration, BaseExceptionGroup, MemoryError)
 """A coroutine cannot raise the first two, and the others have no subclasses that are made from a text."""
+_TIME_LIMIT = f"{TimeLimitError.__module__}.{TimeLimitError.__qualname__}"
+"""Only executors raise it. One that an agent raises is the agent's own failure."""
 _MODULES = {"builtins": builtins, "lightning_core.errors": errors}
 
 
 class CarriedError(Exception):
-    """An exception of another process. Its class has the name of the original one."""
+    """An exception of an agent. Its class has the name of the original one."""
 
     names: tuple[str, ...] = ()
     """The original class and its bases, as ``module.name``."""
@@ -54,12 +58,17 @@ def load(data: dict[str, Any]) -> CarriedError:
     """The exception that `dump` wrote, raised from the same chain."""
     error: CarriedError | None = None
     for item in reversed(data["chain"]):
-        outer = _make(tuple(item["names"]), item["text"])
+        outer = _make(tuple(_name(name) for name in item["names"][:_MAX_NAMES]), item["text"])
         outer.__cause__ = error
         error = outer
     assert error is not None
     error.traceback_text = data["traceback"]
     return error
+
+
+def _name(name: str) -> str:
+    """A name that a class can have: agents choose them."""
+    return text_of(name)[:_MAX_NAME].replace("\0", "")
 
 
 def _text(error: BaseException) -> str:
@@ -77,9 +86,10 @@ def _make(names: tuple[str, ...], text: str) -> CarriedError:
     return error
 
 
-@cache
+@lru_cache(maxsize=256)
 def _class(names: tuple[str, ...]) -> type[CarriedError]:
-    base = next(filter(None, map(_known, names)), Exception)
+    known = () if _TIME_LIMIT in names else map(_known, names)
+    base = next(filter(None, known), Exception)
     bases = (CarriedError,) if base is Exception else (CarriedError, base)
     module, _, name = names[0].rpartition(".")
     return type(name, bases, {"names": names, "__module__": module})
