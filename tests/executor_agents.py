@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import numpy as np
 
 from lightning_core import reward, trainable
 from lightning_core.capture import scope
+from lightning_core.errors import TimeLimitError
 from tests import faulty_agents
 from tests.faulty_agents import ask, ask_async
 
@@ -242,3 +243,57 @@ def counts_zombies(task: dict[str, Any]) -> float:
     code = "import os; os._exit(0) if os.fork() else os._exit(0)"
     subprocess.run([sys.executable, "-c", code], check=True)
     return float(found)
+
+
+def raises_time_limit(task: dict[str, Any]) -> float:
+    """Raises the error of Lightning's own time limit."""
+    if task["id"] == "1":
+        raise TimeLimitError(5)
+    return 1.0
+
+
+class Waits:
+    """Its methods wait until ``released``, for at most 20 s."""
+
+    began, released = threading.Event(), threading.Event()
+
+    def __repr__(self) -> str:
+        self.began.set()
+        return "released" if self.released.wait(20) else "blocked"
+
+
+def returns_what_waits(task: dict[str, Any]) -> Any:
+    """The first result is shown when the third rollout runs, which waits for the end of the second."""
+    if task["id"] == "0":
+        return Waits()
+    if task["id"] == "1":
+        Waits.began.wait(60)
+    else:
+        Waits.released.set()
+    return 1.0
+
+
+class Copied:
+    """A part of a task: copying or pickling the first one waits for the second."""
+
+    found: ClassVar[list[bool]] = []
+    released = threading.Event()
+
+    def __init__(self, number: int, step: str) -> None:
+        self.number = number
+        self.step = step
+
+    def __deepcopy__(self, memo: object) -> Copied:
+        if self.step == "copy":
+            self.wait()
+        return self
+
+    def __reduce__(self) -> Any:
+        if self.step == "pickle":
+            self.wait()
+        return (Copied, (self.number, ""))
+
+    def wait(self) -> None:
+        if self.number == 1:
+            self.released.set()
+        self.found.append(self.released.wait(20))

@@ -43,7 +43,8 @@ from lightning_core.records.ledger import general_reason
 from lightning_core.records.store import Status
 from lightning_core.rollouts.executors.choose import choose_executor
 from lightning_core.rollouts.executors.executor import Assignment, DisplacedError, ExecutorError, Returned
-from lightning_core.rollouts.outcome import Evidence, classify
+from lightning_core.rollouts.executors.off_loop import SECONDS, off_loop
+from lightning_core.rollouts.outcome import Evidence, Outcome, classify
 from lightning_core.rollouts.slots import Slot, Slots
 from lightning_core.rollouts.tasks import Task
 from lightning_core.trace import TRAINED, SpanRecord, Trace, check_reward, describe, spans_to_trace
@@ -228,7 +229,7 @@ class Runner:
 
         The scope outlives the endpoint's session, so every call gets its span.
         """
-        task = _own_copy(job)
+        task, scored_task = await _own_copies(job, 1 + self._has_reward_function)
         key = self._endpoint.new_key()
         started = time.monotonic()
         error: Exception | None = None
@@ -250,7 +251,7 @@ class Runner:
                 slot.end()
                 work = Assignment(
                     task=task,
-                    scored_task=_own_copy(job) if self._has_reward_function else None,
+                    scored_task=scored_task,
                     seed=job.seed + attempt,
                     limit=self._settings.timeout_seconds,
                     started=partial(slot.begin, partial(self._endpoint.silence, key)),
@@ -274,7 +275,7 @@ class Runner:
             verdict = "repeat"
         assert run is not None
         trace, spans, unreadable = _read_trace(run)
-        outcome = classify(
+        outcome = _classify(
             Evidence(
                 error=error,
                 calls=trace.calls,
@@ -334,15 +335,37 @@ def _score(returned: Returned) -> Any:
     raise InfrastructureError(f"the reward function raised {describe(error)}") from error
 
 
-def _own_copy(job: Job) -> Task:
-    """A copy of the task that shares nothing with it, so that an agent cannot change the task of other rollouts."""
+async def _own_copies(job: Job, count: int) -> tuple[Task, Task | None]:
+    """One or two copies of the task, which share nothing with it, so that an agent cannot change the task of other rollouts."""
     try:
-        return copy.deepcopy(job.task)
-    except Exception as error:
+        task, scored_task, why = await off_loop(lambda: _copies(job.task, count))
+    except TimeoutError:
+        task, scored_task, why = None, None, f"it took more than {SECONDS:g} s"
+    if task is None:
         raise ConfigError(
-            f"task {job.task_id!r} cannot be copied ({describe(error)}), and every rollout gets its own copy. Use plain data in tasks, "
+            f"task {job.task_id!r} cannot be copied ({why}), and every rollout gets its own copy. Use plain data in tasks, "
             "and create files, locks and connections in the agent"
-        ) from error
+        )
+    return task, scored_task
+
+
+def _copies(task: Task, count: int) -> tuple[Task | None, Task | None, str]:
+    """The copies, or None and why there are none."""
+    try:
+        return copy.deepcopy(task), copy.deepcopy(task) if count > 1 else None, ""
+    except BaseException as error:  # noqa: BLE001 - copying runs the objects' own code
+        return None, None, describe(error)
+
+
+def _classify(evidence: Evidence) -> Outcome:
+    """`classify`. Raises nothing: the other rollouts of the batch go on."""
+    try:
+        return classify(evidence)
+    except Exception as error:
+        logger.exception("the outcome of an attempt could not be decided")
+        return Outcome(
+            status="infrastructure", error=f"the outcome could not be decided: {describe(error)}", retry=True
+        )
 
 
 def _untrained(rollout: Rollout) -> Rollout:

@@ -34,7 +34,7 @@ class Returned:
     """The result of an agent that returned."""
 
     result: Any
-    """What the agent returned. From another process: a number, None, or a `Shown`."""
+    """What the agent returned: a number, None, or a `Shown`. None if there is a reward function."""
     score: Any = None
     """What the reward function returned, if there is one and it did not fail."""
     score_error: Exception | None = None
@@ -51,8 +51,8 @@ class Executor(Protocol):
     async def call(self, work: Assignment) -> Returned:
         """Run the agent in the current scope.
 
-        Raises what the agent raised, `TimeLimitError` at the time limit, `InfrastructureError` if its process ended, and
-        `DisplacedError` if the rollout must be repeated for a reason that lies in another rollout.
+        Raises what the agent raised (as a `CarriedError`), `TimeLimitError` at the time limit, `InfrastructureError` if its process
+        ended, and `DisplacedError` if the rollout must be repeated for a reason that lies in another rollout.
         """
         ...
 
@@ -65,13 +65,17 @@ class ExecutorError(ConfigError):
     """Worker processes cannot import the agent, or cannot be sent a task. Stops the run."""
 
 
+class TaskError(ExecutorError):
+    """A worker process cannot be sent this task."""
+
+
 class DisplacedError(InfrastructureError):
     """The rollout was ended for a reason that lies in another rollout. It is repeated, and not counted as a retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Stands for an object of another process; its repr is that object's, shortened."""
+    """Stands for an object of an agent; its repr is that object's, shortened."""
 
     text: str
 

@@ -12,13 +12,14 @@ import inspect
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from lightning_core.capture import aside, bind
 from lightning_core.capture.context import without_scope
 from lightning_core.errors import TimeLimitError
 from lightning_core.rollouts.containment import AgentExit, contained
+from lightning_core.rollouts.executors import failures, results
 from lightning_core.rollouts.executors.executor import Agent, Assignment, DisplacedError, Returned, Scorer, no_score
 from lightning_core.rollouts.executors.tool_threads import ToolThreads
 from lightning_core.trace import REWARD_FUNCTION
@@ -56,7 +57,7 @@ class InProcessExecutor:
         work.started(lambda: None)
         result = await self._run(work)
         if self._reward is None:
-            return Returned(result=result)
+            return Returned(result=result)  # shown already
         reward = self._reward
 
         def score() -> Any:
@@ -64,25 +65,33 @@ class InProcessExecutor:
                 return reward(work.scored_task, result)
 
         try:
-            scored = await _within(work.limit, on_thread(score))
+            scored = await _within(work.limit, on_thread(lambda: _carry(score, _shown)))
         except TimeLimitError:
-            return Returned(result=result, score_error=no_score(work.limit))
+            return Returned(result=None, score_error=no_score(work.limit))
         except Exception as error:  # noqa: BLE001 - the caller decides what it means
-            return Returned(result=result, score_error=error)
-        return Returned(result=result, score=scored)
+            return Returned(result=None, score_error=error)
+        return Returned(result=None, score=scored)
 
     async def _run(self, work: Assignment) -> Any:
+        """What the agent returned; as it is shown if no reward function gets it."""
+        convert = _shown if self._reward is None else _unchanged
         deadline = asyncio.get_running_loop().time() + work.limit
         if self._own_threads:
-            return await _within(work.limit, on_thread(lambda: _run_here(self._solve, work)))
+            return await _within(work.limit, on_thread(lambda: _carry(lambda: _run_here(self._solve, work), convert)))
         if inspect.iscoroutinefunction(self._solve):
-            return await self._on_loop(bind(self._solve)(work.task), work)
+            return await self._on_loop(_carry_async(bind(self._solve)(work.task), convert), work)
         solve = bind(self._solve)
-        result = await _within(work.limit, on_thread(lambda: solve(work.task)))
-        if not inspect.isawaitable(result):
+
+        def start() -> tuple[Any, bool]:
+            result = solve(work.task)
+            waits = inspect.isawaitable(result)
+            return (result if waits else convert(result)), waits
+
+        result, waits = await _within(work.limit, on_thread(lambda: _carry(start, _unchanged)))
+        if not waits:
             return result
         left = deadline - asyncio.get_running_loop().time()
-        return await self._on_loop(_as_coroutine(result), work, left)
+        return await self._on_loop(_carry_async(result, convert), work, left)
 
     async def _on_loop(self, coroutine: Coroutine[Any, Any, Any], work: Assignment, left: float | None = None) -> Any:
         if self._shared is None or self._shared.abandoned:
@@ -228,10 +237,9 @@ def _settle(
             # By the agent itself: the runner waits for no agent that it has cancelled.
             future.set_exception(AgentExit("the agent cancelled its task"))
         else:
-            # A future cannot carry StopIteration.
-            future.set_exception(
-                RuntimeError(f"the agent raised {error!r}") if isinstance(error, StopIteration) else error
-            )
+            # Others would end the runner's loop. What agents raise is an `Exception`: see `contained`.
+            usable = isinstance(error, Exception)
+            future.set_exception(error if usable else RuntimeError(f"the agent raised {type(error).__name__}"))
 
     try:
         runner.call_soon_threadsafe(settle)
@@ -247,6 +255,31 @@ def _run_here(solve: Agent, work: Assignment) -> Any:
     with asyncio.Runner() as runner:
         runner.get_loop().set_default_executor(ToolThreads(work.limit))
         return runner.run(_as_coroutine(result), context=contextvars.copy_context())
+
+
+def _carry(function: Callable[[], Any], convert: Callable[[Any], Any]) -> Any:
+    """What ``function`` returns, converted. Raises a `CarriedError`. Runs on a thread of the agent, whose code both steps run."""
+    try:
+        return convert(function())
+    except Exception as error:  # noqa: BLE001 - raised below, without this one as its context
+        carried = failures.load(failures.dump(error))
+    raise carried
+
+
+async def _carry_async(work: Awaitable[Any], convert: Callable[[Any], Any]) -> Any:
+    try:
+        return convert(await work)
+    except Exception as error:  # noqa: BLE001 - as above
+        carried = failures.load(failures.dump(error))
+    raise carried
+
+
+def _shown(value: Any) -> Any:
+    return results.load(results.dump(value))
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 async def _as_coroutine(awaitable: Any) -> Any:

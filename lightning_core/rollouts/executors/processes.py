@@ -13,15 +13,15 @@ from lightning_core.capture.marks import register_mark
 from lightning_core.capture.run import Run
 from lightning_core.capture.scope import current_run
 from lightning_core.errors import InfrastructureError, TimeLimitError
-from lightning_core.rollouts.executors import failures
+from lightning_core.rollouts.executors import failures, results
 from lightning_core.rollouts.executors.executor import (
     Assignment,
     DisplacedError,
-    ExecutorError,
     Returned,
-    Shown,
+    TaskError,
     no_score,
 )
+from lightning_core.rollouts.executors.off_loop import SECONDS, off_loop
 from lightning_core.rollouts.executors.pool import Pool, WorkerHandle, exit_text
 from lightning_core.rollouts.executors.worker import WorkMessage
 from lightning_core.trace import describe
@@ -57,15 +57,16 @@ class ProcessExecutor:
         """See `Executor.call`."""
         run = current_run()
         assert run is not None, "the runner calls it in the scope of the rollout"
+        message = WorkMessage(scope=child_scope(), task=work.task, scored_task=work.scored_task, seed=work.seed)
         try:
-            data = pickle.dumps(
-                WorkMessage(scope=child_scope(), task=work.task, scored_task=work.scored_task, seed=work.seed)
-            )
-        except Exception as error:  # noqa: BLE001 - pickling runs the objects' own code
-            raise ExecutorError(
-                f"task {run.task_id!r} cannot be sent to a worker process: {describe(error)}. Use plain values, or set "
+            data, why = await off_loop(lambda: _pickle(message))
+        except TimeoutError:
+            data, why = None, f"pickling it took more than {SECONDS:g} s"
+        if data is None:
+            raise TaskError(
+                f"task {run.task_id!r} cannot be sent to a worker process: {why}. Use plain values, or set "
                 "rollouts.executor to task or thread"
-            ) from None
+            )
         room = await self._room()
         async with room:
             return await self._call(work, data, run)
@@ -107,8 +108,8 @@ class ProcessExecutor:
                 raise error
             failed = ended.get("score_raised")
             return Returned(
-                result=_value(ended["result"]),
-                score=_value(ended.get("score")),
+                result=results.load(ended.get("result")),
+                score=results.load(ended.get("score")),
                 score_error=None if failed is None else failures.load(failed),
             )
         finally:
@@ -161,10 +162,12 @@ class ProcessExecutor:
         )
 
 
-def _value(data: dict[str, Any] | None) -> Any:
-    if data is None:
-        return None
-    return data["plain"] if "plain" in data else Shown(data["shown"])
+def _pickle(message: WorkMessage) -> tuple[bytes | None, str]:
+    """The pickled message, or None and why there is none."""
+    try:
+        return pickle.dumps(message), ""
+    except BaseException as error:  # noqa: BLE001 - pickling runs the objects' own code
+        return None, describe(error)
 
 
 def _machine_memory() -> float:

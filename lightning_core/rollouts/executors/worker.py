@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +35,8 @@ from lightning_core.capture.children.scope import ChildScope
 from lightning_core.capture.children.sender import RECORDS_THREAD
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.process_patches import ensure_patched
-from lightning_core.errors import text_of
 from lightning_core.rollouts.containment import AgentExit, contained
-from lightning_core.rollouts.executors import failures
+from lightning_core.rollouts.executors import failures, results
 from lightning_core.rollouts.executors.channel import receive_bytes, send_json
 from lightning_core.rollouts.executors.groups import Processes, end_group
 from lightning_core.rollouts.executors.leftovers import adopt_orphans, any_left, processes
@@ -46,7 +44,6 @@ from lightning_core.rollouts.executors.reference import FunctionReference
 from lightning_core.trace import REWARD_FUNCTION
 
 _TOOL_THREADS = 256
-_MAX_SHOWN = 300
 _ENDING_SECONDS = 0.05
 """How long threads and processes may take to end after their rollout."""
 
@@ -178,16 +175,17 @@ class Worker:
             self._end_copy(error)
             return {"raised": failures.dump(error)}
         self._end_copy(None)
-        ended = {"result": _plain(result)}
-        if self._program.reward is not None:
-            send_json(self._connection, {"scoring": True})
-            try:
-                with aside(REWARD_FUNCTION):
-                    ended["score"] = _plain(self._program.reward(given.scored_task, result))
-            except BaseException as error:  # noqa: BLE001 - as above
-                self._end_copy(error)
-                ended["score_raised"] = failures.dump(error)
-            self._end_copy(None)
+        if self._program.reward is None:
+            return {"result": results.dump(result)}
+        ended: dict[str, Any] = {}
+        send_json(self._connection, {"scoring": True})
+        try:
+            with aside(REWARD_FUNCTION):
+                ended["score"] = results.dump(self._program.reward(given.scored_task, result))
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._end_copy(error)
+            ended["score_raised"] = failures.dump(error)
+        self._end_copy(None)
         return ended
 
     def _end_copy(self, error: BaseException | None) -> None:
@@ -223,6 +221,7 @@ async def _as_coroutine(awaitable: Any) -> Any:
     return await awaitable
 
 
+<<<<<<< HEAD
 def _exit_code(error: BaseException) -> int:
     cause = error.__cause__ if isinstance(error, AgentExit) else error
     if not isinstance(cause, SystemExit):
@@ -240,6 +239,8 @@ def _plain(value: Any) -> dict[str, Any]:
     return {"shown": text_of(value, repr)[:_MAX_SHOWN]}
 
 
+=======
+>>>>>>> 279231b (Copy, pickle and show values of agents off the runner's loop)
 def memory_bytes() -> int:
     """The memory of this process without that of files, in bytes; 0 on systems without ``/proc``."""
     with contextlib.suppress(OSError, ValueError):

@@ -1,0 +1,31 @@
+"""Results of agents and reward functions as plain data: converting them runs code of the agent, which the runner never does."""
+
+from __future__ import annotations
+
+import contextlib
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from lightning_core.errors import text_of
+from lightning_core.rollouts.executors.executor import Shown
+
+_MAX_SHOWN = 300
+
+
+def dump(value: Any) -> dict[str, Any]:
+    """``value`` as JSON: a number, null, or its repr."""
+    if value is None or isinstance(value, bool):
+        return {"plain": value}
+    if isinstance(value, (Real, np.bool_)):
+        with contextlib.suppress(Exception):
+            return {"plain": float(value)}
+    return {"shown": text_of(value, repr)[:_MAX_SHOWN]}
+
+
+def load(data: dict[str, Any] | None) -> Any:
+    """The number, None or `Shown` that `dump` wrote; None for None."""
+    if data is None:
+        return None
+    return data["plain"] if "plain" in data else Shown(data["shown"])
