@@ -10,7 +10,15 @@ from typing import Any
 from lightning_core.capture.integration import installed_integrations
 from lightning_core.config.sections import Rollouts
 from lightning_core.errors import ConfigError
-from lightning_core.rollouts.executors.executor import Agent, Assignment, Executor, ExecutorError, Returned, Scorer
+from lightning_core.rollouts.executors.executor import (
+    Agent,
+    Assignment,
+    Executor,
+    ExecutorError,
+    Returned,
+    Scorer,
+    TaskError,
+)
 from lightning_core.rollouts.executors.in_process import InProcessExecutor
 from lightning_core.rollouts.executors.processes import ProcessExecutor
 from lightning_core.rollouts.executors.reference import reference
@@ -57,7 +65,7 @@ def choose_executor(
 
 
 class FallbackExecutor:
-    """Worker processes, or this process if they cannot import the agent or get a task."""
+    """Worker processes, or this process: for all rollouts if they cannot import the agent, for one if its task cannot be sent."""
 
     def __init__(self, first: Executor, second: Executor) -> None:
         self._first = first
@@ -78,6 +86,8 @@ class FallbackExecutor:
         if not self._failed:
             try:
                 return await self._first.call(work)
+            except TaskError as error:
+                logger.warning("one rollout runs in this process, without protection from crashes and hangs: %s", error)
             except ExecutorError as error:
                 if not self._failed:
                     _log_fallback(error)
