@@ -221,7 +221,6 @@ async def _as_coroutine(awaitable: Any) -> Any:
     return await awaitable
 
 
-<<<<<<< HEAD
 def _exit_code(error: BaseException) -> int:
     cause = error.__cause__ if isinstance(error, AgentExit) else error
     if not isinstance(cause, SystemExit):
@@ -229,18 +228,6 @@ def _exit_code(error: BaseException) -> int:
     return cause.code if isinstance(cause.code, int) else int(cause.code is not None)
 
 
-def _plain(value: Any) -> dict[str, Any]:
-    """``value`` as JSON: a number, null, or its repr."""
-    if value is None or isinstance(value, bool):
-        return {"plain": value}
-    if isinstance(value, (Real, np.bool_)):
-        with contextlib.suppress(Exception):
-            return {"plain": float(value)}
-    return {"shown": text_of(value, repr)[:_MAX_SHOWN]}
-
-
-=======
->>>>>>> 279231b (Copy, pickle and show values of agents off the runner's loop)
 def memory_bytes() -> int:
     """The memory of this process without that of files, in bytes; 0 on systems without ``/proc``."""
     with contextlib.suppress(OSError, ValueError):
