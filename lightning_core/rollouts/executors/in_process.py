@@ -275,7 +275,8 @@ async def _carry_async(work: Awaitable[Any], convert: Callable[[Any], Any]) -> A
 
 
 def _shown(value: Any) -> Any:
-    return results.load(results.dump(value))
+    plain = value is None or type(value) in (bool, int, float)
+    return value if plain else results.load(results.dump(value))
 
 
 def _unchanged(value: Any) -> Any:

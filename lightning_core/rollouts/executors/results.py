@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 from numbers import Real
 from typing import Any
 
@@ -19,8 +19,12 @@ def dump(value: Any) -> dict[str, Any]:
     if value is None or isinstance(value, bool):
         return {"plain": value}
     if isinstance(value, (Real, np.bool_)):
-        with contextlib.suppress(Exception):
+        try:
             return {"plain": float(value)}
+        except OverflowError:  # an integer or a fraction beyond float64
+            return {"plain": math.inf}
+        except Exception:  # noqa: BLE001 - code of the agent
+            return {"shown": text_of(value, repr)[:_MAX_SHOWN]}
     return {"shown": text_of(value, repr)[:_MAX_SHOWN]}
 
 
