@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import pickle
 from typing import Any
 
@@ -21,6 +19,7 @@ from lightning_core.rollouts.executors.executor import (
     TaskError,
     no_score,
 )
+from lightning_core.rollouts.executors.machine import memory, processors
 from lightning_core.rollouts.executors.off_loop import SECONDS, off_loop
 from lightning_core.rollouts.executors.pool import Pool, WorkerHandle, exit_text
 from lightning_core.rollouts.executors.worker import WorkMessage
@@ -41,9 +40,9 @@ class ProcessExecutor:
         self._fresh = fresh
         self._idle: list[WorkerHandle] = []
         self._spares: set[asyncio.Task[WorkerHandle]] = set()
-        self._spare_count = min(concurrency, os.cpu_count() or 1) if fresh else 0
+        self._spare_count = min(concurrency, processors()) if fresh else 0
         self._limit: asyncio.Semaphore | None = None
-        self._growth = _MEMORY_SHARE * _machine_memory() / concurrency
+        self._growth = _MEMORY_SHARE * memory() / concurrency
 
     def open(self) -> None:
         """See `Executor.open`."""
@@ -77,7 +76,7 @@ class ProcessExecutor:
         if self._limit is None:
             most = _UNLIMITED
             if self._pool.obstacle is not None and self._pool.memory:
-                most = max(int(_IMPORTED_SHARE * _machine_memory() / self._pool.memory), os.cpu_count() or 1)
+                most = max(int(_IMPORTED_SHARE * memory() / self._pool.memory), processors())
             self._limit = asyncio.Semaphore(most)
         return self._limit
 
@@ -168,10 +167,3 @@ def _pickle(message: WorkMessage) -> tuple[bytes | None, str]:
         return pickle.dumps(message), ""
     except BaseException as error:  # noqa: BLE001 - pickling runs the objects' own code
         return None, describe(error)
-
-
-def _machine_memory() -> float:
-    """The memory of this machine in bytes; 16 GiB if that is unknown."""
-    with contextlib.suppress(ValueError, OSError, AttributeError):
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return float(16 << 30)
