@@ -183,7 +183,8 @@ class Rollouts(Section):
     max_tokens: Count = 256
     """Maximum number of tokens per response. A lower limit in the request applies."""
     concurrency: Count = 64
-    """Number of rollouts that run at the same time."""
+    """Number of rollouts that run at the same time. Rollouts that hang give up their places and keep running until the
+    time limit: up to three times as many more."""
     timeout_seconds: Positive = 120.0
     """Time limit of a rollout, and of the reward function."""
     on_timeout: Literal["fail", "leave_out"] = "fail"
