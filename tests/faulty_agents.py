@@ -184,7 +184,12 @@ ASYNC_FAULTS = {
     "swallow cancel": _swallow,
     "close client": _close_shared,
 }
-GENUINE = {"raise", "sys.exit", "lone surrogate"}
-"""Faults that are the agent's own failure."""
 HARMLESS = {"chdir", "random.seed", "leak 50 MB", "fork", "late call"}
 """Faults after which an agent may go on."""
+INFRASTRUCTURE = {"os._exit", "segfault", "close client", "hang reward"}
+"""Faults that are not the agent's failure."""
+
+
+def expected_status(fault: str) -> str:
+    """The status of a rollout with that fault. At its time limit it has failed: the model has answered before the fault."""
+    return "ok" if fault in HARMLESS else "infrastructure" if fault in INFRASTRUCTURE else "failed"

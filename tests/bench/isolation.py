@@ -8,7 +8,7 @@ for a response, and a rollout has four calls. Each cell runs in a process of its
 - survived: the run ended by itself.
 - throughput: the time until all healthy rollouts have ended without faults, divided by that with faults.
 - lost: healthy rollouts without a result.
-- blamed: healthy rollouts that failed or used a retry; faulty ones that count as healthy or as the agent's failure when they are not.
+- blamed: healthy rollouts that failed or used a retry; faulty ones with another status than their fault's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.rollouts.environment import patched
 from lightning_core.rollouts.runner import Attempt, Job, Rollout, Runner
 from tests import faulty_agents
-from tests.faulty_agents import ASYNC_FAULTS, FAULTS, GENUINE, HARMLESS
+from tests.faulty_agents import ASYNC_FAULTS, FAULTS, expected_status
 
 DELAY = 0.1
 LIMIT = 3.0
@@ -48,7 +48,7 @@ def measure(executor: str, kind: str, fault: str, rollouts: int) -> dict[str, An
     """One cell, in this process. ``kind``: ``sync`` or ``async``."""
     solve = faulty_agents.solve if kind == "sync" else faulty_agents.solve_async
     faulty = {str(n) for n in range(rollouts) if n % 5 == 2}
-    expected = "failed" if fault in GENUINE else "ok" if fault in HARMLESS else "stopped"
+    expected = expected_status(fault)
     settings = Rollouts(concurrency=CONCURRENCY, timeout_seconds=LIMIT, **EXECUTORS[executor])
     backend = ScriptedBackend(lambda prompt: "answer", delay=DELAY)
     reward = faulty_agents.score if fault == "hang reward" else None
@@ -79,9 +79,7 @@ def measure(executor: str, kind: str, fault: str, rollouts: int) -> dict[str, An
     lost = blamed = 0
     for rollout in found:
         if rollout.job.task_id in faulty:
-            # At its time limit a rollout whose model answered has failed; without one, it is an infrastructure failure.
-            as_expected = {"stopped": rollout.status in ("failed", "infrastructure")}
-            blamed += not as_expected.get(expected, rollout.status == expected)
+            blamed += rollout.status != expected
         else:
             lost += rollout.status != "ok"
             blamed += rollout.attempt > 0 or rollout.status == "failed" or rollout.reward != 1.0

@@ -85,16 +85,14 @@ def test_a_fault_ends_its_own_rollout_only(endpoint: PolicyEndpoint, fault: str)
     rollouts = run(endpoint, faulty_agents.solve, tasks, timeout_seconds=3)
     healthy = [r for n, r in enumerate(rollouts) if n not in (1, 4)]
     assert [(r.status, r.reward, len(r.trace.calls)) for r in healthy] == [("ok", 1.0, faulty_agents.CALLS)] * 6
-    expected = "ok" if fault in faulty_agents.HARMLESS else "infrastructure"
-    expected = "failed" if fault in {*faulty_agents.GENUINE, "spin", "hang", "hang in tool"} else expected
-    assert {rollouts[n].status for n in (1, 4)} == {expected}
+    assert {rollouts[n].status for n in (1, 4)} == {faulty_agents.expected_status(fault)}
 
 
-@pytest.mark.parametrize("fault", ["hang", "block loop", "hang threads", "swallow cancel"])
-def test_an_async_agent_that_hangs_is_stopped_at_its_time_limit(endpoint: PolicyEndpoint, fault: str) -> None:
-    tasks = [{"id": str(n), "fault": fault if n == 2 else ""} for n in range(6)]
-    rollouts = run(endpoint, faulty_agents.solve_async, tasks, timeout_seconds=2)
-    assert [r.status for r in rollouts] == ["ok", "ok", "failed", "ok", "ok", "ok"]
+def test_async_agents_that_hang_are_stopped_at_their_time_limit(endpoint: PolicyEndpoint) -> None:
+    faults = ["", "hang", "block loop", "", "hang threads", "swallow cancel", "", ""]
+    tasks = [{"id": str(n), "fault": fault} for n, fault in enumerate(faults)]
+    rollouts = run(endpoint, faulty_agents.solve_async, tasks, timeout_seconds=12, concurrency=8)
+    assert [r.status for r in rollouts] == ["failed" if fault else "ok" for fault in faults]
 
 
 def test_a_crash_is_reported_with_its_signal(endpoint: PolicyEndpoint) -> None:
@@ -168,7 +166,7 @@ def test_at_the_time_limit_all_processes_that_the_agent_started_are_killed(
     endpoint: PolicyEndpoint, tmp_path: Path
 ) -> None:
     file = tmp_path / "pids"
-    run(endpoint, agents.leaves_children, [{"id": "0", "file": str(file)}], timeout_seconds=2)
+    run(endpoint, agents.leaves_children, [{"id": "0", "file": str(file)}], timeout_seconds=10)
     pids = [int(line) for line in file.read_text().splitlines()]
     assert len(pids) == 3
     wait_until_gone(pids)
