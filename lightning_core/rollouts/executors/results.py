@@ -18,7 +18,7 @@ def dump(value: Any) -> dict[str, Any]:
     """``value`` as JSON: a number, null, or its repr."""
     if value is None or isinstance(value, bool):
         return {"plain": value}
-    if isinstance(value, (Real, np.bool_)):
+    if isinstance(value, (Real, np.bool_)) or hasattr(value, "__float__"):  # such as a tensor of one element
         try:
             return {"plain": float(value)}
         except OverflowError:  # an integer or a fraction beyond float64
