@@ -212,7 +212,7 @@ print('{ "reward": 1 }'.replace(" ", ""))
         ),
         ({"agent": {"command": ["a"], "stdin": "say {task['q']}"}}, "in place of {task['q']}"),
         ({"agent": {"command": ["a"], "files": {"../x": ""}}}, "agent.files.../x: found '../x', expected a path in"),
-        ({"agent": {"command": ["a"], "reward_file": "/tmp/r"}}, "agent.reward_file: found '/tmp/r', expected a path"),
+        ({"agent": {"command": ["a"], "reward_file": "/etc/r"}}, "agent.reward_file: found '/etc/r', expected a path"),
         (
             {"agent": {"command": ["a"], "reward_file": "~/r"}},
             "agent.reward_file: found '~/r', expected a path in the work",

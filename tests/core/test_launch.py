@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -157,6 +158,21 @@ def test_a_process_that_holds_the_output_open_is_not_waited_for(tmp_path: Path) 
     program = "import subprocess; print(subprocess.Popen(['sleep', '1000'], start_new_session=True).pid)"
     done = launch([sys.executable, "-c", program])
     os.kill(int(done.stdout), 9)
+
+
+def test_a_process_that_writes_on_is_not_waited_for() -> None:
+    program = (
+        "import subprocess, time; subprocess.Popen(['timeout', '20', 'yes'], start_new_session=True); time.sleep(0.3)"
+    )
+    started = time.monotonic()
+    assert launch([sys.executable, "-c", program]).stdout.startswith("y\n")
+    assert time.monotonic() - started < 15
+
+
+def test_no_room_for_its_folders_is_no_failure_of_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(InfrastructureError, match="could not be filled"):
+        launch(["true"])
 
 
 def test_folders_that_a_program_made_read_only_are_deleted(playground: Playground) -> None:

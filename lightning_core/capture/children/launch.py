@@ -29,6 +29,8 @@ TASK_FILE_VARIABLE = "LIGHTNING_TASK_FILE"
 
 _FIRST_PAUSE = 0.005
 _POLL_SECONDS = 0.2
+_REST_SECONDS = 1.0
+"""How long to read what a program printed before it ended."""
 _MAX_OUTPUT = 16 << 20
 _HOMES = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
 """Variables that name folders of the user's home."""
@@ -78,34 +80,34 @@ def launch(
     if wrong:
         raise TypeError(f"environment variables must be strings, but these are not: {', '.join(map(repr, wrong))}")
     run = current_run()
-    folder = ProgramFolder.create(None if run is None else run.folder)
     try:
-        own = _prepare(folder, command[0], task, workspace, files or {}) | dict(environment or {})
-        with nullcontext() if agent is None else scope(agent):
-            own |= endpoint_environment({**os.environ, **own})
-            result = _run(list(command), folder, own, stdin, container, timeout, run)
-    except BaseException:
-        folder.remove()
-        raise
+        folder = ProgramFolder.create(None if run is None else run.folder)
+        try:
+            own = _prepare(folder, task, workspace, files or {}) | dict(environment or {})
+            with nullcontext() if agent is None else scope(agent):
+                own |= endpoint_environment({**os.environ, **own})
+                result = _run(list(command), folder, own, stdin, container, timeout, run)
+        except BaseException:
+            folder.remove()
+            raise
+    except (OSError, UnicodeError) as error:  # such as a full disk: not the program's, which has an exit code
+        raise InfrastructureError(f"the folders of the program {command[0]!r} could not be filled: {error}") from error
     if run is None:
         weakref.finalize(result, folder.remove)
     return result
 
 
 def _prepare(
-    folder: ProgramFolder, program: str, task: Any, workspace: str | Path | None, files: Mapping[str, str]
+    folder: ProgramFolder, task: Any, workspace: str | Path | None, files: Mapping[str, str]
 ) -> dict[str, str]:
     """Fill ``folder``; returns the variables that lead to it."""
     own = {"HOME": str(folder.home)}
-    try:
-        if workspace is not None:
-            shutil.copytree(workspace, folder.work, symlinks=True, dirs_exist_ok=True)
-        folder.write(files)
-        if task is not None:
-            folder.task.write_text(json.dumps(task, default=repr), encoding="utf-8")
-            own[TASK_FILE_VARIABLE] = str(folder.task)
-    except (OSError, shutil.Error, UnicodeError) as error:
-        raise InfrastructureError(f"the folders of the program {program!r} could not be filled: {error}") from error
+    if workspace is not None:
+        shutil.copytree(workspace, folder.work, symlinks=True, dirs_exist_ok=True)
+    folder.write(files)
+    if task is not None:
+        folder.task.write_text(json.dumps(task, default=repr), encoding="utf-8")
+        own[TASK_FILE_VARIABLE] = str(folder.task)
     return own
 
 
@@ -142,7 +144,9 @@ def _run(
             _wait(process, command, output, timeout, run)
         finally:
             _kill_group(process)
-        while output.read(0):
+        # Another process may hold the streams open, and write on.
+        deadline = time.monotonic() + _REST_SECONDS
+        while output.read(0) and time.monotonic() < deadline:
             pass
         stdout, stderr = output.texts()
     code = process.wait()
