@@ -51,6 +51,8 @@ class Family:
     added: tuple[str, ...] = ()
     """Whole tokens of the vocabulary that are not marked as special."""
     template: str | dict[str, str] = ""
+    source: str = ""
+    """The text of the template, if it is in no file of `TEMPLATES`."""
     stops: tuple[str, ...]
     more_stops: tuple[str, ...] = ()
     """Stop tokens that only the generation config contains."""
@@ -121,11 +123,10 @@ FAMILIES = [
         specials=("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"), added=(*_DEEPSEEK, *_THINK), stops=("<｜end▁of▁sentence｜>",),
         format="deepseek", reasons=True, opens_thought=True, strips_thought=True,
     ),
+    Family(
+        name="qwen3_coder", eos="<|im_end|>", specials=_CHATML, added=_TOOL_TAGS, stops=("<|im_end|>",), format="qwen_xml",
+    ),
 ]  # fmt: skip
-UNKNOWN = Family(
-    name="qwen3_coder", eos="<|im_end|>", specials=_CHATML, added=_TOOL_TAGS, stops=("<|im_end|>",)
-)  # fmt: skip
-"""A family whose template writes tool calls in an unsupported format."""
 
 
 @cache
@@ -145,7 +146,9 @@ def make_tokenizer(family: Family) -> PreTrainedTokenizerFast:
     )
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in family.added])
     named = family.template or family.name
-    if isinstance(named, str):
+    if family.source:
+        tokenizer.chat_template = family.source
+    elif isinstance(named, str):
         tokenizer.chat_template = _read(named)
     else:
         tokenizer.chat_template = {key: _read(name) for key, name in named.items()}

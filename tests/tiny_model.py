@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
@@ -43,33 +43,11 @@ CHAT_TEMPLATE = """
 {% endif %}"""
 
 
-def make_tiny_model(
-    folder: str | Path,
-    *,
-    arch: Literal["llama", "qwen2"] = "llama",
-    layers: int = 2,
-    heads: int = 4,
-    seed: int = 0,
-    texts: Sequence[str] = (),
-    context: int = 4096,
-) -> Path:
-    """Write a random model, its tokenizer, chat template and generation config to ``folder`` and return the folder.
-
-    Both use grouped-query attention (two heads on one). ``llama`` ties embeddings and head, ``qwen2`` has biases instead.
-    ``texts``: to train a tokenizer on, for long prompts; without them, a token is a byte. ``context``: most tokens of a sequence.
-    """
-    import torch
+def make_tiny_tokenizer(folder: Path, *, texts: Sequence[str] = (), context: int = 4096) -> Any:
+    """Write a byte-level tokenizer with a chat template to ``folder``; see `make_tiny_model`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import (
-        GenerationConfig,
-        LlamaConfig,
-        LlamaForCausalLM,
-        PreTrainedTokenizerFast,
-        Qwen2Config,
-        Qwen2ForCausalLM,
-    )
+    from transformers import PreTrainedTokenizerFast
 
-    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {byte: index for index, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     bytes_only = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -88,6 +66,35 @@ def make_tiny_model(
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def make_tiny_model(
+    folder: str | Path,
+    *,
+    arch: Literal["llama", "qwen2"] = "llama",
+    layers: int = 2,
+    heads: int = 4,
+    seed: int = 0,
+    texts: Sequence[str] = (),
+    context: int = 4096,
+) -> Path:
+    """Write a random model, its tokenizer, chat template and generation config to ``folder`` and return the folder.
+
+    Both use grouped-query attention (two heads on one). ``llama`` ties embeddings and head, ``qwen2`` has biases instead.
+    ``texts``: to train a tokenizer on, for long prompts; without them, a token is a byte. ``context``: most tokens of a sequence.
+    """
+    import torch
+    from transformers import (
+        GenerationConfig,
+        LlamaConfig,
+        LlamaForCausalLM,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+    )
+
+    folder = Path(folder)
+    tokenizer = make_tiny_tokenizer(folder, texts=texts, context=context)
 
     shape = {
         "vocab_size": len(tokenizer),

@@ -56,9 +56,7 @@ class Adapters:
 
     def __init__(self, model: Any) -> None:
         head = model.get_output_embeddings()
-        self._layers = {
-            name: module for name, module in model.named_modules() if isinstance(module, Linear) and module is not head
-        }
+        self._layers = {name: module for name, module in linear_layers(model).items() if module is not head}
         self._hooked: set[str] = set()
         self._adapters: dict[str, _Adapter] = {}
         # One adapter's name for all tokens, None for the base, runs of tokens, or the mask [S, K] of a mixture.
@@ -98,6 +96,10 @@ class Adapters:
             for layer, pair in weights.items()
             for ab, matrix in zip("AB", pair, strict=True)
         }
+
+    def layers(self, name: str) -> Sequence[str]:
+        """The layers that the adapter ``name`` changes."""
+        return [*self._adapters[name].weights]
 
     def _find(self, targets: Sequence[str] | None) -> list[str]:
         """The names of the layers that ``targets`` match."""
@@ -203,6 +205,15 @@ class Adapters:
         number = {None: 0, **{name: i for i, name in enumerate(self._adapters, start=1)}}
         index_S = torch.tensor([number[name] for name in names]).repeat_interleave(torch.tensor(lengths))
         return self._masks_NK[index_S.to(self._masks_NK.device)]
+
+
+def linear_layers(model: Any) -> dict[str, Linear]:
+    """The linear layers of ``model`` by name, its output layer included. Without routers that return more than a product."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, Linear) and type(module).forward is Linear.forward
+    }
 
 
 def _runs(names: Sequence[str | None], lengths: Sequence[int]) -> _Runs:

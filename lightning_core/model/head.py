@@ -26,7 +26,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lightning_core.errors import TrainingError
-from lightning_core.model.attention import NAME, Forest, Geometry, TreeAttention, plan_blocks
+from lightning_core.model.attention import NAME, Geometry, causal
+from lightning_core.model.path import decoder_name
 
 PART = {"cpu": 2**21, "cuda": 2**26}
 """Logits computed at a time. On a CPU 8 MiB in float32, which fits caches: larger parts measured slower. GPUs want more."""
@@ -38,8 +39,8 @@ Forbidden = Iterable[tuple[int, Tensor]]
 class OutputHead:
     """Computes logprobs from a model's last hidden states."""
 
-    def __init__(self, model: Any, geometry: Geometry) -> None:
-        """``model``: as it is trained, with adapters.
+    def __init__(self, model: Any, geometry: Geometry | None) -> None:
+        """``model``: as it is trained, with adapters. ``geometry``: see `ModelPath`.
 
         Raises `TrainingError` if its logits depend on more than the last hidden states.
         """
@@ -105,7 +106,7 @@ class OutputHead:
         return torch.cat(found)[order_E.argsort()]
 
     @torch.no_grad()
-    def _check(self, geometry: Geometry) -> Tensor:
+    def _check(self, geometry: Geometry | None) -> Tensor:
         """Check on a few tokens that logits depend on hidden states alone.
 
         Returns the hidden states [1, S, H].
@@ -113,13 +114,15 @@ class OutputHead:
         model = self._model
         device = model.get_input_embeddings().weight.device
         tokens = torch.arange(8, device=device)[None] * 7 % model.config.get_text_config().vocab_size
-        tree = TreeAttention(plan_blocks(Forest(lengths=[8], parents=[-1])), groups=geometry.groups, device=device)
-        inputs = {"input_ids": tokens, "position_ids": torch.arange(8, device=device)[None], NAME: tree}
+        inputs: dict[str, Any] = {"input_ids": tokens}
+        if geometry is not None:
+            inputs["position_ids"] = torch.arange(8, device=device)[None]
+            inputs[NAME] = causal(8, groups=geometry.groups, device=device)
         expected = model(**inputs, use_cache=False).logits
-        hidden_1SH = model.base_model(**inputs, use_cache=False).last_hidden_state
+        hidden_1SH = getattr(model, decoder_name(model))(**inputs, use_cache=False).last_hidden_state
         problem = (
             f"{type(model).__name__} computes its logits from more than the last hidden states of its "
-            f"{model.base_model_prefix!r}: the embedded engine cannot train it"
+            f"{decoder_name(model)!r}: the embedded engine cannot train it"
         )
         try:
             found = _own_logits(model, hidden_1SH)
@@ -138,16 +141,24 @@ def _is_plain(layer: Any) -> bool:
 def _own_logits(model: Any, hidden_1SH: Tensor) -> Tensor:
     """Logits [1, S, V] that the model's own code computes from given hidden states."""
     other = copy.copy(model)  # the same weights; only its decoder is replaced
-    other._modules = {**model._modules, model.base_model_prefix: _Ready(hidden_1SH)}
-    return type(model).forward(other, use_cache=False).logits
+    name = decoder_name(model)
+    other._modules = {**model._modules, name: _Ready(hidden_1SH, model._modules[name])}
+    unused = torch.zeros(
+        hidden_1SH.shape[:2], dtype=torch.int64, device=hidden_1SH.device
+    )  # some models read its shape
+    return type(model).forward(other, input_ids=unused, use_cache=False).logits
 
 
 class _Ready(torch.nn.Module):
-    """Replaces the decoder and returns given hidden states."""
+    """Replaces the decoder and returns given hidden states. Its other attributes are those of ``decoder``."""
 
-    def __init__(self, hidden_1SH: Tensor) -> None:
+    def __init__(self, hidden_1SH: Tensor, decoder: torch.nn.Module) -> None:
         super().__init__()
         self._hidden_1SH = hidden_1SH
+        self._replaced = (decoder,)  # in a tuple, so that it is not registered as a part
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_replaced"][0], name)
 
     @property
     def decoder(self) -> _Ready:
@@ -155,9 +166,24 @@ class _Ready(torch.nn.Module):
         return self
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        from transformers.modeling_outputs import BaseModelOutputWithPast
+        return _DecoderOutput(self._hidden_1SH)
 
-        return BaseModelOutputWithPast(last_hidden_state=self._hidden_1SH)  # type: ignore[arg-type]
+
+class _DecoderOutput:
+    """The output of a decoder, of which only the hidden states exist.
+
+    All else that a model copies to its own output (a cache, router logits, a state) is None.
+    """
+
+    def __init__(self, hidden_1SH: Tensor) -> None:
+        self.last_hidden_state = hidden_1SH
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return (self.last_hidden_state,)[index]
 
 
 def linear_logprobs(

@@ -9,12 +9,15 @@ import torch
 
 from lightning_core.errors import ConfigError
 from lightning_core.model.adapters import Adapters
-from lightning_core.model.attention import Geometry, use_lightning_attention
 from lightning_core.model.constraint import Constraints
+from lightning_core.model.path import ModelPath, choose_path
 from lightning_core.model.precision import choose_dtype, set_product_precision
 from lightning_core.model.recompute import recompute_layers
 from lightning_core.model.source import eos_token_ids, load_model, load_tokenizer, resolve_model
 from lightning_core.model.tuning import choose_device
+
+_UNLIMITED = 32768
+"""Maximum tokens of a model without positions, such as Mamba, if none are configured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +30,7 @@ class LoadedModel:
     model: Any
     tokenizer: Any
     device: torch.device
-    geometry: Geometry
+    path: ModelPath
     adapters: Adapters
     stop_token_ids: frozenset[int]
     constraints: Constraints
@@ -35,8 +38,23 @@ class LoadedModel:
     """Maximum tokens of prompt and response: as configured, else the model's limit."""
 
 
+def context_limit(config: Any, unlimited: int) -> int:
+    """Most tokens of a sequence whose result does not depend on the pass. ``unlimited``: for models without a limit.
+
+    LongRoPE (arXiv 2402.13753) has other frequencies if the longest sequence of a pass is longer than those of
+    pre-training. The tokens of shorter sequences, and those that are cached, would then depend on their neighbours.
+    """
+    limit = int(getattr(config, "max_position_embeddings", None) or unlimited)
+    ropes: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    for rope in (ropes, *(one for one in ropes.values() if isinstance(one, dict))):
+        if rope.get("rope_type") == "longrope":
+            original = rope.get("original_max_position_embeddings")
+            limit = min(limit, int(original or getattr(config, "original_max_position_embeddings", None) or limit))
+    return limit
+
+
 def load(name: str, *, device: str, dtype: str, max_context: int | None, gradient_checkpointing: bool) -> LoadedModel:
-    """Load the model ``name`` (see `resolve_model`) and switch it to tree attention.
+    """Load the model ``name`` (see `resolve_model`) and choose its path (see `choose_path`).
 
     ``device`` and ``dtype``: see `choose_device` and `choose_dtype`. ``max_context``: None for the model's limit.
     Raises `ConfigError` if the model does not exist or its limit is below ``max_context``.
@@ -46,17 +64,17 @@ def load(name: str, *, device: str, dtype: str, max_context: int | None, gradien
     folder = resolve_model(name)
     tokenizer = load_tokenizer(folder)
     model: Any = load_model(folder, choose_dtype(dtype, chosen), chosen)
-    limit = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or max_context or 0)
+    limit = context_limit(model.config.get_text_config(), max_context or _UNLIMITED)
     if max_context is not None and max_context > limit:
-        raise ConfigError(f"max_context={max_context}, but {name!r} allows {limit} tokens")
-    geometry = use_lightning_attention(model)
+        raise ConfigError(f"max_context={max_context}, but {name!r} can be computed exactly up to {limit} tokens")
+    path = choose_path(model)
     if gradient_checkpointing:
         recompute_layers(model)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         device=chosen,
-        geometry=geometry,
+        path=path,
         adapters=Adapters(model),
         stop_token_ids=eos_token_ids(model),
         constraints=Constraints(tokenizer, model.get_output_embeddings().weight.shape[0]),

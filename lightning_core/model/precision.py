@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import torch
 
@@ -46,3 +48,14 @@ def set_product_precision(name: str, device: torch.device) -> None:
     torch.set_float32_matmul_precision("medium" if unit else "highest")
     if unit:
         logger.info("float32 weights, matrix products by oneDNN, in bfloat16 where it is faster (%s)", unit)
+
+
+@contextmanager
+def exact_products() -> Generator[None]:
+    """Multiply float32 matrices in float32, to compare two computations."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

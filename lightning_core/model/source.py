@@ -95,13 +95,53 @@ def fetch_demo_model() -> Path:
 
 
 def load_model(path: str | os.PathLike[str], dtype: torch.dtype, device: torch.device | str = "cpu") -> PreTrainedModel:
-    """Load a causal language model from a folder (offline) or the Hub, in evaluation mode."""
+    """Load a language model from a folder (offline) or the Hub, in evaluation mode.
+
+    Raises `ConfigError` if it is no causal language model, or cannot be loaded.
+    """
     transformers = _transformers("the embedded trainer")
-    with _no_progress_bars(transformers):
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=dtype, local_files_only=Path(path).is_dir()
-        )
+    _, auto = _config_and_class(transformers, path)
+    with _no_progress_bars(transformers), _refusing(path):
+        model = auto.from_pretrained(str(path), dtype=dtype, local_files_only=Path(path).is_dir())
     return model.to(device).eval()
+
+
+def _config_and_class(transformers: Any, path: str | os.PathLike[str]) -> tuple[Any, Any]:
+    """The model's configuration, and transformers' class that loads it.
+
+    Models for images and text are loaded whole; without images they are language models.
+    """
+    with _refusing(path):
+        config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=Path(path).is_dir())
+    for name in ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT"):
+        if type(config) in getattr(transformers, f"MODEL_FOR_{name}_MAPPING"):
+            return config, getattr(transformers, _AUTO_CLASSES[name])
+    raise ConfigError(
+        f"{str(path)!r} is a model of the type {config.model_type!r}, which is no causal language model of transformers "
+        f"{transformers.__version__}: choose another model"
+    )
+
+
+_AUTO_CLASSES = {"CAUSAL_LM": "AutoModelForCausalLM", "IMAGE_TEXT_TO_TEXT": "AutoModelForImageTextToText"}
+
+
+@contextmanager
+def _refusing(path: str | os.PathLike[str]) -> Generator[None]:
+    """Turn transformers' errors about a model into `ConfigError`."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ConfigError(f"the model {str(path)!r} cannot be loaded: {str(error).strip()}") from error
+
+
+def load_skeleton(path: str | os.PathLike[str]) -> PreTrainedModel:
+    """The causal language model in a folder or on the Hub without its weights: names, shapes and layers."""
+    import torch
+
+    transformers = _transformers("reading a model's configuration")
+    config, auto = _config_and_class(transformers, path)
+    with torch.device("meta"):
+        return auto.from_config(config)
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
@@ -138,10 +178,10 @@ def _eos(config: Any) -> frozenset[int]:
     return frozenset(() if named is None else [named] if isinstance(named, int) else named)
 
 
-def require(package: str, why: str) -> None:
-    """Raise `MissingExtra` naming the extra ``torch`` when ``package`` is not installed."""
+def require(package: str, why: str, *, extra: str = "torch") -> None:
+    """Raise `MissingExtra` naming ``extra`` when ``package`` is not installed."""
     if importlib.util.find_spec(package) is None:
-        raise MissingExtra(package, "torch", why)
+        raise MissingExtra(package, extra, why)
 
 
 def _download_wheel(folder: Path) -> Path:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.model.adapters import Adapters
+from lightning_core.model.path import decoder_name
 
 
 def choose_device(name: str) -> torch.device:
@@ -112,14 +113,17 @@ def _masters(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, Tensor]:
 def _full_parameters(model: Any, train_layers: int | None) -> list[torch.nn.Parameter]:
     if train_layers is None:
         return list(model.parameters())
-    decoder = model.base_model
-    layers: Any = getattr(decoder, "layers", None)
-    if not isinstance(layers, torch.nn.ModuleList):
+    decoder = getattr(model, decoder_name(model))
+    count: int = model.config.get_text_config().num_hidden_layers
+    stacks = (part for part in decoder.children() if isinstance(part, torch.nn.ModuleList) and len(part) == count)
+    layers = next(stacks, None)
+    if layers is None:
         raise TrainingError(
-            f"train_layers: {type(model).__name__} has no decoder layers in '.layers'; leave train_layers out"
+            f"train_layers: no list of {count} decoder layers was found in {type(model).__name__}; leave train_layers out"
         )
-    if not 1 <= train_layers <= len(layers):
-        raise TrainingError(f"train_layers={train_layers}, but {type(model).__name__} has {len(layers)} layers")
+    if not 1 <= train_layers <= count:
+        raise TrainingError(f"train_layers={train_layers}, but {type(model).__name__} has {count} layers")
     top = [parameter for layer in list(layers)[-train_layers:] for parameter in layer.parameters()]
     # The final norm is small and follows the trained layers; embeddings and head, often one matrix, stay frozen.
-    return top + list(getattr(decoder, "norm", torch.nn.Module()).parameters())
+    norms = (part for name, part in decoder.named_children() if "norm" in name or name.startswith("ln_"))
+    return top + [parameter for norm in norms for parameter in norm.parameters() if parameter.ndim == 1]

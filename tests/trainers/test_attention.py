@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from lightning_core.errors import TrainingError
-from lightning_core.model.attention import Forest, TreeAttention, plan_blocks, use_lightning_attention
+from lightning_core.model.attention import NAME, TreeAttention
+from lightning_core.model.forest import Forest, plan_blocks
+from lightning_core.model.path import choose_path
 from lightning_core.model.source import load_model
 
 pytestmark = pytest.mark.numeric
@@ -25,24 +27,14 @@ SMALL = {
 
 
 def test_geometry(tiny_model: Path) -> None:
-    geometry = use_lightning_attention(load_model(tiny_model, torch.float32))
+    geometry = choose_path(load_model(tiny_model, torch.float32)).geometry
+    assert geometry is not None
     assert (geometry.kv_heads, geometry.groups, geometry.width) == (2, 2, 16)
     assert geometry.layers in (2, 3)
 
 
 def test_bfloat16_passes_the_self_check(tiny_model: Path) -> None:
-    use_lightning_attention(load_model(tiny_model, torch.bfloat16))
-
-
-def test_sliding_window_layers_are_refused() -> None:
-    config = Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=8, max_window_layers=1)
-    with pytest.raises(TrainingError, match="sliding_attention"):
-        use_lightning_attention(Qwen2ForCausalLM(config))
-
-
-def test_a_window_that_the_config_does_not_name_as_layer_type_is_refused() -> None:
-    with pytest.raises(TrainingError, match="sliding_window"):
-        use_lightning_attention(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)))
+    assert choose_path(load_model(tiny_model, torch.bfloat16)).geometry is not None
 
 
 def test_attention_that_computes_something_else_is_found_out() -> None:
@@ -53,16 +45,18 @@ def test_attention_that_computes_something_else_is_found_out() -> None:
         """A stand-in for attention with an undeclared change: another scaling in our implementation."""
         switch(name)
         for layer in model.model.layers:
-            layer.self_attn.scaling *= 5
+            layer.self_attn.scaling *= 5 if name == NAME else 1 / 5
 
     model.set_attn_implementation = switch_and_twist
-    with pytest.raises(TrainingError, match="gives other logits with tree attention"):
-        use_lightning_attention(model)
+    path = choose_path(model)
+    assert path.geometry is None
+    assert "other logits with tree attention" in path.reason
+    assert model.config._attn_implementation != NAME
 
 
 def test_a_forgotten_state_is_an_error_and_not_attention_to_the_future(tiny_llama: Path) -> None:
     model = load_model(tiny_llama, torch.float32)
-    use_lightning_attention(model)
+    choose_path(model)
     with pytest.raises(TrainingError, match="without the keyword"):
         model(torch.tensor([[1, 2, 3]]))
 
@@ -79,7 +73,7 @@ def test_prefixes_of_several_roots() -> None:
     forest = Forest(lengths=[4, 2, 5], parents=[-1, 0, -1], prefixes=[0, 1])
     query, key, value = random(4, 11, width), random(2, 11, width), random(2, 11, width)
     found = TreeAttention(plan_blocks(forest), groups=groups, device=torch.device("cpu"), prefixes=prefixes).attend(
-        0, query, key, value, 0.5
+        0, query, key, value, 0.5, None
     )
     for start, stop, cached in ((0, 6, prefixes[0]), (6, 11, prefixes[1])):
         keys = torch.cat([*(k[0] for k, _ in cached), key[:, start:stop]], dim=1).repeat_interleave(groups, 0)

@@ -88,12 +88,16 @@ def test_all_rows_of_all_rollouts_are_in_every_update(
     rows = episodes(merged=False)
     seen: list[int] = []
     per_update: list[Counter[int]] = []
-    original = trainer._forward.logprobs
+    original = trainer._updater.forward.logprobs
     monkeypatch.setattr(
-        trainer._forward, "logprobs", lambda batch, given, **_: (seen.extend(batch.rows), original(batch, given))[1]
+        trainer._updater.forward,
+        "logprobs",
+        lambda batch, given, **_: (seen.extend(batch.rows), original(batch, given))[1],
     )
-    step = trainer._optimizer.step
-    monkeypatch.setattr(trainer._optimizer, "step", lambda: (per_update.append(Counter(seen)), seen.clear(), step())[2])
+    step = trainer._updater.optimizer.adamw.step
+    monkeypatch.setattr(
+        trainer._updater.optimizer.adamw, "step", lambda: (per_update.append(Counter(seen)), seen.clear(), step())[2]
+    )
     metrics = trainer.step(rows)
     assert metrics["micro_batches"] > 2
     assert metrics["rows_trained"] == len(rows)

@@ -25,8 +25,8 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lightning_core.errors import TrainingError
-from lightning_core.model.attention import use_lightning_attention
 from lightning_core.model.head import PART, OutputHead, linear_logprobs
+from lightning_core.model.path import choose_path
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.trainers.test_torch_trainer import assert_same, gradients, make, plain_loss, sampled_rows
 
@@ -251,7 +251,7 @@ def test_models_that_do_more_to_their_logits_are_right_too(
     expected = take_gradients(parameters)
 
     hidden_PH = model.base_model(tokens, use_cache=False).last_hidden_state[0, :-1]
-    head = OutputHead(model, use_lightning_attention(model))
+    head = OutputHead(model, choose_path(model).geometry)
     assert head.plain == plain
     found_E = head.logprobs(hidden_PH, temperatures_P, source_E, targets_E, forbidden.items())
     (found_E * upstream_E).sum().backward()
@@ -268,12 +268,12 @@ def test_logits_that_are_made_of_more_than_the_hidden_states_are_refused() -> No
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             output = super().forward(*args, **kwargs)
             if kwargs.get("input_ids") is not None:
-                output.logits = output.logits + self.model.embed_tokens(kwargs["input_ids"]).abs().mean()
+                output.logits = output.logits + self.model.embed_tokens(kwargs["input_ids"]).abs().mean(-1, keepdim=True)
             return output
 
     model = Twisted(LlamaConfig(**SMALL)).eval()
     with pytest.raises(TrainingError, match="computes its logits from more than the last hidden states of its 'model'"):
-        OutputHead(model, use_lightning_attention(model))
+        OutputHead(model, choose_path(model).geometry)
 
 
 def test_gradients_of_a_tied_layer_add_up_with_those_of_the_embeddings(

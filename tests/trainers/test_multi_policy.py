@@ -265,7 +265,7 @@ def test_the_gradient_of_other_policies_is_exactly_zero(three: MultiPolicyTraine
                 for key, tensor in three.policies[other]._tuning.parameters.items()
             }
 
-        policy._optimizer.step = keep  # type: ignore[method-assign,assignment]
+        policy._updater.optimizer.adamw.step = keep  # type: ignore[method-assign,assignment]
     output = sample(three, [("b", tokens(1, 20))], GREEDY)[0].token_ids
     three.step([
         make_row((tokens(1, 20), False), (output, False), ([1, 2, 3], True), policy="a"),

@@ -119,7 +119,7 @@ def make_rows(trainer: TorchTrainer, contexts: dict[str, list[list[Turn]]], *, m
 def own_logprobs(trainer: TorchTrainer, row: Row) -> Any:
     (batch,) = pack_rows([row], [0], budget=ONE)
     with torch.no_grad():
-        return trainer._forward.logprobs(batch, [row])[0].numpy()
+        return trainer._updater.forward.logprobs(batch, [row])[0].numpy()
 
 
 def gradients(trainer: TorchTrainer, rows: Sequence[Row], algorithm: Algorithm, budget: int = ONE) -> dict[str, Tensor]:
@@ -131,8 +131,8 @@ def gradients(trainer: TorchTrainer, rows: Sequence[Row], algorithm: Algorithm, 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "algorithm", algorithm)
-        patch.setattr(trainer, "settings", trainer.settings.model_copy(update={"micro_batch_tokens": budget}))
-        patch.setattr(trainer._optimizer, "step", keep)
+        patch.setattr(trainer, "_memory", replace(trainer._memory, micro_batch_tokens=budget))
+        patch.setattr(trainer._updater.optimizer.adamw, "step", keep)
         trainer.step(rows)
     return found
 
@@ -324,8 +324,8 @@ def test_all_rows_of_a_step_are_in_the_same_update(trainer: TorchTrainer) -> Non
         updates += 1
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "settings", trainer.settings.model_copy(update={"micro_batch_tokens": 1}))
-        patch.setattr(trainer._optimizer, "step", count)
+        patch.setattr(trainer, "_memory", replace(trainer._memory, micro_batch_tokens=1))
+        patch.setattr(trainer._updater.optimizer.adamw, "step", count)
         metrics = trainer.step(rows)
     assert metrics["micro_batches"] == len(batches) > 1
     assert updates == 1

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_core.errors import TrainingError
-from lightning_core.model.attention import Forest, plan_blocks
+from lightning_core.model.forest import Forest, plan_blocks
 from lightning_core.trainers.torch.packing import PackedBatch, pack_rows
 from lightning_core.transitions import Row
 from tests.trainers.rows import make_row

@@ -116,7 +116,7 @@ def test_a_step_stops_before_the_weights_change(tiny_llama: Path) -> None:
     good, other, _ = step_rows()
     try:
         # Separate micro-batches: the first of them is correct.
-        trainer.settings = trainer.settings.model_copy(update={"micro_batch_tokens": 1})
+        trainer._memory = replace(trainer._memory, micro_batch_tokens=1)
         with pytest.raises(ProofError, match=r"Nothing was trained"):
             trainer.step([good, changed("token_ids", 2, 8)(other)])
         assert trainer.version == 0

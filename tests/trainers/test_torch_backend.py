@@ -13,7 +13,7 @@ import torch
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
 from lightning_core.errors import InfrastructureError, PolicyRequestError
-from lightning_core.model.attention import use_lightning_attention
+from lightning_core.model.path import choose_path
 from lightning_core.model.source import load_model
 
 pytestmark = pytest.mark.numeric
@@ -23,7 +23,7 @@ GREEDY = SamplingParams(max_tokens=6, temperature=0)
 
 def make_backend(folder: Path, **options: object) -> TorchBackend:
     model = load_model(folder, torch.float32)
-    sampled = SampledModel(model=model, geometry=use_lightning_attention(model))
+    sampled = SampledModel(model=model, path=choose_path(model))
     return TorchBackend(
         {"policy": sampled}, **{"max_context": 512, "max_batch": 64, "gather_ms": 20.0, "seed": 0, **options}
     )  # type: ignore[arg-type]

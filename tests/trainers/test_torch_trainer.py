@@ -77,7 +77,7 @@ def gradients(trainer: TorchTrainer, rows: Sequence[Row]) -> dict[str, torch.Ten
     def keep(*_: object) -> None:
         found.update({n: t.grad.clone() for n, t in trainer._tuning.masters.items() if t.grad is not None})
 
-    trainer._optimizer.step = keep  # type: ignore[method-assign,assignment]
+    trainer._updater.optimizer.adamw.step = keep  # type: ignore[method-assign,assignment]
     trainer.step(rows)
     return found
 
@@ -255,9 +255,10 @@ def test_a_loss_that_is_not_finite_leaves_the_weights(
     far = make_row(([1, 2], False), ([3], True), advantage=-1.0, logprobs=[-200.0])  # the ratio overflows
     with pytest.raises(TrainingError, match="the weights are unchanged"):
         trainer.step([row, far])
-    calls = iter([trainer._update, lambda *_: (_ for _ in ()).throw(TrainingError("boom"))])
+    updater = trainer._updater
+    calls = iter([updater.update, lambda *_, **__: (_ for _ in ()).throw(TrainingError("boom"))])
     if updates == 2:  # the second update of a step fails
-        trainer._update = lambda *arguments: next(calls)(*arguments)  # type: ignore[method-assign]
+        updater.update = lambda *arguments, **options: next(calls)(*arguments, **options)  # type: ignore[method-assign]
         with pytest.raises(TrainingError, match="boom"):
             trainer.step([row])
     assert trainer.version == 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from lightning_core.config import Config, load_config
 from lightning_core.errors import ConfigError, ProofError, TrainingError
@@ -18,10 +19,11 @@ from lightning_core.records.checkpoints import checkpoints
 from lightning_core.records.store import Store
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.counts import add_counts, counts_to_metrics
+from lightning_core.trainers.verl.estimator import SETTINGS, weighted_advantages
 from lightning_core.trainers.verl.export import sampling_config
 from lightning_core.trainers.verl.records import FAILURE, LOG, archive_log, read_metrics_of_verl, write_failure
 from lightning_core.trainers.verl.rows import SIGNAL, PromptGroup, train_rows, validation_row
-from lightning_core.trainers.verl.settings import flatten, rows_per_update, translate
+from lightning_core.trainers.verl.settings import defaults, flatten, rows_per_update, translate
 from tests.collected import ScriptedAgents, collect_step
 from tests.verl.rows import recorded_row
 
@@ -105,6 +107,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"algorithm": {"loss": "gspo", "sequence": "rollout", "clip_low": 3e-4, "clip_high": 4e-4}},
         "algorithm.sequence: found 'rollout', expected 'row'",
     ),
+    (
+        {"algorithm": {"mini_batches": 3}, "rollouts": {"tasks_per_step": 4}},
+        "algorithm.mini_batches: found 3; with verl expected a divisor of tasks_per_step · rows_per_rollout = 4",
+    ),
+    (
+        {"algorithm": {"mini_batches": 2}, "trainer": {"mode": "separate_async", "rollout_nodes": 1}},
+        "algorithm.mini_batches: found 2, expected 1: with mode: separate_async",
+    ),
+    ({"trainer": {"schedule": "linear"}}, "trainer.schedule: found 'linear', expected 'constant' or 'cosine'"),
+    (
+        {"trainer": {"keep_best": True}, "eval": {"every": 5}},
+        "trainer.keep_best: verl keeps the newest checkpoints only",
+    ),
+    ({"eval": {"every": 5, "early_stop": {"reward": 1.0}}}, "eval.early_stop: verl trains until trainer.steps"),
     ({"trainer": {"threads": 2}}, "trainer.threads: goes with trainer.name: torch only"),
     ({"trainer": {"name": "torch", "nodes": 2}}, "trainer.nodes: goes with trainer.name: verl only"),
     ({"trainer": {"name": "torch"}, "ray": {"address": "auto"}}, "ray.address: goes with trainer.name: verl"),
@@ -134,7 +150,7 @@ def test_every_key_that_trains_reaches_verl(tmp_path: Path) -> None:
         {"algorithm": {"aggregation": "token-mean"}}, {"algorithm": {"updates_per_step": 2}},
         {"algorithm": {"importance": {"high": 3.0}}}, {"policy": {"dtype": "bfloat16"}},
         {"policy": {"gradient_checkpointing": True}}, {"policy": {"tuning": "lora"}}, {"run": {"seed": 5}},
-        {"ray": {"address": "auto"}},
+        {"ray": {"address": "auto"}}, {"algorithm": {"mini_batches": 2}}, {"trainer": {"schedule": "cosine"}},
     ]  # fmt: skip
 
     def translated(sections: dict[str, Any]) -> str:
@@ -144,6 +160,35 @@ def test_every_key_that_trains_reaches_verl(tmp_path: Path) -> None:
     plain = translated({})
     ignored = [sections for sections in changed if translated(sections) == plain]
     assert not ignored
+
+
+def test_the_schedule_mini_batches_and_decay_have_verls_names(tmp_path: Path) -> None:
+    found = config(
+        rollouts={"tasks_per_step": 4, "group_size": 8},
+        algorithm={"mini_batches": 2},
+        trainer={"schedule": "cosine", "min_learning_rate_ratio": 0.1, "warmup_steps": 3, "weight_decay": 0.1},
+    )
+    keys = translate(found, model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
+    actor = "actor_rollout_ref.actor"
+    assert keys[f"{actor}.ppo_mini_batch_size"] == 2, "tasks of an update; verl multiplies by group_size"
+    assert rows_per_update(found) == 16
+    optim = {key.rpartition(".")[2]: value for key, value in keys.items() if key.startswith(f"{actor}.optim.")}
+    wanted = {"lr_scheduler_type": "cosine", "min_lr_ratio": 0.1, "lr_warmup_steps": 3, "weight_decay": 0.1}
+    assert {key: optim[key] for key in wanted} == wanted
+    assert defaults(found)[f"{actor}.optim.optimizer_impl"] == "lightning_core.trainers.verl.optimizer"
+    assert f"{actor}.optim.optimizer_impl" not in defaults(config())
+
+
+def test_the_weights_of_verls_mini_batches_sum_to_one_on_average() -> None:
+    """Rollouts of 2 and 4 tokens: 1/2 · 1/2 and 1/2 · 1/4 of a step, and twice that in each of two mini-batches."""
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
+    settings = {"aggregation": "rollout-mean", "sequence": None, "constant_tokens": None}
+    for parts in (1, 2):
+        weighted, plain = weighted_advantages(
+            torch.ones(2, 4) * mask, mask, ["a", "b"], {SETTINGS: {**settings, "mini_batches": parts}}
+        )
+        assert weighted.tolist() == [[0.25 * parts] * 2 + [0.0] * 2, [0.125 * parts] * 4]
+        assert plain.tolist() == mask.tolist()
 
 
 def test_an_update_holds_a_row_for_each_agent() -> None:
@@ -208,8 +253,11 @@ def test_a_checkpoint_of_verls_is_sampled_from_its_export(tmp_path: Path) -> Non
         (tmp_path / "checkpoints" / name / "actor" / "huggingface").mkdir(parents=True)
     newest = checkpoints(tmp_path)[-1]
     assert newest.name == "global_step_10"
-    with pytest.raises(ConfigError, match="contains no exported model"):
+    with pytest.raises(
+        ConfigError, match=r"contains no model with weights under actor/huggingface.*verl\.model_merger"
+    ):
         sampling_config(config(), newest)
     (newest / "actor" / "huggingface" / "config.json").write_text("{}")
+    (newest / "actor" / "huggingface" / "model.safetensors").touch()
     found, rest = sampling_config(config(policy={"tuning": "lora"}), newest)
     assert (found.policy.model, found.trainer.name, rest) == (str(newest / "actor" / "huggingface"), "torch", None)

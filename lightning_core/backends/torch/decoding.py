@@ -27,6 +27,9 @@ this is H * (4 D flops + a softmax) against K * 2 D numbers read: by arithmetic 
 On a CPU this value sampled faster than either extreme in all two-turn workloads that were measured."""
 
 
+_KEPT_BYTES = 2**30
+
+
 class Cascade:
     """Keys and values of the running rows 0 … R-1.
 
@@ -54,12 +57,29 @@ class Cascade:
         self._own_LRKND = [torch.zeros(layers, 0, kv_heads, 0, width, **options) for _ in "kv"]
         # Added to the scores: 0 where a row attends to a shared column, else -inf.
         self._visible_RC = torch.zeros(0, 0, device=self._device)
+        self._position_C = torch.zeros(0, dtype=torch.int64, device=self._device)
         self._lengths_R = torch.zeros(0, dtype=torch.int64, device=self._device)
-        # The same as Python numbers; the maximum length of each row's own context; the shared columns of each row.
+        # The same as Python numbers; the maximum length of each row's own context; the shared columns of each row, and
+        # their number, which is the position of the row's first own token.
         self._lengths: list[int] = []
+        self._bases: list[int] = []
         self._limits: list[int] = []
         self._used: list[list[tuple[int, int]]] = []
         self._users = torch.zeros(0, dtype=torch.int64)
+
+    def reset(self) -> None:
+        """`clear`, but keep up to 1 GiB for the next rows: its values are finite, and masked until they are overwritten."""
+        if sum(block.nbytes for block in (*self._shared_LKCD, *self._own_LRKND)) > _KEPT_BYTES:
+            self.clear()
+            return
+        self.rows = self.columns = 0
+        self._users.zero_()
+        for per_row in (self._lengths, self._bases, self._limits, self._used):
+            per_row.clear()
+
+    def reserve(self, rows: int) -> None:
+        """Make room for so many rows at once: growing copies all keys and values."""
+        self._reserve(rows=rows, own=1)
 
     # Rows come and go -----------------------------------------------------------------------------------------------
 
@@ -92,6 +112,7 @@ class Cascade:
                 block[:, row, :, :own] = torch.cat(new, dim=2)
         self._lengths_R[row] = own
         self._lengths.append(own)
+        self._bases.append(sum(stop - start for start, stop in ranges))
         self._limits.append(own + room)
         self._used.append(ranges)
         self.rows += 1
@@ -108,7 +129,8 @@ class Cascade:
             self._visible_RC[row] = self._visible_RC[last]
             self._lengths_R[row] = length
             self._lengths[row], self._limits[row], self._used[row] = length, self._limits[last], self._used[last]
-        for per_row in (self._lengths, self._limits, self._used):
+            self._bases[row] = self._bases[last]
+        for per_row in (self._lengths, self._bases, self._limits, self._used):
             per_row.pop()
         self.rows = last
 
@@ -135,6 +157,7 @@ class Cascade:
         for block in self._shared_LKCD:
             block[:, :, : len(keep)] = block[:, :, keep]
         self._visible_RC[:, : len(keep)] = self._visible_RC[:, keep]
+        self._position_C[: len(keep)] = self._position_C[keep]
         self.columns = len(keep)
 
     # A step -------------------------------------------------------------------------------------------------------------
@@ -142,15 +165,31 @@ class Cascade:
     def begin(self) -> None:
         """Prepare a step that adds one token to each row."""
         self._reserve(rows=self.rows, own=max(self._lengths) + 1)
-        rows, columns = self.rows, self.columns
+        rows = self.rows
         self._width = max(self._lengths) + 1
         self._row_index = torch.arange(rows, device=self._device)
         self._at = self._lengths_R[:rows].clone()
-        own_RN = torch.arange(self._width, device=self._device)[None] > self._at[:, None]
-        own_RN = torch.zeros(own_RN.shape, device=self._device).masked_fill_(own_RN, -torch.inf)
-        self._bias_R11U = torch.cat([self._visible_RC[:rows, :columns], own_RN], dim=1)[:, None, None]
+        self._biases: dict[int | None, Tensor] = {}
 
-    def attend(self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float) -> Tensor:
+    def _bias(self, window: int | None) -> Tensor:
+        """[R, 1, 1, C + N], added to the scores: 0 where a row attends to a column within ``window``, else -inf."""
+        if window not in self._biases:
+            rows, columns = self.rows, self.columns
+            ahead_RN = torch.arange(self._width, device=self._device)[None] - self._at[:, None]
+            hidden_RN = ahead_RN > 0
+            shared_RC = self._visible_RC[:rows, :columns]
+            if window is not None:
+                hidden_RN |= ahead_RN <= -window
+                position_R = self._at + torch.tensor(self._bases, device=self._device)
+                outside_RC = position_R[:, None] - self._position_C[None, :columns] >= window
+                shared_RC = shared_RC.masked_fill(outside_RC, -torch.inf)
+            own_RN = torch.zeros(ahead_RN.shape, device=self._device).masked_fill_(hidden_RN, -torch.inf)
+            self._biases[window] = torch.cat([shared_RC, own_RN], dim=1)[:, None, None]
+        return self._biases[window]
+
+    def attend(
+        self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
         """See `AttentionState.attend`; S is the number of rows."""
         heads, rows, width = query_HSD.shape
         kv_heads = key_KSD.shape[0]
@@ -167,11 +206,12 @@ class Cascade:
         scores_own = scores_own.view(rows, kv_heads, groups, own)
         scores = torch.bmm(query_KGRD.reshape(kv_heads, groups * rows, width), shared_k.float().transpose(1, 2))
         scores = scores.view(kv_heads, groups, rows, columns).permute(2, 0, 1, 3)
-        weights = torch.cat([scores, scores_own], dim=-1).add_(self._bias_R11U).softmax(dim=-1).to(value_KSD.dtype)
+        weights = torch.cat([scores, scores_own], dim=-1).add_(self._bias(window)).softmax(dim=-1).to(value_KSD.dtype)
         weights_shared = weights[..., :columns].permute(1, 2, 0, 3).reshape(kv_heads, groups * rows, columns)
         output = torch.bmm(weights_shared, shared_v).view(kv_heads, groups, rows, width).permute(2, 0, 1, 3)
         output_own = torch.bmm(weights[..., columns:].reshape(rows * kv_heads, groups, own), own_v)
-        return (output + output_own.view(rows, kv_heads, groups, width)).reshape(rows, heads, width)
+        # Contiguous, because some models view the result with other dimensions.
+        return (output + output_own.view(rows, kv_heads, groups, width)).reshape(rows, heads, width).contiguous()
 
     def end(self) -> None:
         """Add the step's tokens to the rows' lengths."""
@@ -200,16 +240,19 @@ class Cascade:
             capacity = max(512, 2 * stop)
             self._shared_LKCD = [_grown(block, 2, capacity) for block in self._shared_LKCD]
             self._visible_RC = _grown(self._visible_RC, 1, capacity)
+            self._position_C = _grown(self._position_C, 0, capacity)
             self._users = _grown(self._users, 0, capacity)
         for block, new in zip(self._shared_LKCD, *cached([node]), strict=True):
             block[:, :, start:stop] = new
         self._visible_RC[: self.rows, start:stop] = -torch.inf
+        position = sum(len(above.tokens) for above in node.path()[:-1])
+        self._position_C[start:stop] = torch.arange(position, position + len(node.tokens))
         node.column, self.columns = start, stop
         return start
 
     def _reserve(self, *, rows: int, own: int) -> None:
         if rows > self._own_LRKND[0].shape[1]:
-            capacity = max(8, 2 * rows)
+            capacity = max(8, 1 << (rows - 1).bit_length())
             self._own_LRKND = [_grown(block, 1, capacity) for block in self._own_LRKND]
             self._visible_RC = _grown(self._visible_RC, 0, capacity)
             self._lengths_R = _grown(self._lengths_R, 0, capacity)

@@ -2,7 +2,7 @@
 
 Sampling has its own thread.
 Requests arrive one by one, from any thread and event loop. Before each step the thread admits waiting requests: the parts
-of their prompts that are not cached are computed once, packed (`Lane.admit`). Then every running row gets one token
+of their prompts that are not cached are computed (`Lane.admit`). Then every running row gets one token
 (`Lane.step`), and finished rows are removed. A prompt's last token is computed in the first step of its row, so that
 identical prompts, including later ones, share everything before it. Adapters of one model share its batches.
 """
@@ -23,24 +23,24 @@ import numpy as np
 import torch
 
 from lightning_core.backends.backend import Delta, FinishReason, SamplingParams, check_request
-from lightning_core.backends.torch.lane import ActiveRow, Lane
+from lightning_core.backends.torch.plain_lane import PlainLane
+from lightning_core.backends.torch.rows import ActiveRow, Lane
+from lightning_core.backends.torch.tree_lane import TreeLane
 from lightning_core.errors import InfrastructureError, PolicyRequestError
 from lightning_core.model.adapters import Adapters
-from lightning_core.model.attention import Geometry
 from lightning_core.model.constraint import Constraints, Walk
+from lightning_core.model.path import ModelPath
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledModel:
-    """A model, or an adapter of one, that the backend serves under one name.
-
-    The model must have been switched by `use_lightning_attention`.
-    """
+    """A model, or an adapter of one, that the backend serves under one name."""
 
     model: Any
-    geometry: Geometry
+    path: ModelPath
+    """As `choose_path` returned it for ``model``."""
     adapters: Adapters | None = None
     """The adapters of ``model``; names with the same model share their batches."""
     adapter: str | None = None
@@ -90,13 +90,11 @@ class TorchBackend:
 
         ``max_batch``: maximum number of rows that one model decodes together, over all adapters. ``gather_ms``: how long an
         idle engine waits for further requests after the first. ``seed``: for requests without a seed of their own.
-        ``cached_tokens``: tokens kept for later prompts, per model and live adapter, in addition to the running rows.
-        ``prefill_tokens``: prompt tokens after which a step admits no further requests.
+        ``cached_tokens``: see `add`. ``prefill_tokens``: prompt tokens after which a step admits no further requests.
         """
         self._max_context = max_context
         self._max_batch = max_batch
         self._gather_s = gather_ms / 1000
-        self._cached_tokens = cached_tokens
         self._prefill_tokens = prefill_tokens
         self._seed = seed
         self._submitted = 0
@@ -106,23 +104,24 @@ class TorchBackend:
         self._models: dict[str, SampledModel] = {}
         self._lanes: dict[str, Lane] = {}
         for number, (name, sampled) in enumerate(models.items()):
-            self.add(name, sampled, live=number == 0)
+            self.add(name, sampled, live=number == 0, cached_tokens=cached_tokens)
         self._pauses = 0
         self._stepping = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="lightning-sampling", daemon=True)
         self._thread.start()
 
-    def add(self, name: str, sampled: SampledModel, *, live: bool) -> None:
+    def add(self, name: str, sampled: SampledModel, *, live: bool, cached_tokens: int = 16384) -> None:
         """Serve one more model; to be called before the first request.
 
-        ``live``: its weights are trained and have versions.
+        ``live``: its weights are trained and have versions. ``cached_tokens``: tokens kept for later prompts, in addition
+        to the running rows.
         """
         with self._changed:
             beside = next((self._lanes[n] for n, s in self._models.items() if s.model is sampled.model), None)
-            lane = self._lanes[name] = beside or Lane(sampled.model, sampled.geometry, adapters=sampled.adapters)
+            lane = self._lanes[name] = beside or make_lane(sampled.model, sampled.path, sampled.adapters)
             if live or beside is None:
-                lane.remember(self._cached_tokens)
+                lane.remember(cached_tokens)
             if live:
                 self.versions[name] = 0
             self._models[name] = sampled
@@ -344,6 +343,13 @@ class TorchBackend:
             )
             error.__cause__ = cause
             self._deliver(request, error)
+
+
+def make_lane(model: Any, path: ModelPath, adapters: Adapters | None = None) -> Lane:
+    """The lane for a model on ``path``. ``adapters``: those of ``model``, if it has any."""
+    if path.geometry is not None:
+        return TreeLane(model, path.geometry, adapters=adapters)
+    return PlainLane(model, cache=path.cache, adapters=adapters)
 
 
 def _start(constraints: Constraints | None, constraint: str) -> Walk:

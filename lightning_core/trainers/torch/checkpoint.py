@@ -1,14 +1,19 @@
-"""Checkpoints: tensors as safetensors, the rest as JSON, written atomically.
+"""Checkpoints: a model that other tools open, and the state of training, written atomically.
 
-weights.safetensors     the trained weights (float32 masters), by the model's names
-optimizer.safetensors   AdamW's moments and step counts, ``<name>/<moment>``
-critic.safetensors      the value head and its moments; only with a critic
-trainer.json            version, random state, and the fingerprint of model and tuning
+model*.safetensors              the weights, the trained ones in float32; see ``model/saved.py``. With LoRA instead
+adapter_model.safetensors       the adapter; see ``model/peft.py``
+config.json, tokenizer.json, …  what belongs to a Hugging Face folder, or to an adapter
+trainer.json                    version, random state, and the fingerprint of model and tuning
+trainer/optimizer.safetensors   AdamW's moments and step counts, ``<name>/<moment>``
+trainer/critic.safetensors      the value head and its moments; only with a critic
+
+Format 1 had the trained weights in ``weights.safetensors``, by the trainer's names, and no subfolder. It can be read.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Generator, Mapping
@@ -18,12 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lightning_core.errors import TrainingError
+from lightning_core.model import peft
+from lightning_core.records.checkpoints import OPTIMIZER
 
-FORMAT = 1
+FORMAT = 2
+_FACTS, _STATE, _CRITIC = "trainer.json", "trainer", "critic.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,52 +70,87 @@ def restore_moments(
 
 @contextmanager
 def whole(folder: Path) -> Generator[Path]:
-    """Yield a temporary sibling folder, which replaces ``folder`` if the block succeeds."""
+    """Yield a temporary sibling folder, which replaces ``folder`` once the block succeeds and its files are on disk."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
         yield scratch
+        for path in (*scratch.rglob("*"), scratch):
+            _sync(path)
         scratch.chmod(0o755)  # mkdtemp creates it private
-        if folder.exists():
-            shutil.rmtree(folder)
+        replaced = scratch.with_name(f"{scratch.name}-replaced")
+        if folder.exists():  # moved aside, so that one of the two is whole at any time
+            folder.rename(replaced)
         scratch.rename(folder)
+        _sync(folder.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
 
 
-def write(folder: Path, state: Checkpoint) -> None:
-    """Write ``state`` atomically."""
-    with whole(folder) as scratch:
-        save_file(
-            {name: tensor.detach().contiguous() for name, tensor in state.weights.items()},
-            scratch / "weights.safetensors",
-        )
-        save_file(dict(state.moments), scratch / "optimizer.safetensors")
-        if state.critic:
-            save_file(dict(state.critic), scratch / "critic.safetensors")
-        facts = {
-            "format": FORMAT,
-            "fingerprint": state.fingerprint,
-            "version": state.version,
-            "submitted": state.submitted,
-        }
-        (scratch / "trainer.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+def _sync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def write(folder: Path, state: Checkpoint, *, weights: str) -> None:
+    """Write the rest of ``state`` beside its weights, which are in the file ``weights`` in ``folder``."""
+    (folder / _STATE).mkdir()
+    save_file(dict(state.moments), folder / _STATE / OPTIMIZER)
+    if state.critic:
+        save_file(dict(state.critic), folder / _STATE / _CRITIC)
+    facts = {
+        "format": FORMAT,
+        "weights": weights,
+        "fingerprint": state.fingerprint,
+        "version": state.version,
+        "submitted": state.submitted,
+    }
+    (folder / _FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """The content of ``trainer.json``.
+
+    Raises `TrainingError` if ``folder`` is no checkpoint of ours, or of a later version.
+    """
+    try:
+        facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+        if facts["format"] in (1, FORMAT):
+            return {"weights": "weights.safetensors", **facts}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise _not_readable(folder, error) from error
+    raise TrainingError(
+        f"the checkpoint {str(folder)!r} has format {facts['format']!r}, but this version reads formats up to {FORMAT}: "
+        "use the version of lightning-rl that wrote it"
+    )
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The trained weights, float32, by the trainer's names. Raises `TrainingError` if they cannot be read."""
+    try:
+        tensors = load_file(folder / read_facts(folder)["weights"])
+    except (OSError, SafetensorError) as error:
+        raise _not_readable(folder, error) from error
+    return peft.from_peft(tensors) if is_adapter(folder) else tensors
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether the checkpoint is an adapter in peft's format."""
+    return read_facts(folder)["weights"] == peft.WEIGHTS
 
 
 def read(folder: Path, fingerprint: Mapping[str, Any], *, weights_only: bool = False) -> Checkpoint:
-    """Read what `write` wrote.
+    """Read a checkpoint.
 
     ``weights_only``: skip the moments, which are twice as large as the weights.
-    Raises `TrainingError` if it is not a checkpoint or has another fingerprint.
+    Raises `TrainingError` if it is not a checkpoint, has another fingerprint, or has no moments.
     """
-    try:
-        facts = json.loads((folder / "trainer.json").read_text(encoding="utf-8"))
-        weights = load_file(folder / "weights.safetensors")
-        moments = {} if weights_only else load_file(folder / "optimizer.safetensors")
-        critic = {} if weights_only or not (path := folder / "critic.safetensors").exists() else load_file(path)
-    except (OSError, ValueError) as error:
-        raise TrainingError(f"{str(folder)!r} is not a checkpoint, or is damaged: {error}") from error
+    facts = read_facts(folder)
     found: dict[str, Any] = facts["fingerprint"]
     for key in sorted({*found, *fingerprint}):
         if found.get(key) != fingerprint.get(key):
@@ -114,11 +158,26 @@ def read(folder: Path, fingerprint: Mapping[str, Any], *, weights_only: bool = F
                 f"the checkpoint {str(folder)!r} does not fit: its {key} is {found.get(key)!r}, but this "
                 f"trainer's is {fingerprint.get(key)!r}"
             )
+    state = folder if facts["format"] == 1 else folder / _STATE
+    if not weights_only and not (state / OPTIMIZER).exists():
+        raise TrainingError(
+            f"the checkpoint {str(folder)!r} has no optimiser state to resume from: only the newest checkpoint of a run "
+            "keeps it. The weights can be evaluated, served and exported"
+        )
+    try:
+        moments = {} if weights_only else load_file(state / OPTIMIZER)
+        critic = {} if weights_only or not (state / _CRITIC).exists() else load_file(state / _CRITIC)
+    except (OSError, SafetensorError) as error:
+        raise _not_readable(folder, error) from error
     return Checkpoint(
         fingerprint=found,
         version=facts["version"],
         submitted=facts["submitted"],
-        weights=weights,
+        weights=read_weights(folder),
         moments=moments,
         critic=critic,
     )
+
+
+def _not_readable(folder: Path, error: Exception) -> TrainingError:
+    return TrainingError(f"{str(folder)!r} is not a checkpoint, or is damaged: {type(error).__name__}: {error}")

@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_core.model.attention import NAME, Geometry, TreeAttention, plan_blocks
+from lightning_core.model.attention import NAME, TreeAttention
 from lightning_core.model.constraint import Constraints
+from lightning_core.model.forest import plan_blocks
 from lightning_core.model.head import OutputHead
+from lightning_core.model.path import ModelPath, decoder_name
 from lightning_core.trainers.torch.packing import PackedBatch
 from lightning_core.trainers.torch.penalties import place_entropy
 from lightning_core.transitions import Row
@@ -24,11 +26,11 @@ from lightning_core.transitions import Row
 class Forward:
     """Forward passes through one model, with the adapter that is active when they run."""
 
-    def __init__(self, model: Any, geometry: Geometry, constraints: Constraints) -> None:
-        self._model = model
-        self._geometry = geometry
+    def __init__(self, model: Any, path: ModelPath, constraints: Constraints) -> None:
+        self._decoder = getattr(model, decoder_name(model))
+        self._geometry = path.geometry
         self._constraints = constraints
-        self._head = OutputHead(model, geometry)
+        self._head = OutputHead(model, path.geometry)
         self._device: torch.device = model.get_input_embeddings().weight.device
 
     def hidden(self, batch: PackedBatch) -> Tensor:
@@ -36,14 +38,30 @@ class Forward:
 
         They have the dtype of the weights.
         """
+        if self._geometry is None:
+            return self._padded_hidden(batch)
         tree = TreeAttention(plan_blocks(batch.forest), groups=self._geometry.groups, device=self._device)
-        output = self._model.base_model(
+        output = self._decoder(
             input_ids=self._tensor(batch.token_ids_S[None]),
             position_ids=self._tensor(batch.position_ids_S[None]),
             use_cache=False,
             **{NAME: tree},
         )
         return output.last_hidden_state[0].index_select(0, self._tensor(batch.places_P))
+
+    def _padded_hidden(self, batch: PackedBatch) -> Tensor:
+        """`hidden` on the plain path: each row is a sequence of its own, padded at its end.
+
+        In a causal model no token depends on the padding after it, so no mask is needed.
+        """
+        width = max(len(places) for places in batch.places)
+        tokens_BL = np.zeros((len(batch.places), width), dtype=np.int64)
+        index_S = np.zeros(len(batch.token_ids_S), dtype=np.int64)  # of each packed token in the padded sequences
+        for number, places in enumerate(batch.places):
+            tokens_BL[number, : len(places)] = batch.token_ids_S[places]
+            index_S[places] = number * width + np.arange(len(places))
+        output = self._decoder(input_ids=self._tensor(tokens_BL), use_cache=False)
+        return output.last_hidden_state.flatten(0, 1).index_select(0, self._tensor(index_S[batch.places_P]))
 
     def logprobs(
         self, batch: PackedBatch, rows: Sequence[Row], *, entropy: bool = False

@@ -19,7 +19,8 @@ def make_torch_trainer(config: Config) -> Trainer:
     policies, algorithm, settings, seed = policy_settings(config), config.algorithm, config.trainer, config.run.seed
     if config.policies:
         return MultiPolicyTrainer(policies, algorithm, settings, seed=seed, base=config.policy.model)
-    trainer = TorchTrainer(policies[POLICY], algorithm, settings, seed=seed)
-    if config.policy.backend == "torch":
+    samples = config.policy.backend == "torch"
+    trainer = TorchTrainer(policies[POLICY], algorithm, settings, seed=seed, samples=samples)
+    if samples:
         return trainer
     return VllmTrainer(trainer, url=config.policy.vllm.url, args=config.policy.vllm.args)

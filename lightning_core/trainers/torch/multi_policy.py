@@ -56,17 +56,21 @@ class MultiPolicyTrainer:
             stack.callback(self._backend.close)
             self.policies = {
                 name: TorchTrainer(
-                    policy, algorithm, settings, seed=seed, name=name, loaded=loaded[name], backend=self._backend
+                    policy,
+                    algorithm,
+                    settings,
+                    seed=seed,
+                    name=name,
+                    loaded=loaded[name],
+                    backend=self._backend,
+                    policies=len(policies),
                 )
                 for name, policy in policies.items()
             }
-            chats = {
-                id(one): Chat(one.tokenizer, stop_token_ids=one.stop_token_ids, name=name)
-                for name, one in loaded.items()
-            }
-            self._chats = {name: chats[id(one)] for name, one in loaded.items()}
+            self._chats = _make_chats(loaded, policies)
             if keeper is not None and (initial := self.policies[keeper].base) is not None:
-                self._backend.add(BASE, initial, live=False)
+                cached = self.policies[keeper].cached_tokens
+                self._backend.add(BASE, initial, live=False, cached_tokens=cached)
                 self._chats[BASE] = self._chats[keeper]
             stack.pop_all()
         self._steps = 0
@@ -76,6 +80,11 @@ class MultiPolicyTrainer:
     def steps(self) -> int:
         """See `Trainer.steps`."""
         return self._steps
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """See `Trainer.notes`."""
+        return [f"{name}: {note}" for name, trainer in self.policies.items() for note in trainer.notes]
 
     @property
     def backend(self) -> TorchBackend:
@@ -147,6 +156,8 @@ class MultiPolicyTrainer:
                 trainer.save(scratch / name)
             facts = {"steps": self._steps, "policies": list(self.policies)}
             (scratch / _FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        for name, trainer in self.policies.items():
+            trainer.saved_in = folder / name
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """See `Trainer.load`."""
@@ -197,6 +208,19 @@ def _load(policies: Mapping[str, PolicySettings]) -> dict[str, LoadedModel]:
         else:
             found[name] = shared[key] = load_policy(policy)
     return found
+
+
+def _make_chats(loaded: Mapping[str, LoadedModel], policies: Mapping[str, PolicySettings]) -> dict[str, Chat]:
+    """The chat of each policy; policies with the same model and the same variables of its template share it."""
+    shared: dict[tuple[int, str], Chat] = {}
+    chats: dict[str, Chat] = {}
+    for name, one in loaded.items():
+        variables = policies[name].chat_template_kwargs
+        key = id(one), json.dumps(variables, sort_keys=True, default=str)
+        if key not in shared:
+            shared[key] = Chat(one.tokenizer, stop_token_ids=one.stop_token_ids, name=name, template_kwargs=variables)
+        chats[name] = shared[key]
+    return chats
 
 
 def _copy(state: checkpoint.Checkpoint) -> checkpoint.Checkpoint:

@@ -50,7 +50,7 @@ class Objective:
     def __init__(
         self, algorithm: Algorithm, rows: Sequence[Row], batches: Sequence[PackedBatch], device: torch.device
     ) -> None:
-        self._algorithm = algorithm
+        self.algorithm = algorithm
         self._loss = loss_rule(algorithm)
         advantages = [row.advantages for row in rows if row.advantages is not None]
         weights = token_weights(rows, algorithm)
@@ -90,7 +90,7 @@ class Objective:
     def survey(self, logprobs: Sequence[Tensor]) -> None:
         """Set the logprobs [E] of each micro-batch under the weights of the next update."""
         known = dict(enumerate(logprobs))
-        if self._algorithm.importance is not None and not self._proximal:
+        if self.algorithm.importance is not None and not self._proximal:
             self._proximal = known
             if self._importance_sequences is not None:
                 self._importance_sums_N = self._importance_sequences.sums(self._log_ratios(known, self._sampled))
@@ -104,10 +104,10 @@ class Objective:
         """
         importance_E, outside_E = None, None
         now_E = logprobs_E.detach()
-        if self._algorithm.importance is not None:
+        if self.algorithm.importance is not None:
             self._proximal.setdefault(batch, now_E)
             if batch not in self._importance:
-                self._importance[batch] = self._importance_weights(batch, self._algorithm.importance)
+                self._importance[batch] = self._importance_weights(batch, self.algorithm.importance)
             importance_E, outside_E = self._importance[batch]
         return policy_loss(
             TrainedTokens(
@@ -122,13 +122,13 @@ class Objective:
                 reference_E=self.references.get(batch),
                 entropy_E=entropy_E,
             ),
-            self._algorithm,
+            self.algorithm,
             self._loss,
         )
 
     def _old(self) -> Mapping[int, Tensor]:
         """The denominator of the ratio, by micro-batch."""
-        return self._sampled if self._algorithm.importance is None else self._proximal
+        return self._sampled if self.algorithm.importance is None else self._proximal
 
     @staticmethod
     def _log_ratios(new: Mapping[int, Tensor], old: Mapping[int, Tensor]) -> dict[int, Tensor]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_core.errors import TrainingError
-from lightning_core.model.attention import Forest
+from lightning_core.model.forest import Forest
 from lightning_core.transitions import Row
 
 Ints = NDArray[np.int64]
@@ -58,15 +58,34 @@ def pack_rows(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> lis
     Raises `TrainingError` for a row whose first token is marked as sampled, because no token predicts it.
     """
     inputs = {index: _input_tokens(rows[index]) for index in chosen}
-    # In lexicographic order neighbours share the longest prefixes; big-endian bytes compare like the tokens.
-    ordered = sorted(inputs, key=lambda index: inputs[index].astype(">u4").tobytes())
-    shared = [0] + [_common_prefix(inputs[a], inputs[b]) for a, b in pairwise(ordered)]
-    lengths = [len(inputs[index]) for index in ordered]
+    ordered = _shared_prefixes(inputs, chosen)
+    lengths = [len(inputs[index]) for index, _ in ordered]
     batches: list[PackedBatch] = []
-    for first, last in pairwise(_cuts(lengths, shared, budget)):
-        group = [(ordered[first], 0), *zip(ordered[first + 1 : last], shared[first + 1 : last], strict=True)]
-        batches.append(_pack(rows, inputs, group))
+    for first, last in pairwise(_cuts(lengths, [shared for _, shared in ordered], budget)):
+        batches.append(_pack(rows, inputs, [(ordered[first][0], 0), *ordered[first + 1 : last]]))
     return batches
+
+
+def pad_rows(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> list[PackedBatch]:
+    """`pack_rows` for models that compute each row as a sequence of its own.
+
+    A micro-batch has at most ``budget`` tokens after its rows are padded to the same length.
+    """
+    inputs = {index: _input_tokens(rows[index]) for index in chosen}
+    groups: list[list[int]] = []
+    for index in sorted(inputs, key=lambda index: len(inputs[index]), reverse=True):
+        if not groups or (len(groups[-1]) + 1) * len(inputs[groups[-1][0]]) > budget:
+            groups.append([])
+        groups[-1].append(index)
+    return [_pack(rows, inputs, _shared_prefixes(inputs, group)) for group in groups]
+
+
+def _shared_prefixes(inputs: dict[int, Ints], group: Sequence[int]) -> list[tuple[int, int]]:
+    """The rows in lexicographic order, with the tokens shared with the last."""
+    # In this order neighbours share the longest prefixes; big-endian bytes compare like the tokens.
+    ordered = sorted(group, key=lambda index: inputs[index].astype(">u4").tobytes())
+    shared_with_last = {b: _common_prefix(inputs[a], inputs[b]) for a, b in pairwise(ordered)}
+    return [(index, shared_with_last.get(index, 0)) for index in ordered]
 
 
 def _cuts(lengths: Sequence[int], shared: Sequence[int], budget: int) -> list[int]:

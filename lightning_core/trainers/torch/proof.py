@@ -12,10 +12,26 @@ from typing import Any
 import numpy as np
 
 from lightning_core.digest import sampling_digest
-from lightning_core.errors import ProofError
+from lightning_core.errors import ProofError, TrainingError
 from lightning_core.trace import Floats
 from lightning_core.trainers.torch.packing import Ints, PackedBatch
 from lightning_core.transitions import Row, Segment
+
+
+def check_rows(rows: Sequence[Row], *, max_context: int) -> None:
+    """Raise `TrainingError` for rows without advantages, with numbers that are not finite, or longer than the context."""
+    if not rows:
+        raise TrainingError("step() got no rows")
+    for row in rows:
+        if row.advantages is None:
+            raise TrainingError(f"a row of rollout {row.rollout!r} has no advantages: assign credit first")
+        for name, values in (("advantages", row.advantages), ("logprobs", row.logprobs)):
+            if not np.isfinite(values).all():
+                raise TrainingError(f"a row of rollout {row.rollout!r} has {name} that are not finite")
+        if len(row.token_ids) > max_context:
+            raise TrainingError(
+                f"a row of rollout {row.rollout!r} has {len(row.token_ids)} tokens, more than max_context={max_context}"
+            )
 
 
 def prove_once(rows: Sequence[Row]) -> None:
@@ -95,4 +111,18 @@ def prove_segment(
             f"call {segment.call} of agent {row.agent!r} (rollout {row.rollout}): its tokens, logprobs, temperature or version are not "
             f"those that were sampled: digest {found}, expected {segment.digest}. Nothing was trained. Either the record was "
             "changed after sampling, or there is a bug"
+        )
+
+
+def prove_sampler(difference: float, limit: float | None) -> None:
+    """Raise `TrainingError` if sampler and trainer compute different policies.
+
+    ``difference``: between their logprobs, as a mean over all tokens in nats.
+    """
+    if limit is not None and not difference <= limit:
+        raise TrainingError(
+            f"the logprobs of sampler and trainer differ by {difference:.3g} nats on average, more than "
+            f"trainer.max_logprob_difference={limit:g}, so the sampler does not sample the policy that is trained; the "
+            "weights are unchanged. Use policy.dtype: float32, or policy.backend: torch, to find the cause; raise the "
+            "limit only for a sampler that is known to be less exact, with algorithm.importance"
         )

@@ -6,15 +6,12 @@ The model is a Hugging Face model on the CPU or one GPU.
 from __future__ import annotations
 
 import copy
-import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,14 +23,17 @@ from lightning_core.config.resolve import PolicySettings
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.errors import TrainingError
 from lightning_core.model.load import LoadedModel
-from lightning_core.model.untied import is_tied, untie_saved
+from lightning_core.model.path import ModelPath
+from lightning_core.model.untied import is_tied
 from lightning_core.trace import BASE, POLICY
 from lightning_core.trainers.torch import checkpoint
-from lightning_core.trainers.torch.forward import Forward, Reference
+from lightning_core.trainers.torch.mini_batches import MiniBatch, Update, split_rollouts, step_metrics
 from lightning_core.trainers.torch.objective import Objective, rows_to_train
-from lightning_core.trainers.torch.packing import PackedBatch, pack_rows
-from lightning_core.trainers.torch.parts import load_policy, open_backend, tune_policy
-from lightning_core.trainers.torch.proof import prove_batch, prove_once
+from lightning_core.trainers.torch.packing import PackedBatch, pack_rows, pad_rows
+from lightning_core.trainers.torch.parts import load_policy, notes, open_backend, plan_memory, tune_policy
+from lightning_core.trainers.torch.proof import check_rows, prove_once
+from lightning_core.trainers.torch.saving import write_merged, write_weights
+from lightning_core.trainers.torch.update import Updater
 from lightning_core.trainers.torch.value_head import ValueHead, prompt_states
 from lightning_core.transitions import Row, Transition, transitions_to_rows
 
@@ -51,11 +51,14 @@ class TorchTrainer:
         name: str = POLICY,
         loaded: LoadedModel | None = None,
         backend: TorchBackend | None = None,
+        policies: int = 1,
+        samples: bool = True,
     ) -> None:
         """The trainer of one policy.
 
         ``policy`` has the learning rate; ``settings`` has everything else that policies share. ``name``: the name that
         the policy is served under. ``loaded`` and ``backend``: a model and an engine to share; None creates them.
+        ``policies``: how many share the memory. ``samples``: whether the engine is used, and not another sampler.
         Raises `ConfigError` for settings that cannot be combined.
         """
         checked_loss(algorithm)
@@ -68,23 +71,26 @@ class TorchTrainer:
         self._loaded = loaded or load_policy(policy)
         self._model = self._loaded.model
         self._tuning = tune_policy(self._loaded, policy, name=name, seed=seed, keep_base=algorithm.kl is not None)
-        with self._tuning.active():
-            self._forward = Forward(self._model, self._loaded.geometry, self._loaded.constraints)
-        self._optimizer = torch.optim.AdamW(
-            list(self._tuning.masters.values()),
-            lr=policy.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        self._seed = seed
+        self._updater = Updater(self._loaded, self._tuning, settings, learning_rate=policy.learning_rate)
         width: int = self._model.get_output_embeddings().weight.shape[1]
         critic = policy.critic
         self._value_head = None if critic is None else ValueHead(width, critic, self._loaded.device)
         self._version = 0
+        self.saved_in: Path | None = None
+        """The last checkpoint, whose frozen weights the next one links."""
         self._backend = backend or open_backend(settings, self._loaded.max_context, seed=seed)
-        self._backend.add(name, self._sampled(self._model, self._tuning.adapter), live=True)
+        apart = self.base is not None and self.base.model is not self._model
+        with self._tuning.active():
+            self._memory = plan_memory(
+                self._loaded, self._tuning, settings,
+                share=policies + apart, samples=samples, entropy=algorithm.entropy_weight > 0,
+            )  # fmt: skip
+            self.notes = notes(self._loaded, self._tuning, self._memory)
+        cached = self._memory.cache_tokens
+        self._backend.add(name, self._sampled(self._model, self._tuning.adapter), live=True, cached_tokens=cached)
         if backend is None and self.base is not None:
-            self._backend.add(BASE, self.base, live=False)
+            self._backend.add(BASE, self.base, live=False, cached_tokens=cached)
 
     @property
     def base(self) -> SampledModel | None:
@@ -94,7 +100,7 @@ class TorchTrainer:
     def _sampled(self, model: Any, adapter: str | None = None) -> SampledModel:
         return SampledModel(
             model=model,
-            geometry=self._loaded.geometry,
+            path=self._loaded.path,
             adapters=self._tuning.adapters,
             adapter=adapter,
             constraints=self._loaded.constraints,
@@ -117,7 +123,8 @@ class TorchTrainer:
 
     @cached_property
     def _chat(self) -> Chat:
-        return Chat(self.tokenizer, stop_token_ids=self.stop_token_ids)
+        variables = self.policy.chat_template_kwargs
+        return Chat(self.tokenizer, stop_token_ids=self.stop_token_ids, template_kwargs=variables)
 
     @property
     def tokenizer(self) -> Any:
@@ -140,6 +147,16 @@ class TorchTrainer:
         return is_tied(self._model)
 
     @property
+    def cached_tokens(self) -> int:
+        """Tokens that the engine keeps for later prompts."""
+        return self._memory.cache_tokens
+
+    @property
+    def path(self) -> ModelPath:
+        """How the model is computed."""
+        return self._loaded.path
+
+    @property
     def device(self) -> str:
         """``cpu`` or ``cuda``."""
         return self._loaded.device.type
@@ -155,25 +172,24 @@ class TorchTrainer:
         Rows whose advantages are all 0 cost nothing, but count in the means of the loss.
         """
         self.check(rows)
-        updates = self.algorithm.updates_per_step
-        chosen = rows_to_train(rows, self.algorithm)
-        batches = pack_rows(rows, chosen, budget=self.settings.micro_batch_tokens)
-        objective = Objective(self.algorithm, rows, batches, self._loaded.device)
-        metrics: dict[str, float] = {"rows_trained": len(chosen), "packed_tokens": 0, "micro_batches": len(batches)}
+        parts = self._mini_batches(rows)
+        updates: list[Update] = []
         with self._backend.pause(), self._tuning.active(), ExitStack() as undo:
             self._backend.forget(self.name)
-            if updates > 1:
+            total = self.algorithm.updates_per_step * len(parts)
+            if total > 1:
                 # A later update can fail after earlier ones have changed the weights.
                 undo.callback(self.restore, copy.deepcopy(self.state()))
-            for update in range(updates if chosen else 0):
-                found = self._update(rows, batches, objective)
-                # Only the first update compares sampler and trainer on the same weights.
-                first = {name: value for name, value in found.items() if name.startswith("logprob_difference")}
-                metrics |= found if update == 0 else {n: v for n, v in found.items() if n not in first}
+            if self.algorithm.importance is not None:
+                for part in parts[1:]:  # the proximal policy is that of the start of the step
+                    self._updater.survey(part)
+            for number in range(total):
+                part = parts[number % len(parts)]
+                updates.append(self._updater.update(part, self._version, compare=number == 0))
             undo.pop_all()
             self._version += 1
             self._backend.versions[self.name] = self._version
-        return metrics
+        return step_metrics(parts, updates)
 
     def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
         """See `Trainer.expected`."""
@@ -181,13 +197,18 @@ class TorchTrainer:
         rows = transitions_to_rows(transitions)
         states: dict[str, Tensor] = {}
         with self._backend.pause(), self._tuning.active(), torch.no_grad():
-            for batch in pack_rows(rows, range(len(rows)), budget=self.settings.micro_batch_tokens):
-                states |= prompt_states(batch, rows, self._forward.hidden(batch))
+            for batch in self._pack(rows, range(len(rows))):
+                states |= prompt_states(batch, rows, self._updater.forward.hidden(batch))
         return value_head.expected(states)
 
     def learn_expected(self, targets: Mapping[str, float]) -> Mapping[str, float]:
         """See `Trainer.learn_expected`."""
         return self._require_value_head().learn(targets)
+
+    def _pack(self, rows: Sequence[Row], chosen: Sequence[int]) -> Sequence[PackedBatch]:
+        """The micro-batches of the rows ``chosen``."""
+        pack = pad_rows if self._loaded.path.geometry is None else pack_rows
+        return pack(rows, chosen, budget=self._memory.micro_batch_tokens)
 
     def _require_value_head(self) -> ValueHead:
         if self._value_head is None:
@@ -196,86 +217,25 @@ class TorchTrainer:
 
     def check(self, rows: Sequence[Row]) -> None:
         """Raise `TrainingError` for rows that cannot be trained on."""
-        if not rows:
-            raise TrainingError("step() got no rows")
-        for row in rows:
-            if row.advantages is None:
-                raise TrainingError(f"a row of rollout {row.rollout!r} has no advantages: assign credit first")
-            for name, values in (("advantages", row.advantages), ("logprobs", row.logprobs)):
-                if not np.isfinite(values).all():
-                    raise TrainingError(f"a row of rollout {row.rollout!r} has {name} that are not finite")
-            if len(row.token_ids) > self._backend.max_context:
-                raise TrainingError(
-                    f"a row of rollout {row.rollout!r} has {len(row.token_ids)} tokens, more than max_context="
-                    f"{self._backend.max_context}"
-                )
+        check_rows(rows, max_context=self._backend.max_context)
         prove_once(rows)
 
-    def _update(self, rows: Sequence[Row], batches: Sequence[PackedBatch], objective: Objective) -> dict[str, float]:
-        """One optimiser update on all micro-batches; returns its metrics."""
-        self._tuning.zero_grad()
-        if objective.needs_survey():
-            with torch.no_grad():
-                objective.survey([self._forward.logprobs(batch, rows)[0] for batch in batches])
-        loss, sums, maxima = 0.0, Counter[str](), dict[str, float]()
-        for number, batch in enumerate(batches):
-            prove_batch(rows, batch, objective.sampled[number])
-            if self.algorithm.kl is not None and number not in objective.references:
-                objective.references[number] = self._reference.logprobs(batch, rows)
-            logprobs_E, entropy_E = self._forward.logprobs(batch, rows, entropy=self.algorithm.entropy_weight > 0)
-            found = objective.loss(number, logprobs_E, entropy_E)
-            found.loss.backward()
-            self._tuning.collect_grad()
-            loss += float(found.loss.detach())
-            sums.update(found.sums)
-            maxima = {name: max(value, maxima.get(name, -math.inf)) for name, value in found.maxima.items()}
-        norm = self._apply_gradient(loss)
-        tokens = sum(len(batch.targets_E) for batch in batches)
-        return {
-            "loss": loss,
-            "grad_norm": norm,
-            "learning_rate": self._learning_rate(),
-            "packed_tokens": sum(len(batch.token_ids_S) for batch in batches),
-            **{name: value / tokens for name, value in sums.items()},
-            **maxima,
-        }
-
-    def _apply_gradient(self, loss: float) -> float:
-        """Clip the gradient and update the weights; returns the gradient's norm before clipping.
-
-        Raises `TrainingError`, and leaves the weights as they are, if ``loss`` or the gradient is not finite.
-        """
-        masters = list(self._tuning.masters.values())
-        norm = float(torch.nn.utils.clip_grad_norm_(masters, self.settings.grad_clip))
-        if not math.isfinite(loss) or not math.isfinite(norm):
-            self._tuning.zero_grad()
-            raise TrainingError(
-                f"step {self._version + 1}: the loss is {loss} and the gradient norm {norm}; the weights are unchanged"
-            )
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._learning_rate()
-        self._optimizer.step()
-        self._tuning.publish()
-        self._tuning.zero_grad()
-        return norm
-
-    def _learning_rate(self) -> float:
-        warmup = self.settings.warmup_steps
-        return self.policy.learning_rate * (min(1.0, (self._version + 1) / warmup) if warmup else 1.0)
-
-    @cached_property
-    def _reference(self) -> Reference:
-        """Passes through the initial weights; with an adapter these are the same model without it."""
-        assert self._tuning.base is not None
-        model, context = self._tuning.base
-        if model is self._model:
-            return Reference(self._forward, context)
-        return Reference(Forward(model, self._loaded.geometry, self._loaded.constraints), context)
+    def _mini_batches(self, rows: Sequence[Row]) -> list[MiniBatch]:
+        """The mini-batches of a step that have a gradient, in the order of their updates."""
+        parts = split_rollouts(rows, self.algorithm.mini_batches, seed=f"{self._seed}:{self._version}")
+        found: list[MiniBatch] = []
+        for part in parts:
+            batches = self._pack(part, rows_to_train(part, self.algorithm))
+            objective = Objective(self.algorithm, part, batches, self._loaded.device)
+            found.append(MiniBatch(rows=part, batches=batches, objective=objective))
+        return [part for part in found if part.batches]
 
     def save(self, folder: Path) -> None:
         """See `Trainer.save`."""
-        with self._backend.pause():
-            checkpoint.write(folder, self.state())
+        with self._backend.pause(), checkpoint.whole(folder) as scratch:
+            file = write_weights(scratch, self._loaded, self._tuning, self.policy, earlier=self.saved_in)
+            checkpoint.write(scratch, self.state(), weights=file)
+        self.saved_in = folder
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """See `Trainer.load`."""
@@ -283,20 +243,12 @@ class TorchTrainer:
         with self._backend.pause():
             self._backend.forget(self.name)
             self.restore(state)
+        self.saved_in = folder
 
     def save_pretrained(self, folder: Path, *, untied: bool = False) -> None:
-        """Write the policy as a Hugging Face folder, with adapters merged into the weights.
-
-        ``untied``: write the output layer separately, even if the model shares it with the embeddings.
-        """
+        """See `write_merged`."""
         with self._backend.pause():
-            weights = self._model.state_dict()
-            if self._tuning.adapters is not None:
-                weights |= self._tuning.adapters.merged(self.name)
-            self._model.save_pretrained(folder, state_dict=weights)
-            self.tokenizer.save_pretrained(folder)
-            if untied and self.tied:
-                untie_saved(folder, self._model)
+            write_merged(folder, self._loaded, self._tuning, untied=untied)
 
     def close(self) -> None:
         """See `Trainer.close`."""
@@ -319,7 +271,7 @@ class TorchTrainer:
             version=self._version,
             submitted=self._backend.submitted,
             weights=masters,
-            moments=checkpoint.optimizer_moments(self._optimizer, masters),
+            moments=self._updater.optimizer.moments(),
             critic={} if self._value_head is None else self._value_head.state(),
         )
 
@@ -332,7 +284,7 @@ class TorchTrainer:
         for name, master in self._tuning.masters.items():
             master.copy_(state.weights[name])
         self._tuning.publish()
-        checkpoint.restore_moments(self._optimizer, self._tuning.masters, state.moments)
+        self._updater.optimizer.restore(state.moments)
         if self._value_head is not None and state.critic:
             self._value_head.restore(state.critic)
         self._version = self._backend.versions[self.name] = state.version

@@ -65,6 +65,11 @@ class VllmTrainer:
                 yield url
 
     @property
+    def notes(self) -> Sequence[str]:
+        """See `Trainer.notes`."""
+        return self._trainer.notes
+
+    @property
     def steps(self) -> int:
         """See `Trainer.steps`."""
         return self._trainer.steps

@@ -1,62 +1,30 @@
-"""The running rows and cached contexts of one model: prefill and decoding.
+"""Prefill and decoding on the tree path, with a cache of contexts.
 
 Rows of different adapters run in the same passes but share no keys and values.
 """
 
 from __future__ import annotations
 
-import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_core.backends.backend import FinishReason, SamplingParams
 from lightning_core.backends.torch.decoding import Cascade
-from lightning_core.backends.torch.kv_pool import KVPool, Node, TokenArray, cached
-from lightning_core.backends.torch.sampling import sample_tokens
-from lightning_core.errors import TrainingError
+from lightning_core.backends.torch.kv_pool import KVPool, Node, cached
+from lightning_core.backends.torch.rows import ActiveRow, last_inputs, sample_next
 from lightning_core.model.adapters import Adapters
-from lightning_core.model.attention import NAME, Forest, Geometry, TreeAttention, plan_blocks
-from lightning_core.model.constraint import Walk
+from lightning_core.model.attention import NAME, Geometry, TreeAttention
+from lightning_core.model.forest import Forest, plan_blocks
+from lightning_core.model.path import decoder_name
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class ActiveRow:
-    """One response that is being sampled."""
-
-    prompt: TokenArray
-    params: SamplingParams
-    adapter: str | None = None
-    """The adapter that samples it; None for the model without an adapter."""
-    random: random.Random = field(default_factory=random.Random)
-    walk: Walk | None = None
-    """The response's state in its constraint; None without a constraint."""
-    tokens: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    aborted: bool = False
-
-    def context(self) -> TokenArray:
-        """Prompt and the response so far."""
-        return np.concatenate([self.prompt, np.asarray(self.tokens, dtype=np.int64)]) if self.tokens else self.prompt
-
-    def finish_reason(self) -> FinishReason | None:
-        """Why the response is complete; None if it is not."""
-        if self.tokens and self.tokens[-1] in self.params.stop_token_ids:
-            return "stop"
-        return "length" if len(self.tokens) >= self.params.max_tokens else None
-
-
-class Lane:
-    """The rows that one model decodes together.
-
-    Not thread-safe. All methods must run under `torch.inference_mode`.
-    """
+class TreeLane:
+    """The `Lane` of a model on the tree path."""
 
     def __init__(
         self,
@@ -71,6 +39,7 @@ class Lane:
         """
         weight: Tensor = model.get_input_embeddings().weight
         self._model = model
+        self._decoder = getattr(model, decoder_name(model))
         self._geometry = geometry
         self._adapters = adapters
         self._device = weight.device
@@ -112,6 +81,7 @@ class Lane:
         if new:
             self._prefill(new)
         users = Counter(node for path in paths for node in path)
+        self._cascade.reserve(len(self.rows))
         for row, path in zip(admitted, paths, strict=True):
             room = row.params.max_tokens - len(row.tokens)
             self._cascade.add(path, [users[node] for node in path], room)
@@ -120,8 +90,7 @@ class Lane:
 
     def step(self) -> None:
         """Sample one token per row."""
-        inputs = [(row.tokens[-1] if row.tokens else int(row.prompt[-1])) for row in self.rows]
-        positions = [len(row.prompt) + len(row.tokens) - 1 for row in self.rows]
+        inputs, positions = last_inputs(self.rows)
         self._cascade.begin()
         with self._adapted([row.adapter for row in self.rows], [1] * len(self.rows)):
             logits_RV: Tensor = self._model(
@@ -131,26 +100,7 @@ class Lane:
                 **{NAME: self._cascade},
             ).logits[0]
         self._cascade.end()
-        for index, row in enumerate(self.rows):
-            if row.walk is not None:
-                forbidden_V = torch.from_numpy(~row.walk.allowed()).to(self._device)
-                logits_RV[index].masked_fill_(forbidden_V, -torch.inf)
-        tokens_R, logprobs_R = sample_tokens(
-            logits_RV,
-            self._tensor([row.params.temperature for row in self.rows], torch.float32),
-            self._tensor([row.params.top_p for row in self.rows], torch.float32),
-            self._tensor([row.random.random() for row in self.rows], torch.float32),
-        )
-        if not bool(logprobs_R.isfinite().all()):
-            raise TrainingError(
-                "the model's logits are not finite, because its weights are not or are too large. Continue from an earlier "
-                "checkpoint, with a lower trainer.learning_rate"
-            )
-        for row, token, logprob in zip(self.rows, tokens_R.tolist(), logprobs_R.tolist(), strict=True):
-            if row.walk is not None:
-                row.walk.accept(token)
-            row.tokens.append(token)
-            row.logprobs.append(logprob)
+        sample_next(self.rows, logits_RV)
         self.sampled_tokens += len(self.rows)
         self.decode_steps += 1
 
@@ -176,13 +126,16 @@ class Lane:
             self._pool.evict()
 
     def forget(self, adapter: str | None) -> None:
-        """Drop the rows and cached contexts of one adapter and free their memory."""
+        """See `Lane.forget`. On a CPU the memory of the rows is kept for the next ones."""
         self._pool.forget(adapter)
         if any(row.adapter != adapter for row in self.rows):
             self.drop(lambda row: row.adapter == adapter)
             return
         self.rows = []
-        self._cascade.clear()
+        if self._device.type == "cpu":  # growing again costs more than a second per step with the demo's model
+            self._cascade.reset()
+        else:
+            self._cascade.clear()
         for node in self._pool.nodes():
             node.column = None
 
@@ -223,7 +176,7 @@ class Lane:
         tree = TreeAttention(plan_blocks(forest), groups=self._geometry.groups, device=self._device, prefixes=before)
         recording = _Recording(tree, self._geometry, len(tokens), self._dtype, self._device)
         with self._adapted([node.adapter for node in order], [len(node.tokens) for node in order]):
-            self._model.base_model(
+            self._decoder(
                 input_ids=self._tensor(tokens[None]),
                 position_ids=self._tensor(positions[None]),
                 use_cache=False,
@@ -256,7 +209,9 @@ class _Recording:
         self.keys_LKSD = torch.empty(shape, dtype=dtype, device=device)
         self.values_LKSD = torch.empty(shape, dtype=dtype, device=device)
 
-    def attend(self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float) -> Tensor:
+    def attend(
+        self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
         self.keys_LKSD[layer] = key_KSD
         self.values_LKSD[layer] = value_KSD
-        return self._tree.attend(layer, query_HSD, key_KSD, value_KSD, scaling)
+        return self._tree.attend(layer, query_HSD, key_KSD, value_KSD, scaling, window)

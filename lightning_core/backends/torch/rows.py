@@ -1,0 +1,132 @@
+"""The responses that are being sampled, and what all ways to compute their logits have in common."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_core.backends.backend import FinishReason, SamplingParams
+from lightning_core.backends.torch.kv_pool import TokenArray
+from lightning_core.backends.torch.sampling import sample_tokens
+from lightning_core.errors import TrainingError
+from lightning_core.model.constraint import Walk
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ActiveRow:
+    """One response that is being sampled."""
+
+    prompt: TokenArray
+    params: SamplingParams
+    adapter: str | None = None
+    """The adapter that samples it; None for the model without an adapter."""
+    random: random.Random = field(default_factory=random.Random)
+    walk: Walk | None = None
+    """The response's state in its constraint; None without a constraint."""
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    aborted: bool = False
+
+    def context(self) -> TokenArray:
+        """Prompt and the response so far."""
+        return np.concatenate([self.prompt, np.asarray(self.tokens, dtype=np.int64)]) if self.tokens else self.prompt
+
+    def finish_reason(self) -> FinishReason | None:
+        """Why the response is complete; None if it is not."""
+        if self.tokens and self.tokens[-1] in self.params.stop_token_ids:
+            return "stop"
+        return "length" if len(self.tokens) >= self.params.max_tokens else None
+
+
+class Lane(Protocol):
+    """The rows that one model decodes together.
+
+    Not thread-safe. All methods must run under `torch.inference_mode`.
+    """
+
+    waiting: deque[ActiveRow]
+    """Rows that are not admitted yet; any thread may append."""
+    prompt_tokens: int
+    prompt_tokens_computed: int
+    sampled_tokens: int
+    decode_steps: int
+
+    @property
+    def rows(self) -> Sequence[ActiveRow]:
+        """The running rows."""
+        ...
+
+    def remember(self, cached_tokens: int) -> None:
+        """Raise the number of tokens cached for later prompts by ``cached_tokens``."""
+        ...
+
+    def admit(self, *, rows: int, tokens: int) -> None:
+        """Start rows from the front of `waiting`, and compute the uncached parts of their contexts.
+
+        At most ``rows`` run together. Once ``tokens`` have to be computed, the remaining rows wait for the next step.
+        """
+        ...
+
+    def step(self) -> None:
+        """Sample one token per row."""
+        ...
+
+    def drop(self, leaves: Callable[[ActiveRow], bool], *, remember: bool = False) -> None:
+        """Remove the rows for which ``leaves`` is true.
+
+        ``remember``: cache their contexts for later prompts.
+        """
+        ...
+
+    def forget(self, adapter: str | None) -> None:
+        """Drop the rows and cached contexts of one adapter, whose weights are about to change."""
+        ...
+
+    def clear(self) -> None:
+        """Drop all rows and cached contexts and free their memory."""
+        ...
+
+
+def last_inputs(rows: Sequence[ActiveRow]) -> tuple[list[int], list[int]]:
+    """The last token of each row, which its next token depends on, and its position."""
+    tokens = [(row.tokens[-1] if row.tokens else int(row.prompt[-1])) for row in rows]
+    return tokens, [len(row.prompt) + len(row.tokens) - 1 for row in rows]
+
+
+def sample_next(rows: Sequence[ActiveRow], logits_RV: Tensor) -> None:
+    """Sample one token per row and append it. Overwrites ``logits_RV``.
+
+    Raises `TrainingError` for logits that are not finite.
+    """
+    device = logits_RV.device
+
+    def floats(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)
+
+    for index, row in enumerate(rows):
+        if row.walk is not None:
+            forbidden_V = torch.from_numpy(~row.walk.allowed()).to(device)
+            logits_RV[index].masked_fill_(forbidden_V, -torch.inf)
+    tokens_R, logprobs_R = sample_tokens(
+        logits_RV,
+        floats([row.params.temperature for row in rows]),
+        floats([row.params.top_p for row in rows]),
+        floats([row.random.random() for row in rows]),
+    )
+    if not bool(logprobs_R.isfinite().all()):
+        raise TrainingError(
+            "the model's logits are not finite, because its weights are not or are too large. Continue from an earlier "
+            "checkpoint, with a lower trainer.learning_rate"
+        )
+    for row, token, logprob in zip(rows, tokens_R.tolist(), logprobs_R.tolist(), strict=True):
+        if row.walk is not None:
+            row.walk.accept(token)
+        row.tokens.append(token)
+        row.logprobs.append(logprob)

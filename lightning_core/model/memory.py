@@ -1,0 +1,81 @@
+"""How much memory a token needs in the sampler's cache and in a training pass, and how the free memory is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_core.model.attention import Geometry
+from lightning_core.model.path import ModelPath, decoder_name, inputs
+
+_PROBE_TOKENS = 64
+
+
+def cached_bytes(geometry: Geometry, dtype: torch.dtype) -> int:
+    """Bytes of the keys and values of one token on the tree path."""
+    return 2 * geometry.layers * geometry.kv_heads * geometry.width * dtype.itemsize
+
+
+def trained_bytes(model: Any, path: ModelPath, trained: Iterable[Tensor], *, entropy: bool) -> int:
+    """Bytes that a forward pass keeps for the backward pass, per token. Measured with a pass of 64 tokens.
+
+    The model must be set up for training; ``trained``: its weights that are not its parameters, such as adapters.
+    ``entropy``: the loss has the entropy, which needs all logits twice; otherwise `OutputHead` never keeps them.
+    """
+    own = (*model.parameters(), *model.buffers(), *trained)
+    weights = {tensor.untyped_storage().data_ptr() for tensor in own}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    device = model.get_input_embeddings().weight.device
+    vocabulary: int = model.config.get_text_config().vocab_size
+    tokens = torch.arange(_PROBE_TOKENS, device=device) * 7 % vocabulary
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        hidden = getattr(model, decoder_name(model))(**inputs(path, tokens)).last_hidden_state
+    del hidden
+    return sum(kept.values()) // _PROBE_TOKENS + (2 * 4 * vocabulary if entropy else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """What a trainer does with the free memory."""
+
+    cache_tokens: int
+    """Tokens that the sampler keeps for later prompts."""
+    micro_batch_tokens: int
+    """Tokens of a training pass."""
+
+
+def plan(
+    free: int,
+    *,
+    weights: int,
+    cached: int,
+    trained: int,
+    cache_bytes: int | None,
+    micro_batch_tokens: int | None,
+) -> MemoryPlan:
+    """Divide ``free`` bytes: a quarter for the sampler's cache, and a third of the rest for a training pass.
+
+    What is left is for the agents, for the running rows and for temporary tensors.
+
+    ``weights``: bytes that gradients and moments will need; they are allocated by the first step. ``cached``, ``trained``:
+    bytes per token; 0 if there is no cache. ``cache_bytes``, ``micro_batch_tokens``: as configured; None to choose.
+    A training pass has at most 4,096 tokens, beyond which it gets no faster, and at least 256.
+    """
+    left = max(0, free - weights)
+    cache = 0 if not cached else left // 4 if cache_bytes is None else cache_bytes
+    chosen = max(256, min(4096, (left - cache) // 3 // max(1, trained)))
+    return MemoryPlan(
+        cache_tokens=cache // cached if cached else 0,
+        micro_batch_tokens=chosen if micro_batch_tokens is None else micro_batch_tokens,
+    )

@@ -1,0 +1,82 @@
+"""Adapters in the file format of peft, which loads them with ``PeftModel.from_pretrained``.
+
+A folder with ``adapter_config.json`` and ``adapter_model.safetensors``. Writing it does not need peft.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lightning_core.model.adapters import linear_layers
+
+WEIGHTS = "adapter_model.safetensors"
+_PREFIX, _SUFFIX = "base_model.model.", ".weight"
+_EXPERTS = {"gate_proj", "up_proj", "down_proj", "gate", "w1", "w2", "w3"}
+"""Last parts of the names that experts' layers had before transformers 5 fused them."""
+
+
+def to_peft(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """An adapter's matrices, named as `Adapters.add` names them, by peft's names."""
+    return {f"{_PREFIX}{name}{_SUFFIX}": tensor for name, tensor in weights.items()}
+
+
+def from_peft(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `to_peft`."""
+    return {name.removeprefix(_PREFIX).removesuffix(_SUFFIX): tensor for name, tensor in weights.items()}
+
+
+def write_adapter(folder: Path, weights: Mapping[str, Tensor], *, alpha: float, model: Any, base: str) -> None:
+    """Write ``weights``, named as `Adapters.add` names them, to ``folder``.
+
+    ``alpha``: the scale times the rank. ``model``: the Hugging Face model with the adapter. ``base``: its folder or name,
+    where peft finds it. Without ``adapter_config.json`` if peft would misread some layers (see `misread`).
+    """
+    tensors = {name: tensor.detach().contiguous() for name, tensor in to_peft(weights).items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    layers = layers_of(weights)
+    if misread(model, layers):
+        return
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": next(iter(weights.values())).shape[0],  # the first is an A [R, I]
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "target_modules": _targets(layers, linear_layers(model)),
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def layers_of(weights: Iterable[str]) -> set[str]:
+    """The layers of an adapter's matrices, named as `Adapters.add` names them."""
+    return {name.rpartition(".")[0] for name in weights}
+
+
+def misread(model: Any, layers: Iterable[str]) -> list[str]:
+    """Those of the adapted ``layers`` that peft would take for experts of ``model``; sorted.
+
+    If a model's experts are fused, peft (0.21, with transformers 5) reads adapters on layers with the names that experts
+    had before as adapters of the experts: also those of shared experts and of layers without experts.
+    """
+    fused = any(parameter.ndim == 3 and "experts" in name for name, parameter in model.named_parameters())
+    return sorted(layer for layer in layers if fused and layer.rpartition(".")[2] in _EXPERTS)
+
+
+def _targets(adapted: Collection[str], layers: Collection[str]) -> list[str]:
+    """``target_modules``: the last parts of the adapted layers' names if these match no other layer, else the names.
+
+    peft adapts each layer whose name is one of the targets or ends with a dot and one of them.
+    """
+    last = {name.rpartition(".")[2] for name in adapted}
+    meant = {name for name in layers if name.rpartition(".")[2] in last}
+    return sorted(last) if meant == set(adapted) else sorted(adapted)

@@ -1,0 +1,28 @@
+"""Every family samples, trains and is exported as transformers computes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from docs._generate import models
+from tests.models.examine import examine
+from tests.models.families import FAMILIES
+
+pytestmark = pytest.mark.numeric
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_computed_as_transformers_does(name: str, tmp_path: Path) -> None:
+    found = examine(FAMILIES[name], tmp_path)
+    assert found.path.startswith(FAMILIES[name].path)
+    assert found.sample < 1e-4
+    assert found.gradient < 1e-5
+    assert found.export < 1e-4
+    assert found.moved > 100 * found.export
+
+
+def test_the_page_lists_them() -> None:
+    page = Path(__file__).parents[2] / "docs" / "models.md"
+    assert page.read_text(encoding="utf-8") == models.page(FAMILIES, models._tested_version())
