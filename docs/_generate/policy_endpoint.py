@@ -14,9 +14,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
+from lightning_core.chat.formats.base import ToolCall
+from lightning_core.chat.tool_formats import FORMATS
 from lightning_core.endpoint.dialects import ALL_DIALECTS
 from lightning_core.endpoint.dialects.fields import UnsupportedField
 from lightning_core.endpoint.limits import Limits
+from tests.chat_families import FAMILIES
+from tests.native_templates import FORMATS as NATIVE
+from tests.native_templates import LOCAL
 
 _TABLE = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -29,6 +34,7 @@ def update(page: str) -> str:
         "refused": unsupported_table("refused", "accepted values"),
         "nested": nested_table(),
         "limits": limits_table(),
+        "formats": formats_table(),
     }
     return _TABLE.sub(lambda match: f"{match[1]}{tables[match[2]]}{match[3]}", page)
 
@@ -80,6 +86,21 @@ def limits_table() -> str:
             assert isinstance(doc, ast.Expr)
             text = " ".join(str(ast.literal_eval(doc.value)).split()).replace("``", "`")
             rows.append(f"| `{entry.target.id}` | {getattr(defaults, entry.target.id)} | {text} |\n")
+    return "".join(rows)
+
+
+def formats_table() -> str:
+    """The formats of tool calls, as they are written, with the chat templates of the tests that write them."""
+    example = ToolCall("get_weather", {"city": "Oslo", "days": 3})
+    templates: dict[str, set[str]] = {}
+    tested = [(one.name, one.format) for one in FAMILIES]
+    for name, form in [*tested, *NATIVE.items(), *LOCAL.items()]:
+        templates.setdefault(form, set()).add(name)
+    rows = ["| format | a call | templates in the tests |\n|---|---|---|\n"]
+    for form in FORMATS:
+        written = form.write([example]).replace("\n", " ⏎ ").replace("|", "\\|")
+        shown = f"`` {written} ``" if "`" in written else f"`{written}`"
+        rows.append(f"| `{form.name}` | {shown} | {_names(templates.get(form.name, ()))} |\n")
     return "".join(rows)
 
 

@@ -24,9 +24,9 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from lightning_core.chat.encoding import Encoder
 from lightning_core.chat.messages import Message, check_message, extend_system, functions_of, keys, text_of
 from lightning_core.chat.quoting import Quoting, mark
-from lightning_core.chat.reasoning import CLOSE, OPEN, opens_reasoning, split_reasoning
 from lightning_core.chat.template import ChatTemplate
 from lightning_core.chat.template import Tokenizer as Tokenizer
 from lightning_core.chat.tool_formats import ToolFormat, read_message
@@ -82,47 +82,65 @@ class Memory:
 class Chat:
     """Renders and parses the chat format of one tokenizer.
 
-    Stateless; the turns of a rollout are in its `Memory`.
+    Stateless; the turns of a rollout are in its `Memory`. ``template``: what the chat template supports.
 
     ``stop_token_ids``: tokens that end a response, in addition to those of the template and the tokenizer. ``name``: distinguishes the
-    turns of several tokenizers in one rollout, which cannot continue each other. Raises ValueError if the tokenizer has no chat
-    template, or one that does not end a response with a special token.
+    turns of several tokenizers in one rollout, which cannot continue each other. ``template_kwargs``: variables of the chat template,
+    such as ``enable_thinking``; those of a request replace them. Raises `ConfigError` if the tokenizer has no chat template, or one that
+    is not usable; see `ChatTemplate`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, stop_token_ids: Iterable[int] = (), name: str = "") -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop_token_ids: Iterable[int] = (),
+        name: str = "",
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
         self._name = name
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()  # fast tokenizers change their own state while encoding
         vocabulary = tokenizer.get_added_vocab()
         # Some vocabularies have added tokens for runs of white space, which are text.
         specials = {t for t in (*tokenizer.all_special_tokens, *vocabulary) if t.strip()}
-        self._template = ChatTemplate(tokenizer, sorted(specials))
-        self._quoting = Quoting({*specials, OPEN, CLOSE})
-        self._special_ids = {tokenizer.convert_tokens_to_ids(t) for t in specials}
-        self.stop_token_ids = frozenset({*stop_token_ids, *map(tokenizer.convert_tokens_to_ids, self._template.enders)})
-        self._stops = [text for i in self.stop_token_ids if (text := self._decode([i]))]
-        marks = {*self.tool_format.marks, OPEN, CLOSE}
-        shown = {vocabulary[m] for m in marks if m in vocabulary} - self.stop_token_ids
-        self._hidden = {i for i in self._special_ids - shown if not self._decode([i], skip=True)} | self.stop_token_ids
-        self._plain: dict[str, list[int]] = {}
-        # SentencePiece adds a space before a text, so parts of a text are encoded after a line feed.
-        self._line: list[int] = []
-        x, line, both = (self._encode(t) for t in ("x", "\n", "\nx"))
-        if both != line + x:
-            self._line = line
+        self.template = ChatTemplate(tokenizer, sorted(specials), template_kwargs)
+        delimiters = self.template.delimiters
+        self._around = (delimiters.open, delimiters.close) if delimiters else ()
+        self._quoting = Quoting({*specials, *self._around})
+        self._encoder = Encoder(tokenizer, self._quoting, specials)
+        decode = self._encoder.decode
+        self.stop_token_ids = frozenset({*stop_token_ids, *map(tokenizer.convert_tokens_to_ids, self.template.stops)})
+        self._stops = [text for i in self.stop_token_ids if (text := decode([i]))]
+        around = "".join(self._around)
+        shown = {
+            i for t, i in vocabulary.items() if t in self.tool_format.marks or (t.strip() and t in around)
+        } - self.stop_token_ids
+        special_ids = self._encoder.special_ids
+        self._hidden = {i for i in special_ids - shown if not decode([i], skip=True)} | self.stop_token_ids
 
     @property
     def tool_format(self) -> ToolFormat:
         """The format of tool calls in responses."""
-        return self._template.tool_format
+        return self.template.tool_format
+
+    def has_variable(self, name: str) -> bool:
+        """Whether the chat template uses the variable ``name``."""
+        return self.template.has_variable(name)
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None, memory: Memory, *, instruction: str = ""
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None,
+        memory: Memory,
+        *,
+        instruction: str = "",
+        variables: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
         """The prompt of ``messages``, with the recorded ids of earlier turns.
 
-        ``instruction``: text at the end of the system message; with another instruction it is another conversation. Raises
-        `PolicyRequestError` if the template cannot render the messages.
+        ``instruction``: text at the end of the system message; with another instruction it is another conversation. ``variables``: of
+        the chat template, for this prompt; names that the template does not use have no effect. Raises `PolicyRequestError` if the
+        template cannot render the messages.
         """
         plain = [check_message(m, i) for i, m in enumerate(messages)]
         if not plain:
@@ -141,14 +159,15 @@ class Chat:
         ]
         quoted = [self._quoting.quote(m) for m in complete]
         quoted_tools = self._quoting.quote(list(tools)) if tools else None
-        with self._lock:
-            text = self._template.render(quoted, quoted_tools, generate=True)
+        variables = self._quoting.quote(variables) if variables else None
+        with self._encoder.lock:
+            text = self.template.render(quoted, quoted_tools, generate=True, variables=variables)
         context: Context = "new"
         reason = None
         ids: tuple[int, ...] | None = None
         last = max((i for i, turn in enumerate(turns) if turn is not None), default=None)
         if last is not None and (turn := turns[last]) is not None:
-            tail, reason = self._tail(quoted, last, quoted_tools, turn)
+            tail, reason = self._tail(quoted, last, quoted_tools, turn, variables)
             if tail is None:
                 context = "forked"
             else:
@@ -156,17 +175,17 @@ class Chat:
                 same = same and functions_of(turn.response) == functions_of(plain[last])
                 reason = reason if same else "the response came back written differently"
                 context = "realigned" if reason else "clean"
-                ids = (*turn.ids, *self._encode(tail, start=False))
+                ids = (*turn.ids, *self._encoder.encode(tail, start=False))
         elif any(m["role"] == "assistant" for m in plain):
             reason = "earlier responses, or the messages or tools before them, differ from the recorded ones"
         return RenderedPrompt(
-            ids=tuple(self._encode(text)) if ids is None else ids,
+            ids=tuple(self._encoder.encode(text)) if ids is None else ids,
             text=text,
             messages=tuple(plain),
             tools=setting,
             context=context,
             reason=reason,
-            thinking=self._template.reasons and opens_reasoning(text),
+            thinking=self._opens(text),
         )
 
     def plain(self, prompt: str | Sequence[int]) -> RenderedPrompt:
@@ -176,7 +195,7 @@ class Chat:
         `PolicyRequestError` if the prompt is empty or has ids outside the vocabulary.
         """
         if isinstance(prompt, str):
-            with self._lock:
+            with self._encoder.lock:
                 ids = tuple(self._tokenizer.encode(prompt, add_special_tokens=True, split_special_tokens=False))
         else:
             ids = tuple(prompt)
@@ -204,34 +223,59 @@ class Chat:
 
     def text(self, output_ids: Sequence[int]) -> str:
         """The text of sampled tokens, with only the special tokens of calls and reasoning."""
-        return self._decode([i for i in output_ids if i not in self._hidden])
+        return self._encoder.decode([i for i in output_ids if i not in self._hidden])
 
     def split(self, text: str, *, thinking: bool, final: bool = True) -> tuple[str, str | None]:
-        """The reasoning and the answer of a response; see `split_reasoning`."""
-        return split_reasoning(text, opened=thinking, final=final) if self._template.reasons else ("", text)
+        """The reasoning and the answer of a response; the answer is None until the reasoning ends.
 
-    def read(self, text: str, *, tools: bool, thinking: bool = False) -> dict[str, Any]:
-        """Parse the text of a response into reasoning, text and, with ``tools``, tool calls."""
+        ``thinking``: the prompt began the reasoning. ``final``: the response is complete.
+        """
+        if self.tool_format.split is not None:
+            return self.tool_format.split(text, final)
+        delimiters = self.template.delimiters
+        return ("", text) if delimiters is None else delimiters.split(text, opened=thinking, final=final)
+
+    def answered(self, output_ids: Sequence[int], *, thinking: bool) -> bool:
+        """Whether a response that starts with these tokens is past its reasoning."""
+        return self.split(self.text(output_ids), thinking=thinking, final=False)[1] is not None
+
+    def read(
+        self, text: str, *, tools: bool, thinking: bool = False, declared: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
+        """Parse the text of a response into reasoning, text and, with ``tools``, tool calls.
+
+        ``declared``: the definitions of the tools, which give the types of arguments in formats that write all values as text.
+        """
         thought, answer = self.split(text, thinking=thinking)
         form = self.tool_format if tools else None
-        message = read_message(form, answer or "", short_ids=self._template.short_ids)
+        message = read_message(form, answer or "", ids=self.template.ids, tools=declared or ())
         return {**message, "reasoning_content": thought} if thought else message
 
-    def parse(self, output_ids: Sequence[int], *, tools: bool, thinking: bool = False) -> dict[str, Any]:
+    def parse(
+        self, output_ids: Sequence[int], *, tools: bool, thinking: bool = False, declared: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
         """Parse sampled tokens; see `read`."""
-        return self.read(self.text(output_ids), tools=tools, thinking=thinking)
+        return self.read(self.text(output_ids), tools=tools, thinking=thinking, declared=declared)
 
     def _tail(
-        self, messages: list[dict[str, Any]], last: int, tools: Sequence[Any] | None, turn: _Turn
+        self,
+        messages: list[dict[str, Any]],
+        last: int,
+        tools: Sequence[Any] | None,
+        turn: _Turn,
+        variables: Mapping[str, Any] | None,
     ) -> tuple[str | None, str | None]:
         """The text after the response at ``last``, and why earlier turns are rendered differently.
 
         The text is None if they differ in more than white space, so that the recorded ids cannot be reused.
         """
-        response = _marked(messages[last])
+        response = _marked(messages[last], thinking=self.template.has_field and self._opens(turn.text))
+        if self.tool_format.one_call and len(response.get("tool_calls") or ()) > 1:
+            return None, "the template writes one tool call a message, and the response has several"
+        marked = [*messages[:last], response, *messages[last + 1 :]]
         try:
-            with self._lock:
-                text = self._template.render([*messages[:last], response, *messages[last + 1 :]], tools, generate=True)
+            with self._encoder.lock:
+                text = self.template.render(marked, tools, generate=True, variables=variables)
         except PolicyRequestError:
             return None, "the template does not render this conversation without what was said"
         before, here, after = text.partition(_RESPONSE)
@@ -242,60 +286,41 @@ class Chat:
         prompt, start = _squeeze(turn.text), _squeeze(before)
         # The model itself may have written what is between prompt and response: reasoning tags, the start of a call.
         lead = start.removeprefix(prompt)
-        for written in (_THOUGHT, OPEN, CLOSE):
-            lead = lead.replace(written, "")
+        for written in (_THOUGHT, *self.tool_format.frame, *self._around):
+            lead = lead.replace(_squeeze(written), "")
         ends = [(at, -len(stop)) for stop in self._stops if (at := after.find(stop)) >= 0]
         at, length = min(ends, default=(0, 0))
         calls = bool(response.get("tool_calls"))
         if not ends or not start.startswith(prompt) or (not calls and (lead or after[:at].strip())):
             return None, "the template renders earlier turns differently than it did"
-        # The sampled stop token replaces that of the template.
-        tail = after[at - length :] if turn.ended else after[at:]
+        # The sampled stop token replaces that of the template, unless that also starts the next message.
+        stop = after[at : at - length]
+        replaced = turn.ended and (
+            stop in self.template.enders or turn.ids[-1] == self._tokenizer.convert_tokens_to_ids(stop)
+        )
+        tail = after[at - length :] if replaced else after[at:]
         return tail, None if before.startswith(
             turn.text
         ) else "the template renders earlier turns with other white space"
 
-    def _encode(self, text: str, *, start: bool = True) -> list[int]:
-        """Ids of a rendered text. ``start``: it is the start of the prompt."""
-        ids: list[int] = []
-        with self._lock:
-            for piece, quoted in self._quoting.pieces(text):
-                ids += self._encode_plain(piece) if quoted else self._encode_piece(piece, start=start and not ids)
-        return ids
-
-    def _encode_plain(self, token: str) -> list[int]:
-        """Ids of a special token as plain text.
-
-        Tokenizers split only some of their special tokens.
-        """
-        if token not in self._plain:
-            ids = self._encode_piece(token, split=True)
-            if len(token) > 1 and not self._special_ids.isdisjoint(ids):
-                ids = self._encode_plain(token[0]) + self._encode_plain(token[1:])
-            self._plain[token] = ids
-        return self._plain[token]
-
-    def _encode_piece(self, text: str, *, split: bool = False, start: bool = False) -> list[int]:
-        if self._line and not start:
-            ids = self._tokenizer.encode(f"\n{text}", add_special_tokens=False, split_special_tokens=split)
-            if ids[: len(self._line)] == self._line:
-                return ids[len(self._line) :]
-        return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=split)
-
-    def _decode(self, token_ids: list[int], *, skip: bool = False) -> str:
-        with self._lock:
-            return self._tokenizer.decode(token_ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+    def _opens(self, prompt: str) -> bool:
+        """Whether the rendered ``prompt`` begins the reasoning of its response."""
+        return self.template.delimiters is not None and self.template.delimiters.opens(prompt)
 
 
 def _squeeze(text: str) -> str:
     return "".join(text.split())
 
 
-def _marked(response: dict[str, Any]) -> dict[str, Any]:
-    """``response`` with a mark in place of its last arguments, or else of its text."""
-    thought = {"reasoning_content": _THOUGHT} if response.get("reasoning_content") else {}
+def _marked(response: dict[str, Any], *, thinking: bool) -> dict[str, Any]:
+    """``response`` with a mark in place of its last arguments, or else of its text.
+
+    ``thinking``: its prompt began its reasoning, which is then marked even if it is empty.
+    """
+    thought = {"reasoning_content": _THOUGHT} if thinking or response.get("reasoning_content") else {}
     calls: list[Mapping[str, Any]] = list(response.get("tool_calls") or ())
     if not calls:
         return {**response, "content": _RESPONSE, **thought}
     last = {**calls[-1], "function": {**calls[-1]["function"], "arguments": {_RESPONSE: ""}}}
-    return {**response, "tool_calls": [*calls[:-1], last], **thought}
+    # Without its text, which some templates write after the results.
+    return {**response, "content": "", "tool_calls": [*calls[:-1], last], **thought}

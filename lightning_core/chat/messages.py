@@ -11,6 +11,12 @@ from lightning_core.errors import PolicyRequestError
 
 Message = Mapping[str, Any]
 
+READS_TEXT = (
+    "the model reads text only. Describe images, audio and files in text, or put the agent under agents.frozen with a model of its "
+    "provider, which gets them as they are"
+)
+"""Why other parts are refused, and what to do."""
+
 _KEPT = ("role", "name", "tool_call_id", "tool_calls")
 
 
@@ -47,9 +53,13 @@ def _part(part: Any, where: str) -> str:
         case {"type": "text" | "input_text", "text": str(text)} | {"type": "refusal", "refusal": str(text)}:
             return text
         case _:
-            raise PolicyRequestError(
-                f"{where} is {part!r}; expected a text part: the model reads text only", param=where
-            )
+            raise PolicyRequestError(f"{where} is {shown(part)}; expected a text part: {READS_TEXT}", param=where)
+
+
+def shown(part: Any) -> str:
+    """``part`` without the data of an image."""
+    text = repr(part)
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _check_call(call: Any, where: str) -> dict[str, Any]:

@@ -1,27 +1,65 @@
-"""Splits reasoning between ``<think>`` and ``</think>`` from the answer."""
+"""Splits reasoning from the answer, between delimiters such as ``<think>`` and ``</think>``."""
 
 from __future__ import annotations
 
-OPEN, CLOSE = "<think>", "</think>"
+import re
+from dataclasses import dataclass
+
+_TAG = re.compile(r"<[^<>\s]{2,40}>|\[[^\[\]\s]{2,40}\]|◁[^◁▷]{2,40}▷")
 
 
-def split_reasoning(text: str, *, opened: bool, final: bool = True) -> tuple[str, str | None]:
-    """The reasoning and the answer of a response; the answer is None until the reasoning ends.
+@dataclass(frozen=True, slots=True)
+class Delimiters:
+    """The texts around reasoning."""
 
-    ``opened``: the prompt ended with the opening tag, as with some templates. ``final``: the response is complete; otherwise a prefix
-    of the opening tag counts as reasoning.
-    """
-    start = text.lstrip()
-    if not opened and not start.startswith(OPEN):
-        undecided = not final and OPEN.startswith(start)
-        return "", None if undecided else text
-    inner = start.removeprefix(OPEN)
-    if not final and OPEN.startswith(start):
-        return "", None
-    thought, closed, answer = inner.partition(CLOSE)
-    return thought.strip(), answer.lstrip("\n") if closed else None
+    open: str
+    close: str
+
+    def split(self, text: str, *, opened: bool, final: bool = True) -> tuple[str, str | None]:
+        """The reasoning and the answer of a response; the answer is None until the reasoning ends.
+
+        ``opened``: the prompt ended with the opening text, as with some templates. ``final``: the response is complete; otherwise a
+        prefix of the opening text counts as reasoning.
+        """
+        start = text.lstrip()
+        if not opened and not start.startswith(self.open):
+            undecided = not final and self.open.startswith(start)
+            return "", None if undecided else text
+        inner = start.removeprefix(self.open)
+        if not final and self.open.startswith(start):
+            return "", None
+        thought, closed, answer = inner.partition(self.close)
+        return thought.strip(), answer.lstrip("\n") if closed else None
+
+    def opens(self, prompt: str) -> bool:
+        """Whether the rendered ``prompt`` ends with the opening text."""
+        return prompt.rstrip().endswith(self.open)
+
+    def write(self, thought: str, answer: str) -> str:
+        """A response with ``thought``, for templates without a field for it."""
+        line = "\n" if self == THINK else ""
+        return f"{self.open}{line}{thought}{line}{self.close}{line * 2}{answer}"
 
 
-def opens_reasoning(prompt: str) -> bool:
-    """Whether the rendered ``prompt`` ends with the opening tag."""
-    return prompt.rstrip().endswith(OPEN)
+THINK = Delimiters("<think>", "</think>")
+KNOWN = (
+    THINK,
+    Delimiters("[THINK]", "[/THINK]"),
+    Delimiters("<|channel>thought", "<channel|>"),
+    Delimiters("◁think▷", "◁/think▷"),
+    Delimiters("<seed:think>", "</seed:think>"),
+    Delimiters("<|START_THINKING|>", "<|END_THINKING|>"),
+    Delimiters("<|inner_prefix|>", "<|inner_suffix|>"),
+)
+"""The delimiters of Qwen, DeepSeek, GLM, Nemotron, MiniMax and others; Magistral; Gemma 4; Kimi-VL; Seed-OSS; Command A; Apertus."""
+
+
+def find_delimiters(before: str, after: str) -> Delimiters | None:
+    """The delimiters of a thought that a template rendered between ``before`` and ``after``."""
+    before, after = before.rstrip(), after.lstrip()
+    for known in KNOWN:
+        if before.endswith(known.open) and after.startswith(known.close):
+            return known
+    opening = [found for found in _TAG.finditer(before) if found.end() == len(before)]
+    closing = _TAG.match(after)
+    return Delimiters(opening[0][0], closing[0]) if opening and closing else None

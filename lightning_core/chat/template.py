@@ -1,174 +1,133 @@
-"""Renders a model's chat template, and detects what it supports.
+"""Renders a model's chat template.
 
 Templates differ in their support for tools (as an argument, in the system message, or not at all), tool calls (arguments as an object or
-as text, one call or several), tool results, system messages and reasoning. This is detected once, by rendering small conversations and
-searching for their content; the name of the model is not used. What a template does not support is written into the text of messages.
+as text, one call or several), tool results, system messages and reasoning. ``traits.py`` detects it; what a template does not support is
+written into the text of messages.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
-from typing import Any, Literal, Protocol
+from typing import Any
 
+from lightning_core.chat.call_ids import IdStyle, acceptable_ids
 from lightning_core.chat.messages import extend_system
-from lightning_core.chat.reasoning import CLOSE, OPEN, split_reasoning
-from lightning_core.chat.tool_formats import FORMATS, HERMES, SHORT_ID, ToolCall, ToolFormat
-from lightning_core.errors import PolicyRequestError
+from lightning_core.chat.raw_template import RawTemplate
+from lightning_core.chat.raw_template import Tokenizer as Tokenizer
+from lightning_core.chat.reasoning import Delimiters
+from lightning_core.chat.tool_formats import HERMES, ToolCall, ToolFormat
+from lightning_core.chat.traits import CallStyle, Traits
+from lightning_core.errors import ConfigError, PolicyRequestError
 
 _TOOLS_PROMPT = (
     "You may call functions. The available ones, one JSON schema a line:\n<tools>\n{tools}\n</tools>\n"
     "To call one, answer with {example}, once for each call."
 )
 
-_USER: dict[str, Any] = {"role": "user", "content": "x"}
-_TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "probe_tool",
-        "description": "probe",
-        "parameters": {"type": "object", "properties": {"probe_key": {"type": "string", "description": "probe"}}},
-    },
-}
-_ARGUMENTS = {"probe_key": "probe_value"}
-_CALL: dict[str, Any] = {"type": "function", "function": {"name": "probe_tool", "arguments": _ARGUMENTS}}
-
-
-class Tokenizer(Protocol):
-    """The methods of a Hugging Face tokenizer that are used here."""
-
-    @property
-    def chat_template(self) -> str | dict[str, str] | None: ...
-    @property
-    def all_special_tokens(self) -> list[str]: ...
-    def get_added_vocab(self) -> dict[str, int]: ...
-    def apply_chat_template(
-        self,
-        conversation: list[dict[str, Any]],
-        *,
-        tools: list[Any] | None,
-        add_generation_prompt: bool,
-        tokenize: Literal[False],
-        **variables: Any,
-    ) -> str: ...
-    def encode(self, text: str, *, add_special_tokens: bool, split_special_tokens: bool) -> list[int]: ...
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str: ...
-    def convert_tokens_to_ids(self, tokens: str) -> int: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CallStyle:
-    """The form of tool calls that a template accepts."""
-
-    empty: str | None
-    """The content of a message with calls and no text."""
-    as_text: bool
-    """Whether arguments are JSON text instead of an object."""
-    short_ids: bool
-    several: bool = False
-
-
-_STYLES = [
-    _CallStyle(empty=empty, as_text=as_text, short_ids=short_ids)
-    for short_ids in (False, True)
-    for as_text in (False, True)
-    for empty in ("", None)
-]
-
 
 class ChatTemplate:
-    """Renders messages, with arguments as objects, and detects the format of responses.
+    """Renders messages, with arguments as objects, and knows the format of responses.
 
-    Raises ValueError if the tokenizer has no template, or one that does not end a response with a special token. Not thread-safe,
-    because tokenizers are not.
+    ``variables``: of the template, for all renderings. Raises `ConfigError` if the tokenizer has no template, or one that does not end a
+    response with a special token, drops text of messages, writes calls that cannot be read, or does not have one of the variables. Not
+    thread-safe, because tokenizers are not.
     """
 
-    def __init__(self, tokenizer: Tokenizer, specials: Sequence[str]) -> None:
-        text = tokenizer.chat_template
-        if not text:
-            raise ValueError(
-                "the tokenizer has no chat template; use an instruction-tuned model or set tokenizer.chat_template"
-            )
-        self._tokenizer = tokenizer
-        self._text = text if isinstance(text, str) else "\n".join(text.values())
-        vocabulary = "\n".join(specials)
-        self.enders = self._find_enders(specials)
-        """The special tokens that end a response, as text."""
-        self.reasons = CLOSE in self._text or CLOSE in vocabulary
-        """Whether responses may start with reasoning."""
-        self._reasoning_field = "probe_thought" in self._try(
-            [_USER, {"role": "assistant", "content": "x", "reasoning_content": "probe_thought"}]
-        )
-        self._system = "probe_system" in self._try([{"role": "system", "content": "probe_system"}, _USER])
-        self._declares = self._find_declaration()
-        # Some tokenizers have another template for requests with tools.
-        self._styles: dict[bool, _CallStyle | None] = {}
-        found = None
-        for tools in (False, True):
-            self._styles[tools], found = self._find_style(tools=tools, known=found)
-        if found is None and not any(self._renders_calls(tools=tools) for tools in (False, True)):
-            found = next((f for f in FORMATS if any(m in self._text or m in vocabulary for m in f.opens)), None)
-        self.tool_format: ToolFormat = found or HERMES
+    def __init__(
+        self, tokenizer: Tokenizer, specials: Sequence[str], variables: Mapping[str, Any] | None = None
+    ) -> None:
+        self._raw = RawTemplate(tokenizer, variables or {})
+        self._traits = Traits(self._raw, specials)
+        self.tool_format: ToolFormat = self._traits.format or HERMES
         """The format of tool calls in responses."""
-        if found is None:
-            # The template would ask for calls in a format that cannot be parsed here.
-            self._declares = None
-        self.short_ids = any(style is not None and style.short_ids for style in self._styles.values())
-        """Whether ids of calls must be nine letters or digits."""
-        self._results = found is not None and self._renders_results()
+        self._check_for_losses()
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, *, generate: bool) -> str:
-        """The text of ``messages``. ``generate``: with the generation prompt.
+    @property
+    def enders(self) -> frozenset[str]:
+        """The special tokens that end a response, as text."""
+        return self._traits.enders
+
+    @property
+    def stops(self) -> frozenset[str]:
+        """`enders`, and the special tokens that end a response with tool calls."""
+        return self._traits.enders | self._traits.call_enders
+
+    @property
+    def delimiters(self) -> Delimiters | None:
+        """The texts around reasoning; None if responses have none, or the tool format splits it off."""
+        return self._traits.delimiters
+
+    @property
+    def reasons(self) -> bool:
+        """Whether responses may start with reasoning."""
+        return self._traits.delimiters is not None or self.tool_format.split is not None
+
+    @property
+    def has_field(self) -> bool:
+        """Whether messages have a field for reasoning."""
+        return self._traits.field is not None
+
+    @property
+    def ids(self) -> IdStyle:
+        """The ids of calls that the template accepts."""
+        return self._traits.ids
+
+    def has_variable(self, name: str) -> bool:
+        """Whether the template uses the variable ``name``."""
+        return self._raw.has_variable(name)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None,
+        *,
+        generate: bool,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of ``messages``. ``generate``: with the generation prompt. ``variables``: of the template, for this text.
 
         Raises `PolicyRequestError` if the template raises an error.
         """
         ready = self._write_out([{**m} for m in messages], with_tools=bool(tools))
-        declares = self._declares if tools else None
+        declares = self._traits.declares if tools else None
         if tools and declares is None:
             ready = extend_system(ready, self._spell_out(tools))
         elif tools and declares == "system":
             listed = json.dumps([t.get("function", t) for t in tools], ensure_ascii=False)
             first, rest = (ready[0], ready[1:]) if ready[0]["role"] == "system" else ({"content": ""}, ready)
             ready = [{"role": "system", "content": first["content"], "tools": listed}, *rest]
-        if not self._system and ready[0]["role"] == "system":
+        if not self._traits.system and ready[0]["role"] == "system":
             ready = _fold_system(ready)
+        more = self._raw.with_variables(variables) if variables else {}
+        if tools and declares == "xml_tools":
+            more["xml_tools"] = list(tools)
         try:
-            return self._apply(
-                ready,
-                tools=list(tools) if tools and declares == "tools" else None,
-                generate=generate,
-                **({"xml_tools": list(tools)} if tools and declares == "xml_tools" else {}),
+            return self._raw.apply(
+                ready, tools=list(tools) if tools and declares == "tools" else None, generate=generate, **more
             )
         except Exception as error:  # templates may raise anything: errors of jinja2, TypeError, their own
             raise PolicyRequestError(
                 f"the chat template of the model cannot render these messages: {error}", param="messages"
             ) from error
 
-    def _apply(
-        self, messages: list[dict[str, Any]], *, tools: list[Any] | None, generate: bool, **variables: Any
-    ) -> str:
-        return self._tokenizer.apply_chat_template(
-            messages, tools=tools, add_generation_prompt=generate, tokenize=False, **variables
-        )
-
     def _write_out(self, messages: list[dict[str, Any]], *, with_tools: bool) -> list[dict[str, Any]]:
         """Messages as the template supports them; the rest is written into their text."""
-        style = self._styles[with_tools]
+        style = self._traits.styles[with_tools]
+        ids = {} if self.ids is IdStyle.ANY else acceptable_ids(messages, self.ids)
+        if style is not None and self.tool_format.one_call and not style.several:
+            messages = _one_call_each(messages)
         ready: list[dict[str, Any]] = []
         for m in messages:
-            thought = m.pop("reasoning_content", None)
-            if thought and self.reasons and self._reasoning_field:
-                m["reasoning_content"] = thought
-            elif thought and self.reasons:
-                m["content"] = f"{OPEN}\n{thought}\n{CLOSE}\n\n{m['content']}"
+            if thought := m.pop("reasoning_content", None):
+                self._write_thought(m, thought)
             if m.get("tool_calls"):
-                ready.append(self._write_calls(m, style))
+                ready += self._write_calls(m, style, ids)
             elif m["role"] != "tool":
                 ready.append(m)
-            elif self._results:
-                ready.append({**m, **self._id(m, "tool_call_id")})
+            elif self._traits.results:
+                identifier = m.get("tool_call_id")
+                ready.append({**m, "tool_call_id": ids.get(str(identifier), identifier)} if identifier else m)
             else:
                 result = f"<tool_response>\n{m['content']}\n</tool_response>"
                 if ready and ready[-1].get("results"):
@@ -177,121 +136,120 @@ class ChatTemplate:
                     ready.append({"role": "user", "content": result, "results": True})
         return [{k: v for k, v in m.items() if k != "results"} for m in _join_results(ready)]
 
-    def _write_calls(self, message: dict[str, Any], style: _CallStyle | None) -> dict[str, Any]:
-        calls = message["tool_calls"]
-        content = message["content"]
-        if style is None or (len(calls) > 1 and not style.several) or (content and style.empty is None):
+    def _write_thought(self, message: dict[str, Any], thought: str) -> None:
+        field, delimiters = self._traits.field, self._traits.delimiters
+        if field is None:
+            if delimiters is not None:
+                message["content"] = delimiters.write(thought, message["content"])
+        elif self._traits.joins_thought and message.get("tool_calls") and message["content"]:
+            message[field] = f"{thought}\n{message['content']}"
+            message["content"] = ""
+        else:
+            message[field] = thought
+
+    def _write_calls(
+        self, message: dict[str, Any], style: CallStyle | None, ids: Mapping[str, str]
+    ) -> list[dict[str, Any]]:
+        calls, content = message["tool_calls"], message["content"]
+        plain = {k: v for k, v in message.items() if k != "tool_calls"}
+        fits = style is not None and (len(calls) == 1 or style.several)
+        if (
+            style is None
+            or not fits
+            or (content and not (style.with_text and style.empty is not None) and not style.apart)
+        ):
             read = [ToolCall(c["function"]["name"], c["function"].get("arguments") or {}) for c in calls]
             written = self.tool_format.write(read)
-            plain = {k: v for k, v in message.items() if k != "tool_calls"}
-            return {**plain, "content": f"{content}\n{written}" if content else written}
-        return {
-            **message,
-            "content": content or style.empty,
-            "tool_calls": [{**_styled(call, style), **self._id(call, "id")} for call in calls],
-        }
-
-    def _id(self, given: Mapping[str, Any], key: str) -> dict[str, str]:
-        """The id under ``key``; if the template does not accept it, a hash of it."""
-        identifier = str(given.get(key))
-        if self.short_ids and not SHORT_ID.fullmatch(identifier):
-            return {key: blake2b(identifier.encode(), digest_size=8).hexdigest()[:9]}
-        return {key: identifier} if key in given else {}
+            return [{**plain, "content": f"{content}\n{written}" if content else written}]
+        given = [
+            {
+                **style.write(call),
+                **({"id": ids.get(str(call.get("id")), call.get("id"))} if ids or "id" in call else {}),
+            }
+            for call in calls
+        ]
+        if content and not style.with_text:
+            thoughtless = {k: v for k, v in message.items() if k in ("role", "name")}
+            return [plain, {**thoughtless, "content": style.empty, "tool_calls": given}]
+        return [{**message, "content": content or style.empty, "tool_calls": given}]
 
     def _spell_out(self, tools: Sequence[Any]) -> str:
         example = self.tool_format.write([ToolCall("NAME", "OBJECT")])
-        for placeholder, shown in (('"NAME"', "<name>"), ("NAME", "<name>"), ('"OBJECT"', "<object>")):
+        if "OBJECT" not in example:
+            example = self.tool_format.write([ToolCall("NAME", {"PARAMETER": "VALUE"})])
+        for placeholder, shown in (
+            ('"NAME"', "<name>"), ("NAME", "<name>"), ('"OBJECT"', "<object>"), ("PARAMETER", "<parameter>"), ("VALUE", "<value>"),
+        ):  # fmt: skip
             example = example.replace(placeholder, shown)
         listed = "\n".join(json.dumps(t.get("function", t), ensure_ascii=False) for t in tools)
         return _TOOLS_PROMPT.format(tools=listed, example=example)
 
-    # The methods below detect what the template supports.
+    def _check_for_losses(self) -> None:
+        """Raise ValueError if the rendered text lacks a part of a conversation."""
+        for messages in _CONVERSATIONS:
+            try:
+                text = self.render(messages, None, generate=True)
+            except PolicyRequestError:
+                continue  # not silent: a request with such messages gets the error
+            for name, part in _parts(messages):
+                if part not in text:
+                    raise ConfigError(
+                        f"the chat template of the tokenizer drops {name}, as a string and as content parts: the model would not "
+                        "see it. Set tokenizer.chat_template to a template that renders it"
+                    )
 
-    def _try(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        tools: list[Any] | None = None,
-        generate: bool = False,
-        **variables: Any,
-    ) -> str:
-        """The rendered text; empty if the template raises an error."""
-        try:
-            return self._apply(messages, tools=tools, generate=generate, **variables)
-        except Exception:  # noqa: BLE001 - see `render`
-            return ""
 
-    def _find_enders(self, specials: Sequence[str]) -> frozenset[str]:
-        text = self._try([_USER, {"role": "assistant", "content": "probe_answer"}])
-        after = text.partition("probe_answer")[2].lstrip()
-        first = max((s for s in specials if after.startswith(s)), key=len, default=None)
-        eos = getattr(self._tokenizer, "eos_token", None)
-        enders = frozenset(t for t in (first, eos) if t)
-        if not enders:
-            raise ValueError(
-                f"the chat template ends a response with {after[:40]!r}, which is not a special token, so that the end of a response "
-                "cannot be detected; set tokenizer.chat_template"
+def _call(index: int) -> dict[str, Any]:
+    function = {"name": "probe_tool", "arguments": {"probe_key": f"probe_value_{index}"}}
+    return {"id": f"call_{index}", "type": "function", "function": function}
+
+
+def _result(index: int) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"call_{index}", "content": f"probe_result_{index}"}
+
+
+_USER = {"role": "user", "content": "probe_user"}
+_CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [{"role": "system", "content": "probe_system"}, _USER],
+    [_USER, {"role": "assistant", "content": "probe_answer"}, {"role": "user", "content": "probe_more"}],
+    [_USER, {"role": "assistant", "content": "probe_text", "tool_calls": [_call(0)]}, _result(0)],
+    [_USER, {"role": "assistant", "content": "", "tool_calls": [_call(0), _call(1)]}, _result(0), _result(1)],
+]
+
+
+def _parts(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The texts of a conversation that must be in its prompt, with names for an error."""
+    names = {
+        "user": "the text of the user",
+        "system": "the system message",
+        "assistant": "the text of the assistant",
+        "tool": "the result of a tool",
+    }
+    found = [(names[m["role"]], m["content"]) for m in messages if m["content"]]
+    calls = [call for m in messages for call in m.get("tool_calls", ())]
+    return [*found, *(("a tool call", call["function"]["arguments"]["probe_key"]) for call in calls)]
+
+
+def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with several calls split into one for each, followed by its result."""
+    results = {m.get("tool_call_id"): m for m in messages if m["role"] == "tool"}
+    split: list[dict[str, Any]] = []
+    placed: set[Any] = set()
+    for m in messages:
+        calls = m.get("tool_calls") or []
+        if m["role"] == "tool" and m.get("tool_call_id") in placed:
+            continue
+        if len(calls) < 2:
+            split.append(m)
+            continue
+        for i, call in enumerate(calls):
+            split.append(
+                {**m, "tool_calls": [call]} if i == 0 else {"role": m["role"], "content": "", "tool_calls": [call]}
             )
-        return enders
-
-    def _find_declaration(self) -> Literal["tools", "xml_tools", "system"] | None:
-        """Where the template takes tools from."""
-        if "probe_tool" in self._try([_USER], generate=True, tools=[_TOOL]):
-            return "tools"
-        if "probe_tool" in self._try([_USER], generate=True, xml_tools=[_TOOL]):
-            return "xml_tools"
-        listed = {"role": "system", "content": "x", "tools": json.dumps([_TOOL["function"]])}
-        return "system" if "probe_tool" in self._try([listed, _USER], generate=True) else None
-
-    def _probe_calls(self, style: _CallStyle, *, tools: bool, count: int = 1) -> str:
-        """The rendered text of a response with ``count`` calls."""
-        given = [_TOOL] if tools and self._declares == "tools" else None
-        ids = [f"probe{i:04d}" if style.short_ids else f"call_{i:024d}" for i in range(count)]
-        calls = [{**_styled(_CALL, style), "id": identifier} for identifier in ids]
-        text = self._try([_USER, {"role": "assistant", "content": style.empty, "tool_calls": calls}], tools=given)
-        text = text.removeprefix(self._try([_USER], tools=given, generate=True))
-        head, value, tail = text.rpartition("probe_value")
-        ends = [at for ender in self.enders if (at := tail.find(ender)) >= 0]
-        return head + value + tail[: min(ends, default=len(tail))]
-
-    def _find_style(self, *, tools: bool, known: ToolFormat | None) -> tuple[_CallStyle | None, ToolFormat | None]:
-        """The style and the format with which a rendered call is parsed back to the same call."""
-        call = ToolCall("probe_tool", _ARGUMENTS)
-        for style in _STYLES:
-            written = self._probe_calls(style, tools=tools)
-            for form in (known,) if known else FORMATS:
-                if written and _reads(form, written) == [call]:
-                    several = _reads(form, self._probe_calls(style, tools=tools, count=2)) == [call, call]
-                    return _CallStyle(
-                        empty=style.empty, as_text=style.as_text, short_ids=style.short_ids, several=several
-                    ), form
-        return None, known
-
-    def _renders_calls(self, *, tools: bool) -> bool:
-        return any("probe_value" in self._probe_calls(style, tools=tools) for style in _STYLES)
-
-    def _renders_results(self) -> bool:
-        """Whether the template renders messages of the role ``tool``."""
-        identifier = "probe0000"
-        asked = {"role": "assistant", "content": "", "tool_calls": [{**_CALL, "id": identifier}]}
-        result = {"role": "tool", "tool_call_id": identifier, "name": "probe_tool", "content": "probe_result"}
-        return any(
-            "probe_result" in self._try([_USER, self._write_calls({**asked}, style), result], generate=True)
-            for style in self._styles.values()
-        )
-
-
-def _reads(form: ToolFormat, written: str) -> list[ToolCall]:
-    answer = split_reasoning(written, opened=False)[1] or ""
-    return [call._replace(id=None) for call in form.read(answer.strip())[1]]
-
-
-def _styled(call: Mapping[str, Any], style: _CallStyle) -> dict[str, Any]:
-    function = call["function"]
-    arguments = function.get("arguments") or {}
-    if style.as_text and not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}}
+            if (result := results.get(call.get("id"))) is not None:
+                split.append(result)
+                placed.add(call.get("id"))
+    return split
 
 
 def _join_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -139,6 +139,7 @@ class CallSpan(ModelSpan):
         self._span.set_attributes({
             tr.TEMPERATURE: params.temperature,
             tr.TOP_P: params.top_p,
+            tr.MAX_TOKENS: params.max_tokens,
             tr.INPUT_TOKENS: len(prompt.ids),
             tr.OUTPUT_TOKENS: len(choice.token_ids),
             tr.CONTEXT: prompt.context,

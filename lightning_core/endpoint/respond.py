@@ -16,6 +16,7 @@ from lightning_core.endpoint.dialects.exchange import ChatRequest, ResponseConte
 from lightning_core.endpoint.dialects.fields import collect_notes
 from lightning_core.endpoint.forward import Forwarder
 from lightning_core.endpoint.limits import Limits
+from lightning_core.endpoint.prompts import note_unknown_variables, render_prompts
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.request import EventStream, IncomingRequest
 from lightning_core.endpoint.sample import Sampler, SamplingJob, seeded
@@ -76,6 +77,8 @@ class Responder:
         read = dialect.read_request if isinstance(model, Target) else dialect.parse_request
         with collect_notes() as notes:
             request = replace(read(body, conversations=incoming.session.conversations), notes=notes)
+            if isinstance(model, str):
+                note_unknown_variables(self._chats[model], body)
         self._limits.check(request)
         return model, request, decision.policy is not None
 
@@ -97,7 +100,7 @@ class Responder:
 
     async def render(self, incoming: IncomingRequest, request: ChatRequest, model: str) -> list[RenderedPrompt]:
         """The prompts of ``request`` for ``model``."""
-        render = partial(_render, self._chats[model], incoming, request)
+        render = partial(render_prompts, self._chats[model], request, incoming.session.memory)
         return await asyncio.to_thread(render) if len(incoming.data) > _LARGE else render()
 
     async def _sample(
@@ -119,14 +122,8 @@ class Responder:
             model=model,
             prompts=[prompt.ids for prompt in prompts],
             decode=chat.text,
+            answered=partial(chat.answered, thinking=prompts[0].thinking),
         )
         if request.stream:
             return EventStream(self._sampler.stream(jobs, spans, dialect.stream_writer(context)))
         return JSONResponse(dialect.write_response(context, await self._sampler.respond_to_all(jobs, spans)))
-
-
-def _render(chat: Chat, incoming: IncomingRequest, request: ChatRequest) -> list[RenderedPrompt]:
-    if request.prompts:
-        return [chat.plain(prompt) for prompt in request.prompts]
-    instruction = request.requirements.instruction()
-    return [chat.render(request.messages, request.tools, incoming.session.memory, instruction=instruction)]

@@ -190,7 +190,7 @@ class Sampler:
 def _read(job: SamplingJob, text: str) -> Message:
     if job.request.prompts:
         return {"role": "assistant", "content": text}
-    return job.chat.read(text, tools=job.request.has_tools, thinking=job.prompt.thinking)
+    return job.chat.read(text, tools=job.request.has_tools, thinking=job.prompt.thinking, declared=job.request.tools)
 
 
 def _held(job: SamplingJob) -> HeldText:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lightning_core.chat.tool_formats import ToolFormat
+from lightning_core.chat.formats.base import ToolFormat
 
 
 class RunningText:
@@ -32,6 +32,13 @@ class RunningText:
         return self._settled + fresh
 
 
+_NEAR = 16
+"""Longer than any text that begins a message or ends reasoning but for custom delimiters, which end in one of ``_CLOSERS``."""
+_CLOSERS = ">]▷"
+_MOST_SPLIT = 32
+"""Splitting reads up to this many times the length of the text, which bounds the work; what it delays is sent later."""
+
+
 class HeldText:
     """Holds text back until later tokens cannot change it.
 
@@ -52,22 +59,45 @@ class HeldText:
         self._tools = tools
         self._marks = (*stops, *tools.opens) if tools else stops
         self._thought = ""
-        self._sent = ""
+        self._size = self._seen = self._spent = self._sent = 0
+        self._answer: str | None = None
+        """The answer, if more text is more answer as long as it has no tags."""
+        self._begun = self._over = False
 
     def more(self, token_ids: list[int]) -> tuple[str, str]:
         """New reasoning and new text."""
-        text, _ = cut(self._decode(token_ids), self._stops)
+        text = self._decode(token_ids)
+        blank = not text[self._size :].strip()
+        self._size = len(text)
+        # Space may precede a call; the others are an unfinished character and the start of a token.
+        if self._over or blank or text.endswith(("\ufffd", "<")):
+            return "", ""
+        fresh = text[self._seen :]
+        near = text[max(self._seen - _NEAR, 0) :]
+        before, self._seen = self._seen, len(text)
+        if any(stop in text[max(before - len(stop), 0) :] for stop in self._stops):
+            self._over = True
+            text, _ = cut(text, self._stops)
+        elif self._answer is not None and "<|" not in near:
+            self._answer += fresh
+            return "", self._text(self._answer)
+        elif not (self._begun or len(text) <= 4 * _NEAR or any(mark in near for mark in _CLOSERS)):
+            return "", ""
+        if self._spent > _MOST_SPLIT * len(text):
+            self._answer = None
+            return "", ""
+        self._spent += len(text)
         thought, answer = self._split(text)
         if answer is None:
             return "", ""
-        fresh = self._text(answer)
-        return self._new_thought(thought), fresh
+        self._begun = True
+        plain = "<|" not in text[-_NEAR:] and text[-_NEAR:] == answer[-_NEAR:]
+        self._answer = answer if plain else None
+        return self._new_thought(thought), self._text(answer)
 
     def rest(self, message: Mapping[str, Any]) -> tuple[str, str]:
         """The reasoning and text of the complete ``message`` that were not returned yet."""
-        return self._new_thought(message.get("reasoning_content") or ""), (message.get("content") or "")[
-            len(self._sent) :
-        ]
+        return self._new_thought(message.get("reasoning_content") or ""), (message.get("content") or "")[self._sent :]
 
     def _new_thought(self, thought: str) -> str:
         if self._thought:
@@ -76,21 +106,23 @@ class HeldText:
         return thought
 
     def _text(self, text: str) -> str:
-        if self._tools and self._tools.bare and text.lstrip().startswith("{"):
+        if not self._sent and self._tools and self._tools.bare and text.lstrip().startswith(self._tools.bare):
+            self._over = True
             return ""
-        safe = len(text.rstrip("\ufffd"))  # an unfinished character
+        rest = text[self._sent :]
+        safe = len(rest.rstrip("\ufffd"))
         for mark in self._marks:
-            at = text.find(mark)
+            at = rest.find(mark)
             if at >= 0:
+                self._over = True
                 safe = min(safe, at)
             for size in range(1, len(mark)):
-                if text.endswith(mark[:size]):
-                    safe = min(safe, len(text) - size)
+                if rest.endswith(mark[:size]):
+                    safe = min(safe, len(rest) - size)
         if self._tools:
-            safe = len(text[:safe].rstrip())  # space before a tool call is not part of the text
-        fresh = text[len(self._sent) : safe]
-        self._sent += fresh
-        return fresh
+            safe = len(rest[:safe].rstrip())  # space before a tool call is not part of the text
+        self._sent += safe
+        return rest[:safe]
 
 
 def cut(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:

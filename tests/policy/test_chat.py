@@ -135,11 +135,12 @@ def test_a_change_before_a_response_is_a_new_context(chat: Chat, tokenizer, earl
 
 
 def test_a_template_that_rewrites_history_forks_with_its_reason():
-    """A template that shows the last user message only: the sampled context is no longer in the prompt."""
+    """A template that marks earlier messages: the sampled context is no longer in the prompt."""
     tokenizer = make_tokenizer()
     tokenizer.chat_template = (
-        "{% for m in messages %}{% if m['role'] == 'assistant' or loop.last %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
-        "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+        "{% if m['role'] == 'user' and not loop.last %} (earlier){% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     chat, memory = Chat(tokenizer), Memory()
     output = [*encode(chat, "answer"), tokenizer.eos_token_id]

@@ -165,6 +165,7 @@ def test_max_tokens_truncates_and_reports_it():
     assert answer.choices[0].finish_reason == "length"
     assert answer.choices[0].message.content == "a l"
     assert run.trace.calls[0].finish_reason == "length"
+    assert run.trace.calls[0].max_tokens == 3
 
 
 def test_agents_that_are_not_trained_keep_their_model_and_settings():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from anthropic import Anthropic
 
-from lightning_core.chat.reasoning import split_reasoning
+from lightning_core.chat.reasoning import THINK
 from lightning_core.endpoint.streaming import HeldText, cut
 from tests.chat_families import FAMILIES, Family, encode, make_chat
 from tests.policy.test_templates import BY_NAME, CALLS, TOOLS, USER, every_family, serve, trained_tokens
@@ -32,7 +32,7 @@ CALL = CALLS["hermes"][0]
     ],
 )
 def test_reasoning_is_split_from_the_answer(text: str, opened: bool, reasoning: str, answer: str | None):
-    assert split_reasoning(text, opened=opened) == (reasoning, answer)
+    assert THINK.split(text, opened=opened) == (reasoning, answer)
 
 
 def script(prompt: str) -> str:

@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "policy-endpoint.md"
 
 def test_the_page_is_up_to_date():
     page = PAGE.read_text(encoding="utf-8")
-    assert page.count("<!-- generated: ") == page.count("<!-- end -->") == 5
+    assert page.count("<!-- generated: ") == page.count("<!-- end -->") == 6
     assert update(page) == page, "run: python -m docs._generate.policy_endpoint docs/policy-endpoint.md"
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_core.chat.call_ids import IdStyle
 from lightning_core.chat.tool_formats import FORMATS, ToolCall, ToolFormat, read_message
 
 BY_NAME = {form.name: form for form in FORMATS}
@@ -92,19 +93,41 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
-CALLS = st.lists(
-    st.builds(ToolCall, st.from_regex(r"[a-z_][a-z0-9_-]{0,8}", fullmatch=True), st.dictionaries(st.text(), JSON, max_size=3), st.none()),
-    min_size=1,
-    max_size=3,
-)  # fmt: skip
+NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
+# Python's and XML's keys are names.
+BY_NAME_ONLY = {"qwen_xml", "glm", "minimax", "dsml", "dsml_v4", "dsml_v4_1", "lfm2", "pythonic", "gemma"}
+# Without escapes, a text must not contain what ends it.
+PLAIN = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<>"))
+
+
+def jsons(form: ToolFormat) -> st.SearchStrategy[Any]:
+    text = PLAIN if form.name in BY_NAME_ONLY else st.text()
+    keys = NAMES if form.name == "gemma" else text
+    return st.recursive(
+        st.none() | st.booleans() | st.integers() | text,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+        max_leaves=5,
+    )
+
+
+def calls_in(form: ToolFormat) -> st.SearchStrategy[list[ToolCall]]:
+    untyped = form.name in ("qwen_xml", "glm", "minimax")
+    # A format without types writes everything as text.
+    values = PLAIN if untyped else jsons(form)
+    keys = NAMES if form.name in BY_NAME_ONLY else st.text()
+    call = st.builds(ToolCall, NAMES, st.dictionaries(keys, values, max_size=3), st.none(), st.just(untyped))
+    return st.lists(call, min_size=1, max_size=3)
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-@given(calls=CALLS)
+@given(data=st.data())
 @settings(deadline=None, max_examples=50)
-def test_what_is_written_is_read_again(form: ToolFormat, calls: list[ToolCall]):
-    content, read = form.read(form.write(calls))
-    assert (content.strip(), read) == ("", calls)
+def test_what_is_written_is_read_again(form: ToolFormat, data: st.DataObject):
+    calls = data.draw(calls_in(form))
+    written = form.write(calls)
+    thought, answer = ("", written) if form.split is None else form.split(written, True)
+    content, read = form.read(answer or "")
+    assert (thought, content.strip(), [call._replace(id=None) for call in read]) == ("", "", calls)
 
 
 MARKS = [mark for form in FORMATS for mark in form.marks]
@@ -127,11 +150,36 @@ def test_reading_never_fails_and_loses_nothing_but_calls(form: ToolFormat, text:
         assert json.loads(call["function"]["arguments"]) == {}
 
 
+@given(text=PIECES)
+@settings(deadline=None, max_examples=200)
+def test_channels_lose_no_text_and_streaming_never_takes_an_answer_back(text: str):
+    split = BY_NAME["harmony"].split
+    assert split is not None
+    thought, answer = split(text, True)
+    assert f"{thought}{answer}".count("x") == text.count("x")
+    sent = ""
+    for n in range(len(text)):
+        begun, part = split(text[:n], False)
+        if part is not None:
+            assert begun == thought
+            mark = min((at for m in BY_NAME["harmony"].opens if (at := part.find(m)) >= 0), default=len(part))
+            sent = max(sent, part[:mark], key=len)
+    assert (answer or "").startswith(sent)
+
+
 def test_ids_are_made_and_those_that_templates_accept_are_kept():
     calls = read_message(BY_NAME["hermes"], '<tool_call>{"name": "a", "id": "abcdefghi"}</tool_call>')["tool_calls"]
     assert calls[0]["id"].startswith("call_")
     text = '[TOOL_CALLS][{"name": "a", "id": "abcdefghi"}, {"name": "b", "id": "no"}, {"name": "b"}]'
-    ids = [c["id"] for c in read_message(BY_NAME["mistral"], text, short_ids=True)["tool_calls"]]
+    ids = [c["id"] for c in read_message(BY_NAME["mistral"], text, ids=IdStyle.SHORT)["tool_calls"]]
     assert ids[0] == "abcdefghi"
     assert [len(i) for i in ids] == [9, 9, 9]
     assert len(set(ids)) == 3
+
+
+def test_an_id_that_the_model_repeats_is_replaced():
+    """Kimi's model numbers its calls; two results with one id would be ambiguous."""
+    text = BY_NAME["kimi"].write([ToolCall("a", {}, "functions.a:0"), ToolCall("a", {}, "functions.a:0")])
+    first, second = (c["id"] for c in read_message(BY_NAME["kimi"], text, ids=IdStyle.NUMBERED)["tool_calls"])
+    assert first == "functions.a:0"
+    assert second.startswith("call_")

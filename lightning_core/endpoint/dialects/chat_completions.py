@@ -39,6 +39,7 @@ from lightning_core.endpoint.dialects.fields import (
     Fields,
     UnsupportedField,
     check_variant,
+    effort_variable,
     flag,
     integer,
     objects,
@@ -76,14 +77,14 @@ FIELDS = Fields(
     supported=frozenset({
         "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "max_tokens", "max_completion_tokens",
         "n", "stop", "stream", "stream_options.include_usage", "seed", "logprobs", "response_format", "return_token_ids",
+        "chat_template_kwargs", "reasoning_effort",
     }),
     ignored=frozenset({
-        "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort",
+        "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
         "safety_identifier", "service_tier", "store", "stream_options.include_obfuscation", "user", "verbosity",
     }),
     dropped={
         **SAMPLER,
-        "chat_template_kwargs": UnsupportedField("the run renders the chat template without variables of a request", unless=({},)),
         "moderation": UnsupportedField("the endpoint does not moderate"),
         "web_search_options": UnsupportedField(NO_SEARCH),
     },
@@ -140,6 +141,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         stop=stops(body, "stop"),
         seed=seed(body),
         requirements=_requirements(body, tools),
+        template_variables=_template_variables(body),
     )
 
 
@@ -157,6 +159,13 @@ def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequenc
         stream=flag(body, "stream") or False,
         body=body,
     )
+
+
+def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
+    given = body.get("chat_template_kwargs")
+    if given is not None and not isinstance(given, Mapping):
+        raise PolicyRequestError(f"chat_template_kwargs is {given!r}; expected an object", param="chat_template_kwargs")
+    return {**effort_variable(text(body, "reasoning_effort")), **(given or {})}
 
 
 def _requirements(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> OutputRequirements:

@@ -41,6 +41,8 @@ class ChatRequest:
     """Prompts without a chat, with ``n`` responses each; ``messages`` are then empty."""
     input_field: str = "messages"
     """The field of the body with the messages or prompts."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Variables of the chat template, which replace the configured ones."""
     upstream_url: Callable[[str], str] | None = None
     """The URL of the forwarded request, from that of the server, for formats with the model in the URL."""
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -90,6 +92,8 @@ class ResponseContext:
     prompts: Sequence[Sequence[int]]
     """Token ids of each prompt; a chat has one."""
     decode: Callable[[Sequence[int]], str]
+    answered: Callable[[Sequence[int]], bool]
+    """Whether a response to the first prompt that starts with these tokens is past its reasoning."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_core.chat.messages import Message
+from lightning_core.chat.messages import READS_TEXT, Message, shown
 from lightning_core.endpoint.dialects.chat_shape import check_result, check_role
 from lightning_core.endpoint.dialects.fields import (
     NO_HOSTED_TOOLS,
@@ -203,8 +203,8 @@ def _text(part: Mapping[str, Any], path: str, *, check: bool) -> str:
             return json.dumps(part)
         case _:
             raise PolicyRequestError(
-                f"{path} is {part!r}; expected text, or a functionCall of the model or functionResponse of the user with a name: "
-                "the model reads text only",
+                f"{path} is {shown(part)}; expected text, or a functionCall of the model or functionResponse of the user with a name: "
+                f"{READS_TEXT}",
                 param=path,
             )
 

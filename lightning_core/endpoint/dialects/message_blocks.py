@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from lightning_core.chat.messages import Message
+from lightning_core.chat.messages import READS_TEXT, Message, shown
 from lightning_core.endpoint.dialects.chat_shape import check_result, check_role
 from lightning_core.endpoint.dialects.fields import (
     NO_HOSTED_TOOLS,
@@ -193,7 +193,7 @@ def _text(block: Any, path: str, *, check: bool) -> str:
             return json.dumps(block)
         case _:
             raise PolicyRequestError(
-                f"{path} is {block!r}; expected a text, tool_use or tool_result block with all of its fields: the model reads text only",
+                f"{path} is {shown(block)}; expected a text, tool_use or tool_result block with all of its fields: {READS_TEXT}",
                 param=path,
             )
 

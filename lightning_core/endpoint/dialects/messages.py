@@ -23,11 +23,13 @@ from lightning_core.endpoint.dialects.fields import (
     Fields,
     UnsupportedField,
     check_variant,
+    effort_variable,
     flag,
     integer,
     objects,
     stops,
     temperature,
+    text,
     top_p,
 )
 from lightning_core.endpoint.dialects.message_blocks import (
@@ -49,10 +51,10 @@ FORWARDED_HEADERS = ("anthropic-version", "anthropic-beta")
 FIELDS = Fields(
     supported=frozenset({
         "model", "messages", "system", "max_tokens", "tools", "tool_choice", "temperature", "top_p", "stop_sequences", "stream",
-        "output_config.format",
+        "output_config.effort", "output_config.format",
     }),
     ignored=frozenset({
-        "billing_policy", "cache_control", "inference_geo", "metadata", "output_config.effort", "service_tier", "speed",
+        "billing_policy", "cache_control", "inference_geo", "metadata", "service_tier", "speed",
         "thinking.block_binding", "thinking.budget_tokens", "thinking.display", "thinking.type", "user_profile_id", "workspace_id",
     }),
     dropped={
@@ -133,6 +135,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         top_p=top_p(body),
         max_tokens=integer(body, "max_tokens", 1),
         stop=stops(body, "stop_sequences"),
+        template_variables=effort_variable(text(body.get("output_config") or {}, "effort", "output_config")),
         stream=flag(body, "stream") or False,
         requirements=_requirements(body, tools),
         body=body,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from lightning_core.chat.messages import Message
+from lightning_core.chat.messages import READS_TEXT, Message, shown
 from lightning_core.endpoint.dialects.chat_shape import call_ids, check_result, check_role
 from lightning_core.endpoint.dialects.custom_tools import write_arguments
 from lightning_core.endpoint.dialects.fields import NO_HOSTED_TOOLS, Fields, UnsupportedField, check_variant
@@ -177,6 +177,6 @@ def _text(content: Any, path: str, *, check: bool) -> str:
                 texts.append(json.dumps(part))
             case _:
                 raise PolicyRequestError(
-                    f"{path}.{i} is {part!r}; expected a text part: the model reads text only", param=f"{path}.{i}"
+                    f"{path}.{i} is {shown(part)}; expected a text part: {READS_TEXT}", param=f"{path}.{i}"
                 )
     return "".join(texts)

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_core.chat.messages import Message
-from lightning_core.chat.reasoning import CLOSE
 from lightning_core.endpoint.dialects.chat_completions import error_body as error_body
 from lightning_core.endpoint.dialects.chat_completions import token_logprobs
 from lightning_core.endpoint.dialects.chat_shape import check_tools
@@ -31,6 +30,7 @@ from lightning_core.endpoint.dialects.fields import (
     Fields,
     UnsupportedField,
     check_variant,
+    effort_variable,
     flag,
     integer,
     strings,
@@ -69,11 +69,11 @@ _ID = "resp_"
 FIELDS = Fields(
     supported=frozenset({
         "model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls", "text.format",
-        "temperature", "top_p", "max_output_tokens", "stream", "include",
+        "temperature", "top_p", "max_output_tokens", "stream", "include", "reasoning.effort",
     }),
     ignored=frozenset({
         "access_programs", "client_metadata", "image", "max_tool_calls", "metadata", "prompt_cache_key", "prompt_cache_options",
-        "prompt_cache_retention", "reasoning.context", "reasoning.effort", "reasoning.generate_summary", "reasoning.mode",
+        "prompt_cache_retention", "reasoning.context", "reasoning.generate_summary", "reasoning.mode",
         "reasoning.summary", "safety_identifier", "service_tier", "store", "stream_options.include_obfuscation", "text.verbosity", "user",
     }),
     dropped={
@@ -117,6 +117,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         max_tokens=integer(body, "max_output_tokens", 1),
         stream=flag(body, "stream") or False,
         requirements=_requirements(body, [*tools, *later]),
+        template_variables=effort_variable(text(body.get("reasoning") or {}, "effort", "reasoning")),
         history=history,
         body=body,
     )
@@ -230,7 +231,7 @@ def _reasoning_tokens(context: ResponseContext, choice: Choice) -> int:
     if not choice.message.get("reasoning_content"):
         return 0
     ids = choice.token_ids
-    return bisect_left(range(len(ids)), True, key=lambda count: CLOSE in context.decode(ids[:count]))
+    return bisect_left(range(len(ids)), True, key=lambda count: context.answered(ids[:count]))
 
 
 def _reasoning(context: ResponseContext, status: str, text: str) -> dict[str, Any]:

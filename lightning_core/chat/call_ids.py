@@ -1,0 +1,57 @@
+"""The ids of tool calls that chat templates accept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from hashlib import blake2b
+from typing import Any
+
+_SHORT = re.compile("[a-zA-Z0-9]{9}")
+_NUMBERED = re.compile(r"functions\.[\w.-]+:\d+")
+
+
+class IdStyle(Enum):
+    """What a template accepts as the id of a call."""
+
+    ANY = "any"
+    SHORT = "short"
+    """Nine letters or digits, as in Mistral's templates."""
+    NUMBERED = "numbered"
+    """``functions.NAME:INDEX``, which is all that Kimi's templates write of the name."""
+
+    def accepts(self, identifier: str) -> bool:
+        """Whether templates of this style accept ``identifier``."""
+        match self:
+            case IdStyle.ANY:
+                return True
+            case IdStyle.SHORT:
+                return _SHORT.fullmatch(identifier) is not None
+            case IdStyle.NUMBERED:
+                return _NUMBERED.fullmatch(identifier) is not None
+
+    def example(self, name: str, index: int) -> str:
+        """An id that this style accepts."""
+        return {
+            IdStyle.ANY: f"call_{index:024d}",
+            IdStyle.SHORT: f"probe{index:04d}",
+            IdStyle.NUMBERED: f"functions.{name}:{index}",
+        }[self]
+
+
+def acceptable_ids(messages: Sequence[Mapping[str, Any]], style: IdStyle) -> dict[str, str]:
+    """For each id of a call in ``messages``, one that the template accepts: itself, a hash, or a number in order."""
+    accepted: dict[str, str] = {}
+    index = 0
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            identifier = str(call.get("id"))
+            if style.accepts(identifier):
+                accepted[identifier] = identifier
+            elif style is IdStyle.SHORT:
+                accepted[identifier] = blake2b(identifier.encode(), digest_size=8).hexdigest()[:9]
+            else:
+                accepted[identifier] = f"functions.{call['function']['name']}:{index}"
+            index += 1
+    return accepted

@@ -1,0 +1,58 @@
+"""Encodes rendered text in parts, so that quoted special tokens stay plain text, and decodes sampled tokens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from lightning_core.chat.quoting import Quoting
+from lightning_core.chat.raw_template import Tokenizer
+
+
+class Encoder:
+    """Encodes and decodes with ``tokenizer``. ``specials``: its special tokens. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer, quoting: Quoting, specials: Iterable[str]) -> None:
+        self.lock = threading.Lock()
+        """Fast tokenizers change their own state while encoding."""
+        self.special_ids = {tokenizer.convert_tokens_to_ids(t) for t in specials}
+        self._tokenizer = tokenizer
+        self._quoting = quoting
+        self._plain: dict[str, list[int]] = {}
+        # SentencePiece adds a space before a text, so parts of a text are encoded after a line feed.
+        self._line: list[int] = []
+        x, line, both = (self.encode(t) for t in ("x", "\n", "\nx"))
+        if both != line + x:
+            self._line = line
+
+    def encode(self, text: str, *, start: bool = True) -> list[int]:
+        """Ids of a rendered text. ``start``: it is the start of the prompt."""
+        ids: list[int] = []
+        with self.lock:
+            for piece, quoted in self._quoting.pieces(text):
+                ids += self._encode_plain(piece) if quoted else self._encode_piece(piece, start=start and not ids)
+        return ids
+
+    def decode(self, token_ids: list[int], *, skip: bool = False) -> str:
+        """The text of tokens. ``skip``: without special tokens."""
+        with self.lock:
+            return self._tokenizer.decode(token_ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+
+    def _encode_plain(self, token: str) -> list[int]:
+        """Ids of a special token as plain text.
+
+        Tokenizers split only some of their special tokens.
+        """
+        if token not in self._plain:
+            ids = self._encode_piece(token, split=True)
+            if len(token) > 1 and not self.special_ids.isdisjoint(ids):
+                ids = self._encode_plain(token[0]) + self._encode_plain(token[1:])
+            self._plain[token] = ids
+        return self._plain[token]
+
+    def _encode_piece(self, text: str, *, split: bool = False, start: bool = False) -> list[int]:
+        if self._line and not start:
+            ids = self._tokenizer.encode(f"\n{text}", add_special_tokens=False, split_special_tokens=split)
+            if ids[: len(self._line)] == self._line:
+                return ids[len(self._line) :]
+        return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=split)

@@ -1,0 +1,33 @@
+"""The prompts of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
+from lightning_core.endpoint.dialects.exchange import ChatRequest
+from lightning_core.endpoint.dialects.fields import note
+
+
+def note_unknown_variables(chat: Chat, body: Mapping[str, Any]) -> None:
+    """Note the variables in ``body`` that the template of ``chat`` does not use."""
+    given = body.get("chat_template_kwargs")
+    for name in given if isinstance(given, Mapping) else ():
+        if not chat.has_variable(name):
+            note(f"chat_template_kwargs.{name}", "not a variable of the model's chat template")
+
+
+def render_prompts(chat: Chat, request: ChatRequest, memory: Memory) -> list[RenderedPrompt]:
+    """The prompts of ``request``, one if it is a chat. ``memory``: of its rollout."""
+    if request.prompts:
+        return [chat.plain(prompt) for prompt in request.prompts]
+    return [
+        chat.render(
+            request.messages,
+            request.tools,
+            memory,
+            instruction=request.requirements.instruction(),
+            variables=request.template_variables,
+        )
+    ]
