@@ -1,4 +1,4 @@
-"""The command ``lightning-rl``: train, eval, serve, trace, credit.
+"""The command ``lightning-rl``: train, eval, serve, export, trace, credit.
 
 Exit codes: 0 success (``train``: the improvement is significant, or there are no held-out tasks),
 1 no significant improvement, a runtime error, or (``trace`` of one task) a failed rollout,
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_core.cli import credit as cli_credit
+from lightning_core.cli import export as cli_export
 from lightning_core.cli import serve as cli_serve
 from lightning_core.cli import trace as cli_trace
 from lightning_core.cli.trace import as_run_folder, last_rollout
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "train": _train,
             "eval": _eval,
             "serve": cli_serve.serve,
+            "export": cli_export.export,
             "trace": cli_trace.trace,
             "credit": cli_credit.credit,
         }
@@ -81,10 +83,18 @@ def _build_parser() -> argparse.ArgumentParser:
     )
 
     evaluate = commands.add_parser("eval", help="evaluate a policy on held-out tasks")
-    evaluate.add_argument("config", metavar="CONFIG|RUN", help="a YAML file, or a run's folder: its newest checkpoint")
+    evaluate.add_argument("config", metavar="CONFIG|RUN", help="a YAML file, or a run's folder")
+    evaluate.add_argument(
+        "--checkpoint", metavar="NAME", help="with RUN: such as step-000010, or best (default: the newest)"
+    )
 
     serve = commands.add_parser("serve", help="serve a trained policy, or any model, to OpenAI and Anthropic clients")
     cli_serve.add_options(serve)
+
+    export = commands.add_parser(
+        "export", help="write a trained policy as a Hugging Face folder, an adapter or a GGUF file"
+    )
+    cli_export.add_options(export)
 
     show = commands.add_parser(
         "trace", help="show rollouts as trees: those of a run, stored traces, or one task run now"
@@ -94,7 +104,7 @@ def _build_parser() -> argparse.ArgumentParser:
     credit = commands.add_parser("credit", help="recompute credit on a run's stored rollouts, and show what changes")
     cli_credit.add_options(credit)
 
-    for command in (train, evaluate, serve, show, credit):
+    for command in (train, evaluate, serve, export, show, credit):
         command.add_argument("overrides", metavar="key=value", nargs="*", help="settings that override the file's")
     return parser
 
@@ -193,7 +203,7 @@ def _eval(options: argparse.Namespace) -> int:
     from lightning_core.cli.summary import format_estimate
     from lightning_core.config import dump_config, load_config
     from lightning_core.loop import evaluate
-    from lightning_core.records.checkpoints import checkpoints
+    from lightning_core.records.checkpoints import choose_checkpoint
     from lightning_core.records.intervals import confidence_interval
     from lightning_core.records.progress import show_progress
     from lightning_core.records.store import Store
@@ -202,16 +212,15 @@ def _eval(options: argparse.Namespace) -> int:
     source = options.config if run is None else run / "config.yaml"
     config = load_config(source, options.overrides, needs=("agent", "tasks.eval"))
     if run is None:
+        if options.checkpoint is not None:
+            raise ConfigError(f"--checkpoint requires a run's folder; {options.config!r} is not one")
         checkpoint = None
         folder = Path(config.run.dir) / time.strftime("eval-%Y%m%d-%H%M%S")
         text = dump_config(config)
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(text, encoding="utf-8")
     else:
-        folder, found = run, checkpoints(run)
-        if not found:
-            raise ConfigError(f"the run {str(run)!r} has no checkpoint yet; expected one under checkpoints/")
-        checkpoint = found[-1]
+        folder, checkpoint = run, choose_checkpoint(run, options.checkpoint)
     before = last_rollout(folder / "store.db") or 0
     progress = show_progress()
     try:

@@ -21,7 +21,9 @@ API_KEY_ENV = "LIGHTNING_API_KEY"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to ``parser``."""
     parser.add_argument("model", metavar="RUN|MODEL", help="a run's folder, a model's folder, or a model's name")
-    parser.add_argument("--checkpoint", metavar="NAME", help="with RUN: such as step-000010 (default: the newest)")
+    parser.add_argument(
+        "--checkpoint", metavar="NAME", help="with RUN: such as step-000010, or best (default: the newest)"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
         "--port", type=int, default=8000, help="port to listen on (default: %(default)s); 0: any free port"
@@ -57,16 +59,11 @@ def _resolve_model(model: str, checkpoint: str | None, overrides: Sequence[str])
 
     folder = Path(model)
     if (folder / "config.yaml").is_file():
-        from lightning_core.records.checkpoints import checkpoints
+        from lightning_core.records.checkpoints import choose_checkpoint
         from lightning_core.trainers.verl.export import sampling_config
 
-        found = {path.name: path for path in checkpoints(folder)}
-        if not found:
-            raise ConfigError(f"the run {model!r} has no checkpoint yet; expected one under checkpoints/")
-        name = checkpoint or list(found)[-1]
-        if name not in found:
-            raise ConfigError(f"--checkpoint {name!r}: the run {model!r} has {list(found)!r}")
-        return sampling_config(load_config(folder / "config.yaml", overrides), found[name])
+        chosen = choose_checkpoint(folder, checkpoint)
+        return sampling_config(load_config(folder / "config.yaml", overrides), chosen)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ConfigError(
             f"{model!r} is neither a run's folder (config.yaml) nor a model's (config.json); "

@@ -30,6 +30,10 @@ def make_summary(summary: Summary) -> Group:
         f"{summary.steps:,} steps, {summary.rollouts:,} rollouts, {summary.tokens_sampled:,} tokens sampled, "
         f"{summary.tokens_trained:,} trained, {format_seconds(summary.wall_seconds)}, seed {summary.seed}"
     )
+    if summary.stopped is not None:
+        parts.append(f"Stopped early: {summary.stopped}.")
+    if summary.best_step is not None:
+        parts.append(f"The best held-out reward is that of step {summary.best_step}: checkpoints/best.")
     return Group(*parts)
 
 

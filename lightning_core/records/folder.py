@@ -9,6 +9,7 @@ from pathlib import Path
 from lightning_core.config import Config, dump_config
 from lightning_core.errors import ConfigError
 from lightning_core.records.checkpoints import checkpoints
+from lightning_core.records.commit import write_commit
 
 
 def open_run_folder(config: Config) -> tuple[Path, Path | None]:
@@ -36,6 +37,7 @@ def open_run_folder(config: Config) -> tuple[Path, Path | None]:
             f"the run's folder {str(folder)!r} exists; set another run.name, or resume the run with run.resume"
         ) from None
     (folder / "config.yaml").write_text(text, encoding="utf-8")
+    write_commit(folder, Path.cwd())
     scratch = runs / f".latest-{os.getpid()}"
     scratch.symlink_to(folder.name)
     scratch.replace(latest)

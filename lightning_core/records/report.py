@@ -32,6 +32,10 @@ class Summary:
     tokens_trained: int
     wall_seconds: float
     seed: int
+    stopped: str | None = None
+    """Why the run ended before ``trainer.steps``; None if it did not."""
+    best_step: int | None = None
+    """The step of the checkpoint that ``trainer.keep_best`` kept."""
     versions: Mapping[str, str] = field(default_factory=lambda: installed_versions())
 
     @property

@@ -10,7 +10,8 @@ from typing import Any
 
 from lightning_core.config import Config
 from lightning_core.config.command import CommandSection
-from lightning_core.records.checkpoints import checkpoint_step, checkpoints
+from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step, checkpoints
+from lightning_core.records.early_stop import stop_reason
 from lightning_core.records.intervals import Comparison, compare, compare_splits, confidence_interval
 from lightning_core.records.report import Summary, draw_curve, read_metrics
 from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store
@@ -26,6 +27,11 @@ class Evaluation:
     """Rewards by task id, one per sample, without tasks whose rollouts were all left out."""
     left_out: int
     """Number of rollouts that ended in an infrastructure failure or with an invalid reward."""
+
+    @property
+    def reward(self) -> float | None:
+        """The mean over tasks of each task's mean reward; None without rewards."""
+        return fmean(fmean(rewards) for rewards in self.rewards.values()) if self.rewards else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +69,18 @@ def recorded_evaluations(store: Store, phase: Phase = "eval") -> dict[int, Evalu
     }
 
 
+def held_out_rewards(store: Store, *phases: Phase) -> dict[int, float]:
+    """The mean held-out reward in ``store``, by the number of updates before the evaluation."""
+    found = {step: e.reward for phase in phases for step, e in recorded_evaluations(store, phase).items()}
+    return {step: reward for step, reward in sorted(found.items()) if reward is not None}
+
+
+def recorded_stop(config: Config, store: Store) -> str | None:
+    """Why the evaluations in ``store`` end the run early (`stop_reason`); None if they do not."""
+    before = next(iter(held_out_rewards(store, "eval_before").values()), None)
+    return stop_reason(config.eval.early_stop, list(held_out_rewards(store, "eval").values()), before=before)
+
+
 def finish(config: Config, folder: Path, eval_tasks: Sequence[Mapping[str, Any]], seconds: float) -> Result:
     """Write ``summary.json`` and ``curve.png`` of a finished run; returns its result."""
     checkpoint = checkpoints(folder)[-1]
@@ -70,6 +88,8 @@ def finish(config: Config, folder: Path, eval_tasks: Sequence[Mapping[str, Any]]
     with Store(folder / "store.db", read_only=True) as store:
         evaluations = {phase: recorded_evaluations(store, phase) for phase in EVALUATIONS}
         tokens_sampled = store.tokens_sampled()
+        stopped = recorded_stop(config, store)
+    best = best_checkpoint(folder)
     splits = {str(t["id"]): str(t["split"]) for t in eval_tasks if "split" in t}
     overall, by_split = None, dict[str, Comparison]()
     before, after = (next(iter(evaluations[phase].values()), None) for phase in ("eval_before", "eval_after"))
@@ -81,6 +101,8 @@ def finish(config: Config, folder: Path, eval_tasks: Sequence[Mapping[str, Any]]
         eval=overall,
         splits=by_split,
         steps=checkpoint_step(checkpoint),
+        stopped=stopped,
+        best_step=None if best is None else checkpoint_step(best),
         rollouts=sum(int(m["rollouts"]) for m in metrics),
         tokens_sampled=tokens_sampled,
         tokens_trained=sum(int(m["tokens_trained"]) for m in metrics),

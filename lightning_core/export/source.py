@@ -1,0 +1,60 @@
+"""What to export: a run's checkpoint and policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_core.config import Config, load_config
+from lightning_core.config.resolve import PolicySettings, policy_settings
+from lightning_core.errors import ConfigError
+from lightning_core.records.checkpoints import choose_checkpoint
+from lightning_core.trainers.verl.export import exported_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A trained policy."""
+
+    run: Path
+    config: Config
+    checkpoint: Path
+    name: str
+    """The policy's name."""
+    policy: PolicySettings
+    folder: Path
+    """The policy's folder in the checkpoint; for a run with verl, the model that verl exported."""
+
+    @property
+    def by_verl(self) -> bool:
+        """Whether verl trained it."""
+        return self.config.trainer.name == "verl"
+
+
+def find_trained(
+    run: Path, *, checkpoint: str | None = None, policy: str | None = None, overrides: Sequence[str] = ()
+) -> Trained:
+    """The policy ``policy`` of ``run`` in its checkpoint ``checkpoint``.
+
+    None: the only policy, and the newest checkpoint. ``checkpoint`` may be ``best``. ``overrides``: ``key=value`` settings
+    that replace the run's, such as ``policy.model`` for a model that was moved. Raises `ConfigError` if there is no such
+    run, checkpoint or policy.
+    """
+    if not (run / "config.yaml").is_file():
+        raise ConfigError(f"{str(run)!r} is not a run's folder: expected config.yaml and checkpoints/ in it")
+    chosen = choose_checkpoint(run, checkpoint)
+    config = load_config(run / "config.yaml", overrides)
+    policies = policy_settings(config)
+    name = policy or next(iter(policies))
+    if name not in policies:
+        raise ConfigError(f"--policy {name!r}: the run {str(run)!r} trained {list(policies)!r}")
+    if policy is None and len(policies) > 1:
+        raise ConfigError(
+            f"the run {str(run)!r} trained several policies: choose one of {list(policies)!r} with --policy"
+        )
+    if config.trainer.name == "verl":
+        folder = exported_model(chosen)
+    else:
+        folder = chosen / name if config.policies else chosen
+    return Trained(run=run, config=config, checkpoint=chosen, name=name, policy=policies[name], folder=folder)
