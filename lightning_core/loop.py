@@ -54,6 +54,8 @@ def fit(
     tasks = training_tasks(config) if tasks is None else given_tasks(tasks, "tasks.train")
     if eval_tasks is None:
         eval_tasks = held_out_tasks(config) if config.tasks.eval else []
+    if not eval_tasks and (config.trainer.keep_best or config.eval.early_stop is not None):
+        raise ConfigError("trainer.keep_best and eval.early_stop require held-out tasks; set tasks.eval")
     check_tasks(config, [*tasks, *eval_tasks])
     # These raise ConfigError before a folder is created.
     policy_rules(config)
@@ -94,7 +96,8 @@ def train(plan: Plan) -> None:
             session.evaluate(eval_tasks, "eval_before")
 
         with session.saving_progress():
-            while trainer.steps < total:
+            stopped = session.stop_reason()  # of a run that was resumed
+            while trainer.steps < total and stopped is None:
                 started = time.monotonic()
                 # tasks → rollouts → traces → transitions → advantages → rows
                 batch = session.collect(plan.tasks)
@@ -116,10 +119,15 @@ def train(plan: Plan) -> None:
                     session.save_checkpoint()
                 if eval_tasks and evaluated and done % evaluated == 0 and done < total:
                     session.evaluate(eval_tasks, "eval")
+                    session.keep_best()
+                    stopped = session.stop_reason()
 
+            if stopped is not None:
+                plan.progress.message(f"stopped after step {trainer.steps} of {total}: {stopped}")
             if eval_tasks:
                 session.evaluate(eval_tasks, "eval_after")
             session.save_checkpoint()
+            session.keep_best()
 
 
 def _train_with_verl(plan: Plan) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,10 +14,16 @@ from pathlib import Path
 
 from lightning_core.config import Config
 from lightning_core.errors import LightningError
-from lightning_core.records.checkpoints import checkpoints
+from lightning_core.records.checkpoints import (
+    best_checkpoint,
+    checkpoint_step,
+    checkpoints,
+    drop_optimizer,
+    mark_best,
+)
 from lightning_core.records.ledger import NewRoutes
 from lightning_core.records.progress import Progress
-from lightning_core.records.results import Evaluation, to_evaluation
+from lightning_core.records.results import Evaluation, held_out_rewards, recorded_stop, to_evaluation
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.background import BackgroundLoop, background_loop
 from lightning_core.rollouts.collect import Batch, Collector, collect
@@ -66,13 +73,45 @@ class TrainingSession:
         return to_evaluation((str(g.task["id"]), r.status, r.reward) for g in groups for r in g.rollouts)
 
     def save_checkpoint(self) -> Path:
-        """Write a checkpoint and delete the oldest beyond ``trainer.keep_checkpoints``."""
-        folder = self.folder / "checkpoints" / f"step-{self.trainer.steps:06d}"
+        """Write a checkpoint. Delete those beyond ``trainer.keep_checkpoints``, and the optimiser's state of the rest.
+
+        The best one is kept.
+        """
+        folder = self._checkpoint
+        if self._saved == self.trainer.steps and folder.exists():
+            return folder
         self.trainer.save(folder)
         self._saved = self.trainer.steps
-        for old in checkpoints(self.folder)[: -self.config.trainer.keep_checkpoints]:
-            shutil.rmtree(old)
+        self._delete_old()
         return folder
+
+    def keep_best(self) -> None:
+        """With ``trainer.keep_best``: keep the current weights if their evaluation is better than that of the kept ones."""
+        steps, kept = self.trainer.steps, best_checkpoint(self.folder)
+        rewards = held_out_rewards(self.store, "eval", "eval_after")
+        if not self.config.trainer.keep_best or steps not in rewards:
+            return
+        if kept is None or rewards[steps] > rewards.get(checkpoint_step(kept), -math.inf):
+            if self._saved != steps or not self._checkpoint.exists():
+                self.save_checkpoint()
+            mark_best(self._checkpoint)
+            self._delete_old()
+
+    def stop_reason(self) -> str | None:
+        """Why the run ends early; None if it goes on. See `recorded_stop`."""
+        return recorded_stop(self.config, self.store)
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.folder / "checkpoints" / f"step-{self.trainer.steps:06d}"
+
+    def _delete_old(self) -> None:
+        best = best_checkpoint(self.folder)
+        for old in checkpoints(self.folder)[:-1]:
+            drop_optimizer(old)
+        for old in checkpoints(self.folder)[: -self.config.trainer.keep_checkpoints]:
+            if old != best:
+                shutil.rmtree(old)
 
     @contextmanager
     def saving_progress(self) -> Generator[None]:
@@ -119,6 +158,8 @@ def open_session(
         stack.enter_context(capturing(config))
         trainer = make_trainer(config)
         stack.callback(trainer.close)
+        for note in trainer.notes:
+            progress.message(note)
         if checkpoint is not None:
             trainer.load(checkpoint)
         store = stack.enter_context(Store(folder / "store.db"))

@@ -45,6 +45,7 @@ OUTPUT_MESSAGES = "gen_ai.output.messages"
 FINISH_REASONS = "gen_ai.response.finish_reasons"
 TEMPERATURE = "gen_ai.request.temperature"
 TOP_P = "gen_ai.request.top_p"
+MAX_TOKENS = "gen_ai.request.max_tokens"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 EMBEDDING_DIMENSIONS = "gen_ai.embeddings.dimension.count"
@@ -137,6 +138,8 @@ class Call:
     digest: str | None
     """`sampling_digest` of the above, computed at sampling; None for models not trained."""
     finish_reason: str | None
+    max_tokens: int | None = None
+    """The response's limit: the smallest of the request's, the configured one and the room in the context."""
     context: str | None
     """How the prompt relates to earlier calls: new, clean, realigned or forked (``chat/chat.py``)."""
     context_reason: str | None
@@ -315,6 +318,7 @@ def _call(span: SpanRecord) -> Call:
         constraint=a.get(CONSTRAINT),
         digest=a.get(DIGEST),
         finish_reason=next(iter(a.get(FINISH_REASONS, ())), None),
+        max_tokens=limit if isinstance(limit := a.get(MAX_TOKENS), int) else None,
         context=a.get(CONTEXT),
         context_reason=a.get(CONTEXT_REASON),
         error=span.error,

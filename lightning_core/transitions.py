@@ -168,11 +168,17 @@ def _refusal_reason(call: Call) -> str | None:
     return None
 
 
-def transitions_to_rows(transitions: Iterable[Transition], advantages: Mapping[str, float] | None = None) -> list[Row]:
+def transitions_to_rows(
+    transitions: Iterable[Transition],
+    advantages: Mapping[str, float] | None = None,
+    *,
+    masked: Collection[str] = (),
+) -> list[Row]:
     """Merge transitions into rows, in the order of their first calls.
 
-    ``advantages`` maps call ids to the advantage of all tokens of the call. Raises KeyError for a
-    missing call, and ValueError for a transition with a refusal.
+    ``advantages`` maps call ids to the advantage of all tokens of the call. ``masked``: calls that are
+    not trained on, but remain context of later calls. Raises KeyError for a missing call, and
+    ValueError for a transition with a refusal.
     """
     open_rows: dict[tuple[str, str, str], list[_OpenRow]] = {}
     order: list[_OpenRow] = []
@@ -188,7 +194,8 @@ def transitions_to_rows(transitions: Iterable[Transition], advantages: Mapping[s
             family.append(parent)
             order.append(parent)
         parent.extend(t)
-    return [row.close(advantages) for row in order]
+    closed = (row.close(advantages, masked) for row in order)
+    return [row for row in closed if row is not None]
 
 
 class _OpenRow:
@@ -202,15 +209,19 @@ class _OpenRow:
         self.calls.append(transition)
         self.key = transition.prompt_ids.tobytes() + transition.output_ids.tobytes()
 
-    def close(self, advantages: Mapping[str, float] | None) -> Row:
-        token_ids = np.frombuffer(self.key, dtype="<u4")
-        length = len(token_ids)
+    def close(self, advantages: Mapping[str, float] | None, masked: Collection[str]) -> Row | None:
+        """The row up to its last trained call; None if all calls are ``masked``."""
+        trained = [t for t in self.calls if t.call not in masked]
+        if not trained:
+            return None
+        length = len(trained[-1].prompt_ids) + len(trained[-1].output_ids)
+        token_ids = np.frombuffer(self.key, dtype="<u4", count=length)
         mask = np.zeros(length, dtype=np.bool_)
         logprobs = np.zeros(length, dtype=np.float32)
         temperatures = np.ones(length, dtype=np.float32)
         values = None if advantages is None else np.zeros(length, dtype=np.float32)
         segments: list[Segment] = []
-        for t in self.calls:
+        for t in trained:
             start = len(t.prompt_ids)
             stop = start + len(t.output_ids)
             mask[start:stop] = True
@@ -229,11 +240,10 @@ class _OpenRow:
                     first_version=t.first_version,
                 )
             )
-        first = self.calls[0]
         return Row(
-            rollout=first.rollout,
-            agent=first.agent,
-            policy=first.policy,
+            rollout=trained[0].rollout,
+            agent=trained[0].agent,
+            policy=trained[0].policy,
             token_ids=token_ids,
             mask=mask,
             logprobs=logprobs,

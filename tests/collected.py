@@ -31,6 +31,8 @@ class ScriptedAgents:
     reward: Callable[[str, int], float] = lambda task, copy: float(copy)
     """Rewards by task id and position in the group."""
     silent: frozenset[str] = frozenset()
+    truncated: frozenset[str] = frozenset()
+    """Tasks whose responses reach their limit."""
     lost: frozenset[str] = frozenset()
     """Tasks whose worker is lost."""
     judge_error: str | None = None
@@ -54,8 +56,10 @@ class ScriptedAgents:
     def _rollout(self, job: Job, copy: int) -> Rollout:
         identity = uuid4().hex
         agents = () if job.task_id in self.silent else self.agents
+        finish = "length" if job.task_id in self.truncated else "stop"
         calls = [
-            call(f"{identity}{i}", identity, agent, i, context="new", trained=True) for i, agent in enumerate(agents)
+            call(f"{identity}{i}", identity, agent, i, context="new", trained=True, finish_reason=finish)
+            for i, agent in enumerate(agents)
         ]
         trace = Trace(
             rollout=identity,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_core.config.algorithm import CLIPS, Algorithm
+from lightning_core.config.checks_trainer import check_trainer
 from lightning_core.config.checks_verl import check_verl
 from lightning_core.config.command import CommandSection
 from lightning_core.config.credit import FLAT, CreditSection
@@ -69,6 +70,7 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             ("rollouts", "redirect_hosts"),
             "model requests to any host are routed; remove the key, and list hosts to leave alone in rollouts.ignore_hosts",
         )
+    yield from check_trainer(c)
     yield from check_verl(c)
     if c.otlp.headers_env is not None and c.otlp.endpoint is None:
         yield ("otlp", "headers_env"), "requires otlp.endpoint"
@@ -213,12 +215,13 @@ def _check_loss(a: Algorithm, loss: Loss) -> Iterator[tuple[KeyPath, str]]:
                 if loss.ratio is None
                 else f"goes with loss: {' | '.join(names)}{only}, but algorithm.loss is {a.loss!r}",
             )
-    if loss.ratio is None and a.updates_per_step > 1:
-        yield (
-            ("algorithm", "updates_per_step"),
-            f"found {a.updates_per_step}; {loss.name!r} has no ratio, which a second update on the same rows needs; use 1, or another "
-            "loss",
-        )
+    for key in ("updates_per_step", "mini_batches"):
+        if loss.ratio is None and getattr(a, key) > 1:
+            yield (
+                ("algorithm", key),
+                f"found {getattr(a, key)}; {loss.name!r} has no ratio, which a second update on the rollouts of a step "
+                "needs; use 1, or another loss",
+            )
     yield from argument_problems(loss, a.loss_args, ("algorithm", "loss_args"), flat=CLIPS)
 
 
@@ -249,6 +252,8 @@ def check_credit(
             ("credit", "advantage"),
             f"found {c.advantage!r}, expected {others}: with rewards: {c.rewards} the critic is the baseline",
         )
+    if c.air is not None and c.air.truncated_ramp and not c.air.truncated:
+        yield ("credit", "air", "truncated_ramp"), "has no effect without credit.air.truncated; set it, such as to -0.5"
     if c.group_by is not None and (not c.group_by or len(set(c.group_by)) < len(c.group_by)):
         yield ("credit", "group_by"), f"expected one or more different keys, found {list(c.group_by)!r}"
     if group_size == 1 and compares == "group":

@@ -16,6 +16,11 @@ _VERL_KEYS = (
 )  # fmt: skip
 
 
+def rows_per_rollout(c: Sections) -> int:
+    """The average number of rows per rollout that verl's updates have room for."""
+    return c.trainer.rows_per_rollout or (1 if c.trainer.mode == "separate_async" else max(1, len(c.agents.named)))
+
+
 def check_verl(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     """Yield the keys that the trainer of the run does not support."""
     t = c.trainer
@@ -42,6 +47,12 @@ def check_verl(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     for key in ("port", "public_url"):
         if getattr(c.endpoint, key):
             yield ("endpoint", key), "with trainer.name: verl every worker has an endpoint of its own; remove the key"
+    if t.schedule == "linear":
+        yield ("trainer", "schedule"), "found 'linear', expected 'constant' or 'cosine': verl has no other schedule"
+    if t.keep_best:
+        yield ("trainer", "keep_best"), "verl keeps the newest checkpoints only; use trainer.keep_checkpoints"
+    if c.eval.early_stop is not None:
+        yield ("eval", "early_stop"), "verl trains until trainer.steps; remove the key"
     yield from _check_policy(c)
     yield from check_verl_credit(c)
     yield from _check_algorithm(c)
@@ -101,6 +112,16 @@ def check_verl_credit(c: Sections, rules: CreditRules | None = None) -> Iterator
 
 def _check_algorithm(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     a = c.algorithm
+    if a.mini_batches > 1 and c.trainer.mode == "separate_async":
+        yield (
+            ("algorithm", "mini_batches"),
+            f"found {a.mini_batches}, expected 1: with mode: separate_async verl makes one update per step",
+        )
+    elif (rows := c.rollouts.tasks_per_step * rows_per_rollout(c)) % a.mini_batches:
+        yield (
+            ("algorithm", "mini_batches"),
+            f"found {a.mini_batches}; with verl expected a divisor of tasks_per_step · rows_per_rollout = {rows}",
+        )
     for key, used in (("kl", a.kl is not None), ("entropy_weight", a.entropy_weight > 0)):
         if used and a.aggregation != "token-mean":
             yield (

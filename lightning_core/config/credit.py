@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from lightning_core.config.problems import INVALID_VALUE
 from lightning_core.config.rules import AdvantageRuleName, GroupKeyName, RewardRuleName
-from lightning_core.config.types import CallableName, Count, Names, NotNegative, Positive, Section
+from lightning_core.config.types import CallableName, Count, CountOrZero, Names, NotNegative, Positive, Section
 from lightning_core.credit.reward_rules import Gamma
 
 Lam = Annotated[float, Ge(0), Le(1)]
@@ -69,7 +69,10 @@ class AirSection(Section):
     tool_errors: dict[Pattern, float] = {}
     """Rewards by regular expression over the tool's error. The first match replaces `tool_error`."""
     truncated: float = 0.0
-    """Reward of a response that reached `max_tokens`."""
+    """Reward of a response that reached its token limit."""
+    truncated_ramp: CountOrZero = 0
+    """Number of tokens before the limit over which `truncated` grows linearly from 0: DAPO's soft overlong penalty
+    (2503.14476). 0: only responses that reached the limit get it."""
     formats: Annotated[tuple[Format, ...], Field(strict=False)] = ()
     """Rewards for responses of a given form."""
     rules: Annotated[tuple[Rule, ...], Field(strict=False)] = ()

@@ -82,6 +82,7 @@ def _air(air: configured.AirSection) -> Air:
         tool_unused=air.tool_unused,
         tool_errors=air.tool_errors,
         truncated=air.truncated,
+        truncated_ramp=air.truncated_ramp,
         formats=[FormatRule(pattern=f.pattern, weight=f.weight, agents=f.agents) for f in air.formats],
         rules=[
             (import_callable(r.function, key=f"credit.air.rules.{i}.function"), r.weight)

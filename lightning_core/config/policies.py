@@ -84,6 +84,8 @@ class NamedPolicy(Section):
     """See `policy.train_layers`."""
     lora: Lora | None = None
     """See `policy.lora`."""
+    chat_template_kwargs: Arguments | None = None
+    """See `policy.chat_template_kwargs`."""
     learning_rate: Positive | None = None
     """See `trainer.learning_rate`."""
     credit: PolicyCredit = PolicyCredit()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from lightning_core.config.credit import FLAT, CreditSection, Critic
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyCredit
@@ -25,6 +26,7 @@ class PolicySettings:
     device: Literal["auto", "cpu", "cuda"]
     gradient_checkpointing: bool
     max_context: int | None
+    chat_template_kwargs: Mapping[str, Any]
     keep_base: bool
     """Whether the initial weights are also served, as the model ``base``."""
     learning_rate: float
@@ -62,6 +64,9 @@ def _settings(c: Sections, own: NamedPolicy) -> PolicySettings:
         device=c.policy.device,
         gradient_checkpointing=c.policy.gradient_checkpointing,
         max_context=c.policy.max_context,
+        chat_template_kwargs=c.policy.chat_template_kwargs
+        if own.chat_template_kwargs is None
+        else own.chat_template_kwargs,
         keep_base=BASE in c.agents.frozen.values() or (judge is not None and judge.model == BASE),
         learning_rate=own.learning_rate or c.trainer.learning_rate,
         credit=_credit(c.credit, own.credit),

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.command import CommandSection
-from lightning_core.config.credit import CreditSection
+from lightning_core.config.credit import Arguments, CreditSection
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyName
 from lightning_core.config.problems import INVALID_VALUE
 from lightning_core.config.trainer import Ray, TrainerSection
@@ -151,6 +151,8 @@ class Policy(Section):
     time."""
     max_context: Count | None = None
     """Maximum number of tokens of prompt and response together; null: the model's limit."""
+    chat_template_kwargs: Arguments = {}
+    """Variables of the model's chat template, such as `enable_thinking: false`. Those of a request replace them."""
     backend: Literal["torch", "vllm"] = "torch"
     """The sampler. `torch`: this process, from the weights being trained. `vllm`: a vLLM server."""
     vllm: Vllm = Vllm()
@@ -211,6 +213,19 @@ class Rollouts(Section):
     """No effect: model requests are recognised by their shape, on any host. Use `ignore_hosts`."""
 
 
+class EarlyStop(Section):
+    """Ends the run before `trainer.steps`, by the mean held-out reward.
+    It is checked after each evaluation during training."""
+
+    reward: float | None = None
+    """Stop when the held-out reward is at least this; null: no target."""
+    patience: Count | None = None
+    """Stop after this many successive evaluations without a new best; null: never. The evaluation before training
+    counts as the first best."""
+    min_improvement: NotNegative = 0.0
+    """With `patience`: a reward is a new best if it is above the last best by more than this."""
+
+
 class Eval(Section):
     """Evaluation on the held-out tasks."""
 
@@ -222,6 +237,8 @@ class Eval(Section):
     """Sampling temperature; 0: greedy; null: `rollouts.temperature`."""
     every: CountOrZero = 0
     """Also evaluate every `every` steps; 0: only before and after training."""
+    early_stop: EarlyStop | None = None
+    """When to end the run early; null: never. Requires `every`."""
 
 
 class Otlp(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Le
 from pydantic import Field
 
 from lightning_core.config.types import Beta, Count, CountOrZero, NotNegative, Positive, Section
@@ -21,14 +22,25 @@ class TrainerSection(Section):
     """Learning rate of AdamW after warm-up."""
     warmup_steps: CountOrZero = 0
     """Number of steps over which the learning rate rises linearly."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """The learning rate after warm-up. `linear`, `cosine`: it falls to `min_learning_rate_ratio` until step `steps`."""
+    min_learning_rate_ratio: Annotated[float, Ge(0), Le(1)] = 0.0
+    """With `linear` and `cosine`: the lowest learning rate, as a fraction of `learning_rate`."""
     weight_decay: NotNegative = 0.0
-    """Weight decay of AdamW."""
+    """Weight decay of AdamW, for matrices only: norms, biases and other vectors are not decayed."""
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
     """Betas of AdamW."""
     grad_clip: Positive = 1.0
     """Maximum norm of the gradient; larger gradients are scaled down."""
-    micro_batch_tokens: Count = 4096
-    """Maximum number of tokens per forward and backward pass. It affects memory, not the result."""
+    max_logprob_difference: Positive | None = 0.3
+    """Mean difference in nats between the logprobs of sampler and trainer on the same weights that stops the run: larger
+    ones are not rounding. null: no limit."""
+    micro_batch_tokens: Count | None = None
+    """Maximum number of tokens per forward and backward pass. Gradients accumulate over them, so it affects memory, not
+    the result. null: as many as a part of the free memory holds, at most 4096."""
+    cache_gb: Positive | None = None
+    """Memory in GiB for the prefix cache of the sampler in this process, which keeps the keys and values of past prompts
+    and responses. null: a quarter of the free memory."""
     max_batch: Count = 64
     """Maximum number of responses sampled at the same time."""
     gather_ms: NotNegative = 5.0
@@ -38,7 +50,10 @@ class TrainerSection(Section):
     checkpoint_every: CountOrZero = 10
     """Write a checkpoint every `checkpoint_every` steps and after the last; 0: only after the last."""
     keep_checkpoints: Count = 2
-    """Number of newest checkpoints to keep."""
+    """Number of newest checkpoints to keep. Only the newest has the optimiser's state, from which a run resumes."""
+    keep_best: bool = False
+    """Also keep the checkpoint with the best held-out reward, linked as `checkpoints/best`. It is written at each
+    evaluation with a new best. Requires `eval.every`."""
     mode: Literal["sync", "colocate_async", "separate_async"] = "sync"
     """With `verl`. `sync`: rollouts and updates alternate on the same GPUs. `colocate_async`: as `sync`, but unfinished
     rollouts continue after the update. `separate_async`: rollouts and updates run at the same time on different
@@ -54,8 +69,8 @@ class TrainerSection(Section):
     rollout_workers: Count | None = None
     """With `verl`: number of processes that run agents, spread over the cluster; null: four per node."""
     rows_per_rollout: Count | None = None
-    """With `verl`: average number of training rows per rollout that one update holds. A step with more rows makes
-    several updates, and the last is padded with empty rows. null: the number of agents in `agents.train`, or 1."""
+    """With `verl`: average number of training rows per rollout that the updates of a step hold. A step with more rows
+    makes more updates, and the last is padded with empty rows. null: the number of agents in `agents.train`, or 1."""
     verl: dict[str, Any] = {}
     """With `verl`: verl's own settings, by its own keys, nested or dotted. The prefix `+` adds a key that verl does not
     have."""

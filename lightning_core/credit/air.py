@@ -43,7 +43,9 @@ class Air:
     tool_errors: Mapping[str, float] = field(default_factory=dict[str, float])
     """Rewards by regular expression over the tool's error, such as ``Timeout``. The first match replaces ``tool_error``."""
     truncated: float = 0.0
-    """For a response that reached ``max_tokens``."""
+    """For a response that reached its token limit."""
+    truncated_ramp: int = 0
+    """Number of tokens before the limit over which ``truncated`` grows linearly from 0 (DAPO, arXiv 2503.14476, eq. 13)."""
     formats: Sequence[FormatRule] = ()
     rules: Sequence[tuple[CallReward, float]] = ()
     """Custom rules and the coefficients of their results."""
@@ -63,8 +65,7 @@ def _rewards(episode: Episode, air: Air) -> Iterator[Reward]:
     for t in episode.transitions:
         signals = by_call.get(t.call, [])
         found = [(f"tool {s.tool} {s.status}", _of_tool(s, air)) for s in signals]
-        if t.finish_reason == "length":
-            found.append(("truncated", air.truncated))
+        found.append(("truncated", air.truncated * _overlong(calls[t.call], air.truncated_ramp)))
         text = _text(calls[t.call])
         found += [
             ("format", rule.weight)
@@ -78,6 +79,15 @@ def _rewards(episode: Episode, air: Air) -> Iterator[Reward]:
         for name, value in found:
             if value:
                 yield Reward(value=value, call=t.call, name=f"air: {name}")
+
+
+def _overlong(call: Call, ramp: int) -> float:
+    """1 for a response that reached its limit, else the fraction of the ``ramp`` before the limit that it used."""
+    if call.finish_reason == "length":
+        return 1.0
+    if not ramp or call.max_tokens is None or call.output_ids is None:
+        return 0.0
+    return min(1.0, max(0.0, (len(call.output_ids) - (call.max_tokens - ramp)) / ramp))
 
 
 def _of_tool(signal: ToolSignal, air: Air) -> float:

@@ -225,12 +225,20 @@ class Collector:
 
         ``groups``: all that ran, including the ``replaced`` ones; ``episodes``: without those.
         """
-        rows = [row for e in episodes for row in transitions_to_rows(e.transitions, credit.advantages)]
+        rows = [row for e in episodes for row in self.rows(e, credit)]
         rollouts = count_rollouts([r for g in groups for r in g.rollouts], lost=sum(g.lost for g in groups))
         if silent := rollouts["rollouts_without_calls"]:
             logger.warning("in %d of %d rollouts no trained agent made a model call", silent, rollouts["rollouts"])
-        counts = {**rollouts, "groups_refilled": replaced, **count_rows(rows), **credit.metrics}
+        truncated = sum(t.finish_reason == "length" for e in episodes for t in e.transitions)
+        calls = {"groups_refilled": replaced, "calls_truncated": truncated}
+        counts = {**rollouts, **calls, **count_rows(rows), **credit.metrics}
         return Batch(episodes=episodes, credit=credit, rows=rows, counts=counts)
+
+    def rows(self, episode: Episode, credit: Credit) -> list[Row]:
+        """advantages → rows of one episode. With ``algorithm.truncated: mask`` responses cut at the limit are context only."""
+        mask = self.config.algorithm.truncated == "mask"
+        masked = {t.call for t in episode.transitions if mask and t.finish_reason == "length"}
+        return transitions_to_rows(episode.transitions, credit.advantages, masked=masked)
 
     def record_credit(self, batch: Batch, step: int) -> None:
         """Record the credit of each call."""
@@ -276,7 +284,13 @@ def collect(
         dropped = set(flat[: len(others)])
         episodes = [*(e for e in episodes if e.task_id not in dropped), *fresh]
         credit = collector.credit(episodes)
-    return collector.batch(groups, episodes, credit, replaced=replaced)
+    batch = collector.batch(groups, episodes, credit, replaced=replaced)
+    if not batch.rows:
+        raise TrainingError(
+            f"step {step + 1}: all {batch.counts['calls_truncated']:.0f} responses of the trained agents reached their token "
+            "limit, and algorithm.truncated: mask leaves nothing to train on; raise rollouts.max_tokens, or use truncated: train"
+        )
+    return batch
 
 
 def require_transitions(groups: Sequence[Group], episodes: Sequence[Episode]) -> None:

@@ -28,6 +28,11 @@ class Trainer(Protocol):
         ...
 
     @property
+    def notes(self) -> Sequence[str]:
+        """What was decided for the model and the machine when the weights were loaded, one line each."""
+        ...
+
+    @property
     def backend(self) -> Backend:
         """Samples from the current weights."""
         ...

@@ -292,3 +292,22 @@ def _collect(
     folder: Path, agents: ScriptedAgents | None = None, tasks: list[dict[str, str]] = TASKS, **sections: Any
 ) -> Any:
     return collect_step(config(**sections), agents or ScriptedAgents(), folder, tasks)
+
+
+@pytest.mark.parametrize(("truncated", "rows"), [("train", 4), ("mask", 2)])
+def test_truncated_responses_are_counted_and_can_be_masked(tmp_path: Path, truncated: str, rows: int) -> None:
+    """The advantages stay those of all rollouts: ±√½ in each group of two."""
+    tasks = TASKS[:2]
+    agents = ScriptedAgents(truncated=frozenset("a"))
+    batch = collect_step(config(algorithm={"truncated": truncated}), agents, tmp_path, tasks)
+    assert (len(batch.rows), batch.counts["calls_truncated"], batch.counts["tokens_trained"]) == (rows, 2, rows)
+    advantages = [float(row.advantages.max()) for row in batch.rows if row.advantages is not None]
+    assert {round(abs(a), 3) for a in advantages if a} == {0.707}
+    masked = {t.rollout for e in batch.episodes for t in e.transitions if e.task_id == "a"}
+    assert (masked & {row.rollout for row in batch.rows} == set()) == (truncated == "mask")
+
+
+def test_a_step_of_truncated_responses_only_is_an_error_if_they_are_masked(tmp_path: Path) -> None:
+    agents = ScriptedAgents(truncated=frozenset("ab"))
+    with pytest.raises(TrainingError, match="step 1: all 4 responses of the trained agents reached their token limit"):
+        collect_step(config(algorithm={"truncated": "mask"}), agents, tmp_path, TASKS[:2])

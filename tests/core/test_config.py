@@ -216,6 +216,31 @@ rollouts: {group_size: yes}
         ),
         ("algorithm: {loss: reinforce, clip_high: 0.3}", "algorithm.clip_high: 'reinforce' has no ratio to clip"),
         ("algorithm: {loss: reinforce, updates_per_step: 2}", "algorithm.updates_per_step: found 2; 'reinforce' has"),
+        ("algorithm: {loss: reinforce, mini_batches: 2}", "algorithm.mini_batches: found 2; 'reinforce' has no ratio"),
+        (
+            "algorithm: {mini_batches: 65}",
+            "algorithm.mini_batches: found 65, expected at most the 64 rollouts of a step",
+        ),
+        (
+            "trainer: {min_learning_rate_ratio: 0.1}",
+            "trainer.min_learning_rate_ratio: goes with schedule: linear | cosine",
+        ),
+        (
+            "trainer: {schedule: cosine, steps: 5, warmup_steps: 5}",
+            "trainer.warmup_steps: found 5, expected less than trainer.steps = 5",
+        ),
+        ("trainer: {keep_best: true}", "trainer.keep_best: requires evaluations during training; set eval.every"),
+        ("eval: {early_stop: {reward: 1.0}}", "eval.early_stop: requires evaluations during training; set eval.every"),
+        (
+            "eval: {every: 50, early_stop: {reward: 1.0}}",
+            "eval.early_stop: there is no evaluation during training: eval.every is 50 and trainer.steps 50",
+        ),
+        ("eval: {every: 5, early_stop: {}}", "eval.early_stop: without reward or patience the run never"),
+        (
+            "eval: {every: 5, early_stop: {reward: 1.0, min_improvement: 0.1}}",
+            "eval.early_stop.min_improvement: goes with patience",
+        ),
+        ("credit: {air: {truncated_ramp: 9}}", "credit.air.truncated_ramp: has no effect without credit.air.truncated"),
         ("algorithm: {clip_dual: 2.0}", "algorithm.clip_dual: goes with loss: dual-clip only"),
         ("algorithm: {aggregation: constant}", "algorithm.aggregation: 'constant' needs algorithm.constant_tokens"),
         ("algorithm: {constant_tokens: 9}", "algorithm.constant_tokens: goes with aggregation: constant only"),

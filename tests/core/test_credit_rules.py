@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -219,6 +220,26 @@ def test_air_against_computed_numbers():
     assert values(worked(), CreditRules(rewards="explicit", air=air)) == pytest.approx([0.1 - 0.2 - 0.4, -1.0])
     broadcast = values(worked(), CreditRules(air=air))
     assert broadcast == pytest.approx([1 - 0.5 - 1.0] * 2), "rewards on calls count towards the return"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "limit", "finish", "expected"),
+    [
+        (80, 100, "stop", 0.0),
+        (90, 100, "stop", -0.25),
+        (95, 100, "tool_calls", -0.375),
+        (100, 100, "stop", -0.5),
+        (40, 40, "length", -0.5),
+        (30, 40, "stop", -0.25),
+        (95, None, "stop", 0.0),
+        (95, None, "length", -0.5),
+    ],
+)
+def test_air_of_long_responses_grows_before_the_limit(tokens: int, limit: int | None, finish: str, expected: float):
+    """DAPO's soft overlong penalty over the last 20 tokens: (limit − 20 − tokens) / 20, times 0.5."""
+    one = call("x", "x", "a", 0, finish_reason=finish, max_tokens=limit, output_ids=np.zeros(tokens, dtype="<u4"))
+    rules = CreditRules(rewards="explicit", air=Air(truncated=-0.5, truncated_ramp=20))
+    assert values(from_calls([one], 1), rules) == pytest.approx([expected])
 
 
 def test_air_distinguishes_errors():

@@ -88,7 +88,7 @@ def test_the_checkpoint_responds_as_the_trained_policy(run: Path, served: Servin
     for checkpoint in (None, "step-000001", "step-000002"):
         trainer = make_trainer(load_config(run / "config.yaml"))
         if checkpoint is not None:
-            trainer.load(run / "checkpoints" / checkpoint)
+            trainer.load(run / "checkpoints" / checkpoint, weights_only=True)
         answers.append(greedy(trainer))
         trainer.close()
     untrained, first, second = answers
@@ -278,7 +278,7 @@ def test_the_command_serves_a_model_without_a_run(run: Path, monkeypatch: pytest
     ("arguments", "expected"),
     [
         (["RUN", "--checkpoint", "step-7"], "--checkpoint 'step-7': the run 'RUN' has ['step-000001', 'step-000002']"),
-        (["RUN/checkpoints/step-000002"], "neither a run's folder (config.yaml) nor a model's (config.json)"),
+        (["RUN/checkpoints"], "neither a run's folder (config.yaml) nor a model's (config.json)"),
         (["some/model", "--checkpoint", "step-7"], "--checkpoint requires a run's folder; 'some/model' is not one"),
         (["RUN", "--host", "0.0.0.0"], "--host 0.0.0.0 accepts requests from other machines: set a key"),
         (["RUN", "rollouts.max_tokenz=3"], "unknown key; did you mean 'max_tokens'?"),

@@ -117,6 +117,25 @@ def test_branches_of_one_context_train_the_shared_response_once():
     assert [r.token_ids[r.mask].tolist() for r in rows] == [[2, 4], [6]]
 
 
+def test_masked_calls_are_context_but_not_trained():
+    """The second call is masked: its tokens stay in the context of the third, and a row ends at its last trained call."""
+    t = trace(
+        call(1, "a", [1], [2, 3]), call(2, "a", [1, 2, 3, 4], [5, 6]), call(3, "a", [1, 2, 3, 4, 5, 6, 7], [8]),
+        call(4, "b", [9], [10]),
+    )  # fmt: skip
+    found = trace_to_transitions(t, agents={"a", "b"})
+    advantages = {"c1": 0.5, "c2": 9.0, "c3": -1.0, "c4": 9.0}
+    (row,) = transitions_to_rows(found, advantages, masked={"c2", "c4"})
+    assert row.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert row.mask.tolist() == [False, True, True, False, False, False, False, True]
+    assert row.advantages is not None
+    assert row.advantages.tolist() == [0, 0.5, 0.5, 0, 0, 0, 0, -1]
+    assert row.logprobs.tolist() == [0, -1, -2, 0, 0, 0, 0, -1]
+    assert [s.call for s in row.segments] == ["c1", "c3"]
+    (short,) = transitions_to_rows(found, advantages, masked={"c2", "c3", "c4"})
+    assert short.token_ids.tolist() == [1, 2, 3]
+
+
 def test_identical_requests_are_all_kept():
     """Best of n, self-consistency: the same prompt sampled twice is two transitions, even with equal answers."""
     t = trace(call(1, "a", [1], [2]), call(2, "a", [1], [2]))

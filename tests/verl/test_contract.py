@@ -172,6 +172,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "masked": {"algorithm": {"importance": {"kind": "mask", "low": 0.5, "high": 2.0}}},
     "adapters": {"policy": {"tuning": "lora"}},
     "precision": {"policy": {"dtype": "bfloat16", "gradient_checkpointing": True}},
+    "schedule": {"trainer": {"schedule": "cosine", "min_learning_rate_ratio": 0.1, "weight_decay": 0.1}},
+    "mini-batches": {"algorithm": {"mini_batches": 2}},
     "dynamic sampling": {"rollouts": {"refill": 4}},
     "colocated": {"trainer": {"mode": "colocate_async", "nodes": 2, "gpus_per_node": 8}},
     "separate": {"trainer": {"mode": "separate_async", "rollout_nodes": 1}},

@@ -33,12 +33,14 @@ def weighted_advantages(
     """(weight * advantage, advantage), both float32 [B, T].
 
     ``token_level_rewards``: the advantages, float32 [B, T]. ``response_mask`` [B, T]: 1 at sampled tokens; padding rows have none and
-    get no weight. ``index``: the rollout of each row. Weights are computed for all rows of an update's batch, before verl splits it
-    among ranks and micro-batches.
+    get no weight. ``index``: the rollout of each row. Weights are computed for all rows of a step, before verl splits it into
+    mini-batches, and those among ranks and micro-batches. They sum to 1 in the average mini-batch.
     """
     advantages_BT = token_level_rewards.float()
     tokens = [int(count) for count in response_mask.sum(dim=-1)]
     settings = {key: config[SETTINGS][key] for key in ("aggregation", "sequence", "constant_tokens")}
     weights = row_weights(list(index), tokens, Algorithm.model_construct(**settings))
-    weights_B = torch.tensor(weights, dtype=torch.float32, device=advantages_BT.device)
+    weights_B = (
+        torch.tensor(weights, dtype=torch.float32, device=advantages_BT.device) * config[SETTINGS]["mini_batches"]
+    )
     return advantages_BT * weights_B[:, None], advantages_BT

@@ -19,10 +19,18 @@ def sampling_config(config: Config, checkpoint: Path) -> tuple[Config, Path | No
     """
     if config.trainer.name != "verl":
         return config, checkpoint
-    model = checkpoint / _EXPORT
-    if not (model / "config.json").is_file():
-        raise ConfigError(
-            f"the checkpoint {str(checkpoint)!r} contains no exported model; expected one under {_EXPORT!s}"
-        )
+    model = exported_model(checkpoint)
     policy = config.policy.model_copy(update={"model": str(model), "tuning": "full", "lora": None})
     return config.model_copy(update={"policy": policy, "trainer": TrainerSection(), "ray": Ray()}), None
+
+
+def exported_model(checkpoint: Path) -> Path:
+    """The Hugging Face folder in verl's ``checkpoint``. Raises `ConfigError` if it has no weights."""
+    model = checkpoint / _EXPORT
+    if not (model / "config.json").is_file() or not any(model.glob("*.safetensors")):
+        actor = checkpoint / "actor"
+        raise ConfigError(
+            f"the checkpoint {str(checkpoint)!r} contains no model with weights under {_EXPORT!s}. To make one from verl's "
+            f"shards, run: python -m verl.model_merger merge --backend fsdp --local_dir {actor} --target_dir {model}"
+        )
+    return model

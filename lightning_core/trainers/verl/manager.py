@@ -233,7 +233,7 @@ class LightningManager:
             await asyncio.to_thread(self._collector.record_credit, batch, step - 1)
             await asyncio.to_thread(self._store.add_step, step, self._counts[step])
         for one in prompted:
-            rows = _training_rows(one, by_rollout, credit, signal=one.prompt.uid not in replaced)
+            rows = self._training_rows(one, by_rollout, credit, signal=one.prompt.uid not in replaced)
             await self._put(one.prompt, rows)
 
     def _replaced_prompts(
@@ -255,6 +255,17 @@ class LightningManager:
         The embedded trainer does not count replaced groups either.
         """
         return self._collector.credit(kept).metrics if kept else dict.fromkeys(credit.metrics, 0.0)
+
+    def _training_rows(
+        self, one: _Prompted, by_rollout: Mapping[str, Episode], credit: Credit, *, signal: bool
+    ) -> list[VerlRow]:
+        """The rows of one prompt's rollouts. See `train_rows` for ``signal``."""
+        rows: list[VerlRow] = []
+        for session, rollout in enumerate(one.group.rollouts):
+            if (episode := by_rollout.get(rollout.trace.rollout)) is not None:
+                found = self._collector.rows(episode, credit)
+                rows += train_rows(one.prompt.group, session, found, reward=episode.reward, signal=signal)
+        return rows
 
     async def _put(self, prompt: Prompt, rows: Sequence[VerlRow]) -> None:
         """Put the rows, then the prompt's status.
@@ -284,16 +295,6 @@ def _enable_interrupts() -> None:
 def _original_error(error: Any) -> BaseException:
     """The error that was raised in another process, without Ray's wrapper."""
     return error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
-
-
-def _training_rows(one: _Prompted, by_rollout: Mapping[str, Episode], credit: Credit, *, signal: bool) -> list[VerlRow]:
-    """The rows of one prompt's rollouts. See `train_rows` for ``signal``."""
-    rows: list[VerlRow] = []
-    for session, rollout in enumerate(one.group.rollouts):
-        if (episode := by_rollout.get(rollout.trace.rollout)) is not None:
-            found = transitions_to_rows(episode.transitions, credit.advantages)
-            rows += train_rows(one.prompt.group, session, found, reward=episode.reward, signal=signal)
-    return rows
 
 
 def _validation_rows(one: _Prompted, trained: frozenset[str]) -> list[VerlRow]:

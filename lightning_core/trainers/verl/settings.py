@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.config import Config
+from lightning_core.config.checks_verl import rows_per_rollout
 from lightning_core.config.credit_rules import loss_rule
 from lightning_core.config.policies import Lora
 from lightning_core.trainers.verl.estimator import ESTIMATOR, SETTINGS
@@ -18,6 +19,7 @@ from lightning_core.trainers.verl.policy_loss import loss_mode
 from lightning_core.trainers.verl.rows import SIGNAL
 
 MANAGER = "lightning_core.trainers.verl.manager.LightningManager"
+OPTIMIZER = "lightning_core.trainers.verl.optimizer"
 _NO_CLIP = 1e9
 _MODEL, _ACTOR, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
@@ -53,6 +55,8 @@ def defaults(c: Config) -> dict[str, Any]:
         "trainer.logger": ["console", "file"],
         "trainer.project_name": "lightning",
     }
+    if c.trainer.weight_decay and c.trainer.verl.get("model_engine", "dp") == "dp":  # others have their own optimisers
+        chosen |= {f"{_ACTOR}.optim.optimizer_impl": OPTIMIZER, f"{_ACTOR}.optim.optimizer": "AdamW"}
     if c.trainer.mode == "separate_async":
         chosen[f"{_ROLLOUT}.checkpoint_engine.backend"] = "nccl"
         chosen["trainer.v1.separate_async.parameter_sync_step"] = 1
@@ -60,9 +64,9 @@ def defaults(c: Config) -> dict[str, Any]:
 
 
 def rows_per_update(c: Config) -> int:
-    """The number of rows in one update. A step with more rows makes several updates."""
-    rows = c.trainer.rows_per_rollout or (1 if c.trainer.mode == "separate_async" else max(1, len(c.agents.named)))
-    return c.rollouts.tasks_per_step * c.rollouts.group_size * rows
+    """The number of rows in one update. A step with more rows makes more than ``mini_batches`` updates."""
+    rows = c.rollouts.tasks_per_step * c.rollouts.group_size * rows_per_rollout(c)
+    return rows // c.algorithm.mini_batches
 
 
 def _data(c: Config, folder: Path, max_context: int) -> dict[str, Any]:
@@ -127,7 +131,7 @@ def _sampling(c: Config, max_context: int) -> dict[str, Any]:
 
 def _updates(c: Config, max_context: int) -> dict[str, Any]:
     t = c.trainer
-    tokens = max(t.micro_batch_tokens, max_context)  # a row is never cut
+    tokens = max(t.micro_batch_tokens or 4096, max_context)  # a row is never cut
     return {
         f"{_ACTOR}.ppo_mini_batch_size": rows_per_update(c) // c.rollouts.group_size,
         f"{_ACTOR}.ppo_epochs": c.algorithm.updates_per_step,
@@ -140,7 +144,8 @@ def _updates(c: Config, max_context: int) -> dict[str, Any]:
         f"{_ACTOR}.data_loader_seed": c.run.seed,
         f"{_ACTOR}.optim.lr": t.learning_rate,
         f"{_ACTOR}.optim.lr_warmup_steps": t.warmup_steps,
-        f"{_ACTOR}.optim.lr_scheduler_type": "constant",
+        f"{_ACTOR}.optim.lr_scheduler_type": t.schedule,
+        **({f"{_ACTOR}.optim.min_lr_ratio": t.min_learning_rate_ratio} if t.schedule == "cosine" else {}),
         f"{_ACTOR}.optim.weight_decay": t.weight_decay,
         f"{_ACTOR}.optim.betas": list(t.betas),
         f"{_ACTOR}.optim.clip_grad": t.grad_clip,
@@ -155,6 +160,7 @@ def _algorithm(c: Config) -> dict[str, Any]:
         "algorithm.use_kl_in_reward": False,  # it would change the advantages, which stand where rewards do
         f"+algorithm.{SETTINGS}": {
             "aggregation": a.aggregation, "sequence": a.sequence, "constant_tokens": a.constant_tokens,
+            "mini_batches": a.mini_batches,
         },
         "algorithm.filter_groups.enable": c.rollouts.refill > 0,
         "algorithm.filter_groups.metric": SIGNAL,

@@ -32,7 +32,11 @@ class RolloutWorker:
         if Path(folder).is_dir():
             os.chdir(folder)
         tokenizer: Any = load_tokenizer(model)
-        chat = Chat(tokenizer, stop_token_ids=load_eos_token_ids(model))
+        chat = Chat(
+            tokenizer,
+            stop_token_ids=load_eos_token_ids(model),
+            template_kwargs=config.policy.chat_template_kwargs,
+        )
         backend = VerlBackend(client, max_context=max_context)
         self._open = ExitStack()
         self._open.enter_context(capturing(config))

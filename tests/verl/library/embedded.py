@@ -42,7 +42,7 @@ class Embedded:
         """The policy's logprobs of the row's sampled tokens."""
         (batch,) = pack_rows([row], [0], budget=ALL)
         with torch.no_grad():
-            return self._trainer._forward.logprobs(batch, [row])[0].numpy()
+            return self._trainer._updater.forward.logprobs(batch, [row])[0].numpy()
 
     def gradients(self, rows: Sequence[Row], algorithm: Algorithm) -> tuple[Weights, dict[str, float]]:
         """The gradient of a step's last update, by parameter, and the step's metrics."""
@@ -55,7 +55,7 @@ class Embedded:
 
         self._trainer.algorithm = algorithm
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self._trainer._optimizer, "step", take)
+            patch.setattr(self._trainer._updater.optimizer.adamw, "step", take)
             metrics = self._trainer.step(rows)
         self._load("now")
         return found, dict(metrics)

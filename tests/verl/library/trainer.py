@@ -292,6 +292,7 @@ def _settings(algorithm: Algorithm) -> list[str]:
         f"algorithm.{SETTINGS}.aggregation": algorithm.aggregation,
         f"algorithm.{SETTINGS}.sequence": algorithm.sequence or "null",
         f"algorithm.{SETTINGS}.constant_tokens": algorithm.constant_tokens or "null",
+        f"algorithm.{SETTINGS}.mini_batches": 1,
         # The ratio is to the sampling policy; the logprobs are not computed again.
         f"{correction}.bypass_mode": algorithm.importance is None,
     }

@@ -1,0 +1,61 @@
+"""When held-out rewards end a run, and which checkpoint is the best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lightning_core.config.sections import EarlyStop
+from lightning_core.errors import ConfigError
+from lightning_core.records.checkpoints import best_checkpoint, checkpoints, choose_checkpoint, mark_best
+from lightning_core.records.early_stop import stop_reason
+
+TARGET = EarlyStop(reward=0.8)
+PATIENT = EarlyStop(patience=2)
+DEMANDING = EarlyStop(patience=2, min_improvement=0.1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "before", "rewards", "expected"),
+    [
+        (None, 0.0, [1.0], None),
+        (TARGET, 0.9, [], None),
+        (TARGET, 0.0, [0.5, 0.79], None),
+        (TARGET, 0.0, [0.5, 0.8], "the held-out reward 0.800 reached eval.early_stop.reward = 0.8"),
+        (PATIENT, 0.5, [0.4], None),
+        (PATIENT, 0.5, [0.4, 0.5], "the held-out reward has not risen above 0.500 for 2 evaluations"),
+        (PATIENT, None, [0.5, 0.4], None),
+        (PATIENT, None, [0.5, 0.4, 0.5], "the held-out reward has not risen above 0.500 for 2 evaluations"),
+        (PATIENT, 0.1, [0.2, 0.1, 0.3, 0.2], None),
+        (DEMANDING, 0.5, [0.55, 0.59], "the held-out reward has not risen above 0.500 for 2 evaluations"),
+        (DEMANDING, 0.5, [0.55, 0.65], None),
+        (EarlyStop(reward=0.8, patience=1), 0.9, [0.8], "the held-out reward 0.800 reached"),
+    ],
+)
+def test_a_run_ends_at_its_target_or_without_improvement(
+    rule: EarlyStop | None, before: float | None, rewards: list[float], expected: str | None
+) -> None:
+    found = stop_reason(rule, rewards, before=before)
+    assert found is None if expected is None else found is not None and found.startswith(expected)
+
+
+def test_the_best_checkpoint_is_a_link_that_moves(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no checkpoint yet"):
+        choose_checkpoint(tmp_path)
+    for step in (2, 10):
+        (tmp_path / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+    older, newest = checkpoints(tmp_path)
+    assert best_checkpoint(tmp_path) is None
+    with pytest.raises(ConfigError, match=r"kept no best checkpoint \(trainer.keep_best\); it has \['step-000002'"):
+        choose_checkpoint(tmp_path, "best")
+    for best in (newest, older):
+        mark_best(best)
+        assert best_checkpoint(tmp_path) == choose_checkpoint(tmp_path, "best") == best
+    assert choose_checkpoint(tmp_path) == newest, "the newest without a name"
+    assert choose_checkpoint(tmp_path, "step-000002") == older
+    assert checkpoints(tmp_path) == [older, newest], "the link is not listed"
+    with pytest.raises(ConfigError, match=r"--checkpoint 'step-3': the run .* has \['step-000002', 'step-000010'\]"):
+        choose_checkpoint(tmp_path, "step-3")
+    older.rmdir()
+    assert best_checkpoint(tmp_path) is None
