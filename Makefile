@@ -1,4 +1,4 @@
-# make demo | demo-sql | test | test-numeric | test-pythons | test-lowest | test-frameworks | test-vllm | test-verl | test-parity |
+# make demo | demo-sql | test | models | test-numeric | test-pythons | test-lowest | test-frameworks | test-vllm | test-verl | test-parity |
 # test-containers | lint | test-pythons-long | test-verl-long | agents | agents-short: each makes its environment first, once, and
 # again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
@@ -17,8 +17,10 @@ TWICE := -n 2 --dist loadfile
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 TORCH := torch==2.13.0
+# The chat templates in its wheel; nothing of it is imported.
+TEMPLATES := trl==1.16.0
 
-.PHONY: demo demo-sql test test-numeric test-pythons test-pythons-long test-lowest test-frameworks test-vllm test-verl test-verl-long \
+.PHONY: demo demo-sql test models test-numeric test-pythons test-pythons-long test-lowest test-frameworks test-vllm test-verl test-verl-long \
 	test-parity test-containers agents agents-short lint environment
 
 demo: $(INSTALLED)
@@ -33,6 +35,10 @@ test: $(INSTALLED)
 # The tests that compare numbers, once more with the kernels of a CPU that has AVX2 and nothing newer.
 test-numeric: $(INSTALLED)
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest $(TWICE) -m "numeric and not slow" $(ARGS)
+
+# How far each family of models is from transformers alone: path, sampled logprobs, gradient, export.
+models: $(INSTALLED)
+	$(BIN)/python -m docs._generate.models --measure
 
 # The fast tests, without torch, on the newest CPython up to 3.14 that this machine has.
 test-pythons:
@@ -91,7 +97,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 		{ echo "$(PYTHON) is older than Python 3.11: set PYTHON=/path/to/one" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt "$(TORCH)"
-	$(PIP) install -c constraints.txt -e '.[all,dev]'
+	$(PIP) install -c constraints.txt -e '.[all,dev,dev-models]'
+	$(PIP) install --no-deps $(TEMPLATES)
 	touch $(INSTALLED)
 
 $(LOWEST)/.installed: pyproject.toml constraints.txt .ci/lowest.py

@@ -1,7 +1,8 @@
 """Compares the embedded engine with plain Hugging Face: same model, prompts and machine, in one run.
 
-    python -m tests.bench.engine [--model smollm2-135m-instruct] [--dtype auto float32] [--vllm bfloat16 float32]
+    python -m tests.bench.engine [--model smollm2-135m-instruct] [--dtype auto float32] [--trl] [--vllm bfloat16 float32]
 
+``--trl`` also measures a step of TRL's GRPOTrainer, in an environment of its own, which is made on first use.
 ``--vllm`` also measures vLLM's build for CPUs. Its command must be on the PATH (``make test-vllm`` installs one in .venv-cluster).
 
 64 rows: 8 prompts of a 200-token shared prefix and a 40-token question, 8 samples each, 24 new tokens. Prints wall and
@@ -15,10 +16,13 @@ import lightning_core.trainers  # noqa: F401 - before torch: sets how its thread
 # isort: split
 import argparse
 import asyncio
+import json
 import os
 import random
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,11 +31,13 @@ from lightning_core.backends.backend import Backend, Delta, SamplingParams
 from lightning_core.backends.vllm.api import CPU_ARGS
 from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.backends.vllm.server import serve_vllm
-from lightning_core.model.source import load_model, resolve_model
+from lightning_core.model.source import load_model, load_tokenizer, resolve_model
 from lightning_core.trainers.torch.trainer import TorchTrainer
+from tests.bench.environment import install
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
 
+TRL = "trl==1.16.0"
 PREFIX, QUESTION, NEW, PROMPTS, SAMPLES = 200, 40, 24, 8, 8
 TEMPERATURE = 0.7
 
@@ -66,6 +72,32 @@ def plain_step(model: Any, ids: torch.Tensor, advantages: list[float], micro_bat
         (-(logprobs * weight).mean() * len(part) / len(ids)).backward()
 
 
+def make_texts(tokenizer: Any, rng: random.Random) -> list[tuple[str, list[int]]]:
+    """Prompts as text, which is what TRL takes, and as tokens; all have the same number of tokens."""
+    prefix = rng.choices(range(1000, 20000), k=PREFIX)
+    found: dict[int, list[tuple[str, list[int]]]] = {}
+    while True:  # the text of random tokens has other tokens, and often another number of them
+        text = tokenizer.decode(prefix + rng.choices(range(1000, 20000), k=QUESTION))
+        ids = tokenizer.encode(text)
+        equal = found.setdefault(len(ids), [])
+        equal.append((text, ids))
+        if len(equal) == PROMPTS:
+            return equal
+
+
+def trl_step(folder: str, work: dict[str, Any]) -> tuple[float, float]:
+    """Wall and process seconds of a step of TRL's GRPOTrainer."""
+    python = install(
+        TRL, "python", oldest=(3, 11), interpreter=None, beside=(f"torch=={torch.__version__.split('+')[0]}",)
+    )
+    script = Path(__file__).with_name("trl_step.py")
+    done = subprocess.run(
+        [str(python), str(script), folder], input=json.dumps(work), stdout=subprocess.PIPE, text=True, check=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    return found["wall"], found["cpu"]
+
+
 async def sample_all(backend: Backend, prompts: list[list[int]], params: SamplingParams) -> list[Delta]:
     async def one(index: int, prompt: list[int]) -> Delta:
         await asyncio.sleep(0.01 * index)
@@ -91,14 +123,14 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="+", default=["auto", "float32"])
     parser.add_argument("--layers", type=int, default=15, help="train only the top so many layers; 0: all")
     parser.add_argument("--no-plain", action="store_true")
+    parser.add_argument("--trl", action="store_true", help="also a step of TRL's GRPOTrainer")
     parser.add_argument("--vllm", nargs="*", metavar="DTYPE", default=[], help="also a vLLM server, with these dtypes")
     arguments = parser.parse_args()
     rng = random.Random(0)
-    prefix = rng.choices(range(1000, 20000), k=PREFIX)
-    questions = [rng.choices(range(1000, 20000), k=QUESTION) for _ in range(PROMPTS)]
-    prompts = [prefix + question for question in questions for _ in range(SAMPLES)]
-    advantages = [rng.choice([-1.0, 1.0]) for _ in prompts]
     folder = resolve_model(arguments.model)
+    texts = make_texts(load_tokenizer(folder), rng)
+    prompts = [ids for _, ids in texts for _ in range(SAMPLES)]
+    advantages = [rng.choice([-1.0, 1.0]) for _ in prompts]
     tokens = len(prompts) * NEW
 
     torch.set_float32_matmul_precision("highest")
@@ -112,7 +144,7 @@ def main() -> None:
                 layer.requires_grad_(True)
         *plain_train, _ = timed(lambda: plain_step(model, output, advantages))
         del model
-    fastest = float("inf")
+    fastest, steps = float("inf"), dict[str, tuple[float, float]]()
     for dtype in arguments.dtype:
         torch.set_float32_matmul_precision("highest")
         trainer = TorchTrainer(**parts(model=str(folder), train_layers=arguments.layers or None, dtype=dtype))
@@ -130,9 +162,24 @@ def main() -> None:
         ]  # fmt: skip
         *training, metrics = timed(lambda t=trainer, r=rows: t.step(r))
         report("training", tokens, tuple(plain_train), tuple(training))
+        steps[dtype] = (sampling[0] + training[0], sampling[1] + training[1])
         print(f"  {trainer.backend.stats}")
         print("  " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()), flush=True)
         trainer.close()
+    if arguments.trl:
+        work = {
+            "prompts": [text for text, _ in texts],
+            "samples": SAMPLES,
+            "new": NEW,
+            "layers": arguments.layers,
+            "temperature": TEMPERATURE,
+        }
+        wall, cpu = trl_step(str(folder), work)
+        print(f"{TRL}, float32: a step of {len(prompts)} responses   wall {wall:6.2f} s   cpu {cpu:6.2f} s")
+        for dtype, (own_wall, own_cpu) in steps.items():
+            print(
+                f"  lightning {dtype:9s} speed-up {wall / own_wall:7.1f} x wall {cpu / own_cpu:7.1f} x cpu", flush=True
+            )
     params = SamplingParams(max_tokens=NEW, temperature=TEMPERATURE)
     for dtype in arguments.vllm:
         wall = vllm_sampling(str(folder), prompts, params, dtype)

@@ -12,11 +12,13 @@ from lightning_core.model.source import cache_folder
 _INTERPRETERS = (sys.executable, "python3.12", "python3.13", "python3.14", "python3")
 
 
-def install(package: str, command: str, *, oldest: tuple[int, int], interpreter: str | None) -> Path:
+def install(
+    package: str, command: str, *, oldest: tuple[int, int], interpreter: str | None, beside: tuple[str, ...] = ()
+) -> Path:
     """The path of ``command``, a script of ``package``, which is installed on first use. Exits with what is missing.
 
     ``package`` is pinned: ``name==version``. ``oldest`` is the oldest Python that it supports. ``interpreter``
-    replaces the search for one.
+    replaces the search for one. ``beside``: further requirements.
     """
     folder = cache_folder() / "bench" / package.replace("==", "-")
     path = folder / "bin" / command
@@ -31,7 +33,9 @@ def install(package: str, command: str, *, oldest: tuple[int, int], interpreter:
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([python, "-m", "venv", str(folder)], check=True)
         pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
-        done = subprocess.run([*pip, "install", "--quiet", package], check=False, capture_output=True, text=True)
+        done = subprocess.run(
+            [*pip, "install", "--quiet", package, *beside], check=False, capture_output=True, text=True
+        )
         if done.returncode:
             shutil.rmtree(folder, ignore_errors=True)
             sys.exit(f"pip could not install {package}: {done.stderr.strip()[-500:]}")

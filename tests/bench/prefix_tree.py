@@ -86,7 +86,7 @@ def step_gradients(trainer: TorchTrainer, rows: Sequence[Row], pack: Callable[..
     def keep() -> None:
         found.update({name: t.grad for name, t in trainer._tuning.masters.items() if t.grad is not None})
 
-    trainer._optimizer.step = keep  # type: ignore[method-assign,assignment]
+    trainer._updater.optimizer.adamw.step = keep  # type: ignore[method-assign,assignment]
     torch_trainer.pack_rows = pack
     try:
         metrics = trainer.step(rows)
