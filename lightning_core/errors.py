@@ -125,7 +125,7 @@ class PolicyRequestError(LightningError, ValueError):
 
 
 class TrainingError(LightningError, RuntimeError):
-    """The trainer cannot take a step: non-finite loss, no rows, an incompatible checkpoint."""
+    """The trainer cannot take a step: non-finite loss, an incompatible checkpoint."""
 
 
 class ProofError(TrainingError):

@@ -286,10 +286,11 @@ def collect(
         credit = collector.credit(episodes)
     batch = collector.batch(groups, episodes, credit, replaced=replaced)
     if not batch.rows:
-        raise TrainingError(
-            f"step {step + 1}: all {batch.counts['calls_truncated']:.0f} responses of the trained agents reached their token "
-            "limit, and algorithm.truncated: mask leaves nothing to train on; raise rollouts.max_tokens, or use truncated: train"
-        )
+        logger.warning(
+            "step %d: nothing to train on: all %d responses of the trained agents reached their token limit, and "
+            "algorithm.truncated is mask; raise rollouts.max_tokens, or use truncated: train",
+            step + 1, batch.counts["calls_truncated"],
+        )  # fmt: skip
     return batch
 
 

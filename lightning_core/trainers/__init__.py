@@ -45,7 +45,8 @@ class Trainer(Protocol):
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
         """Update each policy on the ``rows`` that it sampled, and return the step's metrics.
 
-        Raises `TrainingError` and leaves the weights unchanged if the loss or the gradient is not finite.
+        A step without rows keeps the weights, and counts. Raises `TrainingError` and leaves the weights unchanged if the loss or
+        the gradient is not finite.
         """
         ...
 

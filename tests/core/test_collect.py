@@ -307,7 +307,10 @@ def test_truncated_responses_are_counted_and_can_be_masked(tmp_path: Path, trunc
     assert (masked & {row.rollout for row in batch.rows} == set()) == (truncated == "mask")
 
 
-def test_a_step_of_truncated_responses_only_is_an_error_if_they_are_masked(tmp_path: Path) -> None:
+def test_a_step_of_truncated_responses_only_is_reported_if_they_are_masked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     agents = ScriptedAgents(truncated=frozenset("ab"))
-    with pytest.raises(TrainingError, match="step 1: all 4 responses of the trained agents reached their token limit"):
-        collect_step(config(algorithm={"truncated": "mask"}), agents, tmp_path, TASKS[:2])
+    batch = collect_step(config(algorithm={"truncated": "mask"}), agents, tmp_path, TASKS[:2])
+    assert (len(batch.rows), batch.counts["rollouts"], batch.counts["calls_truncated"]) == (0, 4, 4)
+    assert "step 1: nothing to train on: all 4 responses of the trained agents reached their token limit" in caplog.text

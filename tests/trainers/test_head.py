@@ -268,7 +268,9 @@ def test_logits_that_are_made_of_more_than_the_hidden_states_are_refused() -> No
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             output = super().forward(*args, **kwargs)
             if kwargs.get("input_ids") is not None:
-                output.logits = output.logits + self.model.embed_tokens(kwargs["input_ids"]).abs().mean(-1, keepdim=True)
+                output.logits = output.logits + self.model.embed_tokens(kwargs["input_ids"]).abs().mean(
+                    -1, keepdim=True
+                )
             return output
 
     model = Twisted(LlamaConfig(**SMALL)).eval()

@@ -18,7 +18,7 @@ import shutil
 import tempfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,15 @@ class Checkpoint:
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Tensor]
     critic: Mapping[str, Tensor]
+
+    def copy(self) -> Checkpoint:
+        """A copy in CPU memory: a second copy of all trained weights may not fit on the GPU."""
+
+        def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+        weights, moments, critic = copied(self.weights), copied(self.moments), copied(self.critic)
+        return replace(self, weights=weights, moments=moments, critic=critic)
 
 
 def optimizer_moments(optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor]) -> dict[str, Tensor]:

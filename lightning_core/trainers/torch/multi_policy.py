@@ -12,8 +12,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor
-
 from lightning_core.backends.torch.engine import TorchBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.config.algorithm import Algorithm
@@ -101,8 +99,6 @@ class MultiPolicyTrainer:
 
         A policy without rows keeps its weights and version.
         """
-        if not rows:
-            raise TrainingError("step() got no rows")
         own: dict[str, list[Row]] = {name: [] for name in self.policies}
         for row in rows:
             if row.policy not in own:
@@ -120,7 +116,7 @@ class MultiPolicyTrainer:
                 trainer = self.policies[name]
                 if name != learning[-1]:
                     # A later policy can fail after this one has changed.
-                    undo.callback(trainer.restore, _copy(trainer.state()))
+                    undo.callback(trainer.restore, trainer.state().copy())
                 metrics |= self._named(name, {**trainer.step(own[name]), "version": trainer.version})
             undo.pop_all()
             self._steps += 1
@@ -221,12 +217,3 @@ def _make_chats(loaded: Mapping[str, LoadedModel], policies: Mapping[str, Policy
             shared[key] = Chat(one.tokenizer, stop_token_ids=one.stop_token_ids, name=name, template_kwargs=variables)
         chats[name] = shared[key]
     return chats
-
-
-def _copy(state: checkpoint.Checkpoint) -> checkpoint.Checkpoint:
-    """A copy in CPU memory: a second copy of all trained weights may not fit on the GPU."""
-
-    def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-
-    return replace(state, weights=copied(state.weights), moments=copied(state.moments))

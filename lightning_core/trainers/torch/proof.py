@@ -20,8 +20,6 @@ from lightning_core.transitions import Row, Segment
 
 def check_rows(rows: Sequence[Row], *, max_context: int) -> None:
     """Raise `TrainingError` for rows without advantages, with numbers that are not finite, or longer than the context."""
-    if not rows:
-        raise TrainingError("step() got no rows")
     for row in rows:
         if row.advantages is None:
             raise TrainingError(f"a row of rollout {row.rollout!r} has no advantages: assign credit first")

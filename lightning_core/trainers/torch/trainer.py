@@ -5,7 +5,6 @@ The model is a Hugging Face model on the CPU or one GPU.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -179,7 +178,7 @@ class TorchTrainer:
             total = self.algorithm.updates_per_step * len(parts)
             if total > 1:
                 # A later update can fail after earlier ones have changed the weights.
-                undo.callback(self.restore, copy.deepcopy(self.state()))
+                undo.callback(self.restore, self.state().copy())
             if self.algorithm.importance is not None:
                 for part in parts[1:]:  # the proximal policy is that of the start of the step
                     self._updater.survey(part)
@@ -226,9 +225,10 @@ class TorchTrainer:
         found: list[MiniBatch] = []
         for part in parts:
             batches = self._pack(part, rows_to_train(part, self.algorithm))
-            objective = Objective(self.algorithm, part, batches, self._loaded.device)
-            found.append(MiniBatch(rows=part, batches=batches, objective=objective))
-        return [part for part in found if part.batches]
+            if batches:
+                objective = Objective(self.algorithm, part, batches, self._loaded.device)
+                found.append(MiniBatch(rows=part, batches=batches, objective=objective))
+        return found
 
     def save(self, folder: Path) -> None:
         """See `Trainer.save`."""
