@@ -96,7 +96,8 @@ def train(plan: Plan) -> None:
             session.evaluate(eval_tasks, "eval_before")
 
         with session.saving_progress():
-            stopped = session.stop_reason()  # of a run that was resumed
+            session.evaluate_if_due(eval_tasks)  # a resumed run may have been interrupted before or during it
+            stopped = session.stop_reason()
             while trainer.steps < total and stopped is None:
                 started = time.monotonic()
                 # tasks → rollouts → traces → transitions → advantages → rows
@@ -113,18 +114,16 @@ def train(plan: Plan) -> None:
                     metrics |= {"seconds_rollouts": collected - started, "seconds_update": time.monotonic() - collected}
                     session.store.add_step(trainer.steps, metrics)
                     log.append(trainer.steps, metrics)
-                done, every, evaluated = trainer.steps, config.trainer.checkpoint_every, config.eval.every
+                done, every = trainer.steps, config.trainer.checkpoint_every
                 plan.progress.step(done, total, metrics)
                 if every and done % every == 0 and done < total:
                     session.save_checkpoint()
-                if eval_tasks and evaluated and done % evaluated == 0 and done < total:
-                    session.evaluate(eval_tasks, "eval")
-                    session.keep_best()
+                if session.evaluate_if_due(eval_tasks):
                     stopped = session.stop_reason()
 
             if stopped is not None:
                 plan.progress.message(f"stopped after step {trainer.steps} of {total}: {stopped}")
-            if eval_tasks:
+            if eval_tasks and not session.is_evaluated("eval_after"):
                 session.evaluate(eval_tasks, "eval_after")
             session.save_checkpoint()
             session.keep_best()
@@ -170,7 +169,7 @@ def evaluate(
         reward_function=reward,
         checkpoint=checkpoint,
     ) as session:
-        found = session.evaluate(tasks, "eval")
+        found = session.evaluate(tasks, "eval_manual")
         warn_of_hosts(config, session.store.ledger())
         return found
 

@@ -67,10 +67,32 @@ class TrainingSession:
         self._collector.record_credit(batch, self.trainer.steps)
 
     def evaluate(self, tasks: Sequence[Task], phase: Phase) -> Evaluation:
-        """One pass over ``tasks`` with the current weights, ``eval.samples`` rollouts each."""
+        """One pass over ``tasks`` with the current weights, ``eval.samples`` rollouts each.
+
+        The rollouts of the run's own evaluations get their ``phase`` when all are recorded, in one transaction.
+        """
+        recorded: Phase = phase if phase == "eval_manual" else "eval_unfinished"
         self.progress.phase(phase, len(tasks) * self.config.eval.samples)
-        groups = self._background.call(self._collector.roll_out_all, tasks, phase, self.trainer.steps)
+        groups = self._background.call(self._collector.roll_out_all, tasks, recorded, self.trainer.steps)
+        self.store.change_phase(recorded, phase, self.trainer.steps)
         return to_evaluation((str(g.task["id"]), r.status, r.reward) for g in groups for r in g.rollouts)
+
+    def evaluate_if_due(self, tasks: Sequence[Task]) -> bool:
+        """Whether ``eval.every`` requires an evaluation after this step. Run it unless it is recorded, then `keep_best`.
+
+        In a run that is resumed past its end, the evaluation after its last step counts as this one.
+        """
+        steps, every = self.trainer.steps, self.config.eval.every
+        if not tasks or not every or steps % every or not 0 < steps < self.config.trainer.steps:
+            return False
+        if not self.is_evaluated("eval") and not self.store.change_phase("eval_after", "eval", steps):
+            self.evaluate(tasks, "eval")
+        self.keep_best()
+        return True
+
+    def is_evaluated(self, phase: Phase) -> bool:
+        """Whether a finished evaluation of the current weights is recorded."""
+        return bool(self.store.rollouts(phase=phase, step=self.trainer.steps, last=1))
 
     def save_checkpoint(self) -> Path:
         """Write a checkpoint. Delete those beyond ``trainer.keep_checkpoints``, and the optimiser's state of the rest.

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +15,9 @@ from typing import Any
 import pytest
 
 from lightning_core import fit, load_config
-from lightning_core.errors import ConfigError
+from lightning_core.config import dump_config
+from lightning_core.errors import ConfigError, RewardError
+from lightning_core.loop import evaluate
 from lightning_core.records.checkpoints import best_checkpoint, checkpoints
 from lightning_core.records.progress import SilentProgress
 from lightning_core.records.store import Store
@@ -95,6 +101,120 @@ def test_a_new_best_replaces_the_old_one_and_a_stopped_run_stays_stopped(model: 
     found = summary(folder)
     assert (found["steps"], found["best_step"]) == (3, 3)
     assert found["stopped"] == "the held-out reward 0.800 reached eval.early_stop.reward = 0.8"
+
+
+def found_evaluations(folder: Path) -> dict[tuple[str, int], int]:
+    """The number of rollouts of each phase and step, but those of training."""
+    with Store(folder / "store.db", read_only=True) as store:
+        return Counter((r.phase, r.step) for r in store.rollouts() if r.phase != "train")
+
+
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+from lightning_core import fit, load_config
+from tests.test_early_end import HELD_OUT, found_evaluations, first_only
+number, file = int(sys.argv[1]), sys.argv[2]
+config, held_out = load_config(file), 0
+def solve(task):
+    global held_out
+    value = first_only(task)
+    held_out += task in HELD_OUT
+    if held_out == 4:  # the second rollout of the evaluation after step 1
+        while sum(found_evaluations(Path(config.run.dir) / "run").values()) < 3:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+    return value
+fit(solve, config=config, eval_tasks=HELD_OUT)
+"""
+
+
+def first_only(task: dict[str, Any]) -> float:
+    """The bandit. The first held-out task has the reward 1, the other one 0."""
+    value = bandit.solve(task)
+    return float(task == HELD_OUT[0]) if task in HELD_OUT else value
+
+
+@pytest.mark.parametrize(("number", "checkpoint_every"), [(signal.SIGKILL, 1), (signal.SIGINT, 0)])
+def test_an_interrupted_evaluation_is_repeated_on_resume(
+    model: Path, tmp_path: Path, number: signal.Signals, checkpoint_every: int
+) -> None:
+    """Its only rollout has the reward 1; the mean of both held-out tasks, 0.5, does not end the run."""
+    sections: dict[str, dict[str, Any]] = {
+        "rollouts": {"concurrency": 1},
+        "trainer": {"steps": 2, "keep_best": True, "checkpoint_every": checkpoint_every},
+        "eval": {"early_stop": {"reward": 0.8}},
+    }
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_config(config(model, tmp_path, **sections)))
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(int(number)), str(file)], check=False, timeout=120)
+    assert done.returncode != 0
+    folder = tmp_path / "run"
+    assert [path.name for path in checkpoints(folder)] == ["step-000001"]
+    assert found_evaluations(folder) == {("eval_before", 0): 2, ("eval_unfinished", 1): 1}
+
+    fit(first_only, config=config(model, tmp_path, run={"resume": True}, **sections), eval_tasks=HELD_OUT)
+    assert (summary(folder)["steps"], summary(folder)["stopped"], summary(folder)["best_step"]) == (2, None, 1)
+    assert found_evaluations(folder) == {("eval_before", 0): 2, ("eval", 1): 2, ("eval_after", 2): 2}
+
+
+def test_a_finished_evaluation_is_not_repeated(model: Path, tmp_path: Path) -> None:
+    """The run fails in its second step, is resumed, resumed when it is finished, and resumed with more steps."""
+    training = itertools.count()
+
+    def solve(task: dict[str, Any]) -> float | None:
+        value = bandit.solve(task)
+        return value if task in HELD_OUT or next(training) < 4 else None
+
+    with pytest.raises(RewardError):
+        fit(solve, config=config(model, tmp_path, trainer={"steps": 2}), eval_tasks=HELD_OUT)
+    folder, expected = tmp_path / "run", {("eval_before", 0): 2, ("eval", 1): 2}
+    assert found_evaluations(folder) == expected
+
+    def evaluations_of(steps: int) -> int:
+        """The number of evaluations in the resumed run."""
+        ran = itertools.count()
+
+        def solve(task: dict[str, Any]) -> float:
+            if task in HELD_OUT:
+                next(ran)
+            return bandit.solve(task)
+
+        resumed = config(model, tmp_path, trainer={"steps": steps}, run={"resume": True})
+        fit(solve, config=resumed, eval_tasks=HELD_OUT)
+        return next(ran) // len(HELD_OUT)
+
+    assert evaluations_of(2) == 1
+    assert found_evaluations(folder) == expected | {("eval_after", 2): 2}
+    before = summary(folder)
+    assert evaluations_of(2) == 0
+    assert {**before, "wall_seconds": 0} == {**summary(folder), "wall_seconds": 0}
+    assert evaluations_of(4) == 2
+    assert found_evaluations(folder) == expected | {("eval", 2): 2, ("eval", 3): 2, ("eval_after", 4): 2}
+
+
+def test_an_evaluation_of_the_run_by_the_user_changes_nothing_in_it(model: Path, tmp_path: Path) -> None:
+    """It has the reward 1 after step 2, where the run's own has 0.1."""
+    sections: dict[str, dict[str, Any]] = {
+        "trainer": {"steps": 2, "keep_best": True},
+        "eval": {"early_stop": {"reward": 0.8}},
+    }
+    result = fit(scoring([0.1, 0.1, 0.1]), config=config(model, tmp_path, **sections), eval_tasks=HELD_OUT)
+    found = evaluate(
+        scoring([1.0]),
+        config=config(model, tmp_path, **sections),
+        folder=result.folder,
+        checkpoint=result.checkpoint,
+        tasks=HELD_OUT,
+    )
+    assert found.reward == 1.0
+    own = {("eval_before", 0): 2, ("eval", 1): 2, ("eval_after", 2): 2}
+    assert found_evaluations(result.folder) == own | {("eval_manual", 2): 2}
+    sections["trainer"]["steps"] = 3
+    more = config(model, tmp_path, run={"resume": True}, **sections)
+    fit(scoring([0.2]), config=more, eval_tasks=HELD_OUT)
+    assert (summary(result.folder)["stopped"], summary(result.folder)["best_step"]) == (None, 3)
 
 
 def test_without_held_out_tasks_both_are_refused(model: Path, tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ def test_its_rollouts_and_credit_are_shown(run: Path, capsys: pytest.CaptureFixt
 def test_its_evaluation_ends_with_the_ledger_of_its_own_calls(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(run)]) == 0
     assert re.search(r"^talker +2  answered +policy \(trained\)$", capsys.readouterr().out, re.MULTILINE)
+    assert main(["trace", str(run), "--last", "2"]) == 0
+    assert re.findall(r"^\d+ +(\w+) +2 ", capsys.readouterr().out, re.MULTILINE) == ["eval_manual"] * 2
 
 
 def test_its_checkpoint_is_evaluated_and_training_continues(run: Path) -> None:

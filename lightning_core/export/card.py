@@ -11,11 +11,11 @@ import yaml
 from lightning_core.errors import ConfigError
 from lightning_core.export.source import Trained
 from lightning_core.model.source import DEMO_MODEL
-from lightning_core.records.checkpoints import checkpoint_step
+from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step
 from lightning_core.records.commit import read_commit
 from lightning_core.records.intervals import Comparison, compare
-from lightning_core.records.results import EVALUATIONS, recorded_evaluations
-from lightning_core.records.store import Store
+from lightning_core.records.results import EVALUATIONS, Evaluation, recorded_evaluations
+from lightning_core.records.store import Phase, Store
 
 _HUB_NAMES = {DEMO_MODEL: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 _RELATIONS = {"transformers": "finetune", "peft": "adapter", "gguf": "quantized"}
@@ -91,10 +91,10 @@ def _data(trained: Trained) -> str:
 
 def _results(trained: Trained, steps: int) -> str:
     """The rewards on held-out tasks before training and with these weights."""
-    comparison = _compare(trained, steps)
-    if comparison is None:
+    found = _evaluations(trained)
+    c = _compare(found, steps)
+    if c is None:
         return "These weights were not evaluated on held-out tasks."
-    c = comparison
     rows = (
         ("before", c.eval_reward_before, c.eval_ci95_before),
         ("after", c.eval_reward_after, c.eval_ci95_after),
@@ -106,16 +106,28 @@ def _results(trained: Trained, steps: int) -> str:
         lines.append(f"| {name} | {mean:.3f} | {ends} |")
     if c.improvement_ci95 is not None and c.improvement_ci95[0] <= 0 <= c.improvement_ci95[1]:
         lines += ["", "The improvement is not significant: its 95% interval includes 0."]
+    trials = len(found["eval"].keys() | found["eval_after"].keys())
+    if trials > 1 and trained.checkpoint == best_checkpoint(trained.run):
+        lines += [
+            "",
+            f"These weights have the highest mean reward of {trials} evaluations on these tasks (`trainer.keep_best`). "
+            "The maximum of several evaluations is biased upwards, and so are the reward after training, the improvement "
+            "and their intervals. Measure the reward on other tasks to get an unbiased estimate.",
+        ]
     return "\n".join(lines)
 
 
-def _compare(trained: Trained, steps: int) -> Comparison | None:
-    """The evaluations before training and after ``steps`` updates; None if one of them is missing."""
+def _evaluations(trained: Trained) -> dict[Phase, dict[int, Evaluation]]:
+    """The run's own evaluations, by phase and number of updates."""
     try:
         with Store(trained.run / "store.db", read_only=True) as store:
-            found = {phase: recorded_evaluations(store, phase) for phase in EVALUATIONS}
-    except ConfigError:
-        return None
+            return {phase: recorded_evaluations(store, phase) for phase in EVALUATIONS}
+    except ConfigError:  # as in `_data`
+        return {phase: {} for phase in EVALUATIONS}
+
+
+def _compare(found: dict[Phase, dict[int, Evaluation]], steps: int) -> Comparison | None:
+    """The evaluations before training and after ``steps`` updates; None if one of them is missing."""
     before = next(iter(found["eval_before"].values()), None)
     after = next((by_step[steps] for by_step in reversed(found.values()) if steps in by_step), None)
     try:

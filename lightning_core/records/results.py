@@ -17,6 +17,7 @@ from lightning_core.records.report import Summary, draw_curve, read_metrics
 from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store
 
 EVALUATIONS: tuple[Phase, ...] = ("eval_before", "eval", "eval_after")
+"""The phases of a run's own evaluations, of finished ones only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,8 @@ def finish(config: Config, folder: Path, eval_tasks: Sequence[Mapping[str, Any]]
     best = best_checkpoint(folder)
     splits = {str(t["id"]): str(t["split"]) for t in eval_tasks if "split" in t}
     overall, by_split = None, dict[str, Comparison]()
-    before, after = (next(iter(evaluations[phase].values()), None) for phase in ("eval_before", "eval_after"))
+    before = next(iter(evaluations["eval_before"].values()), None)
+    after = next(reversed(evaluations["eval_after"].values()), None)
     if before is not None and after is not None:
         overall = compare(before.rewards, after.rewards)
         if len(set(splits.values())) > 1:

@@ -41,7 +41,8 @@ from lightning_core.trace import (
     spans_to_trace,
 )  # fmt: skip
 
-Phase = Literal["train", "eval_before", "eval", "eval_after", "judge"]
+Phase = Literal["train", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished"]
+"""``eval_manual``: evaluations by `loop.evaluate`. ``eval_unfinished``: the run's own, until all their rollouts are stored."""
 Status = Literal["ok", "failed", "infrastructure", "invalid"]
 LEFT_OUT: frozenset[Status] = frozenset({"infrastructure", "invalid"})  # neither trained on nor part of a mean
 
@@ -197,9 +198,8 @@ class Store:
             "error": span.error,
             "operation": operation,
             "agent": agent,
-            "attributes": json.dumps(
-                plain, default=_base64
-            ),  # ASCII: also keeps lone surrogates, which UTF-8 cannot encode
+            # ASCII: also keeps lone surrogates, which UTF-8 cannot encode
+            "attributes": json.dumps(plain, default=_base64),
         }
         self._db.execute(_insert("spans", tuple(values)), _storable(values))
         for key, data in span.attributes.items():
@@ -220,20 +220,18 @@ class Store:
             try:
                 self._db.executemany(_insert("credit", _CREDIT, "INSERT OR REPLACE"), values)
             except sqlite3.IntegrityError as error:
-                raise ValueError(
-                    f"credit for a rollout that is not stored, or a value that is not a number: {error}"
-                ) from error
+                reason = "credit for a rollout that is not stored, or a value that is not a number"
+                raise ValueError(f"{reason}: {error}") from error
 
     def add_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Write one step's metrics; replaces earlier metrics of the same step."""
+        values = {"step": step, "metrics": json.dumps(dict(metrics))}
         with self._transaction():
-            self._db.execute(
-                "INSERT OR REPLACE INTO steps (step, metrics) VALUES (?, ?)", (step, json.dumps(dict(metrics)))
-            )
+            self._db.execute(_insert("steps", tuple(values), "INSERT OR REPLACE"), values)
 
     def rewind(self, step: int) -> None:
         """Delete what a run resumed after ``step`` updates repeats."""
-        repeated = "step > ? OR (step = ? AND phase IN ('train', 'judge')) OR phase = 'eval_after'"
+        repeated = "step > ? OR (step = ? AND phase IN ('train', 'judge')) OR phase = 'eval_unfinished'"
         with self._transaction():
             # The tables that refer to rollouts first: a cascade would delete from them rollout by rollout.
             for table in ("arrays", "spans", "credit"):
@@ -241,6 +239,12 @@ class Store:
                 self._db.execute(f"DELETE FROM {table} WHERE rollout IN ({ids})", (step, step))
             self._db.execute(f"DELETE FROM rollouts WHERE {repeated}", (step, step))
             self._db.execute("DELETE FROM steps WHERE step > ?", (step,))
+
+    def change_phase(self, old: Phase, new: Phase, step: int) -> int:
+        """Change the phase of all rollouts of phase ``old`` at ``step``, atomically; returns their number."""
+        change = "UPDATE rollouts SET phase = ? WHERE phase = ? AND step = ?"
+        with self._transaction():
+            return self._db.execute(change, (new, old, step)).rowcount
 
     def rollouts(
         self,
@@ -374,12 +378,8 @@ def _insert(table: str, columns: tuple[str, ...], verb: str = "INSERT") -> str:
 
 def _storable(values: Mapping[str, Any]) -> dict[str, Any]:
     """``values`` with lone surrogates in strings written as ``\\ud800``: SQLite stores UTF-8, which has none."""
-    return {
-        name: value.encode(errors="backslashreplace").decode()
-        if isinstance(value, str) and not value.isascii()
-        else value
-        for name, value in values.items()
-    }
+    texts = {name: value for name, value in values.items() if isinstance(value, str) and not value.isascii()}
+    return {**values, **{name: text.encode(errors="backslashreplace").decode() for name, text in texts.items()}}
 
 
 def _base64(value: object) -> str:

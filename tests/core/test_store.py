@@ -164,7 +164,13 @@ def test_credit_and_steps(tmp_path: Path) -> None:
 
 def test_rewind_forgets_what_will_be_done_again(tmp_path: Path) -> None:
     names = {"a": (0, "eval_before"), "b": (0, "train"), "c": (1, "train"), "d": (1, "eval"), "e": (1, "eval_after")}
-    names |= {"1": (0, "judge"), "2": (1, "judge"), "3": (2, "eval")}
+    names |= {
+        "1": (0, "judge"),
+        "2": (1, "judge"),
+        "3": (2, "eval"),
+        "4": (1, "eval_unfinished"),
+        "5": (2, "eval_after"),
+    }
     with Store(tmp_path / "store.db") as store:
         for name, (step, phase) in names.items():
             sampled = chat(name * 32, "1" * 16, "w")
@@ -174,14 +180,27 @@ def test_rewind_forgets_what_will_be_done_again(tmp_path: Path) -> None:
             store.add_credit([call])
             store.add_step(step, {})
         store.rewind(1)
-        assert calls_by_agent(store) == {"w": 4}
+        assert calls_by_agent(store) == {"w": 5}
         left = sqlite3.connect(tmp_path / "store.db")
-        assert left.execute("SELECT count(*), count(DISTINCT rollout) FROM arrays").fetchone() == (4, 4)
+        assert left.execute("SELECT count(*), count(DISTINCT rollout) FROM arrays").fetchone() == (5, 5)
         left.close()
-        assert [r.id[0] for r in store.rollouts()] == ["a", "b", "d", "1"]
-        assert {c.rollout[0] for c in store.credit()} == {"a", "b", "d", "1"}
+        assert [r.id[0] for r in store.rollouts()] == ["a", "b", "d", "e", "1"]
+        assert {c.rollout[0] for c in store.credit()} == {"a", "b", "d", "e", "1"}
         assert list(store.steps()) == [0, 1]
         store.add_rollout(record("c" * 32), [root("c" * 32)])
+
+
+def test_the_phase_of_an_evaluation_changes_for_all_its_rollouts(tmp_path: Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        for name, step, phase in (
+            ("a", 1, "eval_unfinished"),
+            ("b", 1, "eval_unfinished"),
+            ("c", 2, "eval_unfinished"),
+        ):
+            store.add_rollout(record(name * 32, step=step, phase=phase), [root(name * 32)])
+        assert store.change_phase("eval_unfinished", "eval", 1) == 2
+        assert store.change_phase("eval_unfinished", "eval", 1) == 0
+        assert {r.id[0]: r.phase for r in store.rollouts()} == {"a": "eval", "b": "eval", "c": "eval_unfinished"}
 
 
 def test_a_rollout_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lightning_core import fit
 from lightning_core.cli.main import main
 from lightning_core.records.commit import read_commit
+from tests import test_early_end as early_end
 from tests.export.runs import TOLERANCE, difference, model_logprobs, sequences, train, trainer_logprobs
 from tests.models.families import FAMILIES, make_family
 
@@ -108,6 +110,24 @@ def test_the_model_card_has_data_rewards_and_commit(run: Callable[[str], Path], 
     for key in ("eval_reward_before", "eval_reward_after", "improvement"):
         assert re.search(rf"\| {summary[key]:.3f} \| -?\d\.\d+ to \d\.\d+ \|", body)
     assert (read_commit(folder) or "") in body
+
+
+def test_the_card_says_that_the_reward_of_the_best_checkpoint_is_biased(base: Path, tmp_path: Path) -> None:
+    from lightning_core.export.card import make_card
+    from lightning_core.export.source import find_trained
+
+    own = early_end.config(base, tmp_path, trainer={"steps": 2, "keep_best": True})
+    solve = early_end.scoring([0.1, 0.9, 0.2])
+    folder = fit(solve, config=own, eval_tasks=early_end.HELD_OUT).folder
+
+    def card(checkpoint: str | None) -> str:
+        return make_card(find_trained(folder, checkpoint=checkpoint), title="t", library="transformers", usage="")
+
+    assert "| after | 0.900 |" in card("best")
+    assert "the highest mean reward of 2 evaluations" in card("best")
+    assert "biased upwards" in card("step-000001"), "also by its own name"
+    assert "| after | 0.200 |" in card(None)
+    assert "biased" not in card(None)
 
 
 def test_the_card_of_a_model_on_the_hub_names_it(run: Callable[[str], Path], tmp_path: Path) -> None:
