@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from lightning_core.errors import ConfigError
 from lightning_core.export.source import Trained
 from lightning_core.model.source import DEMO_MODEL
 from lightning_core.records.checkpoints import checkpoint_step
-from lightning_core.records.commit import read_commit
+from lightning_core.records.commit import recorded_commits
 from lightning_core.records.intervals import Comparison, compare
 from lightning_core.records.results import EVALUATIONS, recorded_evaluations
 from lightning_core.records.store import Store
 
 _HUB_NAMES = {DEMO_MODEL: "HuggingFaceTB/SmolLM2-135M-Instruct"}
+_REASON = re.compile("unknown: .*")
 _RELATIONS = {"transformers": "finetune", "peft": "adapter", "gguf": "quantized"}
 
 
@@ -67,8 +69,9 @@ def _facts(trained: Trained, steps: int) -> dict[str, str]:
     }
     if agents := ", ".join(f"`{agent}`" for agent in _agents(trained)):
         facts["Agents"] = agents
-    if commit := read_commit(trained.run):
-        facts["Commit of the agent's code"] = f"`{commit}`"
+    if commits := recorded_commits(trained.run):
+        # Without git's message, which may contain local paths.
+        facts["Commit of the agent's code"] = "<br>".join(_REASON.sub("unknown", commit) for commit in commits)
     return facts
 
 

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_core.cli.main import main
-from lightning_core.records.commit import read_commit
 from tests.export.runs import TOLERANCE, difference, model_logprobs, sequences, train, trainer_logprobs
 from tests.models.families import FAMILIES, make_family
 
@@ -107,7 +106,16 @@ def test_the_model_card_has_data_rewards_and_commit(run: Callable[[str], Path], 
     summary = json.loads((folder / "summary.json").read_text())
     for key in ("eval_reward_before", "eval_reward_after", "improvement"):
         assert re.search(rf"\| {summary[key]:.3f} \| -?\d\.\d+ to \d\.\d+ \|", body)
-    assert (read_commit(folder) or "") in body
+
+
+def test_the_model_card_lists_the_commits_without_the_messages_of_git(
+    run: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(run("full"), tmp_path / "run")
+    lines = ("abc with untracked files", "from step 1: def, changes unknown: fatal: /secret")
+    (folder / "commit.txt").write_text("\n".join(lines) + "\n")
+    card = (export(folder, tmp_path / "out") / "README.md").read_text()
+    assert "| abc with untracked files<br>from step 1: def, changes unknown |" in card
 
 
 def test_the_card_of_a_model_on_the_hub_names_it(run: Callable[[str], Path], tmp_path: Path) -> None:
