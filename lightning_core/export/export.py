@@ -16,6 +16,7 @@ from lightning_core.export.gguf import OUTTYPES, write_gguf
 from lightning_core.export.merged import convert, load_merged
 from lightning_core.export.source import Trained
 from lightning_core.model import peft
+from lightning_core.model.merge import layers_of
 from lightning_core.model.source import load_skeleton, load_tokenizer, resolve_model
 from lightning_core.trainers.torch.checkpoint import read_facts, read_weights
 
@@ -72,11 +73,8 @@ def _write_peft(trained: Trained, folder: Path, dtype: str) -> None:
     source = resolve_model(trained.policy.model)
     model = load_skeleton(source)
     weights = {name: tensor.to(_TORCH_TYPES[dtype]) for name, tensor in read_weights(trained.folder).items()}
-    if wrong := peft.misread(model, peft.layers_of(weights)):
-        raise ConfigError(
-            f"peft would take the adapters of {len(wrong)} layers, such as {wrong[0]!r}, for adapters of experts, which this "
-            "model has in fused form: use --format hf, or train without them (policy.lora.target_modules)"
-        )
+    if reason := peft.misread(model, layers_of(weights)):
+        raise ConfigError(f"{reason}: use --format hf, or train without them (policy.lora.target_modules)")
     alpha = read_facts(trained.folder)["fingerprint"]["lora_alpha"]
     peft.write_adapter(folder, weights, alpha=alpha, model=model, base=str(source))
     load_tokenizer(source).save_pretrained(folder)
