@@ -22,7 +22,9 @@ def merge(model: Any, matrices: Mapping[str, Tensor], *, alpha: float) -> dict[s
     """
     layers = layers_of(matrices)
     if reason := unmergeable(model, layers):
-        raise ConfigError(f"the adapter cannot be merged: {reason}. Use --format peft, or train with policy.tuning: full")
+        raise ConfigError(
+            f"the adapter cannot be merged: {reason}. Use --format peft, or train with policy.tuning: full"
+        )
     names: defaultdict[int, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)
@@ -49,6 +51,4 @@ def unmergeable(model: Any, layers: Iterable[str]) -> str | None:
     shared = [layer for layer in layers if users[id(model.get_submodule(layer).weight)] > 1]
     if not shared:
         return None
-    return (
-        f"the weights of {len(shared)} layers, such as {shared[0]!r}, belong to other layers too, which have other adapters or none"
-    )
+    return f"the weights of {len(shared)} layers, such as {shared[0]!r}, belong to other layers too, which have other adapters or none"

@@ -32,11 +32,12 @@ def from_peft(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(_PREFIX).removesuffix(_SUFFIX): tensor for name, tensor in weights.items()}
 
 
-def write_adapter(folder: Path, weights: Mapping[str, Tensor], *, alpha: float, model: Any, base: str) -> None:
+def write_adapter(folder: Path, weights: Mapping[str, Tensor], *, alpha: float, model: Any, base: str | None) -> None:
     """Write ``weights``, named as `Adapters.add` names them, to ``folder``.
 
     ``alpha``: the scale times the rank. ``model``: the Hugging Face model with the adapter. ``base``: its folder or name,
-    where peft finds it. Without ``adapter_config.json`` if peft would misread some layers (see `misread`).
+    where peft finds it; None if it must be loaded separately. Without ``adapter_config.json`` if peft would misread some
+    layers (see `misread`).
     """
     tensors = {name: tensor.detach().contiguous() for name, tensor in to_peft(weights).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})

@@ -118,16 +118,6 @@ def test_the_model_card_lists_the_commits_without_the_messages_of_git(
     assert "| abc with untracked files<br>from step 1: def, changes unknown |" in card
 
 
-def test_the_card_of_a_model_on_the_hub_names_it(run: Callable[[str], Path], tmp_path: Path) -> None:
-    """The demo model is known by its name on the Hub."""
-    from lightning_core.export.card import make_card
-    from lightning_core.export.source import find_trained
-
-    trained = find_trained(run("lora"), overrides=["policy.model=smollm2-135m-instruct"])
-    header = yaml.safe_load(make_card(trained, title="t", library="peft", usage="").split("---\n")[1])
-    assert (header["base_model"], header["base_model_relation"]) == ("HuggingFaceTB/SmolLM2-135M-Instruct", "adapter")
-
-
 def test_a_run_from_before_checkpoints_were_folders_of_models_is_exported(base: Path, tmp_path: Path) -> None:
     stored = Path(__file__).parent.parent / "data" / "run_of_0_1_0"
     folder = shutil.copytree(stored, tmp_path / "run")

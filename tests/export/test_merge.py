@@ -31,7 +31,9 @@ ATTENTION = {"tuning": "lora", "lora": {"target_modules": ["shared_transformer.s
 
 def test_a_layer_in_two_places_is_merged_in_both() -> None:
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+    )
     models: list[Any] = [AutoModelForCausalLM.from_config(config).eval() for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     adapted, target = models
@@ -49,15 +51,16 @@ def test_a_layer_in_two_places_is_merged_in_both() -> None:
         assert difference(found, model_logprobs(adapted, IDS)) > 100 * TOLERANCE
 
 
-def test_layers_that_share_a_weight_keep_their_own_adapters(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_layers_that_share_a_weight_keep_their_own_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Zamba2 has the weights of one attention block in several layers."""
     base = make_family(FAMILIES["zamba2"], tmp_path / "model")
     run = train(tmp_path, base, policy=ATTENTION)
     assert main(["export", str(run), str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
-    assert "the weights of 2 layers, such as 'model.layers.1.shared_transformer.self_attn.q_proj', belong to other" in error
+    assert (
+        "the weights of 2 layers, such as 'model.layers.1.shared_transformer.self_attn.q_proj', belong to other"
+        in error
+    )
     assert "Use --format peft" in error
     assert main(["export", str(run), str(tmp_path / "adapter"), "--format", "peft"]) == 0
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
