@@ -43,10 +43,11 @@ A model that fails the comparison on every path is refused. During training the 
 
 ## Families
 
-Each family was built with random weights, sampled, trained for a step, exported and sampled again,
-in float32, and compared with transformers {version}: logprobs of sampled tokens and of the exported
-model agree within 1e-4 nats, gradients within 1e-5 of the largest. `make models` repeats this and
-prints the figures.
+Each family was built with random weights, sampled, trained for a step with `policy.tuning: full`,
+exported with [`lightning-rl export`](export.md) and sampled again, in float32, and compared with
+transformers {version}: logprobs of sampled tokens and of the exported model agree within 1e-4 nats,
+gradients within 1e-5 of the largest. `make models` repeats this and prints the figures. See
+[export](export.md) for the families whose adapters have limits.
 
 | Family | Path | Reason |
 |---|---|---|

@@ -52,7 +52,7 @@ def export(options: argparse.Namespace) -> int:
         Path(options.run), checkpoint=options.checkpoint, policy=options.policy, overrides=options.overrides
     )
     if options.push:
-        pushing.check_push(options.push)
+        pushing.check_push(options.push, adapter_of=trained.policy.model if options.format == "peft" else None)
     exporting.export(trained, out, format=options.format, dtype=options.dtype)
     print(f"{trained.name} of {trained.checkpoint} as {options.format}: {out}")
     if options.push:

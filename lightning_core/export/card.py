@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,14 @@ import yaml
 
 from lightning_core.errors import ConfigError
 from lightning_core.export.source import Trained
-from lightning_core.model.source import DEMO_MODEL
+from lightning_core.model.source import hub_name, is_demo_model
 from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step
-from lightning_core.records.commit import read_commit
+from lightning_core.records.commit import recorded_commits
 from lightning_core.records.intervals import Comparison, compare
 from lightning_core.records.results import EVALUATIONS, Evaluation, recorded_evaluations
 from lightning_core.records.store import Phase, Store
 
-_HUB_NAMES = {DEMO_MODEL: "HuggingFaceTB/SmolLM2-135M-Instruct"}
+_REASON = re.compile("unknown: .*")
 _RELATIONS = {"transformers": "finetune", "peft": "adapter", "gguf": "quantized"}
 
 
@@ -41,23 +42,26 @@ def make_card(trained: Trained, *, title: str, library: str, usage: str) -> str:
     )
 
 
-def hub_name(model: str) -> str | None:
-    """The model's name on the Hub; None for a folder."""
-    known = _HUB_NAMES.get(model.lower(), model)
-    return known if known.count("/") == 1 and known[0] not in "./~" and not Path(model).is_dir() else None
+def _base(model: str) -> str:
+    """The weights that training started from."""
+    if is_demo_model(model):
+        return (
+            f"`{model}`, the demo model of lightning-rl: SmolLM2-135M-Instruct, quantised to Q4_1 and dequantised. It was trained "
+            "on the dequantised weights, which differ from those on the Hub"
+        )
+    return hub_name(model) or f"{Path(model).expanduser().resolve().name}, a local folder"
 
 
 def _facts(trained: Trained, steps: int) -> dict[str, str]:
     """What was trained, and on what."""
     config, policy = trained.config, trained.policy
-    local = Path(policy.model).is_dir()
     tuning = "all weights"
     if policy.lora is not None:
         tuning = f"LoRA, rank {policy.lora.rank}, alpha {policy.lora.alpha:g}"
     elif policy.train_layers is not None:
         tuning = f"the top {policy.train_layers} layers and the final norm"
     facts = {
-        "Base model": f"{Path(policy.model).name}, a local folder" if local else hub_name(policy.model) or policy.model,
+        "Base model": _base(policy.model),
         "Trained": tuning,
         "Steps": str(steps),
         "Algorithm": f"advantage `{policy.credit.advantage}`, credit `{policy.credit.rewards}`, "
@@ -67,8 +71,9 @@ def _facts(trained: Trained, steps: int) -> dict[str, str]:
     }
     if agents := ", ".join(f"`{agent}`" for agent in _agents(trained)):
         facts["Agents"] = agents
-    if commit := read_commit(trained.run):
-        facts["Commit of the agent's code"] = f"`{commit}`"
+    if commits := recorded_commits(trained.run):
+        # Without git's message, which may contain local paths.
+        facts["Commit of the agent's code"] = "<br>".join(_REASON.sub("unknown", commit) for commit in commits)
     return facts
 
 

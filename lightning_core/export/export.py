@@ -11,12 +11,13 @@ from typing import Literal
 import torch
 
 from lightning_core.errors import ConfigError
-from lightning_core.export.card import hub_name, make_card
+from lightning_core.export.card import make_card
 from lightning_core.export.gguf import OUTTYPES, write_gguf
 from lightning_core.export.merged import convert, load_merged
 from lightning_core.export.source import Trained
 from lightning_core.model import peft
-from lightning_core.model.source import load_skeleton, load_tokenizer, resolve_model
+from lightning_core.model.merge import layers_of
+from lightning_core.model.source import hub_name, is_demo_model, load_skeleton, load_tokenizer, resolve_model
 from lightning_core.trainers.torch.checkpoint import read_facts, read_weights
 
 ExportFormat = Literal["hf", "peft", "gguf"]
@@ -72,20 +73,21 @@ def _write_peft(trained: Trained, folder: Path, dtype: str) -> None:
     source = resolve_model(trained.policy.model)
     model = load_skeleton(source)
     weights = {name: tensor.to(_TORCH_TYPES[dtype]) for name, tensor in read_weights(trained.folder).items()}
-    if wrong := peft.misread(model, peft.layers_of(weights)):
-        raise ConfigError(
-            f"peft would take the adapters of {len(wrong)} layers, such as {wrong[0]!r}, for adapters of experts, which this "
-            "model has in fused form: use --format hf, or train without them (policy.lora.target_modules)"
-        )
+    if reason := peft.misread(model, layers_of(weights)):
+        raise ConfigError(f"{reason}: use --format hf, or train without them (policy.lora.target_modules)")
     alpha = read_facts(trained.folder)["fingerprint"]["lora_alpha"]
-    peft.write_adapter(folder, weights, alpha=alpha, model=model, base=str(source))
+    peft.write_adapter(folder, weights, alpha=alpha, model=model, base=hub_name(source))
     load_tokenizer(source).save_pretrained(folder)
+    demo = is_demo_model(trained.policy.model)
+    where = "fetch_demo_model()" if demo else f'"{hub_name(source) or Path(source).resolve().name}"'
     usage = _python(
+        *(("from lightning_core.model.source import fetch_demo_model",) if demo else ()),
         "from peft import PeftModel",
         "from transformers import AutoModelForCausalLM",
-        f'base = AutoModelForCausalLM.from_pretrained("{hub_name(trained.policy.model) or source}")',
+        f"base = AutoModelForCausalLM.from_pretrained({where})",
         f'model = PeftModel.from_pretrained(base, "{folder.name}")',
     )
+    usage += "\n\nThe adapter belongs to exactly the weights of the base model above. With others, results differ."
     _describe(trained, folder, library="peft", usage=usage)
 
 

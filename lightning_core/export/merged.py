@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.export.source import Trained
+from lightning_core.model.merge import layers_of, merge
 from lightning_core.model.source import load_model, load_tokenizer, resolve_model
 from lightning_core.trainers.torch.checkpoint import read_facts, read_weights
 
@@ -34,37 +34,27 @@ def load_merged(trained: Trained) -> tuple[Any, Any]:
             f"the model that was trained, {trained.policy.model!r}, cannot be loaded: {error}\nIf it was moved, add policy.model=…"
         ) from error
     if facts["tuning"] == "lora":
-        _put(model, _updates(weights, facts["lora_alpha"]), add=True)
+        inputs = {layer: weights[f"{layer}.lora_A"].shape[1] for layer in layers_of(weights)}
+        outputs = {layer: weights[f"{layer}.lora_B"].shape[0] for layer in inputs}
+        _check(model, {f"{layer}.weight": (outputs[layer], inputs[layer]) for layer in inputs})
+        weights = merge(model, weights, alpha=facts["lora_alpha"])
     else:
-        _put(model, weights)
+        _check(model, {name: tensor.shape for name, tensor in weights.items()})
+    model.load_state_dict(weights, strict=False)
     return model, tokenizer
 
 
-def _updates(weights: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
-    """What an adapter adds to its layers' weights, by their names; float32."""
-    found: dict[str, Tensor] = {}
-    for layer in dict.fromkeys(name.rpartition(".")[0] for name in weights):
-        down_RI, up_OR = weights[f"{layer}.lora_A"], weights[f"{layer}.lora_B"]
-        found[f"{layer}.weight"] = alpha / down_RI.shape[0] * (up_OR @ down_RI)
-    return found
-
-
-@torch.no_grad()
-def _put(model: Any, tensors: Mapping[str, Tensor], *, add: bool = False) -> None:
-    """Set weights of ``model`` to ``tensors``, or add them."""
-    parameters = dict(model.named_parameters())
-    for name, tensor in tensors.items():
+def _check(model: Any, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Raise `TrainingError` unless ``model`` has weights of these names and shapes."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, shape in shapes.items():
         parameter = parameters.get(name)
-        if parameter is None or parameter.shape != tensor.shape:
+        if parameter is None or list(parameter.shape) != list(shape):
             found = "no such weight" if parameter is None else f"one of shape {list(parameter.shape)}"
             raise TrainingError(
-                f"the checkpoint does not fit the model: it has {name!r} of shape {list(tensor.shape)}, the model has {found}; "
+                f"the checkpoint does not fit the model: it has {name!r} of shape {list(shape)}, the model has {found}; "
                 "set policy.model=… to the model that was trained"
             )
-        if add:
-            parameter.add_(tensor)
-        else:
-            parameter.copy_(tensor)
 
 
 @torch.no_grad()

@@ -14,14 +14,23 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from lightning_core.errors import ConfigError, InfrastructureError
+from lightning_core.model.source import hub_name
 
 
-def check_push(repo: str) -> None:
-    """Raise `ConfigError` if ``repo`` is no repository's name, or if there is no token."""
+def check_push(repo: str, *, adapter_of: str | None = None) -> None:
+    """Raise `ConfigError` if ``repo`` is no repository's name, or if there is no token.
+
+    ``adapter_of``: the model of an adapter without its base, which must be on the Hub too.
+    """
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
         raise ConfigError(f"--push {repo!r}: expected the name of a repository, such as NAME/MODEL: {error}") from error
+    if adapter_of is not None and hub_name(adapter_of) is None:
+        raise ConfigError(
+            f"--push {repo!r}: the adapter's base model, {adapter_of!r}, is not on the Hub, so others could not use the adapter. Use "
+            "--format hf, which uploads the whole model. If the same weights are on the Hub, add policy.model=NAME/MODEL"
+        )
     if get_token() is None:
         raise ConfigError(f"--push {repo!r} needs an access token for the Hub: run 'hf auth login', or set HF_TOKEN")
 

@@ -137,17 +137,6 @@ class Adapters:
                 self._chosen = runs if sum(lengths) >= _LONG * len(runs) else self._mask(names, lengths)
             yield
 
-    @torch.no_grad()
-    def merged(self, name: str) -> dict[str, Tensor]:
-        """The adapted layers' weights with adapter ``name`` added, by state dict name."""
-        adapter = self._adapters[name]
-        found: dict[str, Tensor] = {}
-        for layer, (down_RI, up_OR) in adapter.weights.items():
-            weight_OI = self._layers[layer].weight
-            update_OI = adapter.scale * (up_OR.float() @ down_RI.float())
-            found[f"{layer}.weight"] = (weight_OI.float() + update_OI).to(weight_OI.dtype)
-        return found
-
     def changed(self) -> None:
         """Drop the copies that mixtures compute with; call it after every weight update."""
         self._joined.clear()

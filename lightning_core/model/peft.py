@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lightning_core.model.adapters import linear_layers
+from lightning_core.model.merge import layers_of
 
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX, _SUFFIX = "base_model.model.", ".weight"
@@ -31,11 +32,12 @@ def from_peft(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(_PREFIX).removesuffix(_SUFFIX): tensor for name, tensor in weights.items()}
 
 
-def write_adapter(folder: Path, weights: Mapping[str, Tensor], *, alpha: float, model: Any, base: str) -> None:
+def write_adapter(folder: Path, weights: Mapping[str, Tensor], *, alpha: float, model: Any, base: str | None) -> None:
     """Write ``weights``, named as `Adapters.add` names them, to ``folder``.
 
     ``alpha``: the scale times the rank. ``model``: the Hugging Face model with the adapter. ``base``: its folder or name,
-    where peft finds it. Without ``adapter_config.json`` if peft would misread some layers (see `misread`).
+    where peft finds it; None if it must be loaded separately. Without ``adapter_config.json`` if peft would misread some
+    layers (see `misread`).
     """
     tensors = {name: tensor.detach().contiguous() for name, tensor in to_peft(weights).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
@@ -57,19 +59,20 @@ def write_adapter(folder: Path, weights: Mapping[str, Tensor], *, alpha: float, 
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def layers_of(weights: Iterable[str]) -> set[str]:
-    """The layers of an adapter's matrices, named as `Adapters.add` names them."""
-    return {name.rpartition(".")[0] for name in weights}
-
-
-def misread(model: Any, layers: Iterable[str]) -> list[str]:
-    """Those of the adapted ``layers`` that peft would take for experts of ``model``; sorted.
+def misread(model: Any, layers: Iterable[str]) -> str | None:
+    """What peft would misread of adapters on ``layers`` of ``model``; None if nothing.
 
     If a model's experts are fused, peft (0.21, with transformers 5) reads adapters on layers with the names that experts
     had before as adapters of the experts: also those of shared experts and of layers without experts.
     """
     fused = any(parameter.ndim == 3 and "experts" in name for name, parameter in model.named_parameters())
-    return sorted(layer for layer in layers if fused and layer.rpartition(".")[2] in _EXPERTS)
+    wrong = sorted(layer for layer in layers if fused and layer.rpartition(".")[2] in _EXPERTS)
+    if not wrong:
+        return None
+    return (
+        f"peft would take the adapters of {len(wrong)} layers, such as {wrong[0]!r}, for adapters of experts, which this model "
+        "has in fused form"
+    )
 
 
 def _targets(adapted: Collection[str], layers: Collection[str]) -> list[str]:

@@ -62,11 +62,21 @@ def resolve_model(name: str | os.PathLike[str]) -> Path | str:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    if str(name).lower() == DEMO_MODEL:
+    if is_demo_model(name):
         return fetch_demo_model()
     if folder.is_absolute() or str(name).startswith(("./", "../", "~")):
         raise ConfigError(f"no model folder at {str(name)!r}: expected a Hugging Face folder with config.json")
     return str(name)
+
+
+def is_demo_model(name: str | os.PathLike[str]) -> bool:
+    """Whether ``name`` is the demo model, and not a folder of that name."""
+    return str(name).lower() == DEMO_MODEL and not Path(name).is_dir()
+
+
+def hub_name(name: str | os.PathLike[str]) -> str | None:
+    """The name on the Hub whose weights ``name`` loads; None for a folder and for the demo model, which differs from the Hub's."""
+    return None if Path(name).expanduser().is_dir() or is_demo_model(name) else str(name)
 
 
 def fetch_demo_model() -> Path:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from lightning_core.config import Config, dump_config
 from lightning_core.errors import ConfigError
-from lightning_core.records.checkpoints import checkpoints
-from lightning_core.records.commit import write_commit
+from lightning_core.records.checkpoints import checkpoint_step, checkpoints
+from lightning_core.records.commit import record_commit
 
 
 def open_run_folder(config: Config) -> tuple[Path, Path | None]:
@@ -27,6 +27,7 @@ def open_run_folder(config: Config) -> tuple[Path, Path | None]:
             raise ConfigError(
                 f"run.resume: no checkpoint under {str(folder / 'checkpoints')!r}; start the run without resume"
             )
+        record_commit(folder, Path.cwd(), step=checkpoint_step(found[-1]))
         return folder, found[-1]
     text = dump_config(config)
     folder = runs / (config.run.name or time.strftime("%Y%m%d-%H%M%S"))
@@ -37,7 +38,7 @@ def open_run_folder(config: Config) -> tuple[Path, Path | None]:
             f"the run's folder {str(folder)!r} exists; set another run.name, or resume the run with run.resume"
         ) from None
     (folder / "config.yaml").write_text(text, encoding="utf-8")
-    write_commit(folder, Path.cwd())
+    record_commit(folder, Path.cwd())
     scratch = runs / f".latest-{os.getpid()}"
     scratch.symlink_to(folder.name)
     scratch.replace(latest)

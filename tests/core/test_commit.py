@@ -1,9 +1,15 @@
-"""A run records the commit of the working directory."""
+"""A run records the commits of the working directory that it was started and resumed from."""
+
+from __future__ import annotations
 
 import subprocess
 from pathlib import Path
 
-from lightning_core.records.commit import read_commit, write_commit
+import pytest
+
+from lightning_core.config import load_config
+from lightning_core.records.commit import record_commit, recorded_commits
+from lightning_core.records.folder import open_run_folder
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -13,24 +19,77 @@ def git(folder: Path, *arguments: str) -> str:
     ).stdout.strip()
 
 
-def test_the_commit_is_recorded_and_whether_files_differ_from_it(tmp_path: Path) -> None:
-    code, run = tmp_path / "code", tmp_path / "run"
-    code.mkdir()
-    run.mkdir()
-    git(code, "init", "-q")
-    (code / "agent.py").write_text("a = 1\n")
-    git(code, "add", "agent.py")
-    git(code, "commit", "-qm", "first")
-    (code / "runs").mkdir()  # untracked files, such as those of runs, do not count
-    (code / "runs" / "file").touch()
-    write_commit(run, code)
-    assert read_commit(run) == git(code, "rev-parse", "HEAD")
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """A repository with one commit of one file."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    git(folder, "init", "-q")
+    (folder / "agent.py").write_text("a = 1\n")
+    git(folder, "add", "agent.py")
+    git(folder, "commit", "-qm", "first")
+    return folder
+
+
+def recorded(run: Path, code: Path) -> str:
+    """The one commit that a new run in the folder ``run`` records."""
+    run.mkdir(parents=True)
+    record_commit(run, code)
+    (line,) = recorded_commits(run)
+    return line
+
+
+def test_the_commit_is_recorded_and_whether_files_differ_from_it(code: Path) -> None:
+    head = git(code, "rev-parse", "HEAD")
+    assert recorded(code / "runs" / "clean", code) == head, "the folder of the runs does not count"
+    (code / "new.py").touch()
+    git(code, "config", "status.showUntrackedFiles", "no")
+    assert recorded(code / "runs" / "untracked", code) == f"{head} with untracked files"
     (code / "agent.py").write_text("a = 2\n")
-    write_commit(run, code)
-    assert read_commit(run) == f"{git(code, 'rev-parse', 'HEAD')} with uncommitted changes"
+    assert recorded(code / "runs" / "changed", code) == f"{head} with uncommitted changes"
 
 
-def test_without_a_repository_there_is_no_commit(tmp_path: Path) -> None:
-    write_commit(tmp_path, tmp_path)
-    assert read_commit(tmp_path) is None
-    assert not list(tmp_path.iterdir())
+def test_files_outside_of_the_working_directory_count_and_ignored_ones_do_not(code: Path, tmp_path: Path) -> None:
+    (code / "agents").mkdir()
+    (code / ".git" / "info" / "exclude").write_text("*.log\n")
+    (code / "a.log").touch()
+    assert recorded(tmp_path / "runs" / "a", code / "agents") == git(code, "rev-parse", "HEAD")
+    (code / "b.py").touch()
+    assert recorded(tmp_path / "runs" / "b", code / "agents").endswith(" with untracked files")
+
+
+def test_runs_beside_the_code_hide_no_changes(code: Path) -> None:
+    (code / "new.py").touch()
+    assert recorded(code / "run", code).endswith(" with untracked files")
+
+
+def test_without_an_answer_of_git_the_commit_is_unknown_and_the_reason_is_recorded(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    assert recorded(tmp_path / "a", tmp_path).startswith("unknown: fatal: not a git repository")
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    assert recorded(tmp_path / "b", code).startswith("unknown: fatal: detected dubious ownership")
+    monkeypatch.delenv("GIT_TEST_ASSUME_DIFFERENT_OWNER")
+    head = git(code, "rev-parse", "HEAD")
+    (code / ".git" / "index").write_bytes(b"damaged")
+    assert recorded(tmp_path / "c", code).startswith(f"{head}, changes unknown: ")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert recorded(tmp_path / "d", code) == "unknown: git is not installed"
+
+
+def test_a_resumed_run_lists_every_commit_with_its_first_step(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(code)
+    first = git(code, "rev-parse", "HEAD")
+    settings = ["tasks.train=tests.bandit:tasks", "policy.model=m", "run.dir=runs", "run.name=a"]
+    folder, _ = open_run_folder(load_config({}, settings))
+    (folder / "checkpoints" / "step-000020").mkdir(parents=True)
+    open_run_folder(load_config({}, [*settings, "run.resume=true"]))
+    assert recorded_commits(folder) == [first]
+    git(code, "commit", "--allow-empty", "-qm", "second")
+    second = git(code, "rev-parse", "HEAD")
+    open_run_folder(load_config({}, [*settings, "run.resume=true"]))
+    assert recorded_commits(folder) == [first, f"from step 20: {second}"]
+    (folder / "commit.txt").unlink()
+    open_run_folder(load_config({}, [*settings, "run.resume=true"]))
+    assert recorded_commits(folder) == ["unknown: not recorded", f"from step 20: {second}"]

@@ -56,6 +56,8 @@ def export(run: Path, out: Path, dtype: str) -> Any:
     """llama.cpp's server with the exported file."""
     assert main(["export", str(run), str(out), "--format", "gguf", "--dtype", dtype]) == 0
     (file,) = out.glob("*.gguf")
+    assert str(out.parent).encode() not in file.read_bytes(), "a folder of this machine"
+    assert str(run.parent).encode() not in file.read_bytes()
     settings: Any = xllamacpp.CommonParams()
     settings.model.path = str(file)
     settings.n_ctx, settings.n_parallel, settings.cpuparams.n_threads = 64, 1, 2

@@ -83,7 +83,7 @@ def push(run: Callable[[str], Path], tmp_path: Path) -> Callable[..., subprocess
         environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
         environment |= {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home")}
         environment |= {} if token is None else {"HF_TOKEN": token}
-        arguments = ["export", str(run("lora")), str(tmp_path / "out"), "--format", "peft", "--push", "me/model"]
+        arguments = ["export", str(run("lora")), str(tmp_path / "out"), "--push", "me/model"]
         return subprocess.run(
             [sys.executable, "-m", "lightning_core.cli", *arguments],
             env=environment, capture_output=True, text=True, check=False,

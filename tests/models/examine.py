@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from lightning_core.backends.backend import Delta, SamplingParams
+from lightning_core.config import dump_config, load_config
+from lightning_core.export.export import export
+from lightning_core.export.source import find_trained
 from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
@@ -32,7 +35,7 @@ class Examined(NamedTuple):
     gradient: float
     """Largest difference of a gradient, relative to the largest gradient."""
     export: float
-    """`sample` after a training step, with the exported model in transformers."""
+    """`sample` after a training step, with the model that ``lightning-rl export`` writes, in transformers."""
     moved: float
     """Largest change of a logprob by the step, in nats."""
 
@@ -57,9 +60,8 @@ def examine(family: Family, folder: Path) -> Examined:
         moments = trainer.state().moments
         # After its first step AdamW's first moment is the gradient, times 1 - beta.
         found = {name: moments[f"{name}/exp_avg"] / 0.5 for name in gradient if f"{name}/exp_avg" in moments}
-        trainer.save_pretrained(folder / "export")
         later = _rollouts(trainer)
-        exported, _ = _own_logprobs(folder / "export", later)
+        exported, _ = _own_logprobs(_export(trainer, source, folder), later)
         before, _ = _own_logprobs(source, later)
         return Examined(
             path=str(trainer.path),
@@ -70,6 +72,16 @@ def examine(family: Family, folder: Path) -> Examined:
         )
     finally:
         trainer.close()
+
+
+def _export(trainer: TorchTrainer, source: Path, folder: Path) -> Path:
+    """What ``lightning-rl export`` writes of a run's checkpoint."""
+    run, out = folder / "run", folder / "export"
+    trainer.save(run / "checkpoints" / "step-000001")
+    config = load_config({"policy": {"model": str(source)}, "tasks": {"train": "tests.bandit:tasks"}})
+    (run / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    export(find_trained(run), out, format="hf", dtype="float32")
+    return out
 
 
 def _rollouts(trainer: TorchTrainer) -> list[Row]:

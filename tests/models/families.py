@@ -121,6 +121,18 @@ FAMILIES: dict[str, Family] = {
         "it has layers of the types ['linear_attention', 'mlp', 'moe']",
     ),
     "jamba": _plain("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1}, _LINEAR),
+    "zamba2": _plain(
+        "zamba2",
+        {
+            "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+            "adapter_rank": 4,
+            "n_mamba_heads": 4,
+            "mamba_d_state": 16,
+            "mamba_ngroups": 1,
+            "head_dim": ...,
+        },
+        "it has layers of the types ['hybrid', 'linear_attention']",
+    ),
     # Its cache gives other logits than its forward pass, in transformers 5.23.
     "bamba": Family("bamba", {**_MAMBA, "attn_layer_indices": [1, 3]}, f"plain path without a cache ({_LINEAR}; its samples have"),
     "mamba2": _plain("mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1}, _LINEAR),

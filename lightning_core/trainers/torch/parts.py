@@ -8,6 +8,8 @@ from lightning_core.config.trainer import TrainerSection
 from lightning_core.model.free_memory import free_memory
 from lightning_core.model.load import LoadedModel, load
 from lightning_core.model.memory import MemoryPlan, cached_bytes, plan, trained_bytes
+from lightning_core.model.merge import unmergeable
+from lightning_core.model.peft import misread
 from lightning_core.model.reach import reach
 from lightning_core.model.tuning import Tuning, tune_adapter, tune_weights
 from lightning_core.trainers.torch.load_check import checked
@@ -74,6 +76,11 @@ def notes(loaded: LoadedModel, tuning: Tuning, memory: MemoryPlan) -> list[str]:
     """What was decided for this model on this machine. Call it while the adapter is active."""
     found = [f"{type(loaded.model).__name__}: {loaded.path}"]
     if tuning.adapter is not None:
-        found.append(reach(loaded.model, loaded.path, loaded.adapters.layers(tuning.adapter)))
+        layers = loaded.adapters.layers(tuning.adapter)
+        found.append(reach(loaded.model, loaded.path, layers))
+        if reason := misread(loaded.model, layers):
+            found.append(f"checkpoints have no adapter_config.json, since {reason}: export with --format hf")
+        if reason := unmergeable(loaded.model, layers):
+            found.append(f"the adapter cannot be merged, since {reason}: export with --format peft")
     cache = f"a prefix cache of {memory.cache_tokens:,} tokens" if memory.cache_tokens else "no prefix cache"
     return [*found, f"memory: {cache}, micro-batches of up to {memory.micro_batch_tokens:,} tokens"]

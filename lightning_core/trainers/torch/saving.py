@@ -7,6 +7,7 @@ from pathlib import Path
 from lightning_core.config.resolve import PolicySettings
 from lightning_core.model import peft
 from lightning_core.model.load import LoadedModel
+from lightning_core.model.merge import merge
 from lightning_core.model.saved import write_model
 from lightning_core.model.source import resolve_model
 from lightning_core.model.tuning import Tuning
@@ -28,14 +29,14 @@ def write_weights(
     return peft.WEIGHTS
 
 
-def write_merged(folder: Path, loaded: LoadedModel, tuning: Tuning, *, untied: bool) -> None:
-    """Write the policy as a Hugging Face folder, with adapters merged into the weights.
+def write_merged(folder: Path, loaded: LoadedModel, tuning: Tuning, policy: PolicySettings, *, untied: bool) -> None:
+    """Write the policy as a Hugging Face folder, with adapters merged into the weights; see `merge`.
 
     ``untied``: write the output layer separately, even if the model shares it with the embeddings.
     """
     weights = loaded.model.state_dict()
-    if tuning.adapters is not None and tuning.adapter is not None:
-        weights |= tuning.adapters.merged(tuning.adapter)
+    if policy.lora is not None:
+        weights |= merge(loaded.model, tuning.parameters, alpha=policy.lora.alpha)
     loaded.model.save_pretrained(folder, state_dict=weights)
     loaded.tokenizer.save_pretrained(folder)
     if untied and is_tied(loaded.model):

@@ -22,6 +22,7 @@ from lightning_core.config.resolve import PolicySettings
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.errors import TrainingError
 from lightning_core.model.load import LoadedModel
+from lightning_core.model.merge import layers_of, unmergeable
 from lightning_core.model.path import ModelPath
 from lightning_core.model.untied import is_tied
 from lightning_core.trace import BASE, POLICY
@@ -146,6 +147,11 @@ class TorchTrainer:
         return is_tied(self._model)
 
     @property
+    def unmergeable(self) -> str | None:
+        """Why the policy cannot be written as one model; None if it can. See `unmergeable`."""
+        return unmergeable(self._model, layers_of(self._tuning.parameters)) if self.policy.lora else None
+
+    @property
     def cached_tokens(self) -> int:
         """Tokens that the engine keeps for later prompts."""
         return self._memory.cache_tokens
@@ -248,7 +254,7 @@ class TorchTrainer:
     def save_pretrained(self, folder: Path, *, untied: bool = False) -> None:
         """See `write_merged`."""
         with self._backend.pause():
-            write_merged(folder, self._loaded, self._tuning, untied=untied)
+            write_merged(folder, self._loaded, self._tuning, self.policy, untied=untied)
 
     def close(self) -> None:
         """See `Trainer.close`."""

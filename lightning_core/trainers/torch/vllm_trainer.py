@@ -29,12 +29,17 @@ class VllmTrainer:
 
         Weights are passed as a folder under the system's temporary folder (``TMPDIR``), which a server on another
         machine must see under the same path. `close` closes ``trainer`` too. Raises `ConfigError` for a server on a
-        CPU that cannot take new weights for a tied output layer.
+        CPU that cannot take new weights for a tied output layer, and for adapters that cannot be merged.
         """
         self._trainer = trainer
         self._untied = False
         with ExitStack() as stack:
             stack.callback(trainer.close)
+            if reason := trainer.unmergeable:
+                raise ConfigError(
+                    f"policy.backend: vllm needs adapters merged into the weights, and {reason}; use policy.backend: torch, "
+                    "policy.tuning: full, or other policy.lora.target_modules"
+                )
             limit = trainer.backend.max_context
             server = url or stack.enter_context(self._serve(limit, args))
             self._backend = VllmBackend(server, max_context=limit)
