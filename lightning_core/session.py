@@ -75,7 +75,10 @@ class TrainingSession:
         self.progress.phase(phase, len(tasks) * self.config.eval.samples)
         groups = self._background.call(self._collector.roll_out_all, tasks, recorded, self.trainer.steps)
         self.store.change_phase(recorded, phase, self.trainer.steps)
-        return to_evaluation((str(g.task["id"]), r.status, r.reward) for g in groups for r in g.rollouts)
+        found = to_evaluation((str(g.task["id"]), r.status, r.reward) for g in groups for r in g.rollouts)
+        if phase != "eval_manual" and found.reward is not None:
+            self.progress.message(f"held-out reward after {self.trainer.steps} steps: {found.reward:.3f}")
+        return found
 
     def evaluate_if_due(self, tasks: Sequence[Task]) -> bool:
         """Whether ``eval.every`` requires an evaluation after this step. Run it unless it is recorded, then `keep_best`.

@@ -95,6 +95,21 @@ class Callable:
 instance = Callable()
 
 
+class _Slow:
+    def __del__(self) -> None:
+        time.sleep(0.5)
+
+
+_local = threading.local()
+
+
+def ends_late(task: dict[str, Any]) -> float:
+    """An agent without a name, whose thread ends half a second after its result is known."""
+    _local.slow = _Slow()
+    faulty_agents.client.post(faulty_agents.URL, json=faulty_agents.body(task["id"])).raise_for_status()
+    return 1.0
+
+
 class Rude(Exception):
     """An exception that cannot be pickled or shown."""
 

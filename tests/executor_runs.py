@@ -37,10 +37,10 @@ def running(endpoint: PolicyEndpoint, solve: Callable[[Any], Any], **options: An
         yield runner
 
 
-def finish(runner: Runner, tasks: list[dict[str, Any]], **options: Any) -> list[Rollout]:
+def finish(runner: Runner, tasks: list[dict[str, Any]], *, routing: Routing = ROUTING, **options: Any) -> list[Rollout]:
     """The rollouts of ``tasks``."""
     jobs = [Job(task=task, task_id=str(task["id"]), seed=n + 1) for n, task in enumerate(tasks)]
-    return runner.submit(jobs, routing=ROUTING, **options).result(120)
+    return runner.submit(jobs, routing=routing, **options).result(120)
 
 
 def run(

@@ -83,6 +83,13 @@ def test_patience_ends_a_run_and_the_best_checkpoint_is_kept(model: Path, tmp_pa
     assert best.name == "step-000001"
     reason = "the held-out reward has not risen above 0.900 for 2 evaluations (eval.early_stop.patience = 2)"
     assert [text for text in progress.texts if "stopped" in text] == [f"stopped after step 3 of 6: {reason}"]
+    shown = [text.split()[3:] for text in progress.texts if text.startswith("held-out reward after")]
+    assert shown == [
+        ["0", "steps:", "0.100"],
+        ["1", "steps:", "0.900"],
+        ["2", "steps:", "0.300"],
+        *[["3", "steps:", "0.200"]] * 2,
+    ]
     found = summary(folder)
     assert (found["steps"], found["stopped"], found["best_step"]) == (3, reason, 1)
     assert (found["eval_reward_before"], found["eval_reward_after"]) == (0.1, 0.2)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_core.errors import ConfigError
 from lightning_core.model.attention import Geometry
 from lightning_core.model.path import ModelPath, decoder_name, inputs
 
@@ -70,9 +71,15 @@ def plan(
 
     ``weights``: bytes that gradients and moments will need; they are allocated by the first step. ``cached``, ``trained``:
     bytes per token; 0 if there is no cache. ``cache_bytes``, ``micro_batch_tokens``: as configured; None to choose.
-    A training pass has at most 4,096 tokens, beyond which it gets no faster, and at least 256.
+    A training pass has at most 4,096 tokens, beyond which it gets no faster, and at least 256. Raises `ConfigError` if
+    the cache does not fit.
     """
     left = max(0, free - weights)
+    if cached and cache_bytes is not None and cache_bytes > left:
+        raise ConfigError(
+            f"trainer.cache_gb: a cache of {cache_bytes / 2**30:,.1f} GB for each model does not fit: beside the weights, gradients and "
+            f"moments {left / 2**30:,.1f} GB of memory are free; expected at most that"
+        )
     cache = 0 if not cached else left // 4 if cache_bytes is None else cache_bytes
     chosen = max(256, min(4096, (left - cache) // 3 // max(1, trained)))
     return MemoryPlan(

@@ -17,13 +17,13 @@ import pytest
 
 from lightning_core.config import load_config
 from lightning_core.config.sections import Rollouts
-from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.errors import ConfigError
 from lightning_core.rollouts.executors import processes
 from lightning_core.rollouts.runner import Attempt, Job, Rollout, Runner
 from tests import executor_agents as agents
 from tests import faulty_agents
-from tests.executor_runs import ROUTING, numbered, open_endpoint, run, wait_until_gone
+from tests.executor_runs import ROUTING, finish, numbered, open_endpoint, run, running, wait_until_gone
 
 EVERYWHERE = pytest.mark.parametrize("executor", ["task", "thread", "process"])
 
@@ -86,6 +86,12 @@ def test_a_fault_ends_its_own_rollout_only(endpoint: PolicyEndpoint, fault: str)
     healthy = [r for n, r in enumerate(rollouts) if n not in (1, 4)]
     assert [(r.status, r.reward, len(r.trace.calls)) for r in healthy] == [("ok", 1.0, faulty_agents.CALLS)] * 6
     assert {rollouts[n].status for n in (1, 4)} == {faulty_agents.expected_status(fault)}
+
+
+def test_a_thread_of_the_runner_may_end_after_the_rollout(endpoint: PolicyEndpoint) -> None:
+    with running(endpoint, agents.ends_late, executor="thread") as runner:
+        (rollout,) = finish(runner, numbered(1), routing=Routing(trained=frozenset({"a"}), unnamed="a"))
+    assert (rollout.status, rollout.reward, len(rollout.trace.calls)) == ("ok", 1.0, 1), rollout.error
 
 
 def test_async_agents_that_hang_are_stopped_at_their_time_limit(endpoint: PolicyEndpoint) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lightning_core.errors import ConfigError
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.free_memory import _left_in_groups, free_memory
 from lightning_core.model.load import context_limit
@@ -37,6 +38,11 @@ def test_memory_is_divided(free: int, configured: dict[str, int], expected: tupl
     settings = {"cache_bytes": None, "micro_batch_tokens": None, **configured}
     found = plan(free, weights=2 * GIB, cached=45_000, trained=2**20, **settings)
     assert (found.cache_tokens, found.micro_batch_tokens) == expected
+
+
+def test_a_cache_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.cache_gb: a cache of 7\.0 GB .* 6\.0 GB of memory are free"):
+        plan(8 * GIB, weights=2 * GIB, cached=45_000, trained=2**20, cache_bytes=7 * GIB, micro_batch_tokens=None)
 
 
 def test_a_model_without_a_prefix_cache_gets_none() -> None:

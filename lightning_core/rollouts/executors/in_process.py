@@ -76,11 +76,11 @@ class InProcessExecutor:
         """What the agent returned; as it is shown if no reward function gets it."""
         convert = _shown if self._reward is None else _unchanged
         deadline = asyncio.get_running_loop().time() + work.limit
-        if self._own_threads:
-            return await _within(work.limit, on_thread(lambda: _carry(lambda: _run_here(self._solve, work), convert)))
-        if inspect.iscoroutinefunction(self._solve):
-            return await self._on_loop(_carry_async(bind(self._solve)(work.task), convert), work)
         solve = bind(self._solve)
+        if self._own_threads:
+            return await _within(work.limit, on_thread(lambda: _carry(lambda: _run_here(solve, work), convert)))
+        if inspect.iscoroutinefunction(self._solve):
+            return await self._on_loop(_carry_async(solve(work.task), convert), work)
 
         def start() -> tuple[Any, bool]:
             result = solve(work.task)
