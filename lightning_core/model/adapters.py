@@ -59,7 +59,9 @@ class Adapters:
         head = model.get_output_embeddings()
         self._layers = {name: module for name, module in linear_layers(model).items() if module is not head}
         self._kind = type(model).__name__
-        matrices = (m for m in model.modules() if m is not head and any(p.ndim > 1 for p in m.parameters(recurse=False)))
+        matrices = (
+            m for m in model.modules() if m is not head and any(p.ndim > 1 for p in m.parameters(recurse=False))
+        )
         self._others = sorted({type(module).__name__ for module in matrices})
         self._hooked: set[str] = set()
         self._adapters: dict[str, _Adapter] = {}

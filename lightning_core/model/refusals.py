@@ -40,7 +40,9 @@ def _explain(error: Exception, folder: Path) -> str:
             "model of a type that transformers includes"
         )
     if type(error).__name__ == "SafetensorError":
-        return f"its weights are damaged or incomplete ({text}); expected safetensors files: copy or download them again"
+        return (
+            f"its weights are damaged or incomplete ({text}); expected safetensors files: copy or download them again"
+        )
     if isinstance(error, OSError) and folder.is_dir():
         return f"{text.rstrip('.')}; expected {_COMPLETE}: copy or download it again"
     if isinstance(error, OSError | ValueError | KeyError | ImportError):
@@ -160,7 +162,9 @@ def check_vocabulary(path: object, tokenizer: Any, rows: int) -> None:
             f"{sizes}: {len(produced)} tokens of prompts have none, such as {produced[0]!r} ({outside[produced[0]]}); use the "
             "tokenizer of this model, or resize the model's embeddings"
         )
-    logger.warning("%s; the %d tokens without one are never in a chat's prompt: %s", sizes, len(outside), [*outside][:4])
+    logger.warning(
+        "%s; the %d tokens without one are never in a chat's prompt: %s", sizes, len(outside), [*outside][:4]
+    )
 
 
 def _listed(names: Collection[str]) -> str:

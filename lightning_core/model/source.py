@@ -71,7 +71,9 @@ def resolve_model(name: str | os.PathLike[str]) -> Path | str:
     if folder.is_dir():
         return folder
     if folder.is_file():
-        raise ConfigError(f"{str(name)!r} is a file: expected a Hugging Face folder with config.json, weights and tokenizer")
+        raise ConfigError(
+            f"{str(name)!r} is a file: expected a Hugging Face folder with config.json, weights and tokenizer"
+        )
     if is_demo_model(name):
         return fetch_demo_model()
     if folder.is_absolute() or str(name).startswith(("./", "../", "~")):
@@ -119,13 +121,16 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a language model from a folder (offline) or the Hub, in evaluation mode.
 
-    ``config``: what `load_config` returned, if it was called before. Raises `ConfigError` if it is no causal language model, is quantised, or its weights are damaged or incomplete.
+    ``config``: what `load_config` returned, if it was called before. Raises `ConfigError` if it is no causal language
+    model, is quantised, or its weights are damaged or incomplete.
     """
     transformers = _transformers("the embedded trainer")
     config = config or load_config(path)
     options: dict[str, Any] = {**_options(path), "output_loading_info": True, "ignore_mismatched_sizes": True}
     with _no_progress_bars(transformers), without_report(), refusing(path):
-        model, found = _auto_class(transformers, config).from_pretrained(str(path), config=config, dtype=dtype, **options)
+        model, found = _auto_class(transformers, config).from_pretrained(
+            str(path), config=config, dtype=dtype, **options
+        )
         check_weights(path, model, found)
     return model.to(device).eval()
 

@@ -15,8 +15,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AddedToken,
-    AutoModelForCausalLM,
-    AutoTokenizer,
     LlamaConfig,
     LlamaForSequenceClassification,
     LlamaModel,
@@ -25,6 +23,7 @@ from transformers import (
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.config.resolve import PolicySettings
 from lightning_core.errors import ConfigError, PolicyRequestError, TrainingError
+from lightning_core.model.adapters import linear_layers
 from lightning_core.model.load import LoadedModel, context_limit
 from lightning_core.model.source import load_model, load_skeleton, load_tokenizer, max_positions, resolve_model
 from lightning_core.trainers.torch.parts import load_policy
@@ -61,14 +60,18 @@ def model(tiny_qwen2: Path, tmp_path: Path) -> Path:
 
 def test_missing_weights_are_named(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     edit_weights(model, lambda weights: [weights.pop(name) for name in [*weights] if "layers.1.mlp" in name])
-    with pytest.raises(ConfigError, match=r"lacks 3 weights of Qwen2ForCausalLM: .*layers\.1\.mlp\.up_proj\.weight") as error:
+    with pytest.raises(
+        ConfigError, match=r"lacks 3 weights of Qwen2ForCausalLM: .*layers\.1\.mlp\.up_proj\.weight"
+    ) as error:
         load_model(model, torch.float32)
     assert "output layer" not in str(error.value)
     assert "LOAD REPORT" not in caplog.text
 
 
 @pytest.mark.parametrize("kind", [LlamaModel, LlamaForSequenceClassification])
-def test_a_checkpoint_without_an_output_layer_is_refused_unless_it_is_tied(kind: Any, tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_an_output_layer_is_refused_unless_it_is_tied(
+    kind: Any, tiny_llama: Path, tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
     (folder / WEIGHTS).unlink()
     config = LlamaConfig.from_pretrained(folder)
@@ -76,7 +79,9 @@ def test_a_checkpoint_without_an_output_layer_is_refused_unless_it_is_tied(kind:
     load_model(folder, torch.float32)
     config.tie_word_embeddings = False
     kind(config).save_pretrained(folder)
-    with pytest.raises(ConfigError, match=rf"lm_head.weight: the output layer is .*base model or a classifier.*{kind.__name__}"):
+    with pytest.raises(
+        ConfigError, match=rf"lm_head.weight: the output layer is .*base model or a classifier.*{kind.__name__}"
+    ):
         load_model(folder, torch.float32)
 
 
@@ -144,13 +149,13 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
         resolve_model(tmp_path / "model.gguf")
 
 
-def test_a_forward_pass_that_fails_is_reported(model: Path) -> None:
-    edit_config(model, hidden_act="prelu", num_attention_heads=4, head_dim=16, layer_types=["of next year"] * 3)
-    with pytest.raises(ConfigError, match="layer_types"):
-        load(model)
-    edit_config(model, layer_types=None, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.4})
-    with pytest.raises(TrainingError, match=r"forward pass of Qwen2ForCausalLM fails on 20 tokens with \w+Error: .*config\.json"):
-        load(model)
+def test_a_forward_pass_that_fails_is_reported(tmp_path: Path) -> None:
+    """DeepSeek V3 expands its keys for all heads, so that fewer key heads do not fit."""
+    folder = _other(tmp_path, "deepseek_v3", v_head_dim=12, head_dim=..., num_key_value_heads=2)
+    with pytest.raises(
+        TrainingError, match=r"DeepseekV3ForCausalLM fails on 20 tokens with RuntimeError: .*config\.json"
+    ):
+        load(folder)
 
 
 def test_custom_code_is_refused_without_a_question(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,12 +164,14 @@ def test_custom_code_is_refused_without_a_question(model: Path, monkeypatch: pyt
 
     monkeypatch.setattr("builtins.input", ask)
     edit_config(model, model_type="odd", auto_map={"AutoConfig": "odd.Config", "AutoModelForCausalLM": "odd.Model"})
-    with pytest.raises(ConfigError, match="needs Python code of its own .*Lightning runs no code of models") as error:
+    with pytest.raises(ConfigError, match=r"needs Python code of its own .*Lightning runs no code of models") as error:
         load(model)
     assert "trust_remote_code" not in str(error.value)
 
 
-def test_fp8_weights_are_dequantised_with_a_warning(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_fp8_weights_are_dequantised_with_a_warning(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     expected = load_model(model, torch.float32)
 
     def quantise(weights: Weights) -> None:
@@ -186,7 +193,7 @@ def test_fp8_weights_are_dequantised_with_a_warning(model: Path, tmp_path: Path,
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(model: Path) -> None:
-    edit_config(model, vocab_size=100)
+    edit_config(model, vocab_size=100, pad_token_id=None)
     edit_weights(model, lambda weights: weights.update({
         name: weights[name][:100].clone() for name in ("model.embed_tokens.weight", "lm_head.weight")
     }))  # fmt: skip
@@ -236,7 +243,7 @@ def test_a_prompt_with_an_id_that_the_model_does_not_have_is_refused(tiny_llama:
     [
         (None, {}, "has no chat template"),
         ("{% for m in messages %}", {}, "has a syntax error in line 1: TemplateSyntaxError"),
-        ("{% for m in messages %}{{ m.role }}<|im_end|>{% endfor %}", {}, "drops the text of the user"),
+        ("{% for m in messages %}{{ m.role }}<|im_end|>{% endfor %}", {}, "drops the system message"),
         (..., {"chat_template_kwargs": {"thinkng": True}}, "thinkng is not a variable"),
     ],
     ids=["none", "syntax error", "no text", "wrong variable"],
@@ -266,7 +273,7 @@ def _other(folder: Path, kind: str, **settings: Any) -> Path:
 
 
 def test_lora_trains_linear_layers_with_a_forward_pass_of_their_own(tmp_path: Path) -> None:
-    """Falcon's layers round their sums; DeepSeek's routers return something else."""
+    """Falcon's, which the export sees without their weights."""
     folder = _other(tmp_path, "falcon", num_kv_heads=2, alibi=False)
     trainer = TorchTrainer(**parts(model=str(folder), tuning="lora"))
     try:
@@ -275,10 +282,7 @@ def test_lora_trains_linear_layers_with_a_forward_pass_of_their_own(tmp_path: Pa
         trainer.close()
     assert names == {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}
     skeleton = load_skeleton(folder)
-    from lightning_core.model.adapters import linear_layers
-
-    with torch.device("cpu"):
-        assert linear_layers(skeleton).keys() == linear_layers(load_model(folder, torch.float32)).keys()
+    assert linear_layers(skeleton).keys() == linear_layers(load_model(folder, torch.float32)).keys()
 
 
 def test_lora_without_linear_layers_says_what_works(tmp_path: Path) -> None:
