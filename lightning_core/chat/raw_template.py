@@ -79,7 +79,7 @@ class RawTemplate:
     def _check_renders(self, names: list[str | None]) -> None:
         """Raise `ConfigError` for a syntax error in a template, or if the first of ``names`` raises for every message."""
         for name in names:
-            chosen = {} if name is None else {"chat_template": name}
+            chosen: dict[str, Any] = {} if name is None else {"chat_template": name}
             errors: list[Exception] = []
             for messages in _SHORT:
                 try:
@@ -90,7 +90,7 @@ class RawTemplate:
             if len(errors) < len(_SHORT) or (not wrong and name not in (None, "default")):
                 continue
             error = [*wrong, *errors][0]
-            line = f" in line {error.lineno}" if wrong and hasattr(error, "lineno") else ""
+            line = f" in line {getattr(error, 'lineno', '?')}" if wrong else ""
             raise ConfigError(
                 f"the chat template {f'{name!r} ' if name else ''}of the tokenizer "
                 f"{'has a syntax error' if wrong else 'renders no message'}{line}: {type(error).__name__}: {error} Correct "
