@@ -55,8 +55,16 @@ gradients within 1e-5 of the largest. `make models` repeats this and prints the 
 
 For other families the path is chosen in the same way. Models for images and text, such as SmolVLM
 and Qwen3-VL, are trained on text alone; the policy endpoint refuses requests with images. Not
-supported are models whose logits depend on later tokens, encoder-decoder models, and quantised
-weights.
+supported are models whose logits depend on later tokens, encoder-decoder models, models that need
+Python code of their own, and quantised weights. Weights in fp8, mxfp8 and mxfp4 are dequantised while
+they are loaded, with a warning; checkpoints and exports are then not quantised.
+
+A folder is refused if a file is damaged or missing, if a weight of the model is missing or has
+another shape, or if prompts can have tokens without an embedding. Weights that the model does not
+have are ignored, with a warning.
+
+LoRA adapts linear layers (`torch.nn.Linear`). GPT-2 has none, and is trained with
+`policy.tuning: full`.
 
 Models with LongRoPE (Phi-3 and Phi-4 with long contexts) have a context of the original length, such
 as 4,096 tokens: beyond it their frequencies depend on the longest sequence of a pass.

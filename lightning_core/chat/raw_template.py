@@ -16,6 +16,16 @@ RESERVED = frozenset({
 """Arguments of ``apply_chat_template`` that are not variables of a template, and those that are set here."""
 
 
+_USER: dict[str, Any] = {"role": "user", "content": "x"}
+_SHORT: list[list[dict[str, Any]]] = [
+    [_USER],
+    [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
+    [{"role": "system", "content": "x"}, _USER],
+    [_USER, {"role": "assistant", "content": "x"}, _USER],
+]
+"""The shortest conversations: a template that renders none of them is damaged."""
+
+
 class Tokenizer(Protocol):
     """The methods of a Hugging Face tokenizer that are used here."""
 
@@ -41,8 +51,8 @@ class Tokenizer(Protocol):
 class RawTemplate:
     """The template as the model's makers wrote it.
 
-    ``variables``: for all renderings. Raises `ConfigError` if the tokenizer has no template, or the template does not have one of the
-    variables. Not thread-safe, because tokenizers are not.
+    ``variables``: for all renderings. Raises `ConfigError` if the tokenizer has no template, or one with a syntax error, or the template
+    does not have one of the variables or renders no message. Not thread-safe, because tokenizers are not.
     """
 
     def __init__(self, tokenizer: Tokenizer, variables: Mapping[str, Any]) -> None:
@@ -63,7 +73,29 @@ class RawTemplate:
                     f"chat_template_kwargs.{name} is not a variable of the model's chat template; "
                     "remove it or correct its name"
                 )
+        self._check_renders([None] if isinstance(text, str) else list(text))
         self._parts = self._roles_with_parts()
+
+    def _check_renders(self, names: list[str | None]) -> None:
+        """Raise `ConfigError` for a syntax error in a template, or if the first of ``names`` raises for every message."""
+        for name in names:
+            chosen: dict[str, Any] = {} if name is None else {"chat_template": name}
+            errors: list[Exception] = []
+            for messages in _SHORT:
+                try:
+                    self.apply(messages, generate=True, **chosen)
+                except Exception as error:  # noqa: BLE001 - templates may raise anything
+                    errors.append(error)
+            wrong = [error for error in errors if type(error).__name__ == "TemplateSyntaxError"]
+            if len(errors) < len(_SHORT) or (not wrong and name not in (None, "default")):
+                continue
+            error = [*wrong, *errors][0]
+            line = f" in line {getattr(error, 'lineno', '?')}" if wrong else ""
+            raise ConfigError(
+                f"the chat template {f'{name!r} ' if name else ''}of the tokenizer "
+                f"{'has a syntax error' if wrong else 'renders no message'}{line}: {type(error).__name__}: {error} Correct "
+                "chat_template.jinja, or set tokenizer.chat_template"
+            ) from error
 
     @property
     def eos(self) -> str | None:

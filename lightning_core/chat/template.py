@@ -29,9 +29,9 @@ _TOOLS_PROMPT = (
 class ChatTemplate:
     """Renders messages, with arguments as objects, and knows the format of responses.
 
-    ``variables``: of the template, for all renderings. Raises `ConfigError` if the tokenizer has no template, or one that does not end a
-    response with a special token, drops text of messages, writes calls that cannot be read, or does not have one of the variables. Not
-    thread-safe, because tokenizers are not.
+    ``variables``: of the template, for all renderings. Raises `ConfigError` if the tokenizer has no template, or one that fails (see
+    `RawTemplate`), has no end of a response (see `Traits`), drops text of messages, or writes calls that cannot be read. Not thread-safe,
+    because tokenizers are not.
     """
 
     def __init__(

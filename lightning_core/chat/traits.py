@@ -68,8 +68,8 @@ _STYLES = [
 class Traits:
     """What ``template`` supports.
 
-    ``specials``: the special tokens of the vocabulary. Raises `ConfigError` if the template does not end a response with a special token,
-    or writes tool calls in a format that no parser reads.
+    ``specials``: the special tokens of the vocabulary. Raises `ConfigError` if the template does not end a response with a special token
+    and the tokenizer has no eos token, or if it writes tool calls in a format that no parser reads.
     """
 
     def __init__(self, template: RawTemplate, specials: Sequence[str]) -> None:
@@ -119,8 +119,8 @@ class Traits:
         enders = frozenset(t for t in (first, eos) if t)
         if not enders:
             raise ConfigError(
-                f"the chat template ends a response with {after[:40]!r}, which is not a special token, so that the end of a response "
-                "cannot be detected; set tokenizer.chat_template"
+                f"the chat template ends a response with {after[:40]!r}, which is not a special token, and the tokenizer has no eos "
+                "token, so that responses would not end; set tokenizer.chat_template or tokenizer.eos_token"
             )
         return enders
 

@@ -15,6 +15,7 @@ Dimensions: S tokens, I inputs and O outputs of a layer, R rank of an adapter, K
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,6 +58,11 @@ class Adapters:
     def __init__(self, model: Any) -> None:
         head = model.get_output_embeddings()
         self._layers = {name: module for name, module in linear_layers(model).items() if module is not head}
+        self._kind = type(model).__name__
+        matrices = (
+            m for m in model.modules() if m is not head and any(p.ndim > 1 for p in m.parameters(recurse=False))
+        )
+        self._others = sorted({type(module).__name__ for module in matrices})
         self._hooked: set[str] = set()
         self._adapters: dict[str, _Adapter] = {}
         # One adapter's name for all tokens, None for the base, runs of tokens, or the mask [S, K] of a mixture.
@@ -102,7 +108,16 @@ class Adapters:
         return [*self._adapters[name].weights]
 
     def _find(self, targets: Sequence[str] | None) -> list[str]:
-        """The names of the layers that ``targets`` match."""
+        """The names of the layers that ``targets`` match. Raises `ConfigError` if there are none."""
+        if not self._layers:
+            raise ConfigError(
+                f"policy.tuning: lora adapts linear layers, and {self._kind} has none below its output layer; its weights are in "
+                f"layers of the types {self._others}. Set policy.tuning: full"
+            )
+        if targets is not None and not targets:
+            raise ConfigError(
+                "lora.target_modules is an empty list: name the layers to adapt, or leave it out to adapt all linear layers"
+            )
 
         def is_meant(layer: str, target: str) -> bool:
             return f".{layer}".endswith(f".{target}")
@@ -199,10 +214,26 @@ class Adapters:
 def linear_layers(model: Any) -> dict[str, Linear]:
     """The linear layers of ``model`` by name, its output layer included. Without routers that return more than a product."""
     return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, Linear) and type(module).forward is Linear.forward
+        name: module for name, module in model.named_modules() if isinstance(module, Linear) and _is_product(module)
     }
+
+
+@torch.no_grad()
+def _is_product(module: Linear) -> bool:
+    """Whether ``module`` computes what `Linear` does; a class with a forward pass of its own, as Falcon's, is tried out."""
+    if type(module).forward is Linear.forward:
+        return True
+    if module.weight.is_meta:  # a model without its weights
+        module = copy.deepcopy(module).to_empty(device="cpu")
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter)
+    inputs_SI = torch.randn(3, module.in_features).to(module.weight)
+    expected_SO = F.linear(inputs_SI, module.weight, module.bias)
+    try:
+        found: Any = module.forward(inputs_SI)  # without the hooks of adapters
+        return bool((found - expected_SO).norm() <= 0.01 * expected_SO.norm())
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return False
 
 
 def _runs(names: Sequence[str | None], lengths: Sequence[int]) -> _Runs:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from lightning_core.chat.chat import Chat
 from lightning_core.errors import ConfigError
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.constraint import Constraints
 from lightning_core.model.path import ModelPath, choose_path
 from lightning_core.model.precision import choose_dtype, set_product_precision
 from lightning_core.model.recompute import recompute_layers
-from lightning_core.model.source import eos_token_ids, load_model, load_tokenizer, resolve_model
+from lightning_core.model.refusals import check_vocabulary
+from lightning_core.model.source import eos_token_ids, load_config, load_model, load_tokenizer, positions, resolve_model
 from lightning_core.model.tuning import choose_device
 
 _UNLIMITED = 32768
@@ -44,7 +47,7 @@ def context_limit(config: Any, unlimited: int) -> int:
     LongRoPE (arXiv 2402.13753) has other frequencies if the longest sequence of a pass is longer than those of
     pre-training. The tokens of shorter sequences, and those that are cached, would then depend on their neighbours.
     """
-    limit = int(getattr(config, "max_position_embeddings", None) or unlimited)
+    limit = positions(config) or unlimited
     ropes: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *(one for one in ropes.values() if isinstance(one, dict))):
         if rope.get("rope_type") == "longrope":
@@ -53,20 +56,32 @@ def context_limit(config: Any, unlimited: int) -> int:
     return limit
 
 
-def load(name: str, *, device: str, dtype: str, max_context: int | None, gradient_checkpointing: bool) -> LoadedModel:
+def load(
+    name: str,
+    *,
+    device: str,
+    dtype: str,
+    max_context: int | None,
+    gradient_checkpointing: bool,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> LoadedModel:
     """Load the model ``name`` (see `resolve_model`) and choose its path (see `choose_path`).
 
     ``device`` and ``dtype``: see `choose_device` and `choose_dtype`. ``max_context``: None for the model's limit.
-    Raises `ConfigError` if the model does not exist or its limit is below ``max_context``.
+    ``template_kwargs``: see `Chat`, which checks the chat template before the weights are loaded. Raises `ConfigError` if
+    the model does not exist or is not usable, or its limit is below ``max_context``.
     """
     chosen = choose_device(device)
     set_product_precision(dtype, chosen)
     folder = resolve_model(name)
-    tokenizer = load_tokenizer(folder)
-    model: Any = load_model(folder, choose_dtype(dtype, chosen), chosen)
-    limit = context_limit(model.config.get_text_config(), max_context or _UNLIMITED)
+    config = load_config(folder)
+    limit = context_limit(config.get_text_config(), max_context or _UNLIMITED)
     if max_context is not None and max_context > limit:
         raise ConfigError(f"max_context={max_context}, but {name!r} can be computed exactly up to {limit} tokens")
+    tokenizer: Any = load_tokenizer(folder)
+    Chat(tokenizer, template_kwargs=template_kwargs)
+    model: Any = load_model(folder, choose_dtype(dtype, chosen), chosen, config=config)
+    check_vocabulary(folder, tokenizer, model.get_input_embeddings().weight.shape[0])
     path = choose_path(model)
     if gradient_checkpointing:
         recompute_layers(model)

@@ -53,7 +53,7 @@ class ModelPath:
 def choose_path(model: Any) -> ModelPath:
     """The path of ``model``; on the tree path the model is switched to tree attention.
 
-    Raises `TrainingError` if its logits are not finite, or depend on later tokens.
+    Raises `TrainingError` if its forward pass fails, or its logits are not finite or depend on later tokens.
     """
     tokens = torch.arange(28, device=_device(model)) * 7 % model.config.get_text_config().vocab_size
     with torch.no_grad(), small_windows(model), exact_products():
@@ -100,7 +100,15 @@ def _cache_name(model: Any, tokens: Tensor) -> str | None:
 
 def _own_logits(model: Any, tokens: Tensor) -> Tensor:
     """The logits [28, V] of two sequences that share their first 12 tokens, by the model's own forward pass."""
-    first = model(input_ids=tokens[None, :20], use_cache=False).logits[0].float()
+    try:
+        first = model(input_ids=tokens[None, :20], use_cache=False).logits[0].float()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # code of transformers, with any values of config.json
+        raise TrainingError(
+            f"the forward pass of {type(model).__name__} fails on 20 tokens with {type(error).__name__}: {error}; the usual cause "
+            "are values of config.json that do not fit each other: use an unchanged copy of the model"
+        ) from error
     if not bool(first.isfinite().all()):
         raise TrainingError(_not_finite(model))
     second = model(input_ids=torch.cat([tokens[:12], tokens[20:]])[None], use_cache=False).logits[0].float()

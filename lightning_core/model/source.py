@@ -24,6 +24,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_core.errors import ConfigError, InfrastructureError, MissingExtra
+from lightning_core.model.refusals import (
+    check_folder,
+    check_tokenizer_files,
+    check_weights,
+    refusing,
+    unquantise,
+    without_report,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +70,10 @@ def resolve_model(name: str | os.PathLike[str]) -> Path | str:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
+    if folder.is_file():
+        raise ConfigError(
+            f"{str(name)!r} is a file: expected a Hugging Face folder with config.json, weights and tokenizer"
+        )
     if is_demo_model(name):
         return fetch_demo_model()
     if folder.is_absolute() or str(name).startswith(("./", "../", "~")):
@@ -104,44 +116,59 @@ def fetch_demo_model() -> Path:
     return target
 
 
-def load_model(path: str | os.PathLike[str], dtype: torch.dtype, device: torch.device | str = "cpu") -> PreTrainedModel:
+def load_model(
+    path: str | os.PathLike[str], dtype: torch.dtype, device: torch.device | str = "cpu", *, config: Any = None
+) -> PreTrainedModel:
     """Load a language model from a folder (offline) or the Hub, in evaluation mode.
 
-    Raises `ConfigError` if it is no causal language model, or cannot be loaded.
+    ``config``: what `load_config` returned, if it was called before. Raises `ConfigError` if it is no causal language
+    model, is quantised, or its weights are damaged or incomplete.
     """
     transformers = _transformers("the embedded trainer")
-    _, auto = _config_and_class(transformers, path)
-    with _no_progress_bars(transformers), _refusing(path):
-        model = auto.from_pretrained(str(path), dtype=dtype, local_files_only=Path(path).is_dir())
+    config = config or load_config(path)
+    options: dict[str, Any] = {**_options(path), "output_loading_info": True, "ignore_mismatched_sizes": True}
+    with _no_progress_bars(transformers), without_report(), refusing(path):
+        model, found = _auto_class(transformers, config).from_pretrained(
+            str(path), config=config, dtype=dtype, **options
+        )
+        check_weights(path, model, found)
     return model.to(device).eval()
 
 
-def _config_and_class(transformers: Any, path: str | os.PathLike[str]) -> tuple[Any, Any]:
-    """The model's configuration, and transformers' class that loads it.
+def load_config(path: str | os.PathLike[str]) -> Any:
+    """The configuration of a causal language model whose weights can be loaded; quantised ones are dequantised.
 
-    Models for images and text are loaded whole; without images they are language models.
+    Models for images and text are loaded whole; without images they are language models. Raises `ConfigError` for others.
     """
-    with _refusing(path):
-        config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=Path(path).is_dir())
-    for name in ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT"):
+    transformers = _transformers("reading a model's configuration")
+    config = _read_config(path)
+    if _auto_class(transformers, config) is None:
+        raise ConfigError(
+            f"{str(path)!r} is a model of the type {config.model_type!r}, which is no causal language model of transformers "
+            f"{transformers.__version__}: choose another model"
+        )
+    unquantise(path, config)
+    return config
+
+
+def _read_config(path: str | os.PathLike[str]) -> Any:
+    transformers = _transformers("reading a model's configuration")
+    check_folder(path, ["config.json"], "config.json")
+    with refusing(path):
+        return transformers.AutoConfig.from_pretrained(str(path), **_options(path))
+
+
+def _auto_class(transformers: Any, config: Any) -> Any:
+    """transformers' class that loads models with ``config``; None if they are no language models."""
+    for name, auto in (("CAUSAL_LM", "AutoModelForCausalLM"), ("IMAGE_TEXT_TO_TEXT", "AutoModelForImageTextToText")):
         if type(config) in getattr(transformers, f"MODEL_FOR_{name}_MAPPING"):
-            return config, getattr(transformers, _AUTO_CLASSES[name])
-    raise ConfigError(
-        f"{str(path)!r} is a model of the type {config.model_type!r}, which is no causal language model of transformers "
-        f"{transformers.__version__}: choose another model"
-    )
+            return getattr(transformers, auto)
+    return None
 
 
-_AUTO_CLASSES = {"CAUSAL_LM": "AutoModelForCausalLM", "IMAGE_TEXT_TO_TEXT": "AutoModelForImageTextToText"}
-
-
-@contextmanager
-def _refusing(path: str | os.PathLike[str]) -> Generator[None]:
-    """Turn transformers' errors about a model into `ConfigError`."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ConfigError(f"the model {str(path)!r} cannot be loaded: {str(error).strip()}") from error
+def _options(path: str | os.PathLike[str]) -> dict[str, Any]:
+    # Without trust_remote_code, transformers asks on the terminal whether to run a model's own code.
+    return {"local_files_only": Path(path).is_dir(), "trust_remote_code": False}
 
 
 def load_skeleton(path: str | os.PathLike[str]) -> PreTrainedModel:
@@ -149,15 +176,20 @@ def load_skeleton(path: str | os.PathLike[str]) -> PreTrainedModel:
     import torch
 
     transformers = _transformers("reading a model's configuration")
-    config, auto = _config_and_class(transformers, path)
-    with torch.device("meta"):
-        return auto.from_config(config)
+    config = load_config(path)
+    with torch.device("meta"), refusing(path):
+        return _auto_class(transformers, config).from_config(config)
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
-    """Load the tokenizer with its chat template from a folder (offline) or the Hub."""
+    """Load the tokenizer with its chat template from a folder (offline) or the Hub.
+
+    Raises `ConfigError` if there is none, or it is damaged.
+    """
     transformers = _transformers("tokenising")
-    return transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=Path(path).is_dir())
+    check_tokenizer_files(path)
+    with refusing(path, "tokenizer of"):
+        return transformers.AutoTokenizer.from_pretrained(str(path), **_options(path))
 
 
 def eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
@@ -168,19 +200,22 @@ def eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
 def load_eos_token_ids(path: str | os.PathLike[str]) -> frozenset[int]:
     """`eos_token_ids` without loading the model."""
     transformers = _transformers("reading a model's configuration")
-    local = Path(path).is_dir()
     try:
-        config = transformers.GenerationConfig.from_pretrained(str(path), local_files_only=local)
+        config = transformers.GenerationConfig.from_pretrained(str(path), local_files_only=Path(path).is_dir())
     except OSError:  # without a generation config, transformers derives it from the model's config
-        config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=local)
+        config = _read_config(path)
     return _eos(config)
 
 
 def max_positions(path: str | os.PathLike[str]) -> int | None:
     """The maximum number of tokens in the model's config; None if it has none."""
-    transformers = _transformers("reading a model's configuration")
-    config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=Path(path).is_dir())
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
+    return positions(_read_config(path).get_text_config())
+
+
+def positions(config: Any) -> int | None:
+    """The maximum number of tokens in ``config``; None if it has none. That of XLNet is -1, which means none."""
+    limit = int(getattr(config, "max_position_embeddings", None) or 0)
+    return limit if limit > 0 else None
 
 
 def _eos(config: Any) -> frozenset[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 
 from lightning_core.chat.chat import Chat, Memory
@@ -21,6 +23,7 @@ def load(each: str) -> Chat:
     )
 
 
+CHATML_SOURCE = f"{{% for m in messages %}}{MESSAGE % ''}{{% endfor %}}{GENERATE}"
 LAST = f"{{% if m['role'] != 'user' or loop.last %}}{MESSAGE % ''}{{% endif %}}"
 CALLS = "{% for c in m.tool_calls or [] %}(call {{ c.function.name }} {{ c.function.arguments | tojson }}){% endfor %}"
 HERMES = (
@@ -46,6 +49,50 @@ RESULTS = "{% if m['role'] == 'tool' and not loop.last %}{% elif true %}"
 def test_a_template_that_loses_something_is_refused(each: str, message: str):
     with pytest.raises(ConfigError, match=message):
         load(each)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "{% for m in messages %}\n{{ m.content }",
+            r"has a syntax error in line 2: TemplateSyntaxError: .*chat_template",
+        ),
+        ("{{ messages[0].foo.bar() }}", r"renders no message: UndefinedError: .*chat_template"),
+        (
+            {"default": CHATML_SOURCE, "tool_use": "{% if %}"},
+            r"the chat template 'tool_use' of the tokenizer has a syntax error in line 1",
+        ),
+    ],
+    ids=["syntax", "fails", "a second template"],
+)
+def test_a_template_that_fails_is_refused(source: str | dict[str, str], message: str):
+    tokenizer = deepcopy(make_tokenizer(CHATML))
+    tokenizer.chat_template = source
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        Chat(tokenizer)
+
+
+def test_a_template_without_special_tokens_ends_responses_with_the_eos_token():
+    """A later turn is encoded again: the template does not write the token that ended the response."""
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    tokenizer = deepcopy(make_tokenizer(CHATML))
+    tokenizer.chat_template = source
+    chat, memory = Chat(tokenizer), Memory()
+    eos = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert chat.stop_token_ids == {eos}
+    question = {"role": "user", "content": "q"}
+    first = chat.render([question], None, memory)
+    output = [*tokenizer.encode("a", add_special_tokens=False), eos]
+    chat.remember(first, output, chat.parse(output, tools=False), memory)
+    again = chat.render([question, {"role": "assistant", "content": "a"}, question], None, memory)
+    assert (again.context, tokenizer.decode(list(again.ids))) == (
+        "forked",
+        "user: q\nassistant: a\nuser: q\nassistant: ",
+    )
+    tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match="not a special token, and the tokenizer has no eos token"):
+        Chat(tokenizer)
 
 
 def test_a_template_that_reads_only_content_parts_gets_them():

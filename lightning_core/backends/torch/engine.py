@@ -153,6 +153,9 @@ class TorchBackend:
         if model not in self._models:
             raise PolicyRequestError(f"unknown model {model!r}: this backend has {list(self.models)}", status=404)
         check_request(prompt_ids, params, max_context=self._max_context)
+        rows: int = self._models[model].model.get_input_embeddings().weight.shape[0]
+        if (largest := max(prompt_ids)) >= rows:  # some tokenizers have more tokens than the model
+            raise PolicyRequestError(f"the prompt has the token id {largest}; the model has ids from 0 to {rows - 1}")
         return self._generate(prompt_ids, params, model, stream)
 
     async def _generate(

@@ -24,6 +24,7 @@ def load_policy(policy: PolicySettings) -> LoadedModel:
             dtype=policy.dtype,
             max_context=policy.max_context,
             gradient_checkpointing=policy.gradient_checkpointing,
+            template_kwargs=policy.chat_template_kwargs,
         )
     )
 
