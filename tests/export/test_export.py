@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_core import fit
 from lightning_core.cli.main import main
+from lightning_core.model import peft
+from lightning_core.model.merge import layers_of
 from tests import test_early_end as early_end
 from tests.export.runs import TOLERANCE, difference, model_logprobs, sequences, train, trainer_logprobs
 from tests.models.families import FAMILIES, make_family
@@ -196,6 +198,30 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(
     }.items():
         assert message in refused(capsys, *arguments)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "nemotron_h"])
+def test_adapters_that_peft_refuses_are_refused(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """peft refuses adapters on the output projections of Mamba layers, and opens the others of these models."""
+    base = make_family(FAMILIES[family], tmp_path / "model")
+    adapter = tmp_path / "adapter"
+    for name, targets in {"all": None, "attention": ["q_proj", "o_proj"]}.items():
+        policy = {"tuning": "lora", "lora": {"target_modules": targets}, "max_context": 128}
+        run = train(tmp_path, base, name=name, policy=policy)
+        if targets is None:
+            message = refused(capsys, run, adapter, "--format", "peft")
+            assert "out_proj" in message
+            assert f"of {family!r}: use --format hf, or train without them (policy.lora.target_modules)" in message
+            assert not (run / "checkpoints" / NEWEST / "adapter_config.json").exists()
+            weights = peft.from_peft(load_file(run / "checkpoints" / NEWEST / peft.WEIGHTS))
+            config = LoraConfig(target_modules=layers_of(weights))
+            with pytest.raises(ValueError, match="is incompatible with Mamba-based models"):
+                get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+        else:
+            export(run, adapter, "--format", "peft")
+            PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "phimoe", "glm4_moe"])
