@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_core import fit
 from lightning_core.cli.main import main
+from lightning_core.export.card import make_card
+from lightning_core.export.source import find_trained
 from lightning_core.model import peft
 from lightning_core.model.merge import layers_of
 from tests import test_early_end as early_end
@@ -113,9 +116,6 @@ def test_the_model_card_has_data_rewards_and_commit(run: Callable[[str], Path], 
 
 
 def test_the_card_says_that_the_reward_of_the_best_checkpoint_is_biased(base: Path, tmp_path: Path) -> None:
-    from lightning_core.export.card import make_card
-    from lightning_core.export.source import find_trained
-
     own = early_end.config(base, tmp_path, trainer={"steps": 2, "keep_best": True})
     solve = early_end.scoring([0.1, 0.9, 0.2])
     folder = fit(solve, config=own, eval_tasks=early_end.HELD_OUT).folder
@@ -138,6 +138,23 @@ def test_the_model_card_lists_the_commits_without_the_messages_of_git(
     (folder / "commit.txt").write_text("\n".join(lines) + "\n")
     card = (export(folder, tmp_path / "out") / "README.md").read_text()
     assert "| abc with untracked files<br>from step 1: def, changes unknown |" in card
+
+
+def test_the_model_card_lists_the_settings_that_differ_from_the_defaults(run: Callable[[str], Path]) -> None:
+    """Without paths and keys, which the arguments of a rule may contain."""
+    settings = ["algorithm.mini_batches=2", "algorithm.truncated=mask", "trainer.schedule=cosine"]
+    trained = find_trained(run("full"), overrides=[*settings, "credit.air={tool_error: -0.1}"])
+    credit = trained.policy.credit.model_copy(update={"advantage_args": {"floor": 0.5, "key": "/a/secret"}})
+    trained = replace(trained, policy=replace(trained.policy, credit=credit))
+    card = make_card(trained, title="t", library="transformers", usage="")
+    text = re.search(r"## Settings\n.*?```yaml\n(.*?)```", card, re.DOTALL)
+    assert text is not None
+    assert yaml.safe_load(text[1]) == {
+        "credit": {"advantage_args": {"floor": 0.5}, "air": {"tool_error": -0.1}},
+        "algorithm": {"mini_batches": 2, "truncated": "mask"},
+        "rollouts": {"tasks_per_step": 2, "max_tokens": 6},
+        "trainer": {"steps": 2, "learning_rate": 0.005, "schedule": "cosine", "checkpoint_every": 1},
+    }
 
 
 def test_a_run_from_before_checkpoints_were_folders_of_models_is_exported(base: Path, tmp_path: Path) -> None:
