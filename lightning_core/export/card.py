@@ -85,7 +85,7 @@ def _settings(trained: Trained) -> str:
     Without what may contain a path or a key: verl's own settings, hosts, and arguments of rules that are not numbers.
     """
     config = trained.config
-    sections = {
+    sections: dict[str, dict[str, Any]] = {
         "credit": trained.policy.credit.model_dump(mode="json", exclude_defaults=True),
         "algorithm": config.algorithm.model_dump(mode="json", exclude_defaults=True),
         "rollouts": config.rollouts.model_dump(mode="json", exclude_defaults=True, exclude=set(_HOSTS)),
