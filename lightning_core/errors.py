@@ -17,7 +17,12 @@ Each class also inherits from the matching built-in exception.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import errno
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors of a full disk, a quota or a limit on the size of files."""
 
 
 class LightningError(Exception):
@@ -130,6 +135,23 @@ class TrainingError(LightningError, RuntimeError):
 
 class ProofError(TrainingError):
     """Training data differs from what was sampled. The weights are unchanged."""
+
+
+@contextmanager
+def need_path(purpose: str, advice: str) -> Generator[None]:
+    """Raise an `OSError` of the body, such as a missing permission, as `ConfigError`. A full disk remains an `OSError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            raise
+        raise ConfigError(f"cannot {purpose}: {os_problem(error)}. {advice}") from error
+
+
+def os_problem(error: OSError) -> str:
+    """The error's message and path on one line, without its number."""
+    path = "" if error.filename is None else f" ({str(error.filename)!r})"
+    return f"{error.strerror or error}{path}"
 
 
 def text_of(value: object, convert: Callable[[object], str] = str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lightning_core.errors import MissingExtra
+from lightning_core.errors import MissingExtra, need_path
 
 FORMATS = {
     "hf": "a Hugging Face folder, adapters merged",
@@ -41,19 +41,20 @@ def export(options: argparse.Namespace) -> int:
         from lightning_core.export import export as exporting
         from lightning_core.export import push as pushing
         from lightning_core.export.source import find_trained
+        from lightning_core.rollouts.interrupts import interruptible
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("lightning_core"):
             raise
         raise MissingExtra(error.name, "torch", "lightning-rl export") from error
 
-    out = Path(options.out)
-    exporting.check_out(out)
-    trained = find_trained(
-        Path(options.run), checkpoint=options.checkpoint, policy=options.policy, overrides=options.overrides
-    )
+    out, run = Path(options.out), Path(options.run)
+    exporting.check_out(out, run=run)
+    with need_path(f"read the run {options.run!r}", "Change its permissions, or export a copy"):
+        trained = find_trained(run, checkpoint=options.checkpoint, policy=options.policy, overrides=options.overrides)
     if options.push:
         pushing.check_push(options.push, adapter_of=trained.policy.model if options.format == "peft" else None)
-    exporting.export(trained, out, format=options.format, dtype=options.dtype)
+    with interruptible():  # so that no part of the folder remains after SIGTERM
+        exporting.export(trained, out, format=options.format, dtype=options.dtype)
     print(f"{trained.name} of {trained.checkpoint} as {options.format}: {out}")
     if options.push:
         print(f"uploaded to {options.push}: {pushing.push(out, options.push)}")

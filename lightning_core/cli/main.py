@@ -12,6 +12,7 @@ import argparse
 import logging
 import os
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import Sequence
@@ -25,7 +26,14 @@ from lightning_core.cli import export as cli_export
 from lightning_core.cli import serve as cli_serve
 from lightning_core.cli import trace as cli_trace
 from lightning_core.cli.trace import as_run_folder, last_rollout
-from lightning_core.errors import ConfigError, IntegrationUnavailable, LightningError, MissingExtra
+from lightning_core.errors import (
+    DISK_FULL,
+    ConfigError,
+    IntegrationUnavailable,
+    LightningError,
+    MissingExtra,
+    os_problem,
+)
 
 if TYPE_CHECKING:
     from lightning_core.config import Config
@@ -58,6 +66,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader closed the pipe, as in "… | head"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        return _disk_full(os_problem(error))
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            raise
+        return _disk_full(f"the run's store cannot be written: {error}")
+
+
+def _disk_full(problem: str) -> int:
+    with suppress(OSError):
+        print(
+            f"lightning-rl: {problem}. Free space on the disk, or raise the quota or the limit on the size of files",
+            file=sys.stderr,
+        )
+    return EXIT_NOT_SHOWN
 
 
 def _build_parser() -> argparse.ArgumentParser:
@@ -204,6 +229,7 @@ def _eval(options: argparse.Namespace) -> int:
     from lightning_core.config import dump_config, load_config
     from lightning_core.loop import evaluate
     from lightning_core.records.checkpoints import choose_checkpoint
+    from lightning_core.records.folder import create_folder
     from lightning_core.records.intervals import confidence_interval
     from lightning_core.records.progress import show_progress
     from lightning_core.records.store import Store
@@ -216,9 +242,7 @@ def _eval(options: argparse.Namespace) -> int:
             raise ConfigError(f"--checkpoint requires a run's folder; {options.config!r} is not one")
         checkpoint = None
         folder = Path(config.run.dir) / time.strftime("eval-%Y%m%d-%H%M%S")
-        text = dump_config(config)
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text(text, encoding="utf-8")
+        create_folder(folder, dump_config(config))
     else:
         folder, checkpoint = run, choose_checkpoint(run, options.checkpoint)
     before = last_rollout(folder / "store.db") or 0

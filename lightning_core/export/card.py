@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from lightning_core.config.source import to_yaml
 from lightning_core.errors import ConfigError
 from lightning_core.export.source import Trained
 from lightning_core.model.source import hub_name, is_demo_model
@@ -19,6 +20,7 @@ from lightning_core.records.results import EVALUATIONS, Evaluation, recorded_eva
 from lightning_core.records.store import Phase, Store
 
 _REASON = re.compile("unknown: .*")
+_HOSTS = ("ignore_hosts", "redirect_hosts")
 _RELATIONS = {"transformers": "finetune", "peft": "adapter", "gguf": "quantized"}
 
 
@@ -37,7 +39,7 @@ def make_card(trained: Trained, *, title: str, library: str, usage: str) -> str:
         f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n\n# {title}\n\n"
         f"A language model for an agent, trained by reinforcement learning with lightning-rl "
         f"{metadata.version('lightning-rl')}.\n\n| | |\n|---|---|\n{rows}\n\n"
-        f"## Held-out reward\n\n{_results(trained, steps)}\n\n## Usage\n\n{usage}\n\n"
+        f"{_settings(trained)}## Held-out reward\n\n{_results(trained, steps)}\n\n## Usage\n\n{usage}\n\n"
         "The licence of the base model applies.\n"
     )
 
@@ -75,6 +77,26 @@ def _facts(trained: Trained, steps: int) -> dict[str, str]:
         # Without git's message, which may contain local paths.
         facts["Commit of the agent's code"] = "<br>".join(_REASON.sub("unknown", commit) for commit in commits)
     return facts
+
+
+def _settings(trained: Trained) -> str:
+    """The section with the settings that differ from the defaults.
+
+    Without what may contain a path or a key: verl's own settings, hosts, and arguments of rules that are not numbers.
+    """
+    config = trained.config
+    sections: dict[str, dict[str, Any]] = {
+        "credit": trained.policy.credit.model_dump(mode="json", exclude_defaults=True),
+        "algorithm": config.algorithm.model_dump(mode="json", exclude_defaults=True),
+        "rollouts": config.rollouts.model_dump(mode="json", exclude_defaults=True, exclude=set(_HOSTS)),
+        "trainer": config.trainer.model_dump(mode="json", exclude_defaults=True, exclude={"verl"})
+        | {"learning_rate": trained.policy.learning_rate},
+    }
+    for section in sections.values():
+        for key in [key for key in section if key.endswith("_args")]:
+            section[key] = {name: value for name, value in section[key].items() if isinstance(value, int | float)}
+    text = to_yaml({name: section for name, section in sections.items() if section})
+    return f"## Settings\n\nThose that differ from the defaults of lightning-rl.\n\n```yaml\n{text}```\n\n"
 
 
 def _agents(trained: Trained) -> tuple[str, ...]:

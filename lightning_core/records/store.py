@@ -149,7 +149,8 @@ class Store:
                 yield
                 self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # SQLite itself rolls back when the disk is full
+                    self._db.execute("ROLLBACK")
                 raise
 
     def add_rollout(self, record: RolloutRecord, spans: Iterable[SpanRecord]) -> int:

@@ -6,17 +6,22 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_core import fit
 from lightning_core.cli.main import main
+from lightning_core.export.card import make_card
+from lightning_core.export.source import find_trained
+from lightning_core.model import peft
+from lightning_core.model.merge import layers_of
 from tests import test_early_end as early_end
 from tests.export.runs import TOLERANCE, difference, model_logprobs, sequences, train, trainer_logprobs
 from tests.models.families import FAMILIES, make_family
@@ -111,9 +116,6 @@ def test_the_model_card_has_data_rewards_and_commit(run: Callable[[str], Path], 
 
 
 def test_the_card_says_that_the_reward_of_the_best_checkpoint_is_biased(base: Path, tmp_path: Path) -> None:
-    from lightning_core.export.card import make_card
-    from lightning_core.export.source import find_trained
-
     own = early_end.config(base, tmp_path, trainer={"steps": 2, "keep_best": True})
     solve = early_end.scoring([0.1, 0.9, 0.2])
     folder = fit(solve, config=own, eval_tasks=early_end.HELD_OUT).folder
@@ -136,6 +138,23 @@ def test_the_model_card_lists_the_commits_without_the_messages_of_git(
     (folder / "commit.txt").write_text("\n".join(lines) + "\n")
     card = (export(folder, tmp_path / "out") / "README.md").read_text()
     assert "| abc with untracked files<br>from step 1: def, changes unknown |" in card
+
+
+def test_the_model_card_lists_the_settings_that_differ_from_the_defaults(run: Callable[[str], Path]) -> None:
+    """Without paths and keys, which the arguments of a rule may contain."""
+    settings = ["algorithm.mini_batches=2", "algorithm.truncated=mask", "trainer.schedule=cosine"]
+    trained = find_trained(run("full"), overrides=[*settings, "credit.air={tool_error: -0.1}"])
+    credit = trained.policy.credit.model_copy(update={"advantage_args": {"floor": 0.5, "key": "/a/secret"}})
+    trained = replace(trained, policy=replace(trained.policy, credit=credit))
+    card = make_card(trained, title="t", library="transformers", usage="")
+    text = re.search(r"## Settings\n.*?```yaml\n(.*?)```", card, re.DOTALL)
+    assert text is not None
+    assert yaml.safe_load(text[1]) == {
+        "credit": {"advantage_args": {"floor": 0.5}, "air": {"tool_error": -0.1}},
+        "algorithm": {"mini_batches": 2, "truncated": "mask"},
+        "rollouts": {"tasks_per_step": 2, "max_tokens": 6},
+        "trainer": {"steps": 2, "learning_rate": 0.005, "schedule": "cosine", "checkpoint_every": 1},
+    }
 
 
 def test_a_run_from_before_checkpoints_were_folders_of_models_is_exported(base: Path, tmp_path: Path) -> None:
@@ -196,6 +215,30 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(
     }.items():
         assert message in refused(capsys, *arguments)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "nemotron_h"])
+def test_adapters_that_peft_refuses_are_refused(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """peft refuses adapters on the output projections of Mamba layers, and opens the others of these models."""
+    base = make_family(FAMILIES[family], tmp_path / "model")
+    adapter = tmp_path / "adapter"
+    for name, targets in {"all": None, "attention": ["q_proj", "o_proj"]}.items():
+        policy = {"tuning": "lora", "lora": {"target_modules": targets}, "max_context": 128}
+        run = train(tmp_path, base, name=name, policy=policy)
+        if targets is None:
+            message = refused(capsys, run, adapter, "--format", "peft")
+            assert "out_proj" in message
+            assert f"of {family!r}: use --format hf, or train without them (policy.lora.target_modules)" in message
+            assert not (run / "checkpoints" / NEWEST / "adapter_config.json").exists()
+            weights = peft.from_peft(load_file(run / "checkpoints" / NEWEST / peft.WEIGHTS))
+            config = LoraConfig(target_modules=layers_of(weights))
+            with pytest.raises(ValueError, match="is incompatible with Mamba-based models"):
+                get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+        else:
+            export(run, adapter, "--format", "peft")
+            PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "phimoe", "glm4_moe"])

@@ -13,11 +13,7 @@ Format 1 had the trained weights in ``weights.safetensors``, by the trainer's na
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,35 +71,6 @@ def restore_moments(
     for path, value in moments.items():
         name, key = path.rsplit("/", 1)
         optimizer.state[names[name]][key] = value.to(names[name].device, copy=True)
-
-
-@contextmanager
-def whole(folder: Path) -> Generator[Path]:
-    """Yield a temporary sibling folder, which replaces ``folder`` once the block succeeds and its files are on disk."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-    try:
-        yield scratch
-        for path in (*scratch.rglob("*"), scratch):
-            _sync(path)
-        scratch.chmod(0o755)  # mkdtemp creates it private
-        replaced = scratch.with_name(f"{scratch.name}-replaced")
-        if folder.exists():  # moved aside, so that one of the two is whole at any time
-            folder.rename(replaced)
-        scratch.rename(folder)
-        _sync(folder.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
-
-
-def _sync(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def write(folder: Path, state: Checkpoint, *, weights: str) -> None:

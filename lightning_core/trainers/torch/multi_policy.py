@@ -18,10 +18,10 @@ from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.resolve import PolicySettings
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.errors import TrainingError
+from lightning_core.model.folders import whole
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.source import resolve_model
 from lightning_core.trace import BASE
-from lightning_core.trainers.torch import checkpoint
 from lightning_core.trainers.torch.parts import load_policy, open_backend
 from lightning_core.trainers.torch.proof import prove_once
 from lightning_core.trainers.torch.trainer import TorchTrainer
@@ -147,7 +147,7 @@ class MultiPolicyTrainer:
 
     def save(self, folder: Path) -> None:
         """See `Trainer.save`. Each policy gets a subfolder."""
-        with self._backend.pause(), checkpoint.whole(folder) as scratch:
+        with self._backend.pause(), whole(folder) as scratch:
             for name, trainer in self.policies.items():
                 trainer.save(scratch / name)
             facts = {"steps": self._steps, "policies": list(self.policies)}

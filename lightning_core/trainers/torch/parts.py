@@ -9,7 +9,7 @@ from lightning_core.model.free_memory import free_memory
 from lightning_core.model.load import LoadedModel, load
 from lightning_core.model.memory import MemoryPlan, cached_bytes, plan, trained_bytes
 from lightning_core.model.merge import unmergeable
-from lightning_core.model.peft import misread
+from lightning_core.model.peft import unloadable
 from lightning_core.model.reach import reach
 from lightning_core.model.tuning import Tuning, tune_adapter, tune_weights
 from lightning_core.trainers.torch.load_check import checked
@@ -79,7 +79,7 @@ def notes(loaded: LoadedModel, tuning: Tuning, memory: MemoryPlan) -> list[str]:
     if tuning.adapter is not None:
         layers = loaded.adapters.layers(tuning.adapter)
         found.append(reach(loaded.model, loaded.path, layers))
-        if reason := misread(loaded.model, layers):
+        if reason := unloadable(loaded.model, layers):
             found.append(f"checkpoints have no adapter_config.json, since {reason}: export with --format hf")
         if reason := unmergeable(loaded.model, layers):
             found.append(f"the adapter cannot be merged, since {reason}: export with --format peft")

@@ -21,6 +21,7 @@ from lightning_core.config.credit_rules import checked_loss
 from lightning_core.config.resolve import PolicySettings
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.errors import TrainingError
+from lightning_core.model.folders import whole
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.merge import layers_of, unmergeable
 from lightning_core.model.path import ModelPath
@@ -238,7 +239,7 @@ class TorchTrainer:
 
     def save(self, folder: Path) -> None:
         """See `Trainer.save`."""
-        with self._backend.pause(), checkpoint.whole(folder) as scratch:
+        with self._backend.pause(), whole(folder) as scratch:
             file = write_weights(scratch, self._loaded, self._tuning, self.policy, earlier=self.saved_in)
             checkpoint.write(scratch, self.state(), weights=file)
         self.saved_in = folder
