@@ -117,11 +117,12 @@ def found_evaluations(folder: Path) -> dict[tuple[str, int], int]:
 
 
 PROGRAM = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from lightning_core import fit, load_config
 from tests.test_early_end import HELD_OUT, found_evaluations, first_only
 number, file = int(sys.argv[1]), sys.argv[2]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
 config, held_out = load_config(file), 0
 def solve(task):
     global held_out
