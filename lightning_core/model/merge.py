@@ -33,7 +33,8 @@ def merge(model: Any, matrices: Mapping[str, Tensor], *, alpha: float) -> dict[s
         down_RI, up_OR = matrices[f"{layer}.lora_A"], matrices[f"{layer}.lora_B"]
         weight_OI = model.get_submodule(layer).weight
         update_OI = alpha / down_RI.shape[0] * (up_OR.float() @ down_RI.float())
-        found |= dict.fromkeys(names[id(weight_OI)], (weight_OI.float() + update_OI).to(weight_OI.dtype))
+        merged_OI: Tensor = (weight_OI.float() + update_OI).to(weight_OI.dtype)
+        found.update(dict.fromkeys(names[id(weight_OI)], merged_OI))
     return found
 
 
