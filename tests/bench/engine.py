@@ -108,7 +108,8 @@ async def sample_all(backend: Backend, prompts: list[list[int]], params: Samplin
 
 def vllm_sampling(model: str, prompts: list[list[int]], params: SamplingParams, dtype: str) -> float:
     """Wall seconds for the same prompts on a warm vLLM server. Its CPU time is not measured."""
-    args = (*CPU_ARGS, "--max-num-seqs", str(len(prompts)))
+    # By default vLLM requires nearly all memory to be free.
+    args = (*CPU_ARGS, "--max-num-seqs", str(len(prompts)), "--gpu-memory-utilization", "0.4")
     with serve_vllm(model, dtype=dtype, max_context=1024, args=args) as url:
         backend = VllmBackend(url)
         others = [[token + 1 for token in prompt] for prompt in prompts]
