@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -72,6 +71,8 @@ def _remove_leftovers(folder: Path) -> None:
 
 def _lock(folder: int) -> None:
     """Mark a folder as in use until it is closed or the process ends. Raises `OSError` if another process marked it."""
+    import fcntl  # POSIX only; other functions of this module are used without
+
     fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
