@@ -22,6 +22,8 @@ IDS = sequences(40_000, count=2)
 PLACES = [1, 3, 20, 59]
 """The tokens of a sequence whose logprobs are compared."""
 NEWEST = "step-000002"
+WHOLE_CHARACTER = 81
+"""A token whose text is a letter."""
 
 
 def make_model(folder: Path, **shape: Any) -> Path:
@@ -70,6 +72,8 @@ def export(run: Path, out: Path, dtype: str) -> Any:
 def logprob(server: Any, context: list[int], token: int) -> float:
     """The logprob of ``token`` after ``context``."""
     request = {"prompt": context, "n_predict": 1, "n_probs": 49152, "temperature": 1.0, "cache_prompt": False}
+    # The logprobs listed are of the model, without the bias. The server lists none if the sampled token is part of a character.
+    request["logit_bias"] = [[WHOLE_CHARACTER, 1000]]
     listed = server.handle_completions(request)["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
     return next(entry["logprob"] for entry in listed if entry["id"] == token)
 
