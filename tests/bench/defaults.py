@@ -1,10 +1,11 @@
 """Judges a default: trains six small agents with and without a change, for about the same time.
 
-    python -m tests.bench.defaults [--change rollouts.refill=4] [--agents extract route …] [--seeds 3] [--seconds 60]
+    python -m tests.bench.defaults [--change rollouts.refill=4] [--agents extract route …] [--seeds 3] [--seconds 100]
 
 Each agent of `small_agents` is trained from the demo model. The number of steps is what fits into ``--seconds`` of rollouts
-and updates, from a trial of two steps with the same settings. Prints held-out rewards before and after, the seconds that
-training took, and for each change the mean difference to the defaults over agents and seeds, with its 95% interval.
+and updates, from a trial of two steps with the same settings. Seconds are processor seconds of the training process, so that
+other load on the machine matters little. Prints held-out rewards before and after, the seconds that training took, and for
+each change the mean difference to the defaults over agents and seeds, with its 95% interval.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from lightning_core.records.intervals import paired_improvement
+from lightning_core.records.progress import SilentProgress
 from tests.bench.small_agents import AGENTS, split
 
 
@@ -47,23 +50,41 @@ def train(agent: str, changes: Sequence[str], *, steps: int, seed: int, held_out
     return json.loads(done.stdout.splitlines()[-1])
 
 
+class StepClock(SilentProgress):
+    """The processor seconds of this process during steps, without loading and evaluations."""
+
+    seconds = 0.0
+    _began: float | None = None
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        if name == "train" and self._began is None:
+            self._began = time.process_time()
+
+    def step(self, step: int, total_steps: int, metrics: Mapping[str, float]) -> None:
+        assert self._began is not None, "every step begins with the phase train"
+        self.seconds += time.process_time() - self._began
+        self._began = None
+
+
 def train_here(work: Mapping[str, Any]) -> None:
     """The work of `train`, in this process; prints its result."""
     import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
     from lightning_core.config import Config
     from lightning_core.loop import fit
 
+    clock = StepClock()
     tasks, held_out = split(work["agent"], train=400, held_out=80)
     small = AGENTS[work["agent"]]
     with tempfile.TemporaryDirectory() as folder:
         config = Config(
             **settings(work["agent"], work["changes"], steps=work["steps"], seed=work["seed"], folder=folder)
         )
-        result = fit(small.solve, config=config, tasks=tasks, eval_tasks=held_out if work["held_out"] else [])
-    seconds = sum(step["seconds_rollouts"] + step["seconds_update"] for step in result.metrics)
+        result = fit(
+            small.solve, config=config, tasks=tasks, eval_tasks=held_out if work["held_out"] else [], progress=clock
+        )
     found = {
         "steps": work["steps"],
-        "seconds": seconds,
+        "seconds": clock.seconds,
         "equal": fmean(step["groups_equal"] for step in result.metrics),
     }
     if result.summary.eval is not None:
@@ -76,7 +97,7 @@ def main() -> None:
     parser.add_argument("--change", action="append", default=[], help="a setting that differs from the default")
     parser.add_argument("--agents", nargs="+", choices=list(AGENTS), default=list(AGENTS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=100)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
