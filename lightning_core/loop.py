@@ -111,6 +111,7 @@ def train(plan: Plan) -> None:
                 with uninterrupted():  # a checkpoint needs a whole update, and its metrics
                     session.record_credit(batch)
                     update = trainer.step(batch.rows)
+                    session.measure_change(batch)
                     critic = trainer.learn_expected(batch.credit.targets) if batch.credit.targets else {}
                     metrics = {**counts_to_metrics(batch.counts), **update, **critic}
                     metrics |= {"seconds_rollouts": collected - started, "seconds_update": time.monotonic() - collected}

@@ -206,13 +206,21 @@ class Store:
         for key, data in span.attributes.items():
             if isinstance(data, bytes):
                 array = {"rollout": span.trace_id, "span_id": span.span_id, "key": key, "data": data}
-                self._db.execute(_insert("arrays", tuple(array)), storable(array))
+                self._db.execute(_insert("arrays", _ARRAY), storable(array))
 
     def add_spans(self, spans: Iterable[SpanRecord]) -> None:
         """Add spans to rollouts that are already stored."""
         with self._transaction():
             for span in spans:
                 self._add_span(span)
+
+    def add_arrays(self, key: str, arrays: Mapping[tuple[str, str], bytes]) -> None:
+        """Add the attribute ``key`` to stored spans, given by rollout and span id; replaces earlier values."""
+        values = [
+            {"rollout": rollout, "span_id": span, "key": key, "data": data} for (rollout, span), data in arrays.items()
+        ]
+        with self._transaction():
+            self._db.executemany(_insert("arrays", _ARRAY, "INSERT OR REPLACE"), values)
 
     def add_credit(self, rows: Iterable[CallCredit]) -> None:
         """Write the credit of calls of stored rollouts; replaces earlier credit of the same calls."""
@@ -371,6 +379,7 @@ class Store:
         self.close()
 
 
+_ARRAY = ("rollout", "span_id", "key", "data")
 _CREDIT = tuple(column.name for column in fields(CallCredit))
 _ROLLOUT = tuple(column.name for column in fields(RolloutRecord) if column.name != "ordinal")
 
