@@ -15,6 +15,7 @@ from lightning_core.config import Config
 from lightning_core.config.credit_rules import checked_loss, policy_rules
 from lightning_core.errors import ConfigError
 from lightning_core.records.folder import open_run_folder
+from lightning_core.records.lock import running
 from lightning_core.records.progress import Progress, SilentProgress
 from lightning_core.records.report import MetricsLog
 from lightning_core.records.results import Evaluation, Result, finish, recorded_evaluations
@@ -61,18 +62,19 @@ def fit(
     policy_rules(config)
     checked_loss(config.algorithm)
     folder, checkpoint = open_run_folder(config)
-    trainer.train(
-        Plan(
-            config=config,
-            folder=folder,
-            checkpoint=checkpoint,
-            tasks=tasks,
-            eval_tasks=eval_tasks,
-            solve=solve,
-            reward=reward,
-            progress=progress or SilentProgress(),
+    with running(folder):
+        trainer.train(
+            Plan(
+                config=config,
+                folder=folder,
+                checkpoint=checkpoint,
+                tasks=tasks,
+                eval_tasks=eval_tasks,
+                solve=solve,
+                reward=reward,
+                progress=progress or SilentProgress(),
+            )
         )
-    )
     with Store(folder / "store.db", read_only=True) as store:
         warn_of_hosts(config, store.ledger())
     return finish(config, folder, eval_tasks, time.monotonic() - began)
@@ -109,6 +111,7 @@ def train(plan: Plan) -> None:
                 with uninterrupted():  # a checkpoint needs a whole update, and its metrics
                     session.record_credit(batch)
                     update = trainer.step(batch.rows)
+                    session.measure_change(batch)
                     critic = trainer.learn_expected(batch.credit.targets) if batch.credit.targets else {}
                     metrics = {**counts_to_metrics(batch.counts), **update, **critic}
                     metrics |= {"seconds_rollouts": collected - started, "seconds_update": time.monotonic() - collected}

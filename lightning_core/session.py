@@ -30,6 +30,7 @@ from lightning_core.rollouts.collect import Batch, Collector, collect
 from lightning_core.rollouts.environment import capturing, open_agents
 from lightning_core.rollouts.interrupts import Interrupted, interruptible
 from lightning_core.rollouts.runner import RewardFunction, Rollout, Solve, Task
+from lightning_core.trace import LOGPROBS_AFTER, pack
 from lightning_core.trainers import Trainer, make_trainer
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,17 @@ class TrainingSession:
     def record_credit(self, batch: Batch) -> None:
         """Record the credit of each call."""
         self._collector.record_credit(batch, self.trainer.steps)
+
+    def measure_change(self, batch: Batch) -> None:
+        """After the update: record the new logprobs of what ``trainer.measure_change`` rollouts with an advantage sampled."""
+        credited = [row for row in batch.rows if row.advantages is not None and row.advantages.any()]
+        chosen = list(dict.fromkeys(row.rollout for row in credited))[: self.config.trainer.measure_change]
+        rows = [row for row in credited if row.rollout in chosen]
+        if rows:
+            rollout_of = {segment.call: row.rollout for row in rows for segment in row.segments}
+            after = self.trainer.logprobs(rows)
+            arrays = {(rollout_of[call], call): pack(found, "<f4") for call, found in after.items()}
+            self.store.add_arrays(LOGPROBS_AFTER, arrays)
 
     def evaluate(self, tasks: Sequence[Task], phase: Phase) -> Evaluation:
         """One pass over ``tasks`` with the current weights, ``eval.samples`` rollouts each.

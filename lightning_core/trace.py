@@ -63,6 +63,7 @@ SEQUENCE = "lightning.sequence"
 PROMPT_IDS = "lightning.prompt_token_ids"
 OUTPUT_IDS = "lightning.output_token_ids"
 LOGPROBS = "lightning.output_logprobs"
+LOGPROBS_AFTER = "lightning.output_logprobs_after"
 VERSION = "lightning.policy_version"
 FIRST_VERSION = "lightning.policy_version.first"
 DIGEST = "lightning.digest"
@@ -132,6 +133,8 @@ class Call:
     """uint32 [T], including the stop token if the model sampled it."""
     logprobs: Floats | None
     """float32 [T], under the distribution that was sampled from."""
+    logprobs_after: Floats | None = None
+    """float32 [T], after the update that trained on the call; None if that was not measured (``trainer.measure_change``)."""
     temperature: float
     constraint: str | None
     """``SamplingParams.constraint``; ``logprobs`` are then normalised over the allowed tokens."""
@@ -314,6 +317,7 @@ def _call(span: SpanRecord) -> Call:
         prompt_ids=_unpack(a.get(PROMPT_IDS), "<u4"),
         output_ids=_unpack(a.get(OUTPUT_IDS), "<u4"),
         logprobs=_unpack(a.get(LOGPROBS), "<f4"),
+        logprobs_after=_unpack(a.get(LOGPROBS_AFTER), "<f4"),
         temperature=float(a.get(TEMPERATURE, 1.0)),
         constraint=a.get(CONSTRAINT),
         digest=a.get(DIGEST),

@@ -119,6 +119,25 @@ def test_a_killed_run_resumes_exactly_where_it_stopped(model: Path, tmp_path: Pa
         assert cut.tokens_sampled() == whole.tokens_sampled()
 
 
+@pytest.mark.parametrize("wanted", [0, 3, 100])
+def test_how_an_update_changes_its_tokens_is_recorded(model: Path, tmp_path: Path, wanted: int):
+    """Of the first rollouts with an advantage. Together, tokens with an advantage above 0 become more likely."""
+    config = settings(model, tmp_path, trainer={"steps": 1, "measure_change": wanted}, tasks={"eval": None})
+    result = fit(config=load_config(config))
+    with Store(result.folder / "store.db", read_only=True) as store:
+        advantages = {row.rollout: row.advantage for row in store.credit(step=0) if row.advantage}
+        calls = {r.id: store.trace(r.id).calls[0] for r in store.rollouts(phase="train")}
+    changes: dict[str, float] = {}
+    for rollout, call in calls.items():
+        if call.logprobs_after is not None:
+            assert call.logprobs is not None
+            changes[rollout] = float((call.logprobs_after - call.logprobs).sum())
+    assert len(changes) == min(wanted, len(advantages))
+    assert changes.keys() <= advantages.keys()
+    if wanted == 100:
+        assert sum(advantages[rollout] * change for rollout, change in changes.items()) > 0
+
+
 def test_several_policies_of_failure(model: Path, tmp_path: Path):
     """An agent that sometimes raises is trained with reward 0 for these rollouts; its failures are counted."""
 

@@ -43,16 +43,17 @@ def credit(options: argparse.Namespace) -> int:
             f"rewards: {config.credit.rewards} needs a critic's values, which are available in training only"
         )
     from lightning_core.cli.console import show
-    from lightning_core.cli.credit_report import find_changes, make_report
+    from lightning_core.cli.credit_report import make_report
+    from lightning_core.records.recredit import credited_steps, recredit
     from lightning_core.records.store import Store
 
     with Store(folder / "store.db", read_only=True) as store:
-        steps = sorted({r.step for r in store.rollouts(phase="train")} & {c.step for c in store.credit()})
+        steps = credited_steps(store)
         if options.step is not None:
             if options.step not in steps:
                 raise ConfigError(f"--step {options.step}: the run has credit for steps {_range(steps)}")
             steps = [options.step]
-        changes = [change for step in steps for change in find_changes(store, step, rules)]
+        changes = [change for step in steps for change in recredit(store, step, rules)]
     if not changes:
         raise ConfigError(f"the run {str(folder)!r} has no credited calls yet")
     show(make_report(changes, rules, len(steps), options.calls))

@@ -9,39 +9,8 @@ from rich.console import Group
 from rich.text import Text
 
 from lightning_core.cli.console import Column, make_table
-from lightning_core.credit import Credit, CreditRules, Episode, assign_by_policy
-from lightning_core.records.store import CallCredit, Store
-from lightning_core.transitions import trace_to_transitions
-
-
-class Change:
-    """One call's credit, as trained and as recomputed."""
-
-    def __init__(self, ordinal: int, trained: CallCredit, new: Credit) -> None:
-        self.ordinal = ordinal
-        self.agent = trained.agent
-        self.call = trained.call
-        self.before, self.after = trained.advantage, new.advantages[trained.call]
-        self.value_before, self.value_after = trained.reward, new.values[trained.call]
-
-    @property
-    def size(self) -> float:
-        """How much the advantage changes."""
-        return abs(self.after - self.before)
-
-
-def find_changes(store: Store, step: int, rules: Mapping[str, CreditRules]) -> list[Change]:
-    """The credit of all calls in the update ``step``."""
-    trained = {c.call: c for c in store.credit(step=step)}
-    agents = {c.agent for c in trained.values()}
-    ordinals = {r.id: r.ordinal for r in store.rollouts(step=step, phase="train")}
-    episodes: list[Episode] = []
-    for rollout in dict.fromkeys(c.rollout for c in trained.values()):
-        trace = store.trace(rollout)
-        transitions = [t for t in trace_to_transitions(trace, agents=agents) if t.call in trained]
-        episodes.append(Episode(trace=trace, transitions=transitions, rewards=trace.rewards))
-    new = assign_by_policy(episodes, rules)
-    return [Change(ordinals[c.rollout], c, new) for c in trained.values()]
+from lightning_core.credit import CreditRules
+from lightning_core.records.recredit import Change
 
 
 def make_report(changes: Sequence[Change], rules: Mapping[str, CreditRules], steps: int, calls: int) -> Group:
@@ -49,7 +18,7 @@ def make_report(changes: Sequence[Change], rules: Mapping[str, CreditRules], ste
     title = f"{len(changes)} calls of {steps} step{'s' * (steps != 1)}, as trained and with {_describe(rules)}"
     by_agent: dict[str, list[Change]] = {}
     for change in changes:
-        by_agent.setdefault(change.agent, []).append(change)
+        by_agent.setdefault(change.trained.agent, []).append(change)
     groups: Mapping[str, Sequence[Change]] = by_agent if len(by_agent) == 1 else {**by_agent, "all": changes}
     agents = make_table(
         [
@@ -69,7 +38,12 @@ def make_report(changes: Sequence[Change], rules: Mapping[str, CreditRules], ste
             *_numeric("value", "now", "advantage", "now"),
         ],
         (
-            (str(c.ordinal), c.agent, c.call, *(f"{x:.3f}" for x in (c.value_before, c.value_after, c.before, c.after)))
+            (
+                str(c.ordinal),
+                c.trained.agent,
+                c.trained.call,
+                *(f"{x:.3f}" for x in (c.trained.reward, c.value, c.trained.advantage, c.advantage)),
+            )
             for c in changed
         ),
     )
@@ -95,11 +69,11 @@ def _describe(rules: Mapping[str, CreditRules]) -> str:
 
 def _agent_row(agent: str, changes: Sequence[Change]) -> Sequence[str]:
     n = len(changes)
-    before, after = sum(abs(c.before) for c in changes) / n, sum(abs(c.after) for c in changes) / n
-    flipped = sum(c.before * c.after < 0 for c in changes)
-    from_zero = sum(not c.before and c.after != 0 for c in changes)
-    to_zero = sum(c.before != 0 and not c.after for c in changes)
-    r = _correlation([c.before for c in changes], [c.after for c in changes])
+    before, after = sum(abs(c.trained.advantage) for c in changes) / n, sum(abs(c.advantage) for c in changes) / n
+    flipped = sum(c.trained.advantage * c.advantage < 0 for c in changes)
+    from_zero = sum(not c.trained.advantage and c.advantage != 0 for c in changes)
+    to_zero = sum(c.trained.advantage != 0 and not c.advantage for c in changes)
+    r = _correlation([c.trained.advantage for c in changes], [c.advantage for c in changes])
     correlation = "–" if r is None else f"{r:.3f}"
     return agent, str(n), f"{before:.3f}", f"{after:.3f}", correlation, str(flipped), str(from_zero), str(to_zero)
 

@@ -1,4 +1,4 @@
-"""The command ``lightning-rl``: train, eval, serve, export, trace, credit.
+"""The command ``lightning-rl``: train, eval, serve, export, trace, credit, view.
 
 Exit codes: 0 success (``train``: the improvement is significant, or there are no held-out tasks),
 1 no significant improvement, a runtime error, or (``trace`` of one task) a failed rollout,
@@ -25,6 +25,7 @@ from lightning_core.cli import credit as cli_credit
 from lightning_core.cli import export as cli_export
 from lightning_core.cli import serve as cli_serve
 from lightning_core.cli import trace as cli_trace
+from lightning_core.cli import view as cli_view
 from lightning_core.cli.trace import as_run_folder, last_rollout
 from lightning_core.errors import (
     DISK_FULL,
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "export": cli_export.export,
             "trace": cli_trace.trace,
             "credit": cli_credit.credit,
+            "view": cli_view.view,
         }
         return commands[options.command](options)
     except (ConfigError, MissingExtra, IntegrationUnavailable) as error:
@@ -129,6 +131,9 @@ def _build_parser() -> argparse.ArgumentParser:
     credit = commands.add_parser("credit", help="recompute credit on a run's stored rollouts, and show what changes")
     cli_credit.add_options(credit)
 
+    view = commands.add_parser("view", help="show runs in a browser")
+    cli_view.add_options(view)
+
     for command in (train, evaluate, serve, export, show, credit):
         command.add_argument("overrides", metavar="key=value", nargs="*", help="settings that override the file's")
     return parser
@@ -139,6 +144,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _build_parser()
     # Overrides may come before or after options; argparse returns the later ones separately.
     options, rest = parser.parse_known_args(arguments)
+    if "overrides" not in options:
+        if rest:
+            parser.error(f"unexpected argument {rest[0]!r} of {options.command!r}")
+        return options
     options.overrides += rest
     for text in options.overrides:
         if text.startswith("-") or "=" not in text:

@@ -48,7 +48,7 @@ def serve(options: argparse.Namespace) -> int:
     with open_serving(config, checkpoint=checkpoint, host=options.host, port=options.port, api_key=api_key) as endpoint:
         print(f"serving    {config.policy.model if checkpoint is None else checkpoint}")
         print(_usage_text(endpoint.url, endpoint.models, keyed=api_key is not None), flush=True)
-        _wait_for_signal()
+        wait_for_signal()
     print("stopped")
     return 0
 
@@ -87,7 +87,7 @@ def _usage_text(url: str, models: Sequence[str], *, keyed: bool) -> str:
     )
 
 
-def _wait_for_signal() -> None:
+def wait_for_signal() -> None:
     """Block until SIGINT or SIGTERM."""
     stop = threading.Event()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -10,7 +10,7 @@ from lightning_core.config.source import KeyPath
 from lightning_core.credit import ADVANTAGE_RULES, LOSSES, REWARD_RULES
 from lightning_core.credit.rules import CreditRules, compares_tasks
 
-_TORCH_KEYS = ("max_batch", "gather_ms", "threads")
+_TORCH_KEYS = ("max_batch", "gather_ms", "threads", "measure_change")
 _VERL_KEYS = (
     "mode", "nodes", "gpus_per_node", "rollout_nodes", "rollout_gpus_per_node", "rollout_workers", "rows_per_rollout", "verl",
 )  # fmt: skip

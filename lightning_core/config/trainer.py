@@ -41,6 +41,9 @@ class TrainerSection(Section):
     cache_gb: Positive | None = None
     """Memory in GiB for the prefix cache of the sampler in this process, which keeps the keys and values of past prompts
     and responses. null: a quarter of the free memory."""
+    measure_change: CountOrZero = 4
+    """Number of rollouts per step whose sampled tokens are scored once more after the update, to see in the viewer how it
+    changed them. Each costs about as much as a forward pass of the update over its tokens."""
     max_batch: Count = 64
     """Maximum number of responses sampled at the same time."""
     gather_ms: NotNegative = 5.0

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from numbers import Real
-from typing import Any, cast
+from dataclasses import dataclass, field
 
 from lightning_core.credit.advantage_rules import is_flat, rollouts
 from lightning_core.credit.air import with_air
+from lightning_core.credit.apply import advantages_of, common_parts, values_of
 from lightning_core.credit.episode import Component, Episode, Value
 from lightning_core.credit.grouping import equalise, group_values
-from lightning_core.credit.registry import ADVANTAGE_RULES, RewardRule
 from lightning_core.credit.rules import CreditRules
-from lightning_core.errors import CreditError
-from lightning_core.trace import check_reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,105 +34,65 @@ def assign_credit(
     rollout is dropped.
     """
     rules = rules or CreditRules()
-    if rules.air is not None:
-        episodes = [with_air(episode, rules.air) for episode in episodes]
-    reward, advantage = rules.reward_rule, rules.advantage_rule
-    arguments = rules.reward_arguments
-    rewarded = {e.rollout: _parts(e, reward, arguments, values) for e in episodes}
-    outcome_of = reward.depends_on if advantage.compares else None
-    outcomes = {} if outcome_of is None else {e.rollout: outcome_of(e) for e in episodes}
-
+    rewarded, compared = compare_episodes(episodes, rules, values=values)
     advantages = {t.call: 0.0 for e in episodes for t in e.transitions}
-    metrics: dict[str, float] = {}
-    for number, part in enumerate(_common_parts(rewarded)):
-        by_call = _by_call(episodes, {rollout: parts[number].values for rollout, parts in rewarded.items()})
-        groups = equalise(group_values(episodes, by_call, (*rules.keys, *part.group_by)), outcomes)
-        prefix = f"{part.name}_" if part.name else ""
-        metrics |= {f"{prefix}{name}": value for name, value in _metrics(groups).items()}
-        if advantage.compares == "batch":
-            groups = equalise(group_values(episodes, by_call, ()), outcomes)
-        found = _compare(groups, rules)
-        advantages = {call: before + part.weight * found[call] for call, before in advantages.items()}
+    for found in compared:
+        advantages = {call: before + found.part.weight * found.advantages[call] for call, before in advantages.items()}
     targets = {rollout: parts[0].targets for rollout, parts in rewarded.items() if parts[0].targets is not None}
     return Credit(
         values=_by_call(episodes, {rollout: parts[0].values for rollout, parts in rewarded.items()}),
         advantages=advantages,
         targets=_by_call([e for e in episodes if e.rollout in targets], targets),
-        metrics=metrics,
+        metrics={name: value for found in compared for name, value in _metrics(found).items()},
     )
 
 
-def _parts(
-    episode: Episode, rule: RewardRule, arguments: Mapping[str, Any], expected: Mapping[str, float] | None
-) -> Sequence[Component]:
-    """The checked result of ``rule`` for ``episode``."""
-    inputs: list[object] = [episode]
-    if rule.needs_critic:
-        inputs.append(_expected(episode, rule.name, expected or {}))
-    found: Sequence[float] | Sequence[Component] = rule.function(*inputs, **arguments)
-    parts = [part for part in found if isinstance(part, Component)]
-    if not parts:
-        parts = [Component(values=cast("Sequence[float]", found))]
-    for part in parts:
-        if len(part.values) != len(episode.transitions):
-            raise CreditError(
-                f"the reward rule {rule.name} returned {len(part.values)} values for the {len(episode.transitions)} calls of an "
-                "episode; expected one per call"
-            )
-    return [
-        replace(part, values=[check_reward(value) for value in part.values], group_by=tuple(part.group_by))
-        for part in parts
-    ]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One component of the values, compared by the advantage rule."""
+
+    part: Component
+    """The component of the first episode: name, weight, group keys."""
+    keyed: Sequence[Sequence[Value]]
+    """The groups of calls that agree in all group keys."""
+    groups: Sequence[Sequence[Value]]
+    """The groups that the advantage rule got: ``keyed``, or the whole batch as one group."""
+    advantages: Mapping[str, float]
+    """By call id, without the component's weight."""
 
 
-def _expected(episode: Episode, rule: str, values: Mapping[str, float]) -> list[float]:
-    missing = next((t.call for t in episode.transitions if t.call not in values), None)
-    if missing is not None:
-        raise CreditError(f"reward rule {rule!r} needs the critic's value of every call; call {missing!r} has no value")
-    return [values[t.call] for t in episode.transitions]
+def compare_episodes(
+    episodes: Sequence[Episode], rules: CreditRules, *, values: Mapping[str, float] | None = None
+) -> tuple[Mapping[str, Sequence[Component]], Sequence[Compared]]:
+    """The components of each rollout's values, and what the advantage rule made of each component."""
+    if rules.air is not None:
+        episodes = [with_air(episode, rules.air) for episode in episodes]
+    reward, advantage = rules.reward_rule, rules.advantage_rule
+    arguments = rules.reward_arguments
+    rewarded = {e.rollout: values_of(e, reward, arguments, values) for e in episodes}
+    outcome_of = reward.depends_on if advantage.compares else None
+    outcomes = {} if outcome_of is None else {e.rollout: outcome_of(e) for e in episodes}
 
-
-def _common_parts(rewarded: Mapping[str, Sequence[Component]]) -> Sequence[Component]:
-    """The first episode's components. Raises `CreditError` if those of another differ."""
-    kinds = {tuple((p.name, p.weight, p.group_by) for p in parts) for parts in rewarded.values()}
-    if len(kinds) > 1:
-        raise CreditError(f"the reward rule returned different components for different episodes: {sorted(kinds)!r}")
-    return next(iter(rewarded.values()), ())
+    compared: list[Compared] = []
+    for number, part in enumerate(common_parts(rewarded)):
+        by_call = _by_call(episodes, {rollout: parts[number].values for rollout, parts in rewarded.items()})
+        keyed = equalise(group_values(episodes, by_call, (*rules.keys, *part.group_by)), outcomes)
+        groups = keyed
+        if advantage.compares == "batch":
+            groups = equalise(group_values(episodes, by_call, ()), outcomes)
+        compared.append(Compared(part=part, keyed=keyed, groups=groups, advantages=advantages_of(groups, rules)))
+    return rewarded, compared
 
 
 def _by_call(episodes: Sequence[Episode], found: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {t.call: value for e in episodes for t, value in zip(e.transitions, found[e.rollout], strict=True)}
 
 
-def _compare(groups: list[list[Value]], rules: CreditRules) -> dict[str, float]:
-    rule = rules.advantage_rule
-    # A function that is not declared may give flat groups an advantage, such as one with a constant baseline.
-    compares = rule.compares is not None and ADVANTAGE_RULES.get(rule.name) is rule
-    flat = {v.call: 0.0 for group in groups if compares and is_flat(group) for v in group}
-    compared = [group for group in groups if rule.whole_batch or group[0].call not in flat]
-    result: object = rule.function(compared, **rules.advantage_arguments) if compared else {}
-    if not isinstance(result, Mapping):
-        raise CreditError(
-            f"the advantage rule {rule.name} returned {type(result).__name__}, expected a dictionary from call id to advantage"
-        )
-    found = {**cast("Mapping[str, float]", result), **flat}
-    missing = next((v.call for group in groups for v in group if v.call not in found), None)
-    if missing is not None:
-        raise CreditError(
-            f"the advantage rule {rule.name} returned no advantage for call {missing!r}; expected one per call"
-        )
-    for call, advantage in found.items():
-        if not isinstance(advantage, Real) or not math.isfinite(advantage):
-            raise CreditError(
-                f"the advantage rule {rule.name} returned {advantage!r} for call {call!r}; expected a finite number"
-            )
-    return found
-
-
-def _metrics(groups: Sequence[Sequence[Value]]) -> dict[str, float]:
+def _metrics(compared: Compared) -> dict[str, float]:
+    prefix, groups = f"{compared.part.name}_" if compared.part.name else "", compared.keyed
     single = sum(rollouts(g) == 1 for g in groups)
     return {
-        "groups": float(len(groups)),
-        "groups_single": float(single),
-        "groups_equal": float(sum(is_flat(g) for g in groups) - single),
+        f"{prefix}groups": float(len(groups)),
+        f"{prefix}groups_single": float(single),
+        f"{prefix}groups_equal": float(sum(is_flat(g) for g in groups) - single),
     }

@@ -23,9 +23,9 @@ def assign_by_policy(
     if len(rules) == 1:
         (only,) = rules.values()
         return assign_credit(episodes, only, values=values)
-    rewarded = [_with_air(episode, rules) for episode in episodes]
     found = {
-        name: assign_credit(_own(rewarded, name), replace(own, air=None), values=values) for name, own in rules.items()
+        name: assign_credit(own, own_rules, values=values)
+        for name, (own, own_rules) in split_by_policy(episodes, rules).items()
     }
     return Credit(
         values={call: value for credit in found.values() for call, value in credit.values.items()},
@@ -33,6 +33,20 @@ def assign_by_policy(
         targets={call: value for credit in found.values() for call, value in credit.targets.items()},
         metrics={f"{name}/{key}": value for name, credit in found.items() for key, value in credit.metrics.items()},
     )
+
+
+def split_by_policy(
+    episodes: Sequence[Episode], rules: Mapping[str, CreditRules]
+) -> dict[str, tuple[Sequence[Episode], CreditRules]]:
+    """For each policy, what its credit is assigned to: episodes with its own calls and all rewards, and its rules.
+
+    The rewards include those of AIR, so the rules have no ``air``.
+    """
+    rewarded = [_with_air(episode, rules) for episode in episodes]
+    return {
+        name: (rewarded if len(rules) == 1 else _own(rewarded, name), replace(own, air=None))
+        for name, own in rules.items()
+    }
 
 
 def _own(episodes: Sequence[Episode], policy: str) -> list[Episode]:

@@ -26,4 +26,7 @@ CREATE TABLE credit (
 ) WITHOUT ROWID;
 CREATE TABLE steps (step INTEGER PRIMARY KEY, metrics TEXT NOT NULL);
 CREATE INDEX rollouts_by_step ON rollouts (phase, step);
+CREATE INDEX rollouts_by_task ON rollouts (task_id, step);
+-- Older stores of this version do not have it.
+CREATE INDEX spans_by_agent ON spans (agent, rollout) WHERE operation = 'chat';
 """

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from base64 import b64encode
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.records.group_commit import GroupCommit
 from lightning_core.records.ledger import Ledger, call_entries, event_entry
 from lightning_core.records.schema import SCHEMA, VERSION
+from lightning_core.records.values import attributes_of, base64_of, storable
 from lightning_core.trace import (
     AGENT,
     CREDENTIALS,
@@ -178,7 +178,7 @@ class Store:
         given = {name: getattr(r, name) for name in _ROLLOUT}
         values = {**given, "calls": calls, "counters": json.dumps(dict(r.counters))}
         try:
-            cursor = self._db.execute(_insert("rollouts", tuple(values)), _storable(values))
+            cursor = self._db.execute(_insert("rollouts", tuple(values)), storable(values))
         except sqlite3.IntegrityError as error:
             raise ValueError(f"rollout {r.id} cannot be stored: {error}") from error
         for span in spans:
@@ -200,13 +200,13 @@ class Store:
             "operation": operation,
             "agent": agent,
             # ASCII: also keeps lone surrogates, which UTF-8 cannot encode
-            "attributes": json.dumps(plain, default=_base64),
+            "attributes": json.dumps(plain, default=base64_of),
         }
-        self._db.execute(_insert("spans", tuple(values)), _storable(values))
+        self._db.execute(_insert("spans", tuple(values)), storable(values))
         for key, data in span.attributes.items():
             if isinstance(data, bytes):
                 array = {"rollout": span.trace_id, "span_id": span.span_id, "key": key, "data": data}
-                self._db.execute(_insert("arrays", tuple(array)), _storable(array))
+                self._db.execute(_insert("arrays", _ARRAY), storable(array))
 
     def add_spans(self, spans: Iterable[SpanRecord]) -> None:
         """Add spans to rollouts that are already stored."""
@@ -214,9 +214,17 @@ class Store:
             for span in spans:
                 self._add_span(span)
 
+    def add_arrays(self, key: str, arrays: Mapping[tuple[str, str], bytes]) -> None:
+        """Add the attribute ``key`` to stored spans, given by rollout and span id; replaces earlier values."""
+        values = [
+            {"rollout": rollout, "span_id": span, "key": key, "data": data} for (rollout, span), data in arrays.items()
+        ]
+        with self._transaction():
+            self._db.executemany(_insert("arrays", _ARRAY, "INSERT OR REPLACE"), values)
+
     def add_credit(self, rows: Iterable[CallCredit]) -> None:
         """Write the credit of calls of stored rollouts; replaces earlier credit of the same calls."""
-        values = [_storable({name: getattr(row, name) for name in _CREDIT}) for row in rows]
+        values = [storable({name: getattr(row, name) for name in _CREDIT}) for row in rows]
         with self._transaction():
             try:
                 self._db.executemany(_insert("credit", _CREDIT, "INSERT OR REPLACE"), values)
@@ -260,29 +268,28 @@ class Store:
         given = {key: value for key, value in filters.items() if value is not None}
         where = " AND ".join(f"{key} = ?" for key in given) or "1"
         query = f"SELECT * FROM rollouts WHERE {where} ORDER BY ordinal DESC LIMIT ?"
-        rows = self._rows(query, *given.values(), -1 if last is None else last)
-        return [_record(row) for row in reversed(rows)]
+        return self.records(query, *given.values(), -1 if last is None else last)[::-1]
 
     def rollout(self, which: str | int) -> RolloutRecord:
         """One rollout by id or ordinal. Raises LookupError if it is not stored."""
         key = "ordinal" if isinstance(which, int) else "id"
-        rows = self._rows(f"SELECT * FROM rollouts WHERE {key} = ?", which)
+        rows = self.select(f"SELECT * FROM rollouts WHERE {key} = ?", which)
         if not rows:
             raise LookupError(f"no rollout with {key} {which!r}; the store has {self.count()}, numbered from 1")
         return _record(rows[0])
 
     def count(self) -> int:
         """Number of rollouts."""
-        return int(self._rows("SELECT count(*) AS count FROM rollouts")[0]["count"])
+        return int(self.select("SELECT count(*) AS count FROM rollouts")[0]["count"])
 
     def spans(self, which: str | int) -> tuple[SpanRecord, ...]:
         """The spans of one rollout, in order of start."""
         rollout = self.rollout(which).id
         arrays: dict[str, dict[str, bytes]] = {}
-        for row in self._rows("SELECT span_id, key, data FROM arrays WHERE rollout = ?", rollout):
+        for row in self.select("SELECT span_id, key, data FROM arrays WHERE rollout = ?", rollout):
             arrays.setdefault(row["span_id"], {})[row["key"]] = row["data"]
         columns = "span_id, parent_id, name, start_ns, end_ns, error, attributes"
-        rows = self._rows(f"SELECT {columns} FROM spans WHERE rollout = ? ORDER BY start_ns, span_id", rollout)
+        rows = self.select(f"SELECT {columns} FROM spans WHERE rollout = ? ORDER BY start_ns, span_id", rollout)
         return tuple(
             SpanRecord(
                 trace_id=rollout,
@@ -292,7 +299,7 @@ class Store:
                 start_ns=row["start_ns"],
                 end_ns=row["end_ns"],
                 error=row["error"],
-                attributes=_attributes(row["attributes"]) | arrays.get(row["span_id"], {}),
+                attributes=attributes_of(row["attributes"]) | arrays.get(row["span_id"], {}),
             )
             for row in rows
         )
@@ -311,17 +318,17 @@ class Store:
             where.append("step = ?")
             values.append(step)
         query = f"SELECT * FROM credit WHERE {' AND '.join(where)} ORDER BY step, rollout, call"
-        return [CallCredit(**{name: row[name] for name in _CREDIT}) for row in self._rows(query, *values)]
+        return [CallCredit(**{name: row[name] for name in _CREDIT}) for row in self.select(query, *values)]
 
     def steps(self) -> dict[int, dict[str, Any]]:
         """Metrics by step, in order of steps."""
-        rows = self._rows("SELECT step, metrics FROM steps ORDER BY step")
+        rows = self.select("SELECT step, metrics FROM steps ORDER BY step")
         return {row["step"]: json.loads(row["metrics"]) for row in rows}
 
     def tokens_sampled(self) -> int:
         """Number of sampled tokens with recorded ids, in all rollouts."""
         query = "SELECT coalesce(sum(length(data)), 0) AS octets FROM arrays WHERE key = ?"
-        return int(self._rows(query, OUTPUT_IDS)[0]["octets"]) // 4
+        return int(self.select(query, OUTPUT_IDS)[0]["octets"]) // 4
 
     def ledger(self, *, after: int = 0) -> Ledger:
         """The number of requests for each entry of the ledger, of all rollouts stored ``after`` this ordinal."""
@@ -334,7 +341,7 @@ class Store:
             f"WHERE operation IS NOT NULL {newer} GROUP BY {groups}"
         )
         trained, ledger = self.credited_agents(), Ledger()
-        for row in self._rows(query, *([after] if after else [])):
+        for row in self.select(query, *([after] if after else [])):
             given = {name: row[name] for name in names if row[name] is not None} | {OPERATION: row["operation"]}
             if row["operation"] == "chat":
                 given[DROPPED] = json.loads(given.get(DROPPED, "[]"))
@@ -346,9 +353,14 @@ class Store:
 
     def credited_agents(self) -> set[str]:
         """The agents with credit: those that were trained."""
-        return {row["agent"] for row in self._rows("SELECT DISTINCT agent FROM credit")}
+        return {row["agent"] for row in self.select("SELECT DISTINCT agent FROM credit")}
 
-    def _rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
+    def records(self, query: str, *values: Any) -> list[RolloutRecord]:
+        """The rollouts that ``query`` selects, with all columns."""
+        return [_record(row) for row in self.select(query, *values)]
+
+    def select(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        """The rows of a SELECT statement on the tables of `schema`."""
         with self._lock:
             return self._db.execute(query, values).fetchall()
 
@@ -367,6 +379,7 @@ class Store:
         self.close()
 
 
+_ARRAY = ("rollout", "span_id", "key", "data")
 _CREDIT = tuple(column.name for column in fields(CallCredit))
 _ROLLOUT = tuple(column.name for column in fields(RolloutRecord) if column.name != "ordinal")
 
@@ -377,24 +390,6 @@ def _insert(table: str, columns: tuple[str, ...], verb: str = "INSERT") -> str:
     return f"{verb} INTO {table} ({', '.join(columns)}) VALUES ({', '.join(f':{name}' for name in columns)})"
 
 
-def _storable(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` with lone surrogates in strings written as ``\\ud800``: SQLite stores UTF-8, which has none."""
-    texts = {name: value for name, value in values.items() if isinstance(value, str) and not value.isascii()}
-    return {**values, **{name: text.encode(errors="backslashreplace").decode() for name, text in texts.items()}}
-
-
-def _base64(value: object) -> str:
-    """Bytes inside a list or an object, as OTLP/JSON writes them."""
-    if isinstance(value, bytes):
-        return b64encode(value).decode()
-    raise TypeError(f"JSON cannot express an attribute of type {type(value).__name__}: {value!r:.200}")
-
-
 def _record(row: sqlite3.Row) -> RolloutRecord:
     values = {name: row[name] for name in (*_ROLLOUT, "ordinal")}
     return RolloutRecord(**{**values, "counters": json.loads(row["counters"])})
-
-
-def _attributes(text: str) -> dict[str, Any]:
-    """Attributes from JSON; lists become tuples, as OpenTelemetry has them."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(text).items()}

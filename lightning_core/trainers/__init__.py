@@ -12,6 +12,7 @@ from lightning_core.backends.backend import Backend
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
 from lightning_core.errors import MissingExtra
+from lightning_core.trace import Floats
 from lightning_core.transitions import Row, Transition
 
 # By default OpenMP's threads spin while they wait for each other. With other load on the machine (an agent's tools, a browser) a
@@ -48,6 +49,10 @@ class Trainer(Protocol):
         A step without rows keeps the weights, and counts. Raises `TrainingError` and leaves the weights unchanged if the loss or
         the gradient is not finite.
         """
+        ...
+
+    def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
+        """The logprobs of the sampled tokens of ``rows`` under the current weights: float32 [T] by call id, as at sampling."""
         ...
 
     def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:

@@ -155,3 +155,16 @@ def test_a_row_must_begin_with_a_prompt() -> None:
         pack_rows([make_row(([1], True))], [0], budget=10)
     with pytest.raises(TrainingError, match="no sampled token"):
         pack_rows([make_row(([1], False))], [0], budget=10)
+
+
+def test_values_of_trained_tokens_are_given_to_their_calls() -> None:
+    """Two calls in a row, and rows that share a prefix."""
+    rows = [
+        make_row(([1, 2], False), ([3, 4], True), ([5], False), ([6, 7, 8], True)),
+        make_row(([1, 2], False), ([9], True), rollout="r1"),
+    ]
+    (batch,) = pack_rows(rows, [0, 1], budget=100)
+    found = batch.by_call(rows, batch.gather([row.token_ids for row in rows]))
+    expected = {s.call: row.token_ids[s.start : s.stop].tolist() for row in rows for s in row.segments}
+    assert {call: values.tolist() for call, values in found.items()} == expected
+    assert sorted(map(len, expected.values())) == [1, 2, 3]

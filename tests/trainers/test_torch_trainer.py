@@ -92,6 +92,20 @@ def logprobs_apart(a: Delta, b: Delta) -> float:
     return float(np.abs(np.subtract(a.logprobs, b.logprobs)).max())
 
 
+def test_logprobs_are_those_of_the_current_weights(trainers: list[TorchTrainer], tiny_llama: Path):
+    """For each call of a row that has two, as the sampler computed them, until the weights change."""
+    trainer = make(trainers, tiny_llama, learning_rate=1e-2)
+    first, second = sampled_rows(trainer)[:2]
+    rows = [first, second]
+    found = trainer.logprobs(rows)
+    for row in rows:
+        (segment,) = row.segments
+        np.testing.assert_allclose(found[segment.call], row.logprobs[segment.start : segment.stop], atol=1e-4)
+    trainer.step(sampled_rows(trainer, seed=1))
+    after = trainer.logprobs(rows)
+    assert all(np.abs(after[call] - before).max() > 1e-3 for call, before in found.items())
+
+
 def plain_loss(folder: Path, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
     """Rollout-mean loss at ratio 1, row by row through the plain model."""
     model = load_model(folder, torch.float32)

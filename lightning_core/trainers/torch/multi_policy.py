@@ -21,7 +21,7 @@ from lightning_core.errors import TrainingError
 from lightning_core.model.folders import whole
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.source import resolve_model
-from lightning_core.trace import BASE
+from lightning_core.trace import BASE, Floats
 from lightning_core.trainers.torch.parts import load_policy, open_backend
 from lightning_core.trainers.torch.proof import prove_once
 from lightning_core.trainers.torch.trainer import TorchTrainer
@@ -121,6 +121,14 @@ class MultiPolicyTrainer:
             undo.pop_all()
             self._steps += 1
         return metrics
+
+    def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
+        """See `Trainer.logprobs`. Each row is scored by its own policy."""
+        return {
+            call: logprobs_T
+            for name, trainer in self.policies.items()
+            for call, logprobs_T in trainer.logprobs([row for row in rows if row.policy == name]).items()
+        }
 
     def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
         """See `Trainer.expected`. Each call is scored by the critic of its own policy."""

@@ -50,6 +50,17 @@ class PackedBatch:
         """The values [E] at the trained tokens, from arrays [L], one for each of the step's rows."""
         return np.concatenate([values[row][columns] for row, columns in zip(self.rows, self.columns, strict=True)])
 
+    def by_call(self, rows: Sequence[Row], values_E: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """The values [E] cut into those of each call [T], by call id. ``rows``: the step's rows."""
+        found: dict[str, NDArray[Any]] = {}
+        first = 0
+        for index, columns in zip(self.rows, self.columns, strict=True):
+            own = values_E[first : first + len(columns)]
+            first += len(columns)
+            for segment in rows[index].segments:
+                found[segment.call] = own[(columns >= segment.start) & (columns < segment.stop)]
+        return found
+
 
 def pack_rows(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> list[PackedBatch]:
     """Pack the rows ``chosen`` into micro-batches of at most ``budget`` packed tokens.

@@ -26,7 +26,7 @@ from lightning_core.model.load import LoadedModel
 from lightning_core.model.merge import layers_of, unmergeable
 from lightning_core.model.path import ModelPath
 from lightning_core.model.untied import is_tied
-from lightning_core.trace import BASE, POLICY
+from lightning_core.trace import BASE, POLICY, Floats
 from lightning_core.trainers.torch import checkpoint
 from lightning_core.trainers.torch.mini_batches import MiniBatch, Update, split_rollouts, step_metrics
 from lightning_core.trainers.torch.objective import Objective, rows_to_train
@@ -196,6 +196,16 @@ class TorchTrainer:
             self._version += 1
             self._backend.versions[self.name] = self._version
         return step_metrics(parts, updates)
+
+    @torch.no_grad()
+    def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
+        """See `Trainer.logprobs`."""
+        found: dict[str, Floats] = {}
+        with self._backend.pause(), self._tuning.active():
+            for batch in self._pack(rows, range(len(rows))):
+                logprobs_E, _ = self._updater.forward.logprobs(batch, rows)
+                found |= batch.by_call(rows, logprobs_E.float().cpu().numpy())
+        return found
 
     def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
         """See `Trainer.expected`."""

@@ -14,6 +14,7 @@ from lightning_core.backends.vllm.server import serve_vllm
 from lightning_core.chat.chat import Chat
 from lightning_core.errors import ConfigError
 from lightning_core.model.source import resolve_model
+from lightning_core.trace import Floats
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row, Transition
 
@@ -95,6 +96,10 @@ class VllmTrainer:
         started = time.monotonic()
         self._push()
         return {**metrics, "seconds_push": time.monotonic() - started}
+
+    def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
+        """See `Trainer.logprobs`."""
+        return self._trainer.logprobs(rows)
 
     def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
         """See `Trainer.expected`."""

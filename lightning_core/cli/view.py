@@ -1,0 +1,39 @@
+"""``lightning-rl view``: shows runs in a browser."""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from pathlib import Path
+
+from lightning_core.cli.serve import wait_for_signal
+from lightning_core.errors import MissingExtra
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to ``parser``."""
+    parser.add_argument(
+        "runs",
+        metavar="RUNS",
+        nargs="?",
+        default="runs",
+        help="the folder of runs, or one run's (default: %(default)s)",
+    )
+    parser.add_argument("--port", type=int, default=0, help="port to listen on (default: any free port)")
+    parser.add_argument("--no-browser", action="store_true", help="only print the URL")
+
+
+def view(options: argparse.Namespace) -> int:
+    """Serve until interrupted or terminated; returns the exit code."""
+    try:
+        from lightning_core.view.server import open_view
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("lightning_core"):
+            raise
+        raise MissingExtra(error.name, "view", "lightning-rl view") from None
+    with open_view(Path(options.runs), port=options.port) as url:
+        print(f"{url}\nstop: Ctrl-C", flush=True)
+        if not options.no_browser:
+            webbrowser.open(url)
+        wait_for_signal()
+    return 0

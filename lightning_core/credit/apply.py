@@ -1,0 +1,80 @@
+"""Calls the rules of a run and checks what they return, since rules can be functions of the user."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from numbers import Real
+from typing import Any, cast
+
+from lightning_core.credit.advantage_rules import is_flat
+from lightning_core.credit.episode import Component, Episode, Value
+from lightning_core.credit.registry import ADVANTAGE_RULES, RewardRule
+from lightning_core.credit.rules import CreditRules
+from lightning_core.errors import CreditError
+from lightning_core.trace import check_reward
+
+
+def values_of(
+    episode: Episode, rule: RewardRule, arguments: Mapping[str, Any], expected: Mapping[str, float] | None
+) -> Sequence[Component]:
+    """The checked result of ``rule`` for ``episode``."""
+    inputs: list[object] = [episode]
+    if rule.needs_critic:
+        inputs.append(_expected(episode, rule.name, expected or {}))
+    found: Sequence[float] | Sequence[Component] = rule.function(*inputs, **arguments)
+    parts = [part for part in found if isinstance(part, Component)]
+    if not parts:
+        parts = [Component(values=cast("Sequence[float]", found))]
+    for part in parts:
+        if len(part.values) != len(episode.transitions):
+            raise CreditError(
+                f"the reward rule {rule.name} returned {len(part.values)} values for the {len(episode.transitions)} calls of an "
+                "episode; expected one per call"
+            )
+    return [
+        replace(part, values=[check_reward(value) for value in part.values], group_by=tuple(part.group_by))
+        for part in parts
+    ]
+
+
+def _expected(episode: Episode, rule: str, values: Mapping[str, float]) -> list[float]:
+    missing = next((t.call for t in episode.transitions if t.call not in values), None)
+    if missing is not None:
+        raise CreditError(f"reward rule {rule!r} needs the critic's value of every call; call {missing!r} has no value")
+    return [values[t.call] for t in episode.transitions]
+
+
+def common_parts(rewarded: Mapping[str, Sequence[Component]]) -> Sequence[Component]:
+    """The first episode's components. Raises `CreditError` if those of another differ."""
+    kinds = {tuple((p.name, p.weight, p.group_by) for p in parts) for parts in rewarded.values()}
+    if len(kinds) > 1:
+        raise CreditError(f"the reward rule returned different components for different episodes: {sorted(kinds)!r}")
+    return next(iter(rewarded.values()), ())
+
+
+def advantages_of(groups: list[list[Value]], rules: CreditRules) -> dict[str, float]:
+    """The checked result of the advantage rule of ``rules`` for ``groups``; 0 in flat groups if the rule compares."""
+    rule = rules.advantage_rule
+    # A function that is not declared may give flat groups an advantage, such as one with a constant baseline.
+    compares = rule.compares is not None and ADVANTAGE_RULES.get(rule.name) is rule
+    flat = {v.call: 0.0 for group in groups if compares and is_flat(group) for v in group}
+    compared = [group for group in groups if rule.whole_batch or group[0].call not in flat]
+    result: object = rule.function(compared, **rules.advantage_arguments) if compared else {}
+    if not isinstance(result, Mapping):
+        raise CreditError(
+            f"the advantage rule {rule.name} returned {type(result).__name__}, expected a dictionary from call id to advantage"
+        )
+    found = {**cast("Mapping[str, float]", result), **flat}
+    missing = next((v.call for group in groups for v in group if v.call not in found), None)
+    if missing is not None:
+        raise CreditError(
+            f"the advantage rule {rule.name} returned no advantage for call {missing!r}; expected one per call"
+        )
+    for call, advantage in found.items():
+        if not isinstance(advantage, Real) or not math.isfinite(advantage):
+            raise CreditError(
+                f"the advantage rule {rule.name} returned {advantage!r} for call {call!r}; expected a finite number"
+            )
+    return found

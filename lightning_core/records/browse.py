@@ -1,0 +1,132 @@
+"""Finds rollouts in a store by filters, a page at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple, get_args
+
+from lightning_core.records.store import Phase, RolloutRecord, Status, Store
+
+Order = Literal["ordinal", "step", "task_id", "reward", "calls", "seconds"]
+ORDERS: tuple[str, ...] = get_args(Order)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutFilter:
+    """What rollouts to find: those that match all fields that are set."""
+
+    phase: Phase | None = None
+    step: int | None = None
+    task_id: str | None = None
+    status: Status | None = None
+    agent: str | None = None
+    """The name of an agent that made a model call."""
+    min_reward: float | None = None
+    max_reward: float | None = None
+    text: str | None = None
+    """A text in a message, a tool call, an error or the task's id, regardless of the case of ASCII letters."""
+
+
+class Page(NamedTuple):
+    """A part of the rollouts that match a filter."""
+
+    rollouts: Sequence[RolloutRecord]
+    total: int
+    """The number of rollouts that match."""
+
+
+def find_rollouts(
+    store: Store,
+    wanted: RolloutFilter | None = None,
+    *,
+    order: Order = "ordinal",
+    descending: bool = False,
+    limit: int = 50,
+    offset: int = 0,
+) -> Page:
+    """The rollouts that match ``wanted`` (None: all), sorted by ``order``: at most ``limit`` of them, after the first ``offset``."""
+    if order not in ORDERS:
+        raise ValueError(f"found order {order!r}, expected one of {', '.join(ORDERS)}")
+    conditions = list(_conditions(wanted or RolloutFilter()))
+    where = " AND ".join(text for text, _ in conditions) or "1"
+    values = [value for _, given in conditions for value in given]
+    column = "ended_ns - started_ns" if order == "seconds" else order
+    direction = "DESC" if descending else "ASC"
+    total = store.select(f"SELECT count(*) AS total FROM rollouts WHERE {where}", *values)[0]["total"]
+    query = (
+        f"SELECT * FROM rollouts WHERE {where} ORDER BY {column} {direction} NULLS LAST, ordinal {direction} "
+        "LIMIT ? OFFSET ?"
+    )
+    return Page(store.records(query, *values, limit, offset), int(total))
+
+
+def neighbours(store: Store, ordinal: int) -> tuple[int | None, int | None]:
+    """The ordinals of the rollouts stored before and after ``ordinal``; None at the ends."""
+    query = "SELECT max(ordinal) AS found FROM rollouts WHERE ordinal < ?"
+    later = "SELECT min(ordinal) AS found FROM rollouts WHERE ordinal > ?"
+    return store.select(query, ordinal)[0]["found"], store.select(later, ordinal)[0]["found"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facets:
+    """The values that rollouts can be filtered by."""
+
+    phases: Sequence[str]
+    statuses: Sequence[str]
+    agents: Sequence[str]
+    steps: tuple[int, int] | None
+    """The first and the last step; None without rollouts."""
+
+
+def facets(store: Store) -> Facets:
+    """The values of the rollouts in ``store``."""
+
+    def values(column: str, table: str, condition: str = "1") -> list[str]:
+        query = f"SELECT DISTINCT {column} AS value FROM {table} WHERE {condition} ORDER BY value"
+        return [row["value"] for row in store.select(query)]
+
+    steps = store.select("SELECT min(step) AS first, max(step) AS last FROM rollouts")[0]
+    return Facets(
+        phases=values("phase", "rollouts"),
+        statuses=values("status", "rollouts"),
+        agents=values("agent", "spans", "operation = 'chat' AND agent IS NOT NULL"),
+        steps=None if steps["first"] is None else (steps["first"], steps["last"]),
+    )
+
+
+def _conditions(wanted: RolloutFilter) -> Iterator[tuple[str, Sequence[Any]]]:
+    """SQL conditions on ``rollouts``, and their values."""
+    equal = ("phase", "step", "task_id", "status")
+    for name in (f.name for f in fields(wanted)):
+        value = getattr(wanted, name)
+        if value is None:
+            continue
+        if name in equal:
+            yield f"{name} = ?", [value]
+        elif name == "min_reward":
+            yield "reward >= ?", [value]
+        elif name == "max_reward":
+            yield "reward <= ?", [value]
+        elif name == "agent":
+            yield (
+                "EXISTS (SELECT 1 FROM spans WHERE agent = ? AND operation = 'chat' AND rollout = rollouts.id)",
+                [value],
+            )
+        elif value:
+            yield _contains(value)
+
+
+def _contains(text: str) -> tuple[str, Sequence[str]]:
+    # Spans have JSON texts, and messages are JSON inside it: a quote or a character beyond ASCII is escaped once or twice.
+    once = json.dumps(text)[1:-1]
+    patterns = list(dict.fromkeys(_like(form) for form in (once, json.dumps(once)[1:-1])))
+    inside = " OR ".join("attributes LIKE ? ESCAPE '!'" for _ in patterns)
+    spans = f"EXISTS (SELECT 1 FROM spans WHERE rollout = rollouts.id AND ({inside}))"
+    plain = _like(text)
+    return f"(task_id LIKE ? ESCAPE '!' OR error LIKE ? ESCAPE '!' OR {spans})", [plain, plain, *patterns]
+
+
+def _like(text: str) -> str:
+    return "%" + text.replace("!", "!!").replace("%", "!%").replace("_", "!_") + "%"

@@ -1,0 +1,1 @@
+"""A local web application that shows runs. Reads a folder of runs, writes nothing."""

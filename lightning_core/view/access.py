@@ -1,0 +1,77 @@
+"""Who may see the pages: browsers on this machine that were given the token.
+
+What agents wrote is hostile input, so every response forbids scripts other than ours, requests to other hosts, and frames.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+from urllib.parse import urlencode
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+PARAMETER = "token"
+
+
+class Access:
+    """Middleware: admits requests with the token, from a URL's ``?token=…`` or the cookie that such a request sets.
+
+    ``hosts``: accepted values of the ``Host`` header. Others are refused, so that a page elsewhere cannot read ours under a name
+    that it makes point to this machine (DNS rebinding). ``cookie``: its name; one for each port, since cookies ignore ports.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str, hosts: Collection[str], cookie: str) -> None:
+        self._app = app
+        self._token = token
+        self._hosts = frozenset(hosts)
+        self._cookie = cookie
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        response = self._refusal_or_redirect(Request(scope))
+        await (response or self._app)(scope, receive, with_headers)
+
+    def _refusal_or_redirect(self, request: Request) -> Response | None:
+        """The response to a request that is not passed to the pages; None for one that is."""
+        host = request.headers.get("host", "")
+        if host not in self._hosts:
+            return PlainTextResponse(f"Unknown host. Expected one of: {', '.join(sorted(self._hosts))}", 400)
+        if request.method not in ("GET", "HEAD"):
+            return PlainTextResponse("These pages are read-only. Expected GET or HEAD.", 405, {"Allow": "GET, HEAD"})
+        given = request.query_params.get(PARAMETER)
+        if given is not None and self._is_token(given):
+            rest = [(key, value) for key, value in request.query_params.multi_items() if key != PARAMETER]
+            # The address bar, the history and a screenshot then do not have the token.
+            response = RedirectResponse(request.url.path + (f"?{urlencode(rest)}" if rest else ""), 303)
+            response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
+            return response
+        if self._is_token(request.cookies.get(self._cookie, "")):
+            return None
+        return PlainTextResponse(
+            "No valid token. Open the URL that lightning-rl view printed, with its ?token=… part.", 403
+        )
+
+    def _is_token(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode(), self._token.encode())
