@@ -6,6 +6,7 @@ call that requested the tool by the tool call's id (`signals.py`), never by time
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,6 +55,11 @@ class Air:
 def with_air(episode: Episode, air: Air) -> Episode:
     """``episode`` plus the intermediate rewards of its trained calls, except rewards of 0."""
     return replace(episode, rewards=(*episode.rewards, *_rewards(episode, air)))
+
+
+def added(before: Sequence[Episode], after: Sequence[Episode]) -> float:
+    """The sum of the rewards that `with_air` added to the episodes ``before``."""
+    return math.fsum(r.value for b, a in zip(before, after, strict=True) for r in a.rewards[len(b.rewards) :])
 
 
 def _rewards(episode: Episode, air: Air) -> Iterator[Reward]:

@@ -9,7 +9,7 @@ from numbers import Real
 from typing import Any, cast
 
 from lightning_core.credit.advantage_rules import is_flat, rollouts
-from lightning_core.credit.air import with_air
+from lightning_core.credit.air import added, with_air
 from lightning_core.credit.episode import Component, Episode, Value
 from lightning_core.credit.grouping import equalise, group_values
 from lightning_core.credit.registry import ADVANTAGE_RULES, RewardRule
@@ -39,8 +39,10 @@ def assign_credit(
     rollout is dropped.
     """
     rules = rules or CreditRules()
+    metrics: dict[str, float] = {}
     if rules.air is not None:
-        episodes = [with_air(episode, rules.air) for episode in episodes]
+        given, episodes = episodes, [with_air(episode, rules.air) for episode in episodes]
+        metrics["reward_air_sum"] = added(given, episodes)
     reward, advantage = rules.reward_rule, rules.advantage_rule
     arguments = rules.reward_arguments
     rewarded = {e.rollout: _parts(e, reward, arguments, values) for e in episodes}
@@ -48,7 +50,6 @@ def assign_credit(
     outcomes = {} if outcome_of is None else {e.rollout: outcome_of(e) for e in episodes}
 
     advantages = {t.call: 0.0 for e in episodes for t in e.transitions}
-    metrics: dict[str, float] = {}
     for number, part in enumerate(_common_parts(rewarded)):
         by_call = _by_call(episodes, {rollout: parts[number].values for rollout, parts in rewarded.items()})
         groups = equalise(group_values(episodes, by_call, (*rules.keys, *part.group_by)), outcomes)

@@ -23,7 +23,8 @@ def assign_by_policy(
     if len(rules) == 1:
         (only,) = rules.values()
         return assign_credit(episodes, only, values=values)
-    rewarded = [_with_air(episode, rules) for episode in episodes]
+    air = {f"{name}/reward_air_sum": 0.0 for name, own in rules.items() if own.air is not None}
+    rewarded = [_with_air(episode, rules, air) for episode in episodes]
     found = {
         name: assign_credit(_own(rewarded, name), replace(own, air=None), values=values) for name, own in rules.items()
     }
@@ -31,7 +32,8 @@ def assign_by_policy(
         values={call: value for credit in found.values() for call, value in credit.values.items()},
         advantages={call: value for credit in found.values() for call, value in credit.advantages.items()},
         targets={call: value for credit in found.values() for call, value in credit.targets.items()},
-        metrics={f"{name}/{key}": value for name, credit in found.items() for key, value in credit.metrics.items()},
+        metrics=air
+        | {f"{name}/{key}": value for name, credit in found.items() for key, value in credit.metrics.items()},
     )
 
 
@@ -41,10 +43,13 @@ def _own(episodes: Sequence[Episode], policy: str) -> list[Episode]:
     return [e for e in own if e.transitions]
 
 
-def _with_air(episode: Episode, rules: Mapping[str, CreditRules]) -> Episode:
+def _with_air(episode: Episode, rules: Mapping[str, CreditRules], sums: dict[str, float]) -> Episode:
+    """``episode`` plus each policy's intermediate rewards, which are added to the policy's sum in ``sums``."""
     rewards = list(episode.rewards)
     for name, own in rules.items():
         for part in _own([episode], name):
             if own.air is not None:
-                rewards += with_air(replace(part, rewards=()), own.air).rewards
+                found = with_air(replace(part, rewards=()), own.air).rewards
+                sums[f"{name}/reward_air_sum"] += sum(reward.value for reward in found)
+                rewards += found
     return replace(episode, rewards=rewards)
