@@ -24,7 +24,7 @@ from lightning_core.rollouts.interrupts import uninterrupted
 from lightning_core.rollouts.programs import check_tasks, load_agent, load_reward
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.rollouts.selection import warn_of_hosts
-from lightning_core.rollouts.tasks import given_tasks, held_out_tasks, training_tasks
+from lightning_core.rollouts.tasks import given_tasks, held_out_tasks, training_tasks, warn_of_shared_tasks
 from lightning_core.session import open_session
 from lightning_core.trainers.plan import Plan, TrainerEntry
 from lightning_core.trainers.verl.export import sampling_config
@@ -57,6 +57,7 @@ def fit(
     if not eval_tasks and (config.trainer.keep_best or config.eval.early_stop is not None):
         raise ConfigError("trainer.keep_best and eval.early_stop require held-out tasks; set tasks.eval")
     check_tasks(config, [*tasks, *eval_tasks])
+    warn_of_shared_tasks(tasks, eval_tasks)
     # These raise ConfigError before a folder is created.
     policy_rules(config)
     checked_loss(config.algorithm)

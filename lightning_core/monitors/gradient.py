@@ -17,7 +17,9 @@ def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str
     lines = last(history, steps)
     if not lines or any(_has_gradient(line) for line in lines):
         return None
-    groups = total(lines, "groups")
+    groups, single = total(lines, "groups"), total(lines, "groups_single")
+    if single > groups / 2:  # see single_attempt
+        return None
     found = f"nothing was trained in {period(steps)}: the attempts of all {groups:.0f} groups earned the same"
     reward = mean(lines, "reward") or 0.0
     if solved(lines) >= _SOLVED:
@@ -27,10 +29,15 @@ def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str
             f"{found}: 0. The tasks are too hard, or the reward is 0 for every response. Check the reward with lightning-rl trace; use "
             "easier tasks, reward partial success, or raise rollouts.group_size so that some attempts succeed"
         )
+    trained = any(number(line, "calls_credited", "rows_trained") for line in history)
+    cause = (
+        "Updates that were too large may have made all responses equal: lower trainer.learning_rate"
+        if trained
+        else "The reward does not depend on the response, or all responses are equal: check the reward with lightning-rl trace"
+    )
     return (
-        f"{found} (mean {reward:.3f}). The reward does not depend on the response, or all responses are equal. Check the reward with "
-        "lightning-rl trace; raise rollouts.temperature or rollouts.group_size, replace such groups with rollouts.refill, or use "
-        "easier or harder tasks"
+        f"{found} (mean {reward:.3f}). {cause}; raise rollouts.temperature or rollouts.group_size, replace such groups with "
+        "rollouts.refill, or use easier or harder tasks"
     )
 
 

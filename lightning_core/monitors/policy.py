@@ -38,12 +38,12 @@ def length_explosion(
     factor: Limit = 3.0,
     tokens: Limit = 32.0,
 ) -> str | None:
-    """The mean response became `factor` times as long within `within` steps, and has `tokens` tokens or more."""
-    if len(history) < 2 * steps:
-        return None
+    """The mean response of each of the last `steps` steps has `tokens` tokens or more, and is `factor` times as long as within the
+    last `within` steps before."""
     window = history[-(within + steps) :]
-    start, now = mean(window[:steps], "response_tokens"), mean(window[-steps:], "response_tokens")
-    if start is None or now is None or now < max(tokens, factor * start):
+    lengths = [number(line, "response_tokens") or 0.0 for line in window[-steps:]]
+    start, now = number(window[0], "response_tokens"), min(lengths)
+    if len(window) <= steps or start is None or now < max(tokens, factor * start):
         return None
     return (
         f"responses grew from {start:.0f} to {now:.0f} tokens within {len(window)} steps. The reward pays for length, or longer responses "

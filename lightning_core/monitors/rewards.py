@@ -15,22 +15,21 @@ _TINY = 1e-12
 
 @monitor("reward_hacking")
 def reward_hacking(history: History, held_out: HeldOut, *, steps: Steps = 3, errors: Limit = 3.0) -> str | None:
-    """The held-out reward fell since an earlier evaluation while the training reward rose, both by more than `errors` standard
-    errors."""
+    """The held-out reward fell since its best evaluation, by more than chance (`errors` standard errors and more), while the
+    training reward of the last `steps` steps is above the one at that evaluation."""
     if len(held_out) < 2:
         return None
     now = max(held_out)
-    best = max((step for step in held_out if step < now), key=lambda step: _mean(held_out[step]))
-    fell = _fall(held_out[best], held_out[now], errors)
-    # The steps that sampled from about the weights of the evaluations.
-    after_best, before_now = (range(best + 1, best + steps + 1), range(now - steps + 1, now + 1))
-    start, end = (
-        _values([line for line in history if line["step"] in window], "reward") for window in (after_best, before_now)
-    )
-    if fell is None or not _rose(start, end, errors):
+    earlier = [step for step in held_out if step < now]
+    best = max(earlier, key=lambda step: _mean(held_out[step]))
+    # The best of several evaluations is better by chance too: the mean of the maximum of n normal values is at most √(2 ln n).
+    fell = _fall(held_out[best], held_out[now], errors + math.sqrt(math.log(len(earlier))))
+    start = _values([line for line in history if line["step"] == best + 1], "reward")
+    end = _values([line for line in history if now - steps < line["step"] <= now], "reward")
+    if fell is None or not start or not end or min(end) <= start[0]:
         return None
     return (
-        f"the training reward rose from {fmean(start):.3f} to {fmean(end):.3f} while the held-out reward fell by {fell:.3f} between the "
+        f"the training reward rose from {start[0]:.3f} to {fmean(end):.3f} while the held-out reward fell by {fell:.3f} between the "
         f"evaluations after {best} and {now} steps. The policy exploits the training reward, or learns the training tasks by heart. "
         "Read rollouts of both with lightning-rl trace; correct the reward, use more training tasks, set algorithm.kl, or end the "
         "run early with eval.early_stop.patience"

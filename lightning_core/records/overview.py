@@ -15,7 +15,7 @@ from lightning_core.trace import Trace
 
 Rewards = Mapping[str, Sequence[float]]
 """The rewards of an evaluation by task id, one per sample."""
-Change = Literal["rose", "unchanged", "fell"]
+RewardChange = Literal["rose", "unchanged", "fell"]
 
 _ANSWER_CHARACTERS = 200
 _ERROR_CHARACTERS = 300
@@ -52,7 +52,7 @@ class Answers:
     """The last responses to a held-out task before and after training, shortened."""
 
     task: str
-    change: Change
+    change: RewardChange
     """What the task's mean reward did."""
     reward_before: float
     reward_after: float
@@ -111,7 +111,7 @@ def raised_monitors(found: Sequence[Alert]) -> list[RaisedMonitor]:
 
 def sample_answers(store: Store, before: Rewards, after: Rewards) -> list[Answers]:
     """The answers to the first task whose reward rose, the first that did not change, and the first that fell."""
-    chosen: dict[Change, str] = {}
+    chosen: dict[RewardChange, str] = {}
     for task in before:
         if task in after:
             chosen.setdefault(_change(fmean(before[task]), fmean(after[task])), task)
@@ -130,7 +130,7 @@ def sample_answers(store: Store, before: Rewards, after: Rewards) -> list[Answer
     ]
 
 
-def _change(before: float, after: float) -> Change:
+def _change(before: float, after: float) -> RewardChange:
     if abs(after - before) <= _ROUNDING:
         return "unchanged"
     return "rose" if after > before else "fell"
@@ -165,6 +165,6 @@ def last_response(trace: Trace) -> str | None:
 
 
 def shorten(text: str, characters: int) -> str:
-    """``text`` on one line, without what is beyond ``characters``."""
-    line = " ".join(text.split())
+    """``text`` on one line, without what is beyond ``characters``, and without control characters of terminals."""
+    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
     return line if len(line) <= characters else f"{line[: characters - 1]}…"

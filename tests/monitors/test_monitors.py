@@ -69,6 +69,12 @@ def test_the_cause_of_a_missing_gradient_depends_on_the_rewards(changes: dict[st
     assert (alert.monitor, expected in alert.message) == ("no_gradient", True)
 
 
+def test_a_gradient_that_ends_has_another_cause_than_one_that_never_was() -> None:
+    never, ended = (raised(run_of({"calls_credited": n}, *[{"calls_credited": 0}] * 3), {}) for n in (0, 9))
+    assert "check the reward" in never[0].message
+    assert "lower trainer.learning_rate" in ended[0].message
+
+
 def test_metrics_of_older_runs_are_read() -> None:
     """They have ``rows_trained`` only."""
     new = ("calls", "calls_credited", "solved", "response_tokens", "sampling_entropy", "context_rewritten", "staleness")
@@ -110,7 +116,7 @@ def test_responses_explode_within_twenty_steps_or_grow_slowly() -> None:
     short = run_of(*({"response_tokens": 2.0 * 1.1**step} for step in range(20)))
     (alert,) = raised(fast, {})
     assert alert.monitor == "length_explosion"
-    assert "grew from 22 to 112 tokens" in alert.message
+    assert "grew from 20 to 101 tokens" in alert.message
     assert alerts(slow, {}) == alerts(short, {}) == []
 
 
