@@ -14,18 +14,18 @@ from lightning_core.monitors import MONITORS
 def check_monitors(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     """Yield monitors that are named twice or not used, and unknown arguments."""
     m = c.monitors
-    used = [name for name in (*MONITORS, *m.add) if name not in m.off]
-    for name in m.off:
+    used = [name for name in (*MONITORS, *m.add) if name not in m.disable]
+    for name in m.disable:
         if name not in MONITORS:
             yield (
-                ("monitors", "off"),
+                ("monitors", "disable"),
                 f"found {name!r}, which is not one of Lightning's monitors; remove it from monitors.add",
             )
     for key in ("stop", "args"):
         for name in getattr(m, key):
             path = ("monitors", key, name) if key == "args" else ("monitors", key)
-            if name in m.off:
-                yield path, f"{name!r} is in monitors.off too; remove it from one of them"
+            if name in m.disable:
+                yield path, f"{name!r} is in monitors.disable too; remove it from one of them"
             elif name not in used:
                 near = get_close_matches(name, m.add, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else "add it there"

@@ -20,7 +20,7 @@ class MonitorsSection(Section):
     """Checks of each step's metrics that report a run which does not learn.
     docs/monitors.md lists them with their arguments."""
 
-    off: MonitorNames = ()
+    disable: MonitorNames = ()
     """Monitors that are not used."""
     stop: MonitorNames = ()
     """Monitors that end the run, as `eval.early_stop` does."""
@@ -37,7 +37,7 @@ def configured_monitors(m: MonitorsSection) -> list[Watched]:
     """
     functions = {name: import_callable(name, key=f"monitors.add.{i}") for i, name in enumerate(m.add)}
     try:
-        found = watched(off=m.off, args=m.args, add=functions)
+        found = watched(disable=m.disable, args=m.args, add=functions)
     except CreditError as error:
         raise ConfigError(f"monitors: {error}") from error
     for one in found:

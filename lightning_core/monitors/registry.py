@@ -60,16 +60,16 @@ class Watched:
 
 def watched(
     *,
-    off: Collection[str] = (),
+    disable: Collection[str] = (),
     args: Mapping[str, Mapping[str, Any]] | None = None,
     add: Mapping[str, Callable[..., Any]] | None = None,
 ) -> list[Watched]:
-    """Lightning's own monitors without those in ``off``, and the functions in ``add``, by the names that ``args`` uses for them.
+    """Lightning's own monitors without those in ``disable``, and the functions in ``add``, by the names that ``args`` uses for them.
 
     Raises `CreditError` for an unknown argument, a function with another signature, and for two monitors of one name.
     """
     args = args or {}
-    found = {name: rule for name, rule in MONITORS.items() if rule.is_builtin and name not in off}
+    found = {name: rule for name, rule in MONITORS.items() if rule.is_builtin and name not in disable}
     taken = {rule.name for rule in MONITORS.values() if rule.is_builtin}
     for key, function in (add or {}).items():
         rule = MONITORS.find(function)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_core.monitors.registry import HeldOut, History, Watched, watched
+from lightning_core.trace import describe
 
 _OWN_METRIC = "/calls"
 """The end of a metric that each policy has, if there are several."""
@@ -90,8 +91,16 @@ def _raised(views: Views, number: int, held_out: HeldOut, monitors: Sequence[Wat
     for one in monitors:
         for policy in policies if one.rule.each_policy and policies else [None]:
             history = views[policy][:number]
-            message = one.rule.function(history, held_out, **one.arguments)
+            message = _message(one, history, held_out)
             if message is not None:
                 step = int(history[-1]["step"])
-                found.append(Alert(monitor=one.rule.name, step=step, message=str(message), policy=policy))
+                found.append(Alert(monitor=one.rule.name, step=step, message=message, policy=policy))
     return found
+
+
+def _message(one: Watched, history: History, held_out: HeldOut) -> str | None:
+    """What the monitor found. An exception that it raises is a message: it must not end the run."""
+    try:
+        return one.rule.function(history, held_out, **one.arguments)
+    except Exception as error:  # noqa: BLE001 - a user's function can raise anything
+        return f"the monitor itself failed: {describe(error)}. Correct it, or remove it from monitors.add"

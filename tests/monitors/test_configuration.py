@@ -29,7 +29,7 @@ def configure(monitors: dict[str, Any], **sections: Any) -> Any:
 
 
 def test_monitors_are_selected_and_survive_the_dump() -> None:
-    settings = {"off": ["truncation"], "stop": ["no_gradient", SLOW], "add": [SLOW], "args": {SLOW: {"seconds": 3}}}
+    settings = {"disable": ["truncation"], "stop": ["no_gradient", SLOW], "add": [SLOW], "args": {SLOW: {"seconds": 3}}}
     config = configure(settings)
     again = load_config(dict(configure(settings).model_dump(mode="json")))
     assert again.monitors == config.monitors
@@ -45,11 +45,11 @@ def test_monitors_are_selected_and_survive_the_dump() -> None:
 @pytest.mark.parametrize(
     ("monitors", "expected"),
     [
-        ({"off": ["truncaton"]}, r"monitors.off\[0\]: found 'truncaton', .*did you mean 'truncation'\?"),
-        ({"off": [SLOW]}, "monitors.off: found .*:slow', which is not one of Lightning's monitors"),
+        ({"disable": ["truncaton"]}, r"monitors.disable\[0\]: found 'truncaton', .*did you mean 'truncation'\?"),
+        ({"disable": [SLOW]}, "monitors.disable: found .*:slow', which is not one of Lightning's monitors"),
         ({"stop": ["no_gradients"]}, r"monitors.stop\[0\]: .*did you mean 'no_gradient'\?"),
         ({"stop": [SLOW]}, "monitors.stop: found .*which is not in monitors.add; add it there"),
-        ({"stop": ["clipping"], "off": ["clipping"]}, "monitors.stop: 'clipping' is in monitors.off too"),
+        ({"stop": ["clipping"], "disable": ["clipping"]}, "monitors.stop: 'clipping' is in monitors.disable too"),
         ({"args": {"clipping": {"steps": 0}}}, "monitors.args.clipping.steps: found 0, expected greater than or equal"),
         ({"args": {"clipping": {"step": 2}}}, r"monitors.args.clipping.step: .*did you mean 'steps'\?"),
         ({"args": {"cliping": {}}}, r"monitors.args.cliping: .*did you mean 'clipping'\?"),

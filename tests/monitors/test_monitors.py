@@ -192,9 +192,9 @@ def truncation(history: Sequence[Mapping[str, Any]], held_out: HeldOut) -> str |
 def test_monitors_are_switched_off_configured_and_added() -> None:
     history = run_of(*[{"calls_truncated": 40, "seconds_rollouts": 3.0}] * 3)
     assert [a.monitor for a in raised(history, {})] == ["truncation"]
-    assert raised(history, {}, watched(off=["truncation"])) == []
+    assert raised(history, {}, watched(disable=["truncation"])) == []
     assert raised(history, {}, watched(args={"truncation": {"at_least": 0.9}})) == []
-    added = watched(off=["truncation"], add={"m:slow": slow}, args={"m:slow": {"above": 2.0}})
+    added = watched(disable=["truncation"], add={"m:slow": slow}, args={"m:slow": {"above": 2.0}})
     assert [str(a) for a in raised(history, {}, added)] == ["slow: slow"]
     with pytest.raises(CreditError, match="'m:truncation' has the name 'truncation', which is taken"):
         watched(add={"m:truncation": truncation})
@@ -202,6 +202,15 @@ def test_monitors_are_switched_off_configured_and_added() -> None:
         watched(add={"m:f": lambda history: None})
     with pytest.raises(CreditError, match="'slow' has no argument 'belo'; expected one of 'above'"):
         watched(add={"m:slow": slow}, args={"m:slow": {"belo": 2.0}})
+
+
+def broken(history: Sequence[Mapping[str, Any]], held_out: HeldOut) -> str | None:
+    return history[-1]["missing"]
+
+
+def test_a_monitor_that_raises_is_reported_and_does_not_end_the_run() -> None:
+    (alert,) = raised(run_of({}), {}, watched(add={"m:broken": broken}))
+    assert str(alert).startswith("broken: the monitor itself failed: KeyError: 'missing'")
 
 
 def test_every_monitor_is_tested_here() -> None:

@@ -44,7 +44,7 @@ def settings(model: Path, runs: Path, **sections: dict[str, Any]) -> Any:
         "policy": {"model": str(model), "max_context": 256, "dtype": "float32"},
         "rollouts": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 4},
         "trainer": {"steps": 4, "checkpoint_every": 0},
-        "monitors": {"off": ["truncation"], "args": {"no_gradient": {"steps": 2}}},
+        "monitors": {"disable": ["truncation"], "args": {"no_gradient": {"steps": 2}}},
         "run": {"dir": str(runs), "name": "run"},
     }
     return load_config({key: {**base.get(key, {}), **sections.get(key, {})} for key in {**base, **sections}})
@@ -79,7 +79,7 @@ def test_a_message_is_shown_when_a_monitor_starts_to_hold(tmp_path: Path) -> Non
 
 
 def test_a_monitor_ends_a_run_with_evaluation_and_checkpoint(model: Path, tmp_path: Path) -> None:
-    stopping = {"off": ["truncation"], "args": {"no_gradient": {"steps": 2}}, "stop": ["no_gradient"]}
+    stopping = {"disable": ["truncation"], "args": {"no_gradient": {"steps": 2}}, "stop": ["no_gradient"]}
 
     def run(**sections: dict[str, Any]) -> list[str]:
         progress = Messages()
@@ -107,7 +107,7 @@ def test_a_monitor_ends_a_run_with_evaluation_and_checkpoint(model: Path, tmp_pa
 
 
 def test_the_alerts_of_a_finished_run_are_those_in_its_metrics(model: Path, tmp_path: Path) -> None:
-    config = settings(model, tmp_path, eval={"every": 2}, monitors={"off": [], "args": {}})
+    config = settings(model, tmp_path, eval={"every": 2}, monitors={"disable": [], "args": {}})
     result = fit(bandit.solve, config=config, tasks=bandit.tasks(4), eval_tasks=bandit.tasks(8, start=100))
     with Store(result.folder / "store.db", read_only=True) as store:
         held_out = held_out_by_task(store)
