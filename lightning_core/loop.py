@@ -13,19 +13,19 @@ from pathlib import Path
 
 from lightning_core.config import Config
 from lightning_core.config.credit_rules import checked_loss, policy_rules
+from lightning_core.config.monitors import configured_monitors
 from lightning_core.errors import ConfigError
 from lightning_core.records.folder import open_run_folder
 from lightning_core.records.lock import running
 from lightning_core.records.progress import Progress, SilentProgress
-from lightning_core.records.report import MetricsLog
 from lightning_core.records.results import Evaluation, Result, finish, recorded_evaluations
 from lightning_core.records.store import Store
-from lightning_core.rollouts.counts import counts_to_metrics
+from lightning_core.rollouts.counts import counts_to_metrics, seconds_to_metrics
 from lightning_core.rollouts.interrupts import uninterrupted
 from lightning_core.rollouts.programs import check_tasks, load_agent, load_reward
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.rollouts.selection import warn_of_hosts
-from lightning_core.rollouts.tasks import given_tasks, held_out_tasks, training_tasks
+from lightning_core.rollouts.tasks import given_tasks, held_out_tasks, training_tasks, warn_of_shared_tasks
 from lightning_core.session import open_session
 from lightning_core.trainers.plan import Plan, TrainerEntry
 from lightning_core.trainers.verl.export import sampling_config
@@ -58,9 +58,11 @@ def fit(
     if not eval_tasks and (config.trainer.keep_best or config.eval.early_stop is not None):
         raise ConfigError("trainer.keep_best and eval.early_stop require held-out tasks; set tasks.eval")
     check_tasks(config, [*tasks, *eval_tasks])
+    warn_of_shared_tasks(tasks, eval_tasks)
     # These raise ConfigError before a folder is created.
     policy_rules(config)
     checked_loss(config.algorithm)
+    configured_monitors(config.monitors)
     folder, checkpoint = open_run_folder(config)
     with running(folder):
         trainer.train(
@@ -92,14 +94,13 @@ def train(plan: Plan) -> None:
         checkpoint=plan.checkpoint,
     ) as session:
         trainer = session.trainer
-        session.store.rewind(trainer.steps)
-        log = MetricsLog(plan.folder / "metrics.jsonl", keep_steps=trainer.steps)
+        log = session.open_log()
         if eval_tasks and not recorded_evaluations(session.store, "eval_before"):
             session.evaluate(eval_tasks, "eval_before")
 
         with session.saving_progress():
             session.evaluate_if_due(eval_tasks)  # a resumed run may have been interrupted before or during it
-            stopped = session.stop_reason()
+            stopped = session.stop_reason() or log.stop_reason()
             while trainer.steps < total and stopped is None:
                 started = time.monotonic()
                 # tasks → rollouts → traces → transitions → advantages → rows
@@ -114,15 +115,15 @@ def train(plan: Plan) -> None:
                     session.measure_change(batch)
                     critic = trainer.learn_expected(batch.credit.targets) if batch.credit.targets else {}
                     metrics = {**counts_to_metrics(batch.counts), **update, **critic}
-                    metrics |= {"seconds_rollouts": collected - started, "seconds_update": time.monotonic() - collected}
-                    session.store.add_step(trainer.steps, metrics)
-                    log.append(trainer.steps, metrics)
+                    metrics |= seconds_to_metrics(
+                        batch.counts, rollouts=collected - started, update=time.monotonic() - collected
+                    )
+                    log.add(trainer.steps, metrics)
                 done, every = trainer.steps, config.trainer.checkpoint_every
-                plan.progress.step(done, total, metrics)
                 if every and done % every == 0 and done < total:
                     session.save_checkpoint()
-                if session.evaluate_if_due(eval_tasks):
-                    stopped = session.stop_reason()
+                session.evaluate_if_due(eval_tasks)
+                stopped = session.stop_reason() or log.stop_reason()
 
             if stopped is not None:
                 plan.progress.message(f"stopped after step {trainer.steps} of {total}: {stopped}")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lightning_core.config import Config
 from lightning_core.errors import LightningError
+from lightning_core.monitors import HeldOut
 from lightning_core.records.checkpoints import (
     best_checkpoint,
     checkpoint_step,
@@ -23,7 +24,8 @@ from lightning_core.records.checkpoints import (
 )
 from lightning_core.records.ledger import NewRoutes
 from lightning_core.records.progress import Progress
-from lightning_core.records.results import Evaluation, held_out_rewards, recorded_stop, to_evaluation
+from lightning_core.records.results import Evaluation, held_out_by_task, held_out_rewards, recorded_stop, to_evaluation
+from lightning_core.records.steps import StepLog
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.background import BackgroundLoop, background_loop
 from lightning_core.rollouts.collect import Batch, Collector, collect
@@ -58,6 +60,24 @@ class TrainingSession:
         self._background = background
         self._saved = trainer.steps
         """Number of updates in the newest checkpoint."""
+        self._held_out: HeldOut | None = None
+        """The rewards of the recorded evaluations; None: not read."""
+
+    def open_log(self) -> StepLog:
+        """The log of the steps after the loaded checkpoint. What was recorded after it is dropped."""
+        return StepLog(
+            self.config,
+            self.folder,
+            self.store,
+            self.progress,
+            after=self.trainer.steps,
+            held_out=self._read_held_out,
+        )
+
+    def _read_held_out(self) -> HeldOut:
+        if self._held_out is None:
+            self._held_out = held_out_by_task(self.store)
+        return self._held_out
 
     def collect(self, tasks: Sequence[Task]) -> Batch:
         """tasks → rollouts → transitions → advantages → rows, for the next step (`collect`)."""
@@ -87,6 +107,7 @@ class TrainingSession:
         self.progress.phase(phase, len(tasks) * self.config.eval.samples)
         groups = self._background.call(self._collector.roll_out_all, tasks, recorded, self.trainer.steps)
         self.store.change_phase(recorded, phase, self.trainer.steps)
+        self._held_out = None
         found = to_evaluation((str(g.task["id"]), r.status, r.reward) for g in groups for r in g.rollouts)
         if phase != "eval_manual" and found.reward is not None:
             self.progress.message(f"held-out reward after {self.trainer.steps} steps: {found.reward:.3f}")

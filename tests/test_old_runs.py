@@ -10,6 +10,8 @@ import pytest
 from lightning_core import fit, load_config
 from lightning_core.cli.main import main
 from lightning_core.loop import evaluate
+from lightning_core.monitors import alerts
+from lightning_core.records.report import read_metrics, read_summary
 from tests.tiny_model import make_tiny_model
 
 STORED = Path(__file__).parent / "data" / "run_of_0_1_0"
@@ -39,6 +41,12 @@ def test_its_evaluation_ends_with_the_ledger_of_its_own_calls(run: Path, capsys:
     assert re.search(r"^talker +2  answered +policy \(trained\)$", capsys.readouterr().out, re.MULTILINE)
     assert main(["trace", str(run), "--last", "2"]) == 0
     assert re.findall(r"^\d+ +(\w+) +2 ", capsys.readouterr().out, re.MULTILINE) == ["eval_manual"] * 2
+
+
+def test_its_summary_and_metrics_are_read(run: Path) -> None:
+    summary = read_summary(run / "summary.json")
+    assert (summary.steps, summary.solved, summary.monitors, summary.answers) == (2, None, (), ())
+    assert alerts(read_metrics(run / "metrics.jsonl"), {}) == []
 
 
 def test_its_checkpoint_is_evaluated_and_training_continues(run: Path) -> None:

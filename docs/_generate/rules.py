@@ -1,6 +1,6 @@
-"""Generates the tables of rules from the registries.
+"""Generates the tables of rules and monitors from the registries.
 
-Run ``python -m docs._generate.rules docs/credit-assignment.md docs/algorithms.md``.
+Run ``python -m docs._generate.rules docs/credit-assignment.md docs/algorithms.md docs/monitors.md``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from lightning_core.credit.registry import (
     Parameter,
     RewardRule,
 )
+from lightning_core.monitors import MONITORS
 
-PAGES = ("credit-assignment.md", "algorithms.md")
+PAGES = ("credit-assignment.md", "algorithms.md", "monitors.md")
 _TABLE = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -62,6 +63,11 @@ def losses_table() -> str:
     return _table("loss", LOSSES, {"loss of a token, source, use": _description, "arguments": _arguments})
 
 
+def monitors_table() -> str:
+    """The monitors."""
+    return _table("monitor", MONITORS, {"found": _description, "arguments": _arguments})
+
+
 def _table(key: str, rules: Mapping[str, Any], columns: Mapping[str, Callable[[Any], str]]) -> str:
     rows = [[f"`{rule.name}`", *(column(rule) for column in columns.values())] for rule in rules.values()]
     lines = [f"| {' | '.join(row)} |\n" for row in [[f"`{key}`", *columns], *rows]]
@@ -92,6 +98,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "advantage": advantage_table,
     "group_by": group_by_table,
     "losses": losses_table,
+    "monitors": monitors_table,
 }
 
 

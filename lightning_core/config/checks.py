@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_core.config.algorithm import CLIPS, Algorithm
+from lightning_core.config.checks_monitors import check_monitors
 from lightning_core.config.checks_trainer import check_trainer
 from lightning_core.config.checks_verl import check_verl
 from lightning_core.config.command import CommandSection
@@ -70,6 +71,7 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             ("rollouts", "redirect_hosts"),
             "model requests to any host are routed; remove the key, and list hosts to leave alone in rollouts.ignore_hosts",
         )
+    yield from check_monitors(c)
     yield from check_trainer(c)
     yield from check_verl(c)
     if c.otlp.headers_env is not None and c.otlp.endpoint is None:

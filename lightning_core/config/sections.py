@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.command import CommandSection
 from lightning_core.config.credit import Arguments, CreditSection
+from lightning_core.config.monitors import MonitorsSection
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyName
 from lightning_core.config.problems import INVALID_VALUE
 from lightning_core.config.trainer import Ray, TrainerSection
@@ -235,6 +236,8 @@ class Eval(Section):
     """Rollouts per task. The task's reward is their mean."""
     temperature: NotNegative | None = None
     """Sampling temperature; 0: greedy; null: `rollouts.temperature`."""
+    solved: float = 1.0
+    """A rollout with at least this reward counts as solved, in metrics and in the summary."""
     every: CountOrZero = 0
     """Also evaluate every `every` steps; 0: only before and after training."""
     early_stop: EarlyStop | None = None
@@ -305,6 +308,7 @@ class Sections(Section):
     trainer: TrainerSection = TrainerSection()
     ray: Ray = Ray()
     eval: Eval = Eval()
+    monitors: MonitorsSection = MonitorsSection()
     endpoint: EndpointSection = EndpointSection()
     otlp: Otlp = Otlp()
     run: RunSection = RunSection()

@@ -6,6 +6,7 @@ call that requested the tool by the tool call's id (`signals.py`), never by time
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,9 @@ from lightning_core.trace import Call, Reward, check_reward
 
 CallReward = Callable[[Call, Sequence[ToolSignal]], float]
 """A custom rule: takes a call and the outcomes of its tool calls, returns the call's reward."""
+
+
+_PREFIX = "air: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,14 @@ def with_air(episode: Episode, air: Air) -> Episode:
     return replace(episode, rewards=(*episode.rewards, *_rewards(episode, air)))
 
 
+def air_sum(episodes: Sequence[Episode]) -> float:
+    """The sum of the rewards that `with_air` added to the calls of ``episodes``."""
+    calls = {t.call for e in episodes for t in e.transitions}
+    return math.fsum(
+        r.value for e in episodes for r in e.rewards if r.call in calls and (r.name or "").startswith(_PREFIX)
+    )
+
+
 def _rewards(episode: Episode, air: Air) -> Iterator[Reward]:
     by_call: dict[str, list[ToolSignal]] = {}
     for signal in tool_signals(episode.trace):
@@ -78,7 +90,7 @@ def _rewards(episode: Episode, air: Air) -> Iterator[Reward]:
         ]
         for name, value in found:
             if value:
-                yield Reward(value=value, call=t.call, name=f"air: {name}")
+                yield Reward(value=value, call=t.call, name=f"{_PREFIX}{name}")
 
 
 def _overlong(call: Call, ramp: int) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lightning_core.credit.advantage_rules import is_flat, rollouts
-from lightning_core.credit.air import with_air
+from lightning_core.credit.air import air_sum, with_air
 from lightning_core.credit.apply import advantages_of, common_parts, values_of
 from lightning_core.credit.episode import Component, Episode, Value
 from lightning_core.credit.grouping import equalise, group_values
@@ -34,6 +34,10 @@ def assign_credit(
     rollout is dropped.
     """
     rules = rules or CreditRules()
+    metrics: dict[str, float] = {}
+    if rules.air is not None:
+        episodes = [with_air(episode, rules.air) for episode in episodes]
+        metrics["reward_air_sum"] = air_sum(episodes)
     rewarded, compared = compare_episodes(episodes, rules, values=values)
     advantages = {t.call: 0.0 for e in episodes for t in e.transitions}
     for found in compared:
@@ -43,7 +47,7 @@ def assign_credit(
         values=_by_call(episodes, {rollout: parts[0].values for rollout, parts in rewarded.items()}),
         advantages=advantages,
         targets=_by_call([e for e in episodes if e.rollout in targets], targets),
-        metrics={name: value for found in compared for name, value in _metrics(found).items()},
+        metrics=metrics | {name: value for found in compared for name, value in _metrics(found).items()},
     )
 
 
@@ -64,9 +68,10 @@ class Compared:
 def compare_episodes(
     episodes: Sequence[Episode], rules: CreditRules, *, values: Mapping[str, float] | None = None
 ) -> tuple[Mapping[str, Sequence[Component]], Sequence[Compared]]:
-    """The components of each rollout's values, and what the advantage rule made of each component."""
-    if rules.air is not None:
-        episodes = [with_air(episode, rules.air) for episode in episodes]
+    """The components of each rollout's values, and what the advantage rule made of each component.
+
+    The rewards of AIR must already be among those of ``episodes``.
+    """
     reward, advantage = rules.reward_rule, rules.advantage_rule
     arguments = rules.reward_arguments
     rewarded = {e.rollout: values_of(e, reward, arguments, values) for e in episodes}

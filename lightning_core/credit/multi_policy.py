@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from lightning_core.credit.air import with_air
+from lightning_core.credit.air import air_sum, with_air
 from lightning_core.credit.assign import Credit, assign_credit
 from lightning_core.credit.episode import Episode
 from lightning_core.credit.rules import CreditRules
@@ -23,15 +23,15 @@ def assign_by_policy(
     if len(rules) == 1:
         (only,) = rules.values()
         return assign_credit(episodes, only, values=values)
-    found = {
-        name: assign_credit(own, own_rules, values=values)
-        for name, (own, own_rules) in split_by_policy(episodes, rules).items()
-    }
+    split = split_by_policy(episodes, rules)
+    air = {f"{name}/reward_air_sum": air_sum(split[name][0]) for name, own in rules.items() if own.air is not None}
+    found = {name: assign_credit(own, own_rules, values=values) for name, (own, own_rules) in split.items()}
     return Credit(
         values={call: value for credit in found.values() for call, value in credit.values.items()},
         advantages={call: value for credit in found.values() for call, value in credit.advantages.items()},
         targets={call: value for credit in found.values() for call, value in credit.targets.items()},
-        metrics={f"{name}/{key}": value for name, credit in found.items() for key, value in credit.metrics.items()},
+        metrics=air
+        | {f"{name}/{key}": value for name, credit in found.items() for key, value in credit.metrics.items()},
     )
 
 

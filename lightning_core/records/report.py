@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module, metadata
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from lightning_core.capture.integration import discover, requirements_of_extra
 from lightning_core.errors import MissingExtra
 from lightning_core.records.intervals import Comparison, Estimate
+from lightning_core.records.overview import Answers, RaisedMonitor, SolvedTasks
 
 _PACKAGES = ("lightning-rl", "torch", "transformers", "numpy")
 
@@ -36,6 +37,22 @@ class Summary:
     """Why the run ended before ``trainer.steps``; None if it did not."""
     best_step: int | None = None
     """The step of the checkpoint that ``trainer.keep_best`` kept."""
+    solved: SolvedTasks | None = None
+    """The solved held-out tasks; None without a comparison."""
+    groups: int = 0
+    """Groups of rollouts in training, of all policies."""
+    groups_wasted: int = 0
+    """Those whose rollouts had equal rewards, or that had one rollout: nothing was learnt from them."""
+    rollouts_failed: int = 0
+    """Training rollouts in which the agent failed."""
+    rollouts_left_out: int = 0
+    """Training rollouts with an infrastructure failure or an invalid reward."""
+    first_errors: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The first error of the ``failed`` and of the ``left_out`` rollouts."""
+    monitors: Sequence[RaisedMonitor] = ()
+    """The monitors that were raised, in the order of their first step."""
+    answers: Sequence[Answers] = ()
+    """Answers to up to three held-out tasks before and after training."""
     versions: Mapping[str, str] = field(default_factory=lambda: installed_versions())
 
     @property
@@ -57,7 +74,15 @@ def read_summary(path: Path) -> Summary:
     data["tasks"] = data.pop("eval_tasks")
     comparison = {key: data.pop(key) for key in (f.name for f in fields(Comparison))}
     splits = {name: _comparison(values) for name, values in data.pop("splits").items()}
-    return Summary(eval=None if comparison["tasks"] is None else _comparison(comparison), splits=splits, **data)
+    solved = data.pop("solved", None)  # missing in files of older versions, as are the two below
+    return Summary(
+        eval=None if comparison["tasks"] is None else _comparison(comparison),
+        splits=splits,
+        solved=None if solved is None else SolvedTasks(**solved),
+        monitors=tuple(RaisedMonitor(**values) for values in data.pop("monitors", ())),
+        answers=tuple(Answers(**values) for values in data.pop("answers", ())),
+        **data,
+    )
 
 
 def _comparison(data: Mapping[str, Any]) -> Comparison:
@@ -102,12 +127,16 @@ class MetricsLog:
     def __init__(self, path: Path, *, keep_steps: int = 0) -> None:
         self.path = path
         kept = [line for line in read_metrics(path) if line["step"] <= keep_steps] if path.is_file() else []
+        self.lines: list[Mapping[str, Any]] = list(kept)
+        """The steps in the file."""
         _write_atomically(path, "".join(_json_line(line) for line in kept))
 
     def append(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Write one step; numbers that are not finite become null."""
+        line = _plain({"step": step, **metrics})
+        self.lines.append(line)
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(_json_line({"step": step, **metrics}))
+            file.write(_json_line(line))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -117,8 +146,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _json_line(values: Mapping[str, Any]) -> str:
-    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-    return json.dumps(plain, ensure_ascii=False) + "\n"
+    return json.dumps(values, ensure_ascii=False) + "\n"
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
 def draw_curve(

@@ -10,10 +10,14 @@ from typing import Any
 
 from lightning_core.config import Config
 from lightning_core.config.command import CommandSection
+from lightning_core.config.monitors import configured_monitors, stopping_monitors
+from lightning_core.monitors import Alert, alerts
 from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step, checkpoints
 from lightning_core.records.early_stop import stop_reason
 from lightning_core.records.intervals import Comparison, compare, compare_splits, confidence_interval
+from lightning_core.records.overview import first_errors, raised_monitors, sample_answers, solved_tasks, wasted_groups
 from lightning_core.records.report import Summary, draw_curve, read_metrics
+from lightning_core.records.steps import monitor_stop
 from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store
 
 EVALUATIONS: tuple[Phase, ...] = ("eval_before", "eval", "eval_after")
@@ -76,10 +80,29 @@ def held_out_rewards(store: Store, *phases: Phase) -> dict[int, float]:
     return {step: reward for step, reward in sorted(found.items()) if reward is not None}
 
 
+def held_out_by_task(store: Store) -> dict[int, dict[str, float]]:
+    """The mean reward of each held-out task in ``store``, by the number of updates before the evaluation."""
+    found: dict[int, dict[str, float]] = {}
+    for phase in EVALUATIONS:
+        for step, evaluation in recorded_evaluations(store, phase).items():
+            found.setdefault(step, {}).update({task: fmean(r) for task, r in evaluation.rewards.items()})
+    return found
+
+
 def recorded_stop(config: Config, store: Store) -> str | None:
     """Why the evaluations in ``store`` end the run early (`stop_reason`); None if they do not."""
+    if config.eval.early_stop is None:
+        return None
     before = next(iter(held_out_rewards(store, "eval_before").values()), None)
     return stop_reason(config.eval.early_stop, list(held_out_rewards(store, "eval").values()), before=before)
+
+
+def _monitor_stop(config: Config, metrics: Sequence[Mapping[str, Any]], found: Sequence[Alert]) -> str | None:
+    """The monitor that ended the run before ``trainer.steps``; None if none did."""
+    if not metrics or metrics[-1]["step"] >= config.trainer.steps:
+        return None
+    held = [a for a in found if a.step == metrics[-1]["step"] and metrics[-1].get(a.metric)]
+    return monitor_stop(held, stopping_monitors(config.monitors))
 
 
 def finish(config: Config, folder: Path, eval_tasks: Sequence[Mapping[str, Any]], seconds: float) -> Result:
@@ -89,16 +112,21 @@ def finish(config: Config, folder: Path, eval_tasks: Sequence[Mapping[str, Any]]
     with Store(folder / "store.db", read_only=True) as store:
         evaluations = {phase: recorded_evaluations(store, phase) for phase in EVALUATIONS}
         tokens_sampled = store.tokens_sampled()
-        stopped = recorded_stop(config, store)
+        found = alerts(metrics, held_out_by_task(store), configured_monitors(config.monitors))
+        stopped = recorded_stop(config, store) or _monitor_stop(config, metrics, found)
+        errors = first_errors(store)
+        before = next(iter(evaluations["eval_before"].values()), None)
+        after = next(reversed(evaluations["eval_after"].values()), None)
+        answers = [] if before is None or after is None else sample_answers(store, before.rewards, after.rewards)
     best = best_checkpoint(folder)
     splits = {str(t["id"]): str(t["split"]) for t in eval_tasks if "split" in t}
-    overall, by_split = None, dict[str, Comparison]()
-    before = next(iter(evaluations["eval_before"].values()), None)
-    after = next(reversed(evaluations["eval_after"].values()), None)
+    overall, solved, by_split = None, None, dict[str, Comparison]()
     if before is not None and after is not None:
         overall = compare(before.rewards, after.rewards)
+        solved = solved_tasks(before.rewards, after.rewards, solved=config.eval.solved)
         if len(set(splits.values())) > 1:
             by_split = compare_splits(before.rewards, after.rewards, splits)
+    groups, wasted = wasted_groups(metrics)
     summary = Summary(
         eval=overall,
         splits=by_split,
@@ -110,6 +138,14 @@ def finish(config: Config, folder: Path, eval_tasks: Sequence[Mapping[str, Any]]
         tokens_trained=sum(int(m["tokens_trained"]) for m in metrics),
         wall_seconds=seconds,
         seed=config.run.seed,
+        solved=solved,
+        groups=groups,
+        groups_wasted=wasted,
+        rollouts_failed=sum(int(m["rollouts_failed"]) for m in metrics),
+        rollouts_left_out=sum(int(m["rollouts_left_out"]) for m in metrics),
+        first_errors=errors,
+        monitors=tuple(raised_monitors(found)),
+        answers=tuple(answers),
     )
     summary.write(folder / "summary.json")
     measured = [(step, e) for found in evaluations.values() for step, e in found.items() if e.rewards]

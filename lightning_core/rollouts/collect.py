@@ -23,7 +23,7 @@ from lightning_core.errors import ConfigError, InfrastructureError, TrainingErro
 from lightning_core.records.progress import Progress
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.background import BackgroundLoop
-from lightning_core.rollouts.counts import count_rollouts, count_rows
+from lightning_core.rollouts.counts import count_calls, count_rewards, count_rollouts, count_rows
 from lightning_core.rollouts.entries import (
     call_credits,
     count_earlier,
@@ -226,12 +226,20 @@ class Collector:
         ``groups``: all that ran, including the ``replaced`` ones; ``episodes``: without those.
         """
         rows = [row for e in episodes for row in self.rows(e, credit)]
-        rollouts = count_rollouts([r for g in groups for r in g.rollouts], lost=sum(g.lost for g in groups))
+        c = self.config
+        rollouts = count_rollouts(
+            [r for g in groups for r in g.rollouts], lost=sum(g.lost for g in groups), solved=c.eval.solved
+        )
         if silent := rollouts["rollouts_without_calls"]:
             logger.warning("in %d of %d rollouts no trained agent made a model call", silent, rollouts["rollouts"])
-        truncated = sum(t.finish_reason == "length" for e in episodes for t in e.transitions)
-        calls = {"groups_refilled": replaced, "calls_truncated": truncated}
-        counts = {**rollouts, **calls, **count_rows(rows), **credit.metrics}
+        counts = {
+            **rollouts,
+            "groups_refilled": replaced,
+            **count_calls(episodes, credit, list(c.policies)),
+            **count_rewards(episodes, judged=c.credit.judge is not None),
+            **count_rows(rows, step=None if c.policies else groups[0].step),
+            **credit.metrics,
+        }
         return Batch(episodes=episodes, credit=credit, rows=rows, counts=counts)
 
     def rows(self, episode: Episode, credit: Credit) -> list[Row]:

@@ -1,6 +1,6 @@
 """Counts of a batch and the metrics computed from them. The same for every trainer.
 
-Counts are sums, so that the counts of a step's groups can be added.
+Counts are sums, so that the counts of a step's groups can be added. docs/metrics.md describes the metrics.
 """
 
 from __future__ import annotations
@@ -8,40 +8,120 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from lightning_core.credit import Credit, Episode
 from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.runner import Rollout
-from lightning_core.transitions import Row
+from lightning_core.trace import Call, Trace
+from lightning_core.transitions import Row, Transition
 
 _CONTEXTS = ("new", "clean", "realigned", "forked")
+_ROUNDING = 1e-9
+_SUMS = (
+    "reward_sum",
+    "rollouts_solved",
+    "rollouts_trained",
+    "rollouts_credited",
+    "reward_judge_sum",
+    "versions_behind",
+)
+"""Counts that are replaced by means."""
+_SUMS_OF_POLICIES = ("response_tokens_sum", "surprisal_sum", "reward_air_sum")
+"""The same, with one for each policy if there are several."""
 
 
-def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0) -> dict[str, float]:
-    """Rollouts by status, the sum of their rewards, and their calls by context.
+def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float = 1.0) -> dict[str, float]:
+    """Rollouts by status, the sum of their rewards, their calls by context, and their sampled tokens.
 
     ``context``: how the prompt continues earlier ones.
 
-    ``lost``: number of jobs without a rollout. They count as left out.
+    ``lost``: number of jobs without a rollout. They count as left out. ``solved``: see ``eval.solved``.
     """
     finished = [r for r in rollouts if r.status not in LEFT_OUT]
-    calls = [c for r in rollouts for c in r.trace.calls if c.context is not None]
+    calls = [c for r in rollouts for c in r.trace.calls]
     return {
         "reward_sum": math.fsum(r.reward for r in finished),
+        "rollouts_solved": sum(is_solved(r.reward, solved) for r in finished),
         "rollouts": len(rollouts) + lost,
         "rollouts_failed": sum(r.status == "failed" for r in rollouts),
         "rollouts_invalid": sum(r.status == "invalid" for r in rollouts),
         "rollouts_left_out": len(rollouts) + lost - len(finished),
         "rollouts_without_calls": sum(not any(c.trained for c in r.trace.calls) for r in finished),
         **{f"context_{kind}": sum(c.context == kind for c in calls) for kind in _CONTEXTS},
+        "context_rewritten": sum(_rewritten(r.trace) for r in rollouts),
+        "tokens_sampled": sum(len(c.output_ids) for c in calls if c.output_ids is not None),
     }
 
 
-def count_rows(rows: Sequence[Row]) -> dict[str, float]:
-    """Rows, the rollouts they come from, and their trained tokens."""
+def is_solved(reward: float, solved: float) -> bool:
+    """Whether ``reward`` counts as solved, up to rounding."""
+    return reward >= solved - _ROUNDING
+
+
+def _rewritten(trace: Trace) -> int:
+    """The calls whose history has responses of the agent, but not as they were recorded."""
+    first: dict[str | None, int] = {}
+    found = 0
+    for call in trace.calls:
+        if call.context is None:
+            continue
+        if call.context == "new" and call.context_reason is not None and call.agent in first:
+            found += _responses(call) > first[call.agent]
+        elif call.agent not in first:
+            # Responses in the first prompt are examples.
+            first[call.agent] = _responses(call) if call.context_reason is not None else 0
+    return found
+
+
+def _responses(call: Call) -> int:
+    return sum(message.get("role") == "assistant" for message in call.messages)
+
+
+def count_calls(episodes: Sequence[Episode], credit: Credit, policies: Sequence[str] = ()) -> dict[str, float]:
+    """The trained agents' calls: how many were cut and credited, and their tokens.
+
+    ``policies``: the names of several policies, each of which gets its own counts too.
+    """
+    transitions = [t for e in episodes for t in e.transitions]
+    counts = _count_transitions(transitions, credit)
+    for name in policies:
+        own = _count_transitions([t for t in transitions if t.policy == name], credit)
+        counts |= {f"{name}/{key}": value for key, value in own.items()}
+    return counts
+
+
+def _count_transitions(transitions: Sequence[Transition], credit: Credit) -> dict[str, float]:
     return {
+        "calls": len(transitions),
+        "calls_truncated": sum(t.finish_reason == "length" for t in transitions),
+        "calls_credited": sum(credit.advantages[t.call] != 0 for t in transitions),
+        "response_tokens_sum": sum(len(t.output_ids) for t in transitions),
+        "surprisal_sum": -math.fsum(float(t.logprobs.sum()) for t in transitions),
+    }
+
+
+def count_rewards(episodes: Sequence[Episode], *, judged: bool) -> dict[str, float]:
+    """The number of rollouts with credit and, if they are ``judged``, what the judge added to their rewards."""
+    counts: dict[str, float] = {"rollouts_credited": len(episodes)}
+    if judged:
+        derived = (r for e in episodes for r in e.rewards[len(e.trace.rewards) :])
+        counts["reward_judge_sum"] = math.fsum(r.value for r in derived if r.is_episode)
+    return counts
+
+
+def count_rows(rows: Sequence[Row], *, step: int | None = None) -> dict[str, float]:
+    """Rows, the rollouts they come from, and their trained tokens.
+
+    ``step``: number of updates so far; then also how many versions of the weights older the rows are. None with
+    several policies, which have versions of their own.
+    """
+    counts: dict[str, float] = {
         "rows": len(rows),
         "rollouts_trained": len({row.rollout for row in rows}),
         "tokens_trained": sum(int(row.mask.sum()) for row in rows),
     }
+    if step is not None:
+        counts["versions_behind"] = sum(step - max(s.version for s in row.segments) for row in rows)
+    return counts
 
 
 def add_counts(total: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
@@ -50,10 +130,48 @@ def add_counts(total: Mapping[str, float], more: Mapping[str, float]) -> dict[st
 
 
 def counts_to_metrics(counts: Mapping[str, float]) -> dict[str, float]:
-    """Metrics of a step: the counts, the mean reward in place of the sum, rows per rollout."""
-    rest = {key: value for key, value in counts.items() if key not in ("reward_sum", "rollouts_trained")}
+    """Metrics of a step: the counts, with means and shares in place of the sums.
+
+    Those whose counts are missing, as in the sums of older runs with verl, are left out.
+    """
     finished = counts["rollouts"] - counts["rollouts_left_out"]
-    metrics = {"reward": counts["reward_sum"] / finished if finished else 0.0, **rest}
-    if "rollouts_trained" in counts:  # absent in the sums of older runs with verl
+    metrics: dict[str, float] = {"reward": counts["reward_sum"] / finished if finished else 0.0}
+    metrics |= _mean("solved", counts, "rollouts_solved", finished)
+    metrics |= {key: value for key, value in counts.items() if not _is_sum(key)}
+    if "rollouts_trained" in counts:
         metrics["rows_per_rollout"] = counts["rows"] / max(1, counts["rollouts_trained"])
+    metrics |= _mean("staleness", counts, "versions_behind", counts["rows"])
+    metrics |= _mean("reward_judge", counts, "reward_judge_sum", counts.get("rollouts_credited", 0))
+    for prefix in dict.fromkeys(key.rpartition("calls")[0] for key in counts if _is_name(key, "calls")):
+        metrics |= _call_metrics(counts, prefix)
     return metrics
+
+
+def _call_metrics(counts: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """The means over calls. ``prefix``: ``NAME/`` of one of several policies, or empty."""
+    calls, tokens = counts[f"{prefix}calls"], counts[f"{prefix}response_tokens_sum"]
+    return {
+        **_mean(f"{prefix}response_tokens", counts, f"{prefix}response_tokens_sum", calls),
+        **_mean(f"{prefix}truncated", counts, f"{prefix}calls_truncated", calls),
+        **_mean(f"{prefix}sampling_entropy", counts, f"{prefix}surprisal_sum", tokens),
+        **_mean(f"{prefix}reward_air", counts, f"{prefix}reward_air_sum", counts["rollouts_credited"]),
+    }
+
+
+def _mean(name: str, counts: Mapping[str, float], total: str, number: float) -> dict[str, float]:
+    """``name`` with the mean; nothing if there is no count or nothing to divide by."""
+    return {name: counts[total] / number} if total in counts and number else {}
+
+
+def _is_sum(key: str) -> bool:
+    return key in _SUMS or any(_is_name(key, name) for name in _SUMS_OF_POLICIES)
+
+
+def _is_name(key: str, name: str) -> bool:
+    return key.rpartition("/")[2] == name
+
+
+def seconds_to_metrics(counts: Mapping[str, float], *, rollouts: float, update: float) -> dict[str, float]:
+    """The metrics of a step whose rollouts and update took this many seconds."""
+    speed = counts["tokens_sampled"] / rollouts
+    return {"seconds_rollouts": rollouts, "seconds_update": update, "tokens_per_second": speed}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -15,6 +16,8 @@ from lightning_core.config.imports import import_callable
 from lightning_core.config.sections import TaskSource
 from lightning_core.config.types import is_callable_name
 from lightning_core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 Task = Mapping[str, Any]
 
@@ -56,6 +59,28 @@ def held_out_tasks(config: Config) -> list[Task]:
     tasks = _configured(config.tasks.eval, "tasks.eval")
     limit = config.eval.tasks
     return tasks if limit is None or limit >= len(tasks) else random.Random("eval").sample(tasks, limit)
+
+
+def shared_tasks(tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> list[str]:
+    """The ids of the held-out tasks that are training tasks too: equal in everything but the id."""
+    trained = {_content(task) for task in tasks}
+    return [str(task["id"]) for task in eval_tasks if _content(task) in trained]
+
+
+def warn_of_shared_tasks(tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> None:
+    """Log a warning if held-out tasks are training tasks too."""
+    if shared := shared_tasks(tasks, eval_tasks):
+        logger.warning(
+            "%d of %d held-out tasks are also training tasks, the first %r: the held-out reward does not show whether the policy "
+            "generalises. Remove them from tasks.train or from tasks.eval",
+            *(len(shared), len(eval_tasks), shared[0]),
+        )
+
+
+def _content(task: Task) -> str:
+    """A task without its id, and its id if it has nothing else."""
+    rest = {key: value for key, value in task.items() if key != "id"}
+    return json.dumps(rest or task["id"], sort_keys=True, default=repr)
 
 
 def _configured(source: TaskSource | None, key: str) -> list[Task]:

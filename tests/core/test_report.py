@@ -16,6 +16,7 @@ from lightning_core.cli.console import show
 from lightning_core.cli.summary import make_summary
 from lightning_core.errors import MissingExtra
 from lightning_core.records.intervals import Estimate, compare, compare_splits, confidence_interval, paired_improvement
+from lightning_core.records.overview import Answers, RaisedMonitor, SolvedTasks
 from lightning_core.records.progress import (
     LiveProgress,
     PlainProgress,
@@ -152,6 +153,51 @@ def test_summary_without_held_out_tasks(tmp_path: Path, capsys: pytest.CaptureFi
     assert written.improved is None
     expected = "30 steps, 1,920 rollouts, 123,456 tokens sampled, 100,000 trained, 12m34s, seed 0\n"
     assert printed(written, capsys) == expected
+
+
+OVERVIEW: dict[str, object] = {
+    "solved": SolvedTasks(tasks=20, before=5, after=15),
+    "groups": 240,
+    "groups_wasted": 60,
+    "rollouts_failed": 12,
+    "rollouts_left_out": 3,
+    "first_errors": {"failed": "ValueError: [/bold] no number", "left_out": "UpstreamError: gone"},
+    "monitors": (
+        RaisedMonitor(
+            monitor="no_gradient", policy=None, first_step=4, last_step=9, steps=5, message="nothing. Do this"
+        ),
+        RaisedMonitor(monitor="truncation", policy="writer", first_step=7, last_step=7, steps=1, message="cut"),
+    ),
+    "answers": (
+        Answers(task="t1", change="rose", reward_before=0, reward_after=1, before="I [b]guess[/b]", after="42"),
+        Answers(task="t2", change="fell", reward_before=1, reward_after=0, before="7", after=None),
+    ),
+}
+
+
+def test_the_summary_shows_failures_monitors_and_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = summary(**OVERVIEW)
+    written.write(tmp_path / "summary.json")
+    assert read_summary(tmp_path / "summary.json") == written
+    out = printed(written, capsys).splitlines()
+    assert "Solved: 5 of 20 held-out tasks (25%) before, 15 (75%) after." in out
+    assert "t1             0.000 → 1.000  I [b]guess[/b]  42" in out
+    assert "t2             1.000 → 0.000  7               (none)" in out
+    assert "Nothing was learnt from 60 of 240 groups (25%): equal rewards, or one rollout." in out
+    assert "12 of 1,920 rollouts failed; the first: ValueError: [/bold] no number" in out
+    assert "3 of 1,920 rollouts were left out; the first: UpstreamError: gone" in out
+    assert "Monitor no_gradient (5 steps, 4 to 9): nothing. Do this." in out
+    assert "Monitor truncation of policy writer (step 7): cut." in out
+
+
+def test_a_summary_of_an_older_version_is_read(tmp_path: Path) -> None:
+    written = summary()
+    written.write(tmp_path / "summary.json")
+    data = json.loads((tmp_path / "summary.json").read_text())
+    old = {key: value for key, value in data.items() if key not in OVERVIEW}
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    assert len(old) < len(data)
+    assert read_summary(tmp_path / "old.json") == written
 
 
 def test_the_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,7 @@ from lightning_core.credit import (
 from lightning_core.credit.registry import LOSSES, REWARD_RULES
 from lightning_core.errors import ConfigError, CreditError
 from lightning_core.loop import fit
+from lightning_core.monitors import MONITORS
 from lightning_core.records.folder import open_run_folder
 from tests import own_rules
 from tests.core.episodes import episode
@@ -343,17 +344,17 @@ def test_a_name_is_declared_once() -> None:
 
 
 def test_every_rule_is_documented() -> None:
-    for registry in (REWARD_RULES, ADVANTAGE_RULES, LOSSES):
+    for registry in (REWARD_RULES, ADVANTAGE_RULES, LOSSES, MONITORS):
         for rule in registry.values():
             assert rule.description.endswith("."), rule.name
 
 
-@pytest.mark.parametrize(("page", "tables"), [("credit-assignment.md", 3), ("algorithms.md", 1)])
+@pytest.mark.parametrize(("page", "tables"), [("credit-assignment.md", 3), ("algorithms.md", 1), ("monitors.md", 1)])
 def test_the_pages_are_up_to_date(page: str, tables: int) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
     assert text.count("<!-- generated: ") == text.count("<!-- end -->") == tables
     assert update(text) == text, f"run: python -m docs._generate.rules docs/{page}"
-    assert len(TABLES) == 4
+    assert len(TABLES) == 5
 
 
 @pytest.mark.usefixtures("no_rule_leaks")

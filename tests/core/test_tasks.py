@@ -11,7 +11,7 @@ import pytest
 from lightning_core.config.imports import import_callable
 from lightning_core.config.sections import TaskSource
 from lightning_core.errors import ConfigError
-from lightning_core.rollouts.tasks import load_tasks
+from lightning_core.rollouts.tasks import load_tasks, shared_tasks, warn_of_shared_tasks
 
 
 def write(path: Path, text: str) -> str:
@@ -104,3 +104,14 @@ def test_import_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: st
         import_callable(f"{here}:nobody", key="agent")
     with pytest.raises(ConfigError, match="is of type"):
         import_callable("json:__name__", key="agent")
+
+
+def test_held_out_tasks_that_are_training_tasks_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    train = [{"id": "a", "question": "1 + 1", "n": 1}, {"id": "b", "question": "2 + 2", "n": 2}]
+    held_out = [{"id": "x", "n": 2, "question": "2 + 2"}, {"id": "a", "question": "3 + 3", "n": 1}, {"id": "y"}]
+    assert shared_tasks(train, held_out) == ["x"], "another id and another order of keys"
+    assert shared_tasks([{"id": "x"}], [{"id": "x"}, {"id": "y"}]) == ["x"], "tasks that are only an id"
+    warn_of_shared_tasks(train, held_out[1:])
+    assert caplog.text == ""
+    warn_of_shared_tasks(train, held_out)
+    assert "1 of 3 held-out tasks are also training tasks, the first 'x'" in caplog.text

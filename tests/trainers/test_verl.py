@@ -212,15 +212,17 @@ def test_an_error_that_cannot_be_pickled_is_replaced_by_its_message(tmp_path: Pa
 
 
 def test_metrics_of_a_run_that_was_resumed(tmp_path: Path) -> None:
-    line = '{{"step": {}, "data": {{"actor/lr": {}, "table": [1]}}}}\n'
+    stale = '"training/off_policy/trajectory_staleness/mean": 1.5'
+    line = '{{"step": {}, "data": {{"actor/lr": {}, "table": [1], STALE}}}}\n'.replace("STALE", stale)
     (tmp_path / LOG).write_text(line.format(1, 0.1) + line.format(2, 0.2))
     archive_log(tmp_path)
     (tmp_path / LOG).write_text(line.format(2, 0.3))
-    counts = {"rollouts": 4.0, "rollouts_left_out": 1.0, "reward_sum": 1.5, "rows": 5.0}
+    counts = {"rollouts": 4.0, "rollouts_left_out": 1.0, "reward_sum": 1.5, "rows": 5.0, "versions_behind": 5.0}
     first, second = read_metrics_of_verl(tmp_path, {1: counts, 2: counts}, rows_per_update=4)
     assert (first["verl/actor/lr"], second["verl/actor/lr"]) == (0.1, 0.3)
     assert (first["reward"], first["rows_padding_share"]) == (0.5, 3 / 8)
     assert "verl/table" not in first
+    assert first["staleness"] == 1.5, "verl's, when the rows were trained on; they were counted before"
 
 
 @pytest.mark.parametrize(

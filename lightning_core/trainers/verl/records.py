@@ -19,6 +19,8 @@ Written by the manager, raised by the process that started the run.
 """
 LOG = "verl.jsonl"
 """verl's metrics, written by its file logger."""
+_STALENESS = "training/off_policy/trajectory_staleness/mean"
+"""verl's metric when rows are trained on, which is after they were counted."""
 _ARCHIVED_LOG = "verl.before.jsonl"
 """verl's metrics before the run was resumed."""
 
@@ -66,6 +68,7 @@ def read_metrics_of_verl(
         metrics.append({
             "step": step,
             **counts_to_metrics(counts),
+            **({"staleness": numbers[_STALENESS]} if _STALENESS in numbers else {}),
             "rows_padding_share": padding / (rows + padding) if rows else 0.0,
             **{f"verl/{key}": value for key, value in numbers.items()},
         })  # fmt: skip

@@ -1,0 +1,218 @@
+"""Each monitor on written histories: the step at which it is raised, and a healthy run close to its threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from lightning_core.errors import CreditError
+from lightning_core.monitors import MONITORS, Alert, HeldOut, alerts, new_alerts, raised, watched
+
+HEALTHY: dict[str, Any] = {
+    "reward": 0.5, "solved": 0.3, "rollouts": 32, "rollouts_failed": 2, "rollouts_left_out": 1, "rollouts_invalid": 0,
+    "rollouts_without_calls": 1, "context_new": 32, "context_clean": 20, "context_realigned": 4, "context_forked": 2,
+    "context_rewritten": 1, "calls": 64, "calls_truncated": 6, "calls_credited": 40, "response_tokens": 60.0,
+    "sampling_entropy": 0.8, "groups": 4, "groups_equal": 1, "groups_single": 0, "rows_trained": 20, "staleness": 0.5,
+    "grad_norm": 1.0, "clip_low_fraction": 0.05, "clip_high_fraction": 0.1, "logprob_difference_mean": 0.01,
+}  # fmt: skip
+
+
+def run_of(*steps: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The history of a run whose steps differ from a healthy one."""
+    return [{**HEALTHY, "step": number, **changes} for number, changes in enumerate(steps, start=1)]
+
+
+def test_a_healthy_run_raises_nothing() -> None:
+    history = run_of(*({"reward": 0.3 + 0.02 * i, "sampling_entropy": 0.8 - 0.02 * i} for i in range(30)))
+    held_out = {step: {str(task): 0.3 + 0.01 * step for task in range(20)} for step in (0, 10, 20, 30)}
+    assert alerts(history, held_out) == []
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "no_gradient": ({"calls_credited": 0, "groups_equal": 4, "reward": 0.25}, "rollouts.refill"),
+    "single_attempt": ({"groups_single": 3, "groups_equal": 0, "calls_credited": 16}, "credit.group_by"),
+    "failed_rollouts": ({"rollouts_failed": 16}, "lightning-rl trace"),
+    "left_out": ({"rollouts_left_out": 4}, "rollouts.retries"),
+    "no_calls": ({"rollouts_without_calls": 16}, "agents.train"),
+    "forked_contexts": ({"context_clean": 10, "context_forked": 20}, "policy.chat_template_kwargs"),
+    "truncation": ({"calls_truncated": 32}, "rollouts.max_tokens"),
+    "clipping": ({"clip_high_fraction": 0.3}, "trainer.learning_rate"),
+    "sampler_mismatch": ({"logprob_difference_mean": 0.06}, "policy.dtype"),
+    "stale_policy": ({"staleness": 4.0}, "trainer.mode"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named_after_three_steps_until_it_ends(name: str) -> None:
+    changes, advice = FAULTS[name]
+    found = alerts(run_of({}, changes, changes, changes, changes, {}, {}, {}), {})
+    assert {alert.monitor for alert in found} == {name}
+    steps = [alert.step for alert in found]
+    assert steps[0] in (3, 4), "a mean over three steps may exceed the threshold early"
+    assert 5 in steps
+    assert steps[-1] < 8
+    assert advice in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"reward": 0.0}, "too hard"),
+        ({"reward": 1.0, "solved": 1.0}, "Use harder tasks"),
+        ({"reward": 0.5, "solved": 0.0}, "does not depend on the response"),
+    ],
+)
+def test_the_cause_of_a_missing_gradient_depends_on_the_rewards(changes: dict[str, Any], expected: str) -> None:
+    (alert,) = raised(run_of(*[{"calls_credited": 0, **changes}] * 3), {})
+    assert (alert.monitor, expected in alert.message) == ("no_gradient", True)
+
+
+def test_a_gradient_that_ends_has_another_cause_than_one_that_never_was() -> None:
+    never, ended = (raised(run_of({"calls_credited": n}, *[{"calls_credited": 0}] * 3), {}) for n in (0, 9))
+    assert "check the reward" in never[0].message
+    assert "lower trainer.learning_rate" in ended[0].message
+
+
+def test_metrics_of_older_runs_are_read() -> None:
+    """They have ``rows_trained`` only."""
+    new = ("calls", "calls_credited", "solved", "response_tokens", "sampling_entropy", "context_rewritten", "staleness")
+    history = [{k: v for k, v in line.items() if k not in new} for line in run_of(*[{"rows_trained": 0}] * 3)]
+    assert [alert.monitor for alert in raised(history, {})] == ["no_gradient"]
+    assert raised([{**line, "rows_trained": 1} for line in history], {}) == []
+
+
+def test_steps_without_calls_are_not_steps_without_a_gradient() -> None:
+    assert raised(run_of(*[{"calls": 0, "calls_credited": 0, "calls_truncated": 0}] * 3), {}) == []
+
+
+def test_groups_of_one_attempt_are_no_fault_with_a_rule_that_credits_them() -> None:
+    assert raised(run_of(*[{"groups_single": 4, "groups_equal": 0, "calls_credited": 64}] * 3), {}) == []
+
+
+def test_a_changed_history_and_a_changing_template_have_different_causes() -> None:
+    (agent,) = raised(run_of(*[{"context_clean": 2, "context_rewritten": 30}] * 3), {})
+    (template,) = raised(run_of(*[{"context_clean": 2, "context_forked": 30}] * 3), {})
+    assert "The agent changes its history" in agent.message
+    assert "The chat template renders" in template.message
+
+
+def entropies(*values: float, **changes: float) -> list[dict[str, Any]]:
+    return run_of(*({"sampling_entropy": value, **changes} for value in values))
+
+
+def test_entropy_collapses_only_if_it_was_higher_and_the_tasks_are_not_solved() -> None:
+    (alert,) = raised(entropies(0.8, 0.7, 0.6, 0.01, 0.005, 0.005), {})
+    assert "fell from 0.700 to 0.0067 nats" in alert.message
+    assert raised(entropies(0.8, 0.7, 0.6, 0.01, 0.005, 0.005, solved=0.95), {}) == []
+    assert raised(entropies(*[0.005] * 6), {}) == [], "it was low from the beginning"
+    assert raised(entropies(0.8, 0.7, 0.6, 0.1, 0.08, 0.07), {}) == []
+
+
+def test_responses_explode_within_twenty_steps_or_grow_slowly() -> None:
+    fast = run_of(*({"response_tokens": 20.0 * 1.1**step} for step in range(20)))
+    slow = run_of(*({"response_tokens": 20.0 * 1.05**step} for step in range(40)))
+    short = run_of(*({"response_tokens": 2.0 * 1.1**step} for step in range(20)))
+    (alert,) = raised(fast, {})
+    assert alert.monitor == "length_explosion"
+    assert "grew from 20 to 101 tokens" in alert.message
+    assert alerts(slow, {}) == alerts(short, {}) == []
+
+
+def test_a_gradient_norm_that_is_not_finite_or_rises_suddenly() -> None:
+    (infinite,) = raised(run_of({}, {"grad_norm": None}), {})
+    assert "grad_norm) is not finite" in infinite.message
+    (rising,) = raised(run_of(*[{}] * 8, *[{"grad_norm": 40.0}] * 3), {})
+    assert "rose from 1 to 40" in rising.message
+    assert raised(run_of(*[{}] * 8, {"grad_norm": 40.0}, {}, {}), {}) == [], "a single one is clipped"
+
+
+def held(*means: float, tasks: int = 20) -> HeldOut:
+    """Evaluations every five steps; tasks differ, and so do their changes."""
+    return {5 * i: {str(t): m + 0.2 * (t % 3) + 0.02 * i * (t % 2) for t in range(tasks)} for i, m in enumerate(means)}
+
+
+RISING = [{"reward": 0.3 + 0.02 * i + 0.01 * (i % 2)} for i in range(15)]
+
+
+def test_reward_hacking_needs_both_rewards_to_change_beyond_chance() -> None:
+    (alert,) = raised(run_of(*RISING), held(0.3, 0.35, 0.2, 0.1))
+    assert alert.monitor == "reward_hacking"
+    assert "fell by 0.230 between the evaluations after 5 and 15 steps" in alert.message
+    assert raised(run_of(*RISING), held(0.3, 0.35, 0.4, 0.5)) == []
+    assert raised(run_of(*RISING), held(0.3, 0.35, 0.2, 0.1, tasks=5)) == [], "too few tasks"
+    assert raised(run_of(*[{}] * 15), held(0.3, 0.35, 0.2, 0.1)) == [], "the training reward did not rise"
+    noisy: HeldOut = {0: {str(t): float(t % 2) for t in range(20)}, 15: {str(t): float(t % 3 == 0) for t in range(20)}}
+    assert raised(run_of(*RISING), noisy) == [], "it fell by chance"
+
+
+def test_intermediate_rewards_that_replace_the_tasks_reward() -> None:
+    air = [{"reward_air": 0.1 * i + 0.01 * (i % 2), "reward": 0.8 - 0.05 * i} for i in range(12)]
+    (alert,) = raised(run_of(*air), {})
+    assert alert.monitor == "intermediate_rewards"
+    assert "credit.air" in alert.message
+    assert raised(run_of(*({**step, "reward": 0.3 + 0.01 * i} for i, step in enumerate(air))), {}) == []
+
+
+def test_each_policy_has_monitors_of_its_own() -> None:
+    own = {f"writer/{key}": HEALTHY[key] for key in ("calls", "calls_credited", "calls_truncated", "groups")}
+    cut = {"reader/calls": 10, "reader/calls_truncated": 9, "reader/calls_credited": 5, "rollouts_failed": 20}
+    found = raised(run_of(*[{**own, **cut}] * 3), {})
+    assert {(a.monitor, a.policy) for a in found} == {("truncation", "reader"), ("failed_rollouts", None)}
+    assert str(next(a for a in found if a.policy)).startswith("truncation: policy reader: 90% of the responses")
+
+
+def test_alerts_of_all_steps_are_those_of_the_run_itself() -> None:
+    """Each step knows the evaluations before it; the last one knows its own too."""
+    history = run_of(*RISING)
+    held_out = held(0.3, 0.35, 0.2, 0.1)
+    live = [
+        alert
+        for number in range(1, len(history) + 1)
+        for alert in raised(
+            history[:number], {s: r for s, r in held_out.items() if s < number or number == len(history)}
+        )
+    ]
+    assert alerts(history, held_out) == live
+    assert live
+    again = [Alert(monitor="m", step=step, message="x") for step in (1, 2, 5, 6)]
+    assert [alert.step for alert in new_alerts(again)] == [1, 5]
+
+
+def slow(history: Sequence[Mapping[str, Any]], held_out: HeldOut, *, above: float = 1.0) -> str | None:
+    """A monitor of a user."""
+    return "slow" if history[-1].get("seconds_rollouts", 0) > above else None
+
+
+def truncation(history: Sequence[Mapping[str, Any]], held_out: HeldOut) -> str | None:
+    return None
+
+
+def test_monitors_are_switched_off_configured_and_added() -> None:
+    history = run_of(*[{"calls_truncated": 40, "seconds_rollouts": 3.0}] * 3)
+    assert [a.monitor for a in raised(history, {})] == ["truncation"]
+    assert raised(history, {}, watched(disable=["truncation"])) == []
+    assert raised(history, {}, watched(args={"truncation": {"at_least": 0.9}})) == []
+    added = watched(disable=["truncation"], add={"m:slow": slow}, args={"m:slow": {"above": 2.0}})
+    assert [str(a) for a in raised(history, {}, added)] == ["slow: slow"]
+    with pytest.raises(CreditError, match="'m:truncation' has the name 'truncation', which is taken"):
+        watched(add={"m:truncation": truncation})
+    with pytest.raises(CreditError, match="cannot be one of the monitors; expected the signature"):
+        watched(add={"m:f": lambda history: None})
+    with pytest.raises(CreditError, match="'slow' has no argument 'belo'; expected one of 'above'"):
+        watched(add={"m:slow": slow}, args={"m:slow": {"belo": 2.0}})
+
+
+def broken(history: Sequence[Mapping[str, Any]], held_out: HeldOut) -> str | None:
+    return history[-1]["missing"]
+
+
+def test_a_monitor_that_raises_is_reported_and_does_not_end_the_run() -> None:
+    (alert,) = raised(run_of({}), {}, watched(add={"m:broken": broken}))
+    assert str(alert).startswith("broken: the monitor itself failed: KeyError: 'missing'")
+
+
+def test_every_monitor_is_tested_here() -> None:
+    others = {"entropy_collapse", "length_explosion", "gradient_norm", "reward_hacking", "intermediate_rewards"}
+    assert set(MONITORS) == {*FAULTS, *others}
