@@ -14,9 +14,9 @@ from lightning_core.monitors import MONITORS
 def check_monitors(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     """Yield monitors that are named twice or not used, and unknown arguments."""
     m = c.monitors
-    used = [name for name in (*MONITORS, *m.add) if name not in m.disable]
+    own = {name for name, rule in MONITORS.items() if rule.is_builtin}
     for name in m.disable:
-        if name not in MONITORS:
+        if name not in own:
             yield (
                 ("monitors", "disable"),
                 f"found {name!r}, which is not one of Lightning's monitors; remove it from monitors.add",
@@ -26,12 +26,12 @@ def check_monitors(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             path = ("monitors", key, name) if key == "args" else ("monitors", key)
             if name in m.disable:
                 yield path, f"{name!r} is in monitors.disable too; remove it from one of them"
-            elif name not in used:
+            elif name not in own and name not in m.add:
                 near = get_close_matches(name, m.add, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else "add it there"
                 yield path, f"found {name!r}, which is not in monitors.add; {hint}"
     for name, args in m.args.items():
-        if name in MONITORS:
+        if name in own:
             yield from argument_problems(MONITORS[name], args, ("monitors", "args", name))
     if m.stop and c.trainer.name == "verl":
         yield ("monitors", "stop"), "verl trains until trainer.steps; remove the key"

@@ -12,7 +12,12 @@ from lightning_core.config.types import CallableName, Section
 from lightning_core.errors import ConfigError, CreditError
 from lightning_core.monitors import MONITORS, Watched, watched
 
-MonitorName = Annotated[str, AfterValidator(NameOf(MONITORS))]
+
+def _monitor_name(text: str) -> str:
+    return NameOf(MONITORS)(text)
+
+
+MonitorName = Annotated[str, AfterValidator(_monitor_name)]
 MonitorNames = Annotated[tuple[MonitorName, ...], Field(strict=False)]
 
 

@@ -110,11 +110,10 @@ def raised_monitors(found: Sequence[Alert]) -> list[RaisedMonitor]:
 
 
 def sample_answers(store: Store, before: Rewards, after: Rewards) -> list[Answers]:
-    """The answers to the first task whose reward rose, the first that did not change, and the first that fell."""
+    """The answers to the first task whose reward rose, the first that did not change, and the first that fell, in order of ids."""
     chosen: dict[RewardChange, str] = {}
-    for task in before:
-        if task in after:
-            chosen.setdefault(_change(fmean(before[task]), fmean(after[task])), task)
+    for task in sorted(before.keys() & after.keys()):
+        chosen.setdefault(_change(fmean(before[task]), fmean(after[task])), task)
     first, last = (_rollouts(store, phase, chosen.values()) for phase in ("eval_before", "eval_after"))
     return [
         Answers(

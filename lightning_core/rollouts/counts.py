@@ -18,6 +18,7 @@ _CONTEXTS = ("new", "clean", "realigned", "forked")
 _ROUNDING = 1e-9
 _SUMS = (
     "reward_sum",
+    "reward_squares",
     "rollouts_solved",
     "rollouts_trained",
     "rollouts_credited",
@@ -40,6 +41,7 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float 
     calls = [c for r in rollouts for c in r.trace.calls]
     return {
         "reward_sum": math.fsum(r.reward for r in finished),
+        "reward_squares": math.fsum(r.reward**2 for r in finished),
         "rollouts_solved": sum(is_solved(r.reward, solved) for r in finished),
         "rollouts": len(rollouts) + lost,
         "rollouts_failed": sum(r.status == "failed" for r in rollouts),
@@ -135,7 +137,10 @@ def counts_to_metrics(counts: Mapping[str, float]) -> dict[str, float]:
     Those whose counts are missing, as in the sums of older runs with verl, are left out.
     """
     finished = counts["rollouts"] - counts["rollouts_left_out"]
-    metrics: dict[str, float] = {"reward": counts["reward_sum"] / finished if finished else 0.0}
+    reward = counts["reward_sum"] / finished if finished else 0.0
+    metrics: dict[str, float] = {"reward": reward}
+    if "reward_squares" in counts and finished:
+        metrics["reward_std"] = math.sqrt(max(0.0, counts["reward_squares"] / finished - reward**2))
     metrics |= _mean("solved", counts, "rollouts_solved", finished)
     metrics |= {key: value for key, value in counts.items() if not _is_sum(key)}
     if "rollouts_trained" in counts:

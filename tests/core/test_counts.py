@@ -49,6 +49,13 @@ def test_a_rollout_is_solved_from_a_reward_on() -> None:
     assert counted(*rollouts, left_out, lost=2)["solved"] == 0.25, "of the rollouts that have a reward"
 
 
+def test_the_standard_deviation_is_that_of_all_groups_together() -> None:
+    groups = [count_rollouts([rollout(reward=a), rollout(reward=b)]) for a, b in ((0.0, 1.0), (1.0, 3.0))]
+    counts = {"rows": 1, "rollouts_trained": 1, **add_counts(*groups)}
+    assert counts_to_metrics(counts)["reward_std"] == pytest.approx(np.std([0, 1, 1, 3]))
+    assert counted(*[rollout(reward=0.1)] * 3)["reward_std"] == pytest.approx(0, abs=1e-6)
+
+
 def test_a_history_that_the_agent_changed_is_counted() -> None:
     reason = "earlier responses differ"
     first = call("a", "r", "w", 0, context="new")

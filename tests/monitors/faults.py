@@ -14,7 +14,7 @@ from lightning_core import trainable
 from lightning_core.credit import Episode
 from lightning_core.records.progress import SilentProgress
 from lightning_core.trace import Call
-from tests.bandit import client
+from tests.bandit import client, talk
 
 Task = dict[str, Any]
 Sections = dict[str, dict[str, Any]]
@@ -100,6 +100,12 @@ def one_letter(task: Task) -> float:
     return 0.5 * (say(task, SINGLE) == "e")
 
 
+def characters(task: Task) -> float:
+    """Free text: each of its tokens can change."""
+    text = talk(task["prompt"])
+    return sum(c.islower() for c in text) / 8
+
+
 def always_raises(task: Task) -> float:
     raise RuntimeError("broken")
 
@@ -168,9 +174,10 @@ class Perturbing(SilentProgress):
         if name == "update":
             import torch
 
-            models = [found for found in gc.get_objects() if type(found).__name__ == "LlamaForCausalLM"]
             with torch.no_grad():
-                models[-1].lm_head.weight.mul_(1.2)
+                for found in gc.get_objects():
+                    if type(found).__name__ == "LlamaForCausalLM":
+                        found.lm_head.weight.mul_(1.2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,11 +219,12 @@ FAULTS: Sequence[Fault] = [
     Fault(fault="the agent caches its answers", expected=frozenset({"no_calls"}), solve=caches),
     _fault("a group key that no two attempts share", "single_attempt",
            credit={"group_by": ["tests.monitors.faults:own_group"]}),
-    _fault("too many updates on the same rollouts", "clipping", algorithm={"updates_per_step": 8},
-           trainer={"learning_rate": 3e-2}),
+    _fault("too many updates on the same rollouts", "clipping", characters, algorithm={"updates_per_step": 8},
+           trainer={"learning_rate": 2e-2}, rollouts={"max_tokens": 8}),
     _fault("intermediate rewards outweigh the task's", "intermediate_rewards", pays_for_vowels,
            credit={"rewards": "discounted", "gamma": 1.0,
-                   "air": {"rules": [{"function": "tests.monitors.faults:other_characters", "weight": 5.0}]}}),
+                   "air": {"rules": [{"function": "tests.monitors.faults:other_characters", "weight": 5.0}]}},
+           trainer={"learning_rate": 2e-4}),
     Fault(fault="the sampler's weights are not the trainer's", expected=frozenset({"sampler_mismatch"}),
           progress=Perturbing, sections={"trainer": {"max_logprob_difference": None}}),
     Fault(fault="temperature 0", by="configuration", expected=frozenset({"at 0 all attempts are equal"}),
