@@ -1,0 +1,104 @@
+"""Examines an environment, or a configuration with its agent, and returns the findings as they are made."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from lightning_core.config import Config
+from lightning_core.doctor import conversations, environment, plan, rewards, settings, tasks, wiring
+from lightning_core.doctor.finding import Checks, Finding
+from lightning_core.doctor.machine import gather_environment
+from lightning_core.doctor.trial import Trial
+from lightning_core.doctor.trials import Setup, policy_trial, scripted_trial
+from lightning_core.errors import ConfigError, MissingExtra, TrainingError
+from lightning_core.records.progress import Progress, SilentProgress
+from lightning_core.rollouts.programs import check_tasks, load_agent, load_reward
+from lightning_core.rollouts.tasks import held_out_tasks, load_tasks, training_tasks
+
+SCRIPTED, POLICY = "scripted policy", "policy"
+CHECKS: tuple[Checks[object], ...] = tuple(
+    module.checks  # pyright: ignore[reportAssignmentType]
+    for module in (environment, settings, tasks, wiring, conversations, rewards, plan)
+)
+"""All checks, in the order of docs/doctor.md."""
+
+
+def examine_environment(config: Config | None = None) -> list[Finding]:
+    """Check what is installed, the hardware, and the network. ``config``: for the endpoint's address and ``run.dir``."""
+    return list(environment.checks.examine("environment", gather_environment(config)))
+
+
+def examine(
+    config: Config,
+    *,
+    count: int = 2,
+    attempts: int = 4,
+    model: bool = True,
+    progress: Progress | None = None,
+) -> Iterator[Finding]:
+    """Check ``config`` and its agent, with ``attempts`` rollouts of each of ``count`` training tasks.
+
+    ``model``: whether to run the real policy too. Writes to a temporary folder only, which is removed. Raises `ConfigError` if the
+    agent, the reward function or the tasks cannot be loaded.
+    """
+    yield from settings.checks.examine("configuration", config)
+    solve, reward = load_agent(config), load_reward(config)
+    train = training_tasks(config)
+    held_out = [] if config.tasks.eval is None else load_tasks(config.tasks.eval, key="tasks.eval")
+    check_tasks(config, [*train, *held_out])
+    lists = tasks.TaskLists(
+        train=train, eval=held_out, eval_limit=config.eval.tasks, tasks_per_step=config.rollouts.tasks_per_step
+    )
+    yield from tasks.checks.examine("tasks", lists)
+    with tempfile.TemporaryDirectory(prefix="lightning-doctor-") as scratch:
+        setup = Setup(
+            config=config,
+            solve=solve,
+            reward=reward,
+            train=train,
+            eval_tasks=len(held_out_tasks(config)) if held_out else 0,
+            tasks=count,
+            attempts=attempts,
+            scratch=Path(scratch),
+            progress=progress or SilentProgress(),
+        )
+        yield from _trials(setup, model=model)
+
+
+def _trials(setup: Setup, *, model: bool) -> Iterator[Finding]:
+    trial = scripted_trial(setup)
+    found = list(wiring.checks.examine(SCRIPTED, trial))
+    yield from found
+    skipped = _why_skipped(setup.config, trial, model=model)
+    if skipped is not None:
+        yield from conversations.checks.examine(SCRIPTED, trial)
+        text = f"not checked with the real policy: conversations, rewards, equal groups, truncation, time and memory ({skipped})"
+        yield Finding(section=POLICY, name="not checked", level="info", found=text)
+        return
+    try:
+        trial, measured = policy_trial(setup)
+    except (ConfigError, MissingExtra) as error:
+        yield Finding(section=POLICY, name="model", level="problem", found=str(error))
+        return
+    known = {(f.name, f.level, f.found) for f in found}
+    checks: tuple[Checks[Trial], ...] = (wiring.checks, conversations.checks, rewards.checks)
+    for finding in (f for one in checks for f in one.examine(POLICY, trial)):
+        if (finding.name, finding.level, finding.found) not in known:
+            yield finding
+    if measured is not None:
+        yield from plan.checks.examine("plan", measured)
+
+
+def _why_skipped(config: Config, trial: Trial, *, model: bool) -> str | None:
+    """Why the real policy does not run; None if it does."""
+    if not model:
+        return "--no-model"
+    if config.trainer.name != "torch":
+        return f"trainer.name is {config.trainer.name}, whose policy runs on a cluster"
+    if config.policy.backend != "torch":
+        return f"policy.backend is {config.policy.backend}, a server that is not started here"
+    if isinstance(trial.error, (ConfigError, TrainingError)):
+        return "a run stops before that"
+    return None
