@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from lightning_core.doctor.finding import Checks, Found
+from lightning_core.doctor.finding import Checks, Observed
 from lightning_core.doctor.trial import Trial
 from lightning_core.doctor.units import listed, percent, plural
 
@@ -16,7 +16,7 @@ checks: Checks[Trial] = Checks("Conversations")
 
 
 @checks.check("contexts")
-def contexts(t: Trial) -> Iterator[Found]:
+def contexts(t: Trial) -> Iterator[Observed]:
     """How prompts continue earlier calls. `clean` and `realigned` calls continue the row of the call before; `forked` and
     `new` ones start a row of their own, whose whole prompt is computed again in the update. An agent that rewrites its
     history pays this for each call. Append messages to the history as they were returned."""
@@ -25,10 +25,10 @@ def contexts(t: Trial) -> Iterator[Found]:
     kinds = Counter(c.context for c in t.calls)
     counts = ", ".join(f"{kinds[kind]} {kind}" for kind in _KINDS if kinds[kind])
     rows = f"; {t.rows} rows for {plural(len(t.calls), 'call')}" if t.rows else ""
-    yield Found("info", f"{counts}{rows}")
+    yield Observed("info", f"{counts}{rows}")
     for (kind, reason), count in Counter(_reasons(t)).most_common():
         breaks = kind in ("new", "forked")
-        yield Found(
+        yield Observed(
             "warning" if breaks else "info",
             f"{plural(count, 'call')} {kind}: {reason}",
             "pass earlier messages back as they were returned, and append new ones" if breaks else "",
@@ -47,7 +47,7 @@ def _reasons(t: Trial) -> Iterator[tuple[str | None, str]]:
 
 
 @checks.check("truncation")
-def truncation(t: Trial) -> Iterator[Found]:
+def truncation(t: Trial) -> Iterator[Observed]:
     """Responses that ended at the token limit instead of by themselves. Their reward is that of an unfinished answer.
     Raise the limit, or shorten answers by the prompt or by the reward."""
     cut = [c for c in t.calls if c.finish_reason == "length"]
@@ -64,4 +64,4 @@ def truncation(t: Trial) -> Iterator[Found]:
         if by_request
         else f"raise rollouts.max_tokens to {2 * limit} or more"
     )
-    yield Found("warning" if share > _MANY_CUT else "info", text, advice)
+    yield Observed("warning" if share > _MANY_CUT else "info", text, advice)

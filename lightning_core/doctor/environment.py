@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lightning_core.doctor.finding import Checks, Found
+from lightning_core.doctor.finding import Checks, Observed
 from lightning_core.doctor.units import size
 
 _LITTLE_MEMORY = 2 << 30
@@ -66,56 +66,56 @@ checks: Checks[Environment] = Checks("Environment")
 
 
 @checks.check("versions")
-def versions(e: Environment) -> Iterator[Found]:
+def versions(e: Environment) -> Iterator[Observed]:
     """Versions of Python, Lightning, torch and transformers. Quote them in a report of a bug."""
-    yield Found("info", ", ".join(f"{name} {version}" for name, version in e.versions.items()))
+    yield Observed("info", ", ".join(f"{name} {version}" for name, version in e.versions.items()))
 
 
 @checks.check("torch")
-def torch(e: Environment) -> Iterator[Found]:
+def torch(e: Environment) -> Iterator[Observed]:
     """torch is not installed. Training and serving need it; recording, credit and traces do not. Install the extra `torch`."""
     if "torch" not in e.versions:
-        yield Found("warning", "torch is not installed", "to train or serve: pip install 'lightning-rl[torch]'")
+        yield Observed("warning", "torch is not installed", "to train or serve: pip install 'lightning-rl[torch]'")
 
 
 @checks.check("frameworks")
-def frameworks(e: Environment) -> Iterator[Found]:
+def frameworks(e: Environment) -> Iterator[Observed]:
     """A framework whose installed version is not supported, or that is incomplete. Its agents are not named and its
     events are not recorded. Install the extra of its name."""
     yield from _extras(e.integrations)
 
 
 @checks.check("extras")
-def extras(e: Environment) -> Iterator[Found]:
+def extras(e: Environment) -> Iterator[Observed]:
     """An extra of which some packages are missing or too old, so that what needs it fails later. Install the extra."""
     yield from _extras(e.extras)
 
 
 @checks.check("cpu")
-def cpu(e: Environment) -> Iterator[Found]:
+def cpu(e: Environment) -> Iterator[Observed]:
     """CPU, cores, and the instructions that the model uses. With AMX or AVX512_BF16, matrix products are about twice as
     fast. Without AVX2, training on this CPU is slow."""
     found = f"{e.cpu}, {e.cores} cores"
     if e.devices is None:
-        yield Found("info", found)
+        yield Observed("info", found)
         return
     units = [e.devices.kernels, *filter(None, [e.devices.bfloat16])]
     text = f"{found}, {e.devices.threads} threads, {' + '.join(units)}"
     if e.devices.kernels in ("AVX512", "AVX2") or not e.cpu.startswith(("Intel", "AMD")):
-        yield Found("info", text)
+        yield Observed("info", text)
     else:
-        yield Found("warning", text, "the model runs without AVX2 kernels: use another machine to train")
+        yield Observed("warning", text, "the model runs without AVX2 kernels: use another machine to train")
 
 
 @checks.check("gpu")
-def gpu(e: Environment) -> Iterator[Found]:
+def gpu(e: Environment) -> Iterator[Observed]:
     """The GPUs that torch sees. If one is missing, torch is a CPU build or the driver is too old."""
     if e.devices is not None:
-        yield Found("info", ", ".join(e.devices.gpus) or "none: the model runs on the CPU")
+        yield Observed("info", ", ".join(e.devices.gpus) or "none: the model runs on the CPU")
 
 
 @checks.check("memory")
-def memory(e: Environment) -> Iterator[Found]:
+def memory(e: Environment) -> Iterator[Observed]:
     """Free memory of the device, within the limit of the container or job. Full training needs about 16 bytes per trained
     weight, and the rest is divided between the sampler's cache and a training pass. Use a smaller model, `train_layers` or
     LoRA if it is short."""
@@ -123,54 +123,54 @@ def memory(e: Environment) -> Iterator[Found]:
         return
     text = f"{size(e.devices.free_bytes)} free"
     if e.devices.free_bytes < _LITTLE_MEMORY:
-        yield Found(
+        yield Observed(
             "warning", text, "end other programs, raise the limit of the container, or use a smaller model or LoRA"
         )
     else:
-        yield Found("ok", text)
+        yield Observed("ok", text)
 
 
 @checks.check("disk")
-def disk(e: Environment) -> Iterator[Found]:
+def disk(e: Environment) -> Iterator[Observed]:
     """Free disk space in `run.dir`, and whether it can be written to. A checkpoint of full training has 12 bytes per
     trained weight, and a full disk stops the run."""
     text = f"{size(e.disk_bytes)} free in {e.folder}"
     if not e.writable:
-        yield Found("problem", f"{e.folder} is not writable", "set run.dir to a folder that you may write to")
+        yield Observed("problem", f"{e.folder} is not writable", "set run.dir to a folder that you may write to")
     elif e.disk_bytes < _LITTLE_DISK:
-        yield Found("warning", text, "free space, or set run.dir to another disk")
+        yield Observed("warning", text, "free space, or set run.dir to another disk")
     else:
-        yield Found("ok", text)
+        yield Observed("ok", text)
 
 
 @checks.check("proxies")
-def proxies(e: Environment) -> Iterator[Found]:
+def proxies(e: Environment) -> Iterator[Observed]:
     """A proxy in the environment that requests to this machine would go through. Routed requests of Python clients and of
     child programs bypass it; other clients of agents, such as those in containers, do not. Add the endpoint to `NO_PROXY`."""
     for variable, proxy in e.proxies.items():
-        yield Found("warning", f"{variable}={proxy} catches 127.0.0.1", "set NO_PROXY=127.0.0.1,localhost")
+        yield Observed("warning", f"{variable}={proxy} catches 127.0.0.1", "set NO_PROXY=127.0.0.1,localhost")
 
 
 @checks.check("port")
-def port(e: Environment) -> Iterator[Found]:
+def port(e: Environment) -> Iterator[Observed]:
     """Whether the endpoint can open its port (`endpoint.host`, `endpoint.port`). Another program, often a run that still
     goes on, may have it. With port 0 any free one is used."""
     if e.port_error is None:
-        yield Found("ok", f"the endpoint can open {e.port}")
+        yield Observed("ok", f"the endpoint can open {e.port}")
     else:
         advice = "end the program that has it, or set endpoint.port: 0"
-        yield Found("problem", f"the endpoint cannot open {e.port}: {e.port_error}", advice)
+        yield Observed("problem", f"the endpoint cannot open {e.port}: {e.port_error}", advice)
 
 
-def _extras(found: Mapping[str, Extra]) -> Iterator[Found]:
+def _extras(found: Mapping[str, Extra]) -> Iterator[Observed]:
     complete = [name for name, extra in found.items() if extra.installed and not extra.conflicts]
     if complete:
         shown = (f"{name} ({', '.join(f'{p} {v}' for p, v in found[name].installed.items())})" for name in complete)
-        yield Found("ok", ", ".join(shown))
+        yield Observed("ok", ", ".join(shown))
     for name, extra in found.items():
         if extra.installed and extra.conflicts:
             text = f"{name} is incomplete: {', '.join(extra.conflicts)}"
-            yield Found("warning", text, f"pip install 'lightning-rl[{name}]'")
+            yield Observed("warning", text, f"pip install 'lightning-rl[{name}]'")
     absent = [name for name, extra in found.items() if not extra.installed and extra.conflicts]
     if absent:
-        yield Found("info", f"not installed: {', '.join(absent)}")
+        yield Observed("info", f"not installed: {', '.join(absent)}")

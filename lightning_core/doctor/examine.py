@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from lightning_core.config import Config
 from lightning_core.doctor import conversations, environment, plan, rewards, settings, tasks, wiring
@@ -18,9 +19,15 @@ from lightning_core.rollouts.programs import check_tasks, load_agent, load_rewar
 from lightning_core.rollouts.tasks import held_out_tasks, load_tasks, training_tasks
 
 SCRIPTED, POLICY = "scripted policy", "policy"
-CHECKS: tuple[Checks[object], ...] = tuple(
-    module.checks  # pyright: ignore[reportAssignmentType]
-    for module in (environment, settings, tasks, wiring, conversations, rewards, plan)
+CHECKS: tuple[Checks[Any], ...] = (
+    environment.checks,
+    settings.checks,
+    tasks.checks,
+    wiring.checks,
+    conversations.checks,
+    rewards.health,
+    rewards.checks,
+    plan.checks,
 )
 """All checks, in the order of docs/doctor.md."""
 
@@ -69,7 +76,7 @@ def examine(
 
 def _trials(setup: Setup, *, model: bool) -> Iterator[Finding]:
     trial = scripted_trial(setup)
-    found = list(wiring.checks.examine(SCRIPTED, trial))
+    found = list(_findings(SCRIPTED, trial, wiring.checks, rewards.health))
     yield from found
     skipped = _why_skipped(setup.config, trial, model=model)
     if skipped is not None:
@@ -83,12 +90,16 @@ def _trials(setup: Setup, *, model: bool) -> Iterator[Finding]:
         yield Finding(section=POLICY, name="model", level="problem", found=str(error))
         return
     known = {(f.name, f.level, f.found) for f in found}
-    checks: tuple[Checks[Trial], ...] = (wiring.checks, conversations.checks, rewards.checks)
-    for finding in (f for one in checks for f in one.examine(POLICY, trial)):
+    for finding in _findings(POLICY, trial, wiring.checks, conversations.checks, rewards.health, rewards.checks):
         if (finding.name, finding.level, finding.found) not in known:
             yield finding
     if measured is not None:
         yield from plan.checks.examine("plan", measured)
+
+
+def _findings(section: str, trial: Trial, *tables: Checks[Trial]) -> Iterator[Finding]:
+    for table in tables:
+        yield from table.examine(section, trial)
 
 
 def _why_skipped(config: Config, trial: Trial, *, model: bool) -> str | None:

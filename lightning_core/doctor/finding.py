@@ -25,7 +25,7 @@ class Finding:
     """What to do; empty if there is nothing to do, or if ``found`` says it."""
 
 
-class Found(NamedTuple):
+class Observed(NamedTuple):
     """A finding without its section and name."""
 
     level: Level
@@ -38,7 +38,7 @@ class Check(Generic[E]):
     """A check of evidence of one type. The function's docstring is its documentation."""
 
     name: str
-    find: Callable[[E], Iterable[Found]]
+    find: Callable[[E], Iterable[Observed]]
 
 
 class Checks(Generic[E]):
@@ -49,10 +49,10 @@ class Checks(Generic[E]):
         self.title = title
         self.all: list[Check[E]] = []
 
-    def check(self, name: str) -> Callable[[Callable[[E], Iterable[Found]]], Callable[[E], Iterable[Found]]]:
+    def check(self, name: str) -> Callable[[Callable[[E], Iterable[Observed]]], Callable[[E], Iterable[Observed]]]:
         """Add the decorated function under ``name``."""
 
-        def add(function: Callable[[E], Iterable[Found]]) -> Callable[[E], Iterable[Found]]:
+        def add(function: Callable[[E], Iterable[Observed]]) -> Callable[[E], Iterable[Observed]]:
             self.all.append(Check(name, function))
             return function
 

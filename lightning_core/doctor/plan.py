@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lightning_core.config import Config
-from lightning_core.doctor.finding import Checks, Found
+from lightning_core.doctor.finding import Checks, Observed
 from lightning_core.doctor.units import plural, size
 from lightning_core.records.progress import format_seconds
 
@@ -43,39 +43,39 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeRange:
     """Seconds, from the best to the worst case."""
 
     low: float
     high: float
 
-    def __add__(self, other: Span) -> Span:
-        return Span(self.low + other.low, self.high + other.high)
+    def __add__(self, other: TimeRange) -> TimeRange:
+        return TimeRange(self.low + other.low, self.high + other.high)
 
-    def __mul__(self, times: float) -> Span:
-        return Span(self.low * times, self.high * times)
+    def __mul__(self, times: float) -> TimeRange:
+        return TimeRange(self.low * times, self.high * times)
 
     def __str__(self) -> str:
         low, high = _seconds(self.low), _seconds(self.high)
         return low if low == high else f"{low} to {high}"
 
 
-def rollouts_span(m: Measured, count: int) -> Span:
+def rollouts_time(m: Measured, count: int) -> TimeRange:
     """The time that ``count`` rollouts take.
 
     At best, as many as run at the same time take as long as one. At worst, the time grows in proportion to their number.
     """
     rounds = math.ceil(count / m.config.rollouts.concurrency)
     worst = m.seconds_rollouts * count / m.rollouts
-    return Span(min(rounds * m.seconds_rollout, worst), worst)
+    return TimeRange(min(rounds * m.seconds_rollout, worst), worst)
 
 
-def step_span(m: Measured) -> tuple[Span, Span]:
+def step_time(m: Measured) -> tuple[TimeRange, TimeRange]:
     """The times of the rollouts and of the update of a step. At best, an update has the rows of the trial."""
     r = m.config.rollouts
     count, update = r.tasks_per_step * r.group_size, m.seconds_update or 0.0
     scaled = update * count / m.rollouts
-    return rollouts_span(m, count), Span(min(update, scaled), scaled)
+    return rollouts_time(m, count), TimeRange(min(update, scaled), scaled)
 
 
 def evaluations(m: Measured) -> int:
@@ -94,50 +94,50 @@ checks: Checks[Measured] = Checks("Plan of the run")
 
 
 @checks.check("model")
-def model(m: Measured) -> Iterator[Found]:
+def model(m: Measured) -> Iterator[Observed]:
     """How the model is computed, and how free memory is divided between the sampler's cache and training passes. See
     docs/models.md for the paths; `trainer.cache_gb` and `trainer.micro_batch_tokens` change the division."""
-    yield from (Found("info", note) for note in m.notes)
+    yield from (Observed("info", note) for note in m.notes)
 
 
 @checks.check("update")
-def update(m: Measured) -> Iterator[Found]:
+def update(m: Measured) -> Iterator[Observed]:
     """An update on the rows of the trial raised an error, for example because sampler and trainer disagree."""
     if m.update_error is not None:
-        yield Found("problem", f"the update failed: {m.update_error}", "see docs/troubleshooting.md")
+        yield Observed("problem", f"the update failed: {m.update_error}", "see docs/troubleshooting.md")
     elif m.seconds_update is None:
-        yield Found("warning", "no update was measured: the trial had no rows to train on")
+        yield Observed("warning", "no update was measured: the trial had no rows to train on")
 
 
 @checks.check("time of a step")
-def step(m: Measured) -> Iterator[Found]:
+def step(m: Measured) -> Iterator[Observed]:
     """Seconds of a step's rollouts and update, extrapolated from the trial. The lower ends assume that all rollouts and rows
     run side by side, the upper ends that nothing does. Rows without gradient cost no update."""
-    rolling, updating = step_span(m)
+    rolling, updating = step_time(m)
     one = f"a rollout takes {_seconds(m.seconds_rollout)}"
-    yield Found("info", f"{one}; a step: rollouts {rolling}, update {updating}")
+    yield Observed("info", f"{one}; a step: rollouts {rolling}, update {updating}")
 
 
 @checks.check("time of the run")
-def run(m: Measured) -> Iterator[Found]:
+def run(m: Measured) -> Iterator[Observed]:
     """The time of all steps and evaluations. Lower `trainer.steps`, `rollouts.tasks_per_step` or `eval.tasks` if it is too
     long."""
-    rolling, updating = step_span(m)
+    rolling, updating = step_time(m)
     number = evaluations(m)
-    evaluating = rollouts_span(m, m.eval_tasks * m.config.eval.samples) * number
+    evaluating = rollouts_time(m, m.eval_tasks * m.config.eval.samples) * number
     total = (rolling + updating) * m.config.trainer.steps + evaluating
-    yield Found("info", f"{total} for {plural(m.config.trainer.steps, 'step')} and {plural(number, 'evaluation')}")
+    yield Observed("info", f"{total} for {plural(m.config.trainer.steps, 'step')} and {plural(number, 'evaluation')}")
 
 
 @checks.check("slow update")
-def slow_update(m: Measured) -> Iterator[Found]:
+def slow_update(m: Measured) -> Iterator[Observed]:
     """The update takes longer than the rollouts. Train fewer layers (`policy.train_layers`) or adapters (`policy.tuning:
     lora`): both shorten the backward pass and need less memory."""
     policy = m.config.policy
     if m.seconds_update is None or m.seconds_update <= m.seconds_rollouts or policy.tuning == "lora":
         return
     layers = "lower policy.train_layers" if policy.train_layers else "set policy.train_layers to half of the layers"
-    yield Found(
+    yield Observed(
         "info",
         f"the update of the trial took {_seconds(m.seconds_update)}, its rollouts {_seconds(m.seconds_rollouts)}",
         f"{layers}, or policy.tuning: lora",
@@ -145,15 +145,15 @@ def slow_update(m: Measured) -> Iterator[Found]:
 
 
 @checks.check("memory of the run")
-def memory(m: Measured) -> Iterator[Found]:
+def memory(m: Measured) -> Iterator[Observed]:
     """Memory of this process after an update, and at its peak; on a GPU, the GPU's. A step with more rows has the same peak,
     since micro-batches are limited; the sampler's cache grows to the size of its plan. Worker processes of agents are not
     included."""
-    yield Found("info", f"{size(m.memory)}, at the peak {size(m.peak)}")
+    yield Observed("info", f"{size(m.memory)}, at the peak {size(m.peak)}")
 
 
 @checks.check("checkpoints")
-def checkpoints(m: Measured) -> Iterator[Found]:
+def checkpoints(m: Measured) -> Iterator[Observed]:
     """Size of the checkpoints that are kept (`trainer.keep_checkpoints`, `trainer.keep_best`) and of the one being written,
     against the free disk space. A full disk stops the run. Free space, keep fewer, or train fewer weights."""
     newest = m.trained_bytes + m.frozen_bytes + m.optimizer_bytes
@@ -161,9 +161,9 @@ def checkpoints(m: Measured) -> Iterator[Found]:
     text = f"{size(newest)} for the newest, up to {size(needed)} at the same time; {size(m.disk_bytes)} free"
     if needed > m.disk_bytes:
         advice = "free space, set run.dir to another disk, lower trainer.keep_checkpoints, or use LoRA"
-        yield Found("problem", text, advice)
+        yield Observed("problem", text, advice)
     else:
-        yield Found("ok", text)
+        yield Observed("ok", text)
 
 
 def _seconds(seconds: float) -> str:

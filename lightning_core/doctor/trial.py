@@ -62,3 +62,14 @@ class Trial:
         for rollout in self.finished:
             found.setdefault(rollout.job.task_id, []).append(rollout.reward)
         return list(found.values())
+
+
+def working_time(rollout: Rollout) -> tuple[int, int] | None:
+    """When the first model call of ``rollout`` began and the rollout ended, in ns; None without calls.
+
+    What comes before is mostly the start of a worker process, which happens once in a run.
+    """
+    trace = rollout.trace
+    if not trace.calls or not trace.events:
+        return None
+    return min(call.start_ns for call in trace.calls), max(event.end_ns for event in trace.events)

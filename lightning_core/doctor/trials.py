@@ -18,7 +18,7 @@ from lightning_core.config import Config
 from lightning_core.config.resolve import policy_settings
 from lightning_core.config.sections import Otlp, UpstreamSection
 from lightning_core.doctor.plan import Measured
-from lightning_core.doctor.trial import Trial
+from lightning_core.doctor.trial import Trial, working_time
 from lightning_core.endpoint.routing import Routing
 from lightning_core.errors import LightningError
 from lightning_core.records.progress import Progress
@@ -77,7 +77,8 @@ def scripted_trial(setup: Setup) -> Trial:
     config = setup.trial_config
     tasks = pick_tasks(setup.train, config, 0)
     backend = ScriptedBackend(lambda _: ANSWER, models=(*policy_settings(config), BASE))
-    every = ScriptedBackend(lambda _: ANSWER, models=EveryModel())
+    every = ScriptedBackend(lambda _: ANSWER)
+    every.models = EveryModel(every.models)
     setup.progress.message(f"scripted policy: {len(tasks)} tasks × {setup.attempts} attempts")
     setup.progress.phase("scripted policy", len(tasks) * setup.attempts)
     try:
@@ -167,15 +168,8 @@ def _with_gradient(row: Row) -> Row:
 
 
 def _times(rollouts: Sequence[Rollout]) -> tuple[float, float]:
-    """Seconds from the first model call to the last end, and the mean of the rollouts, each from its first call.
-
-    What comes before is mostly the start of worker processes, which happens once in a run.
-    """
-    times = [
-        (min(call.start_ns for call in r.trace.calls), max(event.end_ns for event in r.trace.events))
-        for r in rollouts
-        if r.trace.calls and r.trace.events
-    ]
+    """Seconds from the first model call to the last end, and the mean of the rollouts."""
+    times = [found for found in map(working_time, rollouts) if found is not None]
     if not times:
         return 0.0, 0.0
     whole = max(end for _, end in times) - min(start for start, _ in times)
