@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -55,13 +57,27 @@ def doctor(options: argparse.Namespace) -> int:
 
     progress = show_progress()
     try:
-        found = examine_environment(config)
-        found += examine(
-            config, count=options.tasks, attempts=options.attempts, model=not options.no_model, progress=progress
-        )
+        with _agents_output_apart() if options.json else nullcontext():
+            found = examine_environment(config)
+            found += examine(
+                config, count=options.tasks, attempts=options.attempts, model=not options.no_model, progress=progress
+            )
     finally:
         progress.close()
     return _report(found, as_json=options.json)
+
+
+@contextmanager
+def _agents_output_apart() -> Generator[None]:
+    """Send what agents and their processes print to standard error, since standard output is JSON."""
+    ours = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(ours, 1)
+        os.close(ours)
 
 
 def _report(findings: Iterable[Finding], *, as_json: bool) -> int:
@@ -72,12 +88,13 @@ def _report(findings: Iterable[Finding], *, as_json: bool) -> int:
         print()
     else:
         from lightning_core.cli.console import show
+        from lightning_core.doctor.units import plural
 
         warnings = sum(f.level == "warning" for f in findings)
         sections = dict.fromkeys(f.section for f in findings)
         for section in sections:
             show(f"{section}", _table([f for f in findings if f.section == section]), "")
-        show(f"{problems} problems, {warnings} warnings. docs/doctor.md explains each check.")
+        show(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}. docs/doctor.md explains each check.")
     return 1 if problems else 0
 
 

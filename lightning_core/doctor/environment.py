@@ -43,6 +43,8 @@ class Environment:
     """The frameworks by the names of their integrations."""
     extras: Mapping[str, Extra]
     """The other extras."""
+    needed: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The extras that the configuration needs, and the setting that does."""
     cpu: str
     cores: int
     """The CPUs that this process may use."""
@@ -89,6 +91,17 @@ def frameworks(e: Environment) -> Iterator[Observed]:
 def extras(e: Environment) -> Iterator[Observed]:
     """An extra of which some packages are missing or too old, so that what needs it fails later. Install the extra."""
     yield from _extras(e.extras)
+
+
+@checks.check("needed extras")
+def needed(e: Environment) -> Iterator[Observed]:
+    """An extra that the configuration needs is not installed, or not completely. The run would stop. Install it."""
+    for name, setting in e.needed.items():
+        if name in e.extras and e.extras[name].conflicts:
+            unmet = ", ".join(e.extras[name].conflicts)
+            yield Observed(
+                "problem", f"{setting} needs the extra {name}: {unmet}", f"pip install 'lightning-rl[{name}]'"
+            )
 
 
 @checks.check("cpu")

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -41,6 +42,7 @@ def gather_environment(config: Config | None = None) -> Environment:
         versions={"Python": platform.python_version(), **found},
         integrations=integrations,
         extras=extras,
+        needed={} if config is None else needed_extras(config),
         cpu=cpu_model(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         devices=_devices(),
@@ -51,6 +53,17 @@ def gather_environment(config: Config | None = None) -> Environment:
         port=f"{host}:{port}",
         port_error=why_closed(host, port),
     )
+
+
+def needed_extras(config: Config) -> dict[str, str]:
+    """The extras that ``config`` needs, and the setting that does. A vLLM of another distribution is accepted."""
+    name, starts_vllm = config.trainer.name, config.policy.backend == "vllm" and config.policy.vllm.url is None
+    needed = {name: f"trainer.name: {name}"}
+    if starts_vllm and find_spec("vllm") is None:
+        needed["vllm"] = "policy.backend: vllm"
+    if config.otlp.endpoint is not None:
+        needed["otlp"] = "otlp.endpoint"
+    return needed
 
 
 def find_distribution(name: str) -> Distribution | None:

@@ -25,7 +25,7 @@ def rewards(t: Trial) -> Iterator[Observed]:
     depend on the answer, or the tasks are too hard or too easy for the model. Give partial rewards, or choose other
     tasks."""
     found = [r.reward for r in t.finished]
-    if not found:
+    if not t.is_any_ok:
         return
     given = f"given by {giver(t)}"
     low, high = min(found), max(found)
@@ -86,7 +86,7 @@ def equal(t: Trial) -> Iterator[Observed]:
     at this temperature; with few attempts its interval is wide. Raise the temperature or `group_size`, choose tasks of medium
     difficulty, or replace such groups with `rollouts.refill`."""
     groups = [group for group in t.groups if len(group) > 1]
-    if not groups:
+    if not groups or not t.is_any_ok:
         return
     same, size = sum(len(set(group)) == 1 for group in groups), t.config.rollouts.group_size
     expected = expected_equal(groups, size)

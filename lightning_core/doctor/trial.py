@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lightning_core.config import Config
-from lightning_core.errors import LightningError
+from lightning_core.errors import InfrastructureError, LightningError, TrainingError
 from lightning_core.records.ledger import Ledger, trace_ledger
 from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.runner import Rollout
@@ -31,6 +31,16 @@ class Trial:
     """The ids of tasks without gradient, since the advantages of all calls are 0; None if no credit was assigned."""
     rows: int = 0
     """Training rows."""
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether the error is that no rollout ended well, which checks of their status report."""
+        return isinstance(self.error, (InfrastructureError, TrainingError)) and not self.is_any_ok
+
+    @property
+    def is_any_ok(self) -> bool:
+        """Whether any agent returned with a valid reward."""
+        return any(rollout.status == "ok" for rollout in self.rollouts)
 
     @cached_property
     def ledger(self) -> Ledger:

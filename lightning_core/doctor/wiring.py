@@ -23,9 +23,9 @@ checks: Checks[Trial] = Checks("The agent's requests")
 
 @checks.check("stopped")
 def stopped(t: Trial) -> Iterator[Observed]:
-    """A run would stop with this error after its first rollouts: a name in `agents.train` that no agent has, a trained agent that
-    does not use the endpoint, or no valid reward."""
-    if t.error is not None:
+    """A run would stop with this error after its first rollouts: a name in `agents.train` that no agent has, a
+    trained agent that does not use the endpoint, or credit that cannot be assigned. Run the command again after the change."""
+    if t.error is not None and not t.is_explained:
         names = selectable_names(t.ledger)
         yield Observed(
             "problem", f"a run stops here: {t.error}", f"names for agents.train: {', '.join(names)}" if names else ""

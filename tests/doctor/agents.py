@@ -90,6 +90,11 @@ def raises(task: dict[str, Any]) -> float:
     raise RuntimeError("no tool for this")
 
 
+def prints(task: dict[str, Any]) -> float:
+    sys.stdout.write("printed by the agent\n")
+    return healthy(task)
+
+
 def hangs(task: dict[str, Any]) -> float:
     sys.stderr.write("hanging\n")
     sys.stderr.flush()

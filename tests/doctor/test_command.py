@@ -45,7 +45,7 @@ def test_a_problem_is_exit_code_1(config: Path, capsys: pytest.CaptureFixture[st
     assert main(["doctor", str(config), "--no-model", "agents.train=[doctord]"]) == 1
     text = capsys.readouterr().out
     assert "  problem  stopped" in text
-    assert "1 problems, " in text
+    assert "1 problem, " in text
 
 
 def test_a_wrong_configuration_is_exit_code_2(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,6 +59,26 @@ def test_a_wrong_configuration_is_exit_code_2(config: Path, capsys: pytest.Captu
     assert "has no 'nothing'" in shown.err
     assert "--attempts 1: expected 2 or more" in shown.err
     assert "lightning-rl doctor CONFIG key=value" in shown.err
+
+
+def test_what_an_agent_prints_is_not_in_the_json(config: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "lightning_core.cli",
+        "doctor",
+        str(config),
+        "--no-model",
+        "--json",
+        "--tasks",
+        "1",
+    ]
+    done = subprocess.run(
+        [*command, "agent=tests.doctor.agents:prints", "rollouts.executor=process"],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert "speakers" in {finding["name"] for finding in json.loads(done.stdout)}
+    assert "printed by the agent" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

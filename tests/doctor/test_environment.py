@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from lightning_core.cli.main import main
+from lightning_core.config import load_config
 from lightning_core.doctor.environment import Devices, Environment, Extra, checks
 from lightning_core.doctor.finding import Finding
-from lightning_core.doctor.machine import catching_proxies, gather_environment, read_extras, why_closed
+from lightning_core.doctor.machine import catching_proxies, gather_environment, needed_extras, read_extras, why_closed
 from tests.doctor.conftest import named
 
 METADATA = """\
@@ -99,6 +100,17 @@ def test_an_extra_of_which_one_package_is_missing_is_incomplete() -> None:
     assert incomplete.found == "torch is incomplete: llguidance>=1.7 (missing)"
 
 
+def test_an_extra_that_the_configuration_needs_is_a_problem() -> None:
+    config = load_config({"policy": {"model": "m"}, "otlp": {"endpoint": "http://localhost:4318/v1/traces"}})
+    assert needed_extras(config) == {"torch": "trainer.name: torch", "otlp": "otlp.endpoint"}
+    verl = load_config({"policy": {"model": "m"}, "trainer": {"name": "verl"}})
+    extras = {"verl": Extra(installed={}, conflicts=["verl<0.10,>=0.9.1 (missing)"])}
+    found = examine(replace(EXAMPLE, extras=extras, needed=needed_extras(verl)))
+    (missing,) = named(found, "needed extras")
+    assert (missing.level, missing.advice) == ("problem", "pip install 'lightning-rl[verl]'")
+    assert missing.found == "trainer.name: verl needs the extra verl: verl<0.10,>=0.9.1 (missing)"
+
+
 def test_little_memory_a_full_disk_and_a_slow_cpu_are_named() -> None:
     poor = replace(
         EXAMPLE, disk_bytes=1 << 30, devices=Devices(kernels="DEFAULT", bfloat16=None, threads=1, free_bytes=1 << 29)
@@ -137,7 +149,7 @@ def test_the_command_without_a_configuration_reports_the_environment(capsys: pyt
     text = capsys.readouterr().out
     assert text.startswith("environment\n  info")
     assert "versions" in text
-    assert re.search(r"\d problems, \d warnings", text)
+    assert re.search(r"\d problems?, \d warnings?", text)
 
 
 WITHOUT_TORCH = """

@@ -129,6 +129,7 @@ def test_an_agent_that_raises_is_named_with_its_error(with_model: Examine) -> No
     assert (scripted.level, real.level) == ("warning", "problem")
     assert "4 of 4 rollouts failed" in real.found
     assert "RuntimeError: no tool for this" in real.found
+    assert problems(found) == [real]
 
 
 def test_a_refused_request_is_named_with_the_reason(with_script: Examine) -> None:
