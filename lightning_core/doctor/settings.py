@@ -33,8 +33,7 @@ def held_out(c: Config) -> Iterator[Observed]:
         "eval.early_stop": c.eval.early_stop,
     }
     if names := [name for name, value in needing.items() if value]:
-        yield Observed(
-            "problem", f"tasks.eval is not set, and {' and '.join(names)} need it", "set tasks.eval, or remove them"
-        )
+        text = f"tasks.eval is not set, but {', '.join(names)} requires held-out tasks"
+        yield Observed("problem", text, "set tasks.eval, or remove the other setting")
     else:
         yield Observed("warning", "tasks.eval is not set: the run measures no improvement", "set tasks.eval")

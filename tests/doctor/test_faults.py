@@ -163,3 +163,45 @@ def test_what_was_not_checked_is_said(with_model: Examine, sections: dict[str, o
     (skipped,) = [f for f in found if f.name == "not checked"]
     assert why in skipped.found
     assert problems(found) == []
+
+
+def test_an_update_that_fails_is_a_problem(with_model: Examine) -> None:
+    """No sampler agrees with its trainer as closely as this limit requires."""
+    found = with_model("healthy", trainer={"max_logprob_difference": 1e-15})
+    (update,) = named(found, "update")
+    assert update.level == "problem"
+    assert "max_logprob_difference" in update.found
+
+
+def test_credit_that_ignores_the_rewards_is_a_problem(with_model: Examine) -> None:
+    """The rule uses rewards of single calls, and the agent gives none."""
+    (flat,) = named(with_model("healthy", credit={"rewards": "explicit"}), "no gradient")
+    assert flat.level == "problem"
+
+
+def test_a_run_that_needs_held_out_tasks_and_has_none_is_a_problem(with_script: Examine) -> None:
+    found = with_script("healthy", tasks={"eval": None}, eval={"every": 2})
+    (held_out,) = named(found, "held-out tasks")
+    assert (held_out.level, held_out.found) == (
+        "problem",
+        "tasks.eval is not set, but eval.every requires held-out tasks",
+    )
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"policy": {"tuning": "lora"}},
+        {
+            "policies": {"one": {"agents": ["doctored"], "tuning": "lora"}, "two": {"agents": ["reviewer"]}},
+            "agents": None,
+        },
+    ],
+    ids=["an adapter", "two policies"],
+)
+def test_every_kind_of_policy_has_a_plan(with_model: Examine, sections: dict[str, object]) -> None:
+    found = with_model("two_agents", **{"agents": {"train": ["doctored", "reviewer"]}, **sections})
+    assert problems(found) == []
+    assert "time of a step" in {f.name for f in found}
+    (saved,) = [f for f in found if f.name == "checkpoints"]
+    assert saved.level == "ok"
