@@ -18,12 +18,12 @@ _TABLES = re.compile(r"(<!-- generated: checks -->\n).*?(<!-- end -->)", re.DOTA
 
 def update(page: str) -> str:
     """``page`` with up-to-date tables."""
-    return _TABLES.sub(lambda match: f"{match[1]}{''.join(map(_table, CHECKS))}{match[2]}", page)
+    return _TABLES.sub(lambda match: f"{match[1]}{''.join(map(_table, CHECKS))}\n{match[2]}", page)
 
 
 def _table(checks: Checks[Any]) -> str:
     rows = [f"| `{check.name}` | {' '.join((check.find.__doc__ or '').split())} |\n" for check in checks.all]
-    return f"\n## {checks.title}\n\n| check | meaning, and what to change |\n|---|---|\n{''.join(rows)}\n"
+    return f"\n## {checks.title}\n\n| check | meaning, and what to change |\n|---|---|\n{''.join(rows)}"
 
 
 if __name__ == "__main__":

@@ -87,13 +87,15 @@ def _report(findings: Iterable[Finding], *, as_json: bool) -> int:
         json.dump([asdict(f) for f in findings], sys.stdout, indent=2, ensure_ascii=False)
         print()
     else:
+        from rich.text import Text
+
         from lightning_core.cli.console import show
         from lightning_core.doctor.units import plural
 
         warnings = sum(f.level == "warning" for f in findings)
         sections = dict.fromkeys(f.section for f in findings)
         for section in sections:
-            show(f"{section}", _table([f for f in findings if f.section == section]), "")
+            show(Text(section, style="bold"), _table([f for f in findings if f.section == section]), "")
         show(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}. docs/doctor.md explains each check.")
     return 1 if problems else 0
 

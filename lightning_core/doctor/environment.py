@@ -84,13 +84,19 @@ def torch(e: Environment) -> Iterator[Observed]:
 def frameworks(e: Environment) -> Iterator[Observed]:
     """A framework whose installed version is not supported, or that is incomplete. Its agents are not named and its
     events are not recorded. Install the extra of its name."""
-    yield from _extras(e.integrations)
+    complete = [one.installed for one in e.integrations.values() if one.installed and not one.conflicts]
+    if complete:
+        shown = (f"{name} {version}" for packages in complete for name, version in packages.items())
+        yield Observed("ok", ", ".join(shown))
+    yield from _unmet(e.integrations)
 
 
 @checks.check("extras")
 def extras(e: Environment) -> Iterator[Observed]:
     """An extra of which some packages are missing or too old, so that what needs it fails later. Install the extra."""
-    yield from _extras(e.extras)
+    if complete := [name for name, one in e.extras.items() if one.installed and not one.conflicts]:
+        yield Observed("ok", ", ".join(complete))
+    yield from _unmet(e.extras)
 
 
 @checks.check("needed extras")
@@ -175,15 +181,10 @@ def port(e: Environment) -> Iterator[Observed]:
         yield Observed("problem", f"the endpoint cannot open {e.port}: {e.port_error}", advice)
 
 
-def _extras(found: Mapping[str, Extra]) -> Iterator[Observed]:
-    complete = [name for name, extra in found.items() if extra.installed and not extra.conflicts]
-    if complete:
-        shown = (f"{name} ({', '.join(f'{p} {v}' for p, v in found[name].installed.items())})" for name in complete)
-        yield Observed("ok", ", ".join(shown))
+def _unmet(found: Mapping[str, Extra]) -> Iterator[Observed]:
     for name, extra in found.items():
         if extra.installed and extra.conflicts:
             text = f"{name} is incomplete: {', '.join(extra.conflicts)}"
             yield Observed("warning", text, f"pip install 'lightning-rl[{name}]'")
-    absent = [name for name, extra in found.items() if not extra.installed and extra.conflicts]
-    if absent:
+    if absent := [name for name, extra in found.items() if not extra.installed]:
         yield Observed("info", f"not installed: {', '.join(absent)}")

@@ -1,4 +1,4 @@
-"""Examines an environment, or a configuration with its agent, and returns the findings as they are made."""
+"""Examines an environment, or a configuration with its agent."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from lightning_core.doctor.finding import Checks, Finding
 from lightning_core.doctor.machine import gather_environment
 from lightning_core.doctor.trial import Trial
 from lightning_core.doctor.trials import Setup, policy_trial, scripted_trial
-from lightning_core.errors import ConfigError, MissingExtra, TrainingError
+from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.records.progress import Progress, SilentProgress
+from lightning_core.rollouts.interrupts import interruptible
 from lightning_core.rollouts.programs import check_tasks, load_agent, load_reward
-from lightning_core.rollouts.tasks import held_out_tasks, load_tasks, training_tasks
+from lightning_core.rollouts.tasks import load_tasks, training_tasks
 
 SCRIPTED, POLICY = "scripted policy", "policy"
 CHECKS: tuple[Checks[Any], ...] = (
@@ -44,13 +45,13 @@ def examine(
     attempts: int = 4,
     model: bool = True,
     progress: Progress | None = None,
-) -> Iterator[Finding]:
+) -> list[Finding]:
     """Check ``config`` and its agent, with ``attempts`` rollouts of each of ``count`` training tasks.
 
     ``model``: whether to run the real policy too. Writes to a temporary folder only, which is removed. Raises `ConfigError` if the
     agent, the reward function or the tasks cannot be loaded.
     """
-    yield from settings.checks.examine("configuration", config)
+    found = list(settings.checks.examine("configuration", config))
     solve, reward = load_agent(config), load_reward(config)
     train = training_tasks(config)
     held_out = [] if config.tasks.eval is None else load_tasks(config.tasks.eval, key="tasks.eval")
@@ -58,20 +59,21 @@ def examine(
     lists = tasks.TaskLists(
         train=train, eval=held_out, eval_limit=config.eval.tasks, tasks_per_step=config.rollouts.tasks_per_step
     )
-    yield from tasks.checks.examine("tasks", lists)
-    with tempfile.TemporaryDirectory(prefix="lightning-doctor-") as scratch:
+    found += tasks.checks.examine("tasks", lists)
+    with interruptible(), tempfile.TemporaryDirectory(prefix="lightning-doctor-") as scratch:
         setup = Setup(
             config=config,
             solve=solve,
             reward=reward,
             train=train,
-            eval_tasks=len(held_out_tasks(config)) if held_out else 0,
+            eval_tasks=min(len(held_out), config.eval.tasks or len(held_out)),
             tasks=count,
             attempts=attempts,
             scratch=Path(scratch),
             progress=progress or SilentProgress(),
         )
-        yield from _trials(setup, model=model)
+        found += _trials(setup, model=model)
+    return found
 
 
 def _trials(setup: Setup, *, model: bool) -> Iterator[Finding]:
@@ -84,11 +86,7 @@ def _trials(setup: Setup, *, model: bool) -> Iterator[Finding]:
         text = f"not checked with the real policy: conversations, rewards, equal groups, truncation, time and memory ({skipped})"
         yield Finding(section=POLICY, name="not checked", level="info", found=text)
         return
-    try:
-        trial, measured = policy_trial(setup)
-    except (ConfigError, MissingExtra) as error:
-        yield Finding(section=POLICY, name="model", level="problem", found=str(error))
-        return
+    trial, measured = policy_trial(setup)
     known = {(f.name, f.level, f.found) for f in found}
     for finding in _findings(POLICY, trial, wiring.checks, conversations.checks, rewards.health, rewards.checks):
         if (finding.name, finding.level, finding.found) not in known:

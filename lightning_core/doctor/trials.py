@@ -27,7 +27,6 @@ from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Batch, Collector, without_signal
 from lightning_core.rollouts.entries import pick_tasks
 from lightning_core.rollouts.environment import capturing, open_agents
-from lightning_core.rollouts.interrupts import interruptible
 from lightning_core.rollouts.runner import RewardFunction, Rollout, Solve, Task
 from lightning_core.serving import ServingEndpoint
 from lightning_core.session import TrainingSession, open_session
@@ -83,7 +82,6 @@ def scripted_trial(setup: Setup) -> Trial:
     setup.progress.phase("scripted policy", len(tasks) * setup.attempts)
     try:
         with ExitStack() as stack:
-            stack.enter_context(interruptible())
             providers = ServingEndpoint(every, SameChat(Chat(every.tokenizer)), routing=Routing())
             upstream = UpstreamSection(base_url=stack.enter_context(providers).url)
             config = config.model_copy(update={"policy": config.policy.model_copy(update={"upstream": upstream})})
@@ -102,7 +100,7 @@ def scripted_trial(setup: Setup) -> Trial:
 def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
     """A step with the real policy: rollouts, credit, and an update whose weights are not saved.
 
-    Without a batch, because the rollouts have no result to train on, nothing is measured.
+    Nothing is measured if the model cannot be loaded, or if there is nothing to train on.
     """
     from lightning_core.model.machine import process_memory  # loads torch
     from lightning_core.trainers.torch.size import checkpoint_size

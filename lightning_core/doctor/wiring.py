@@ -43,7 +43,7 @@ def speakers(t: Trial) -> Iterator[Observed]:
             calls[f"{entry.agent or '(no agent)'} → {where}"] += count
     if calls:
         yield Observed("info", "; ".join(f"{route}: {plural(count, 'call')}" for route, count in calls.most_common()))
-    else:
+    elif t.rollouts:
         yield Observed("warning", "no model call was seen", "see docs/troubleshooting.md, Trained agents without calls")
 
 

@@ -44,7 +44,7 @@ def configure(tmp_path: Path) -> Configure:
 @pytest.fixture
 def with_script(configure: Configure) -> Callable[..., list[Finding]]:
     """The findings with the scripted policy only."""
-    return lambda agent, **sections: list(examine(configure(agent, **sections), attempts=2, model=False))
+    return lambda agent, **sections: examine(configure(agent, **sections), attempts=2, model=False)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def with_model(configure: Configure, tiny_model: Path) -> Callable[..., list[Fin
 
     def run(agent: str, **sections: Any) -> list[Finding]:
         policy = {"model": str(tiny_model), **sections.pop("policy", {})}
-        return list(examine(configure(agent, policy=policy, **sections), attempts=2))
+        return examine(configure(agent, policy=policy, **sections), attempts=2)
 
     return run
 

@@ -20,7 +20,7 @@ def test_a_healthy_example_has_no_problem(tiny_model: Path, tmp_path: Path) -> N
     example = Path(__file__).parents[2] / "examples" / "calculator" / "lightning.yaml"
     overrides = [f"policy.model={tiny_model}", "policy.train_layers=1", f"run.dir={tmp_path / 'runs'}"]
     overrides.append("rollouts.executor=task")
-    found = list(examine(load_config(example, overrides), attempts=2))
+    found = examine(load_config(example, overrides), attempts=2)
     assert problems(found) == []
     assert {f.section for f in found} == {"configuration", "tasks", "scripted policy", "policy", "plan"}
     assert not (tmp_path / "runs").exists()
@@ -205,3 +205,11 @@ def test_every_kind_of_policy_has_a_plan(with_model: Examine, sections: dict[str
     assert "time of a step" in {f.name for f in found}
     (saved,) = [f for f in found if f.name == "checkpoints"]
     assert saved.level == "ok"
+
+
+def test_a_model_that_cannot_be_loaded_is_a_problem(with_model: Examine, tmp_path: Path) -> None:
+    """The agent's wiring is checked before."""
+    found = with_model("healthy", policy={"model": str(tmp_path / "nothing")})
+    assert [(f.section, f.name) for f in problems(found)] == [("policy", "stopped")]
+    assert "nothing" in problems(found)[0].found
+    assert [f.section for f in found if f.name == "speakers"] == ["scripted policy"]
