@@ -146,10 +146,13 @@ def slow_update(m: Measured) -> Iterator[Observed]:
 
 @checks.check("memory of the run")
 def memory(m: Measured) -> Iterator[Observed]:
-    """Memory of this process after an update, and at its peak; on a GPU, the GPU's. A step with more rows has the same peak,
-    since micro-batches are limited; the sampler's cache grows to the size of its plan. Worker processes of agents are not
-    included."""
-    yield Observed("info", f"{size(m.memory)}, at the peak {size(m.peak)}")
+    """Memory of this process after the update of the trial, and at its peak; on a GPU, the GPU's. During a run it grows by
+    the sampler's prefix cache and by a full micro-batch, whose sizes are under `model`; lower `trainer.cache_gb` and
+    `trainer.micro_batch_tokens` to limit it. Worker processes of agents are not included."""
+    yield Observed(
+        "info",
+        f"{size(m.memory)} after the trial, at the peak {size(m.peak)}; a run adds the cache and a full micro-batch",
+    )
 
 
 @checks.check("checkpoints")
