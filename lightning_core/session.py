@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -198,10 +198,11 @@ def open_session(
     progress: Progress,
     reward_function: RewardFunction | None = None,
     checkpoint: Path | None = None,
+    on_rollout: Callable[[Rollout], None] = lambda _: None,
 ) -> Generator[TrainingSession]:
     """Handle signals, install patches and integrations, load the weights, start the endpoint.
 
-    At the end, all is undone in reverse order.
+    At the end, all is undone in reverse order. ``on_rollout``: called with the last attempt at each job.
     """
 
     new_routes = NewRoutes()
@@ -209,6 +210,7 @@ def open_session(
     def advance(rollout: Rollout) -> None:
         if routing := new_routes.of(rollout.trace):
             progress.message(routing)
+        on_rollout(rollout)
         progress.advance(1, sum(len(c.output_ids) for c in rollout.trace.calls if c.output_ids is not None))
 
     with ExitStack() as stack:

@@ -1,7 +1,7 @@
-"""The command ``lightning-rl``: train, eval, serve, export, trace, credit, view.
+"""The command ``lightning-rl``: doctor, train, eval, serve, export, trace, credit, view.
 
 Exit codes: 0 success (``train``: the improvement is significant, or there are no held-out tasks),
-1 no significant improvement, a runtime error, or (``trace`` of one task) a failed rollout,
+1 no significant improvement, a runtime error, a problem (``doctor``), or (``trace`` of one task) a failed rollout,
 2 invalid configuration or arguments, 128 plus the signal's number if interrupted (SIGINT: 130, SIGTERM:
 143, SIGHUP: 129).
 """
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_core.cli import credit as cli_credit
+from lightning_core.cli import doctor as cli_doctor
 from lightning_core.cli import export as cli_export
 from lightning_core.cli import serve as cli_serve
 from lightning_core.cli import trace as cli_trace
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(sys.argv[1:] if arguments is None else arguments)
     try:
         commands = {
+            "doctor": cli_doctor.doctor,
             "train": _train,
             "eval": _eval,
             "serve": cli_serve.serve,
@@ -95,6 +97,13 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=metadata.version("lightning-rl"))
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
+    doctor = commands.add_parser(
+        "doctor",
+        help="check the environment, and an agent before it is trained",
+        epilog="Exit code: 0 without problems, 1 with problems, 2 for a wrong configuration.",
+    )
+    cli_doctor.add_options(doctor)
+
     train = commands.add_parser(
         "train",
         help="train the policy, and evaluate it on held-out tasks before and after",
@@ -134,7 +143,7 @@ def _build_parser() -> argparse.ArgumentParser:
     view = commands.add_parser("view", help="show runs in a browser")
     cli_view.add_options(view)
 
-    for command in (train, evaluate, serve, export, show, credit):
+    for command in (doctor, train, evaluate, serve, export, show, credit):
         command.add_argument("overrides", metavar="key=value", nargs="*", help="settings that override the file's")
     return parser
 

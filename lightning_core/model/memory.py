@@ -54,6 +54,10 @@ class MemoryPlan:
     """Tokens that the sampler keeps for later prompts."""
     micro_batch_tokens: int
     """Tokens of a training pass."""
+    cache_bytes: int
+    """Bytes of a full cache."""
+    micro_batch_bytes: int
+    """Bytes that a training pass of so many tokens needs beside weights, gradients and moments."""
 
 
 def plan(
@@ -82,7 +86,10 @@ def plan(
         )
     cache = 0 if not cached else left // 4 if cache_bytes is None else cache_bytes
     chosen = max(256, min(4096, (left - cache) // 3 // max(1, trained)))
+    tokens = chosen if micro_batch_tokens is None else micro_batch_tokens
     return MemoryPlan(
         cache_tokens=cache // cached if cached else 0,
-        micro_batch_tokens=chosen if micro_batch_tokens is None else micro_batch_tokens,
+        micro_batch_tokens=tokens,
+        cache_bytes=cache,
+        micro_batch_bytes=tokens * trained,
     )

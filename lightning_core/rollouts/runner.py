@@ -81,6 +81,8 @@ class Rollout:
     spans: tuple[SpanRecord, ...]
     error: str | None
     seconds: float
+    score_seconds: float = 0.0
+    """The seconds of these that the reward function took."""
 
     @property
     def has_reward(self) -> bool:
@@ -235,6 +237,7 @@ class Runner:
         error: Exception | None = None
         run: Run | None = None
         verdict: Verdict = "keep"
+        score_seconds = 0.0
         try:
             with rollout(
                 task,
@@ -258,7 +261,9 @@ class Runner:
                     repeated=repeated or attempt > 0,
                 )
                 try:
-                    self._settle_reward(job, run, await self._executor.call(work))
+                    returned = await self._executor.call(work)
+                    score_seconds = returned.score_seconds
+                    self._settle_reward(job, run, returned)
                     self._slots.ended_well(slot)
                 finally:
                     verdict = self._endpoint.verdict(key)
@@ -294,6 +299,7 @@ class Runner:
             spans=spans,
             error=outcome.error,
             seconds=time.monotonic() - started,
+            score_seconds=score_seconds,
         )
         return ended, outcome.retry, verdict
 

@@ -30,14 +30,14 @@ def tool_call(name: str, **arguments: Any) -> str:
     return HERMES.write([ToolCall(name, arguments)])
 
 
-class _EveryModel(tuple[str, ...]):
+class EveryModel(tuple[str, ...]):
     """Contains every model name, so that no request is forwarded to a real provider."""
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str)
 
 
-class _SameChat(Mapping[str, Chat]):
+class SameChat(Mapping[str, Chat]):
     """One chat format for every model."""
 
     def __init__(self, chat: Chat) -> None:
@@ -73,8 +73,8 @@ class Playground:
             )
         else:
             backend = ScriptedBackend(cast("Script", model), delay=delay)
-            backend.models = _EveryModel(backend.models)
-            self._endpoint = PolicyEndpoint(backend, _SameChat(Chat(backend.tokenizer)))
+            backend.models = EveryModel(backend.models)
+            self._endpoint = PolicyEndpoint(backend, SameChat(Chat(backend.tokenizer)))
 
     @property
     def url(self) -> str:

@@ -52,7 +52,10 @@ def test_the_notes_say_which_path_and_why(hybrid: Path, tiny_llama: Path) -> Non
         assert trainer.notes[-1].startswith("memory: no prefix cache, micro-batches of up to ")
     with opened(tiny_llama, cache_gb=2**-10, micro_batch_tokens=99) as trainer:
         assert trainer.notes[0] == "LlamaForCausalLM: tree path"
-        assert trainer.notes[-1] == "memory: a prefix cache of 2,048 tokens, micro-batches of up to 99 tokens"
+        assert (
+            trainer.notes[-1]
+            == "memory: a prefix cache of 2,048 tokens (0.0 GiB), micro-batches of up to 99 tokens (0.0 GiB)"
+        )
 
 
 def test_a_model_that_sees_later_tokens_is_refused(tiny_llama: Path) -> None:

@@ -39,6 +39,8 @@ class Returned:
     """What the reward function returned, if there is one and it did not fail."""
     score_error: Exception | None = None
     """What the reward function raised; `InfrastructureError` if it was stopped."""
+    score_seconds: float = 0.0
+    """How long the reward function ran."""
 
 
 class Executor(Protocol):

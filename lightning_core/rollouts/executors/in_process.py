@@ -11,6 +11,7 @@ import contextvars
 import inspect
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -64,13 +65,15 @@ class InProcessExecutor:
             with aside(REWARD_FUNCTION):
                 return reward(work.scored_task, result)
 
+        began = time.monotonic()
+        scored, failed = None, None
         try:
             scored = await _within(work.limit, on_thread(lambda: _carry(score, _shown)))
         except TimeLimitError:
-            return Returned(result=None, score_error=no_score(work.limit))
+            failed = no_score(work.limit)
         except Exception as error:  # noqa: BLE001 - the caller decides what it means
-            return Returned(result=None, score_error=error)
-        return Returned(result=None, score=scored)
+            failed = error
+        return Returned(result=None, score=scored, score_error=failed, score_seconds=time.monotonic() - began)
 
     async def _run(self, work: Assignment) -> Any:
         """What the agent returned; as it is shown if no reward function gets it."""

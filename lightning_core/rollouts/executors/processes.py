@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import time
 from typing import Any
 
 from lightning_core.capture.children.scope import child_scope
@@ -87,13 +88,13 @@ class ProcessExecutor:
             work.started(worker.slow_down)
             worker.send(data)
             message = await self._receive(worker, work.limit)
+            scoring = time.monotonic()
             if "scoring" in message:
                 try:
                     message = await self._receive(worker, work.limit)
-                except TimeLimitError:
-                    return Returned(result=None, score_error=no_score(work.limit))
                 except InfrastructureError as error:
-                    return Returned(result=None, score_error=error)
+                    failed = no_score(work.limit) if isinstance(error, TimeLimitError) else error
+                    return Returned(result=None, score_error=failed, score_seconds=time.monotonic() - scoring)
             ended = message["ended"]
             keep = self._is_sound(worker, message)
             for name, policy in ended["marks"]:
@@ -110,6 +111,7 @@ class ProcessExecutor:
                 result=results.load(ended.get("result")),
                 score=results.load(ended.get("score")),
                 score_error=None if failed is None else failures.load(failed),
+                score_seconds=time.monotonic() - scoring,
             )
         finally:
             if keep:

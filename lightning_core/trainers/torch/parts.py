@@ -84,4 +84,10 @@ def notes(loaded: LoadedModel, tuning: Tuning, memory: MemoryPlan) -> list[str]:
         if reason := unmergeable(loaded.model, layers):
             found.append(f"the adapter cannot be merged, since {reason}: export with --format peft")
     cache = f"a prefix cache of {memory.cache_tokens:,} tokens" if memory.cache_tokens else "no prefix cache"
-    return [*found, f"memory: {cache}, micro-batches of up to {memory.micro_batch_tokens:,} tokens"]
+    cache += f" ({_gib(memory.cache_bytes)})" if memory.cache_tokens else ""
+    passes = f"micro-batches of up to {memory.micro_batch_tokens:,} tokens ({_gib(memory.micro_batch_bytes)})"
+    return [*found, f"memory: {cache}, {passes}"]
+
+
+def _gib(number: int) -> str:
+    return f"{number / 2**30:.1f} GiB"

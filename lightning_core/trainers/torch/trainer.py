@@ -128,6 +128,11 @@ class TorchTrainer:
         return Chat(self.tokenizer, stop_token_ids=self.stop_token_ids, template_kwargs=variables)
 
     @property
+    def model(self) -> Any:
+        """The neural network."""
+        return self._model
+
+    @property
     def tokenizer(self) -> Any:
         """The model's tokenizer."""
         return self._loaded.tokenizer

@@ -1,0 +1,115 @@
+"""``lightning-rl doctor``: checks the environment, a configuration and its agent before training."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from lightning_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lightning_core.doctor import Finding
+
+_STYLES = {"ok": "green", "info": "", "warning": "yellow", "problem": "bold red"}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to ``parser``."""
+    parser.add_argument(
+        "config", metavar="CONFIG", nargs="?", help="YAML file; without it, only the environment is checked"
+    )
+    parser.add_argument(
+        "--tasks", metavar="N", type=int, default=2, help="number of training tasks to run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--attempts", metavar="N", type=int, default=4, help="rollouts of each task (default: %(default)s)"
+    )
+    parser.add_argument("--no-model", action="store_true", help="run the agent with a scripted policy only")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Run the command; returns its exit code: 1 if there is a problem."""
+    if options.config is None or ("=" in options.config and not options.config.endswith((".yaml", ".yml"))):
+        if options.config is not None or options.overrides:
+            raise ConfigError(
+                "key=value is for a configuration; pass its file first: lightning-rl doctor CONFIG key=value"
+            )
+        from lightning_core.doctor import examine_environment
+
+        return _report(examine_environment(), as_json=options.json)
+    for option, least in (("tasks", 1), ("attempts", 2)):
+        if (given := getattr(options, option)) < least:
+            raise ConfigError(f"--{option} {given}: expected {least} or more")
+    from lightning_core.config import load_config
+
+    config = load_config(options.config, options.overrides, needs=("agent", "tasks.train"))
+    from lightning_core.doctor import examine, examine_environment
+    from lightning_core.records.progress import show_progress
+
+    progress = show_progress()
+    try:
+        with _agents_output_apart() if options.json else nullcontext():
+            found = examine_environment(config)
+            found += examine(
+                config, count=options.tasks, attempts=options.attempts, model=not options.no_model, progress=progress
+            )
+    finally:
+        progress.close()
+    return _report(found, as_json=options.json)
+
+
+@contextmanager
+def _agents_output_apart() -> Generator[None]:
+    """Send what agents and their processes print to standard error, since standard output is JSON."""
+    ours = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(ours, 1)
+        os.close(ours)
+
+
+def _report(findings: Iterable[Finding], *, as_json: bool) -> int:
+    findings = list(findings)
+    problems = sum(f.level == "problem" for f in findings)
+    if as_json:
+        json.dump([asdict(f) for f in findings], sys.stdout, indent=2, ensure_ascii=False)
+        print()
+    else:
+        from rich.text import Text
+
+        from lightning_core.cli.console import show
+        from lightning_core.doctor.units import plural
+
+        warnings = sum(f.level == "warning" for f in findings)
+        sections = dict.fromkeys(f.section for f in findings)
+        for section in sections:
+            show(Text(section, style="bold"), _table([f for f in findings if f.section == section]), "")
+        show(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}. docs/doctor.md explains each check.")
+    return 1 if problems else 0
+
+
+def _table(findings: Iterable[Finding]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for f in findings:
+        table.add_row(Text(f"  {f.level}", style=_STYLES[f.level]), f.name, f.found)
+        if f.advice:
+            table.add_row("", "", f"→ {f.advice}")
+    return table

@@ -1,0 +1,146 @@
+"""Gathers the evidence about the environment: packages, hardware, disk, network."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from lightning_core.capture.integration import discover, find_conflicts, requirements_of_extra
+from lightning_core.config import Config
+from lightning_core.doctor.environment import Devices, Environment, Extra
+from lightning_core.errors import os_problem
+
+_DISTRIBUTION = "lightning-rl"
+_FOR_DEVELOPERS = ("dev", "dev-models", "examples", "all")
+
+
+def gather_environment(config: Config | None = None) -> Environment:
+    """The environment; ``config``: for the endpoint's address and the folder of runs."""
+    host, port = ("127.0.0.1", 0) if config is None else (config.endpoint.host, config.endpoint.port)
+    runs = Path("runs" if config is None else config.run.dir)
+    existing = next(folder for folder in (runs, *runs.absolute().parents) if folder.exists())
+    ours = find_distribution(_DISTRIBUTION)
+    names = list((ours.metadata.get_all("Provides-Extra") if ours else None) or ())
+    extras = read_extras(ours, [name for name in names if name not in _FOR_DEVELOPERS])
+    integrations = {name: extras.pop(name) for name in discover() if name in extras}
+    for name, entry in discover().items():
+        if entry.dist is not None and canonicalize_name(entry.dist.name) != _DISTRIBUTION:
+            integrations |= read_extras(entry.dist, [name])
+    packages = ("lightning-rl", "torch", "transformers")
+    found = {name: dist.version for name in packages if (dist := find_distribution(name)) is not None}
+    return Environment(
+        versions={"Python": platform.python_version(), **found},
+        integrations=integrations,
+        extras=extras,
+        needed={} if config is None else needed_extras(config),
+        cpu=cpu_model(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        devices=_devices(),
+        folder=str(runs),
+        disk_bytes=shutil.disk_usage(existing).free,
+        writable=existing.is_dir() and os.access(existing, os.W_OK),
+        proxies=catching_proxies(),
+        port=f"{host}:{port}",
+        port_error=why_closed(host, port),
+    )
+
+
+def needed_extras(config: Config) -> dict[str, str]:
+    """The extras that ``config`` needs, and the setting that does. A vLLM of another distribution is accepted."""
+    name, starts_vllm = config.trainer.name, config.policy.backend == "vllm" and config.policy.vllm.url is None
+    needed = {name: f"trainer.name: {name}"}
+    if starts_vllm and find_spec("vllm") is None:
+        needed["vllm"] = "policy.backend: vllm"
+    if config.otlp.endpoint is not None:
+        needed["otlp"] = "otlp.endpoint"
+    return needed
+
+
+def find_distribution(name: str) -> Distribution | None:
+    """The installed distribution ``name``, or None."""
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None
+
+
+def read_extras(dist: Distribution | None, names: Sequence[str]) -> dict[str, Extra]:
+    """What of the extras ``names`` is installed. Extras without packages are left out.
+
+    The metadata lists the packages of an extra with those of the extras that it includes.
+    """
+    required = {name: {r.name for r in requirements_of_extra(dist, name)} for name in names}
+    return {name: _read_extra(dist, name, _own(packages, required)) for name, packages in required.items() if packages}
+
+
+def _own(packages: set[str], required: Mapping[str, set[str]]) -> list[str]:
+    """The ``packages`` of an extra that are in none of the extras that it includes."""
+    included = [other for other in required.values() if other < packages]
+    return sorted(packages.difference(*included))
+
+
+def _read_extra(dist: Distribution | None, name: str, own: Sequence[str]) -> Extra:
+    conflicts = [f"{c.required} ({c.found or 'missing'})" for c in find_conflicts(dist, name)]
+    found = {package: one.version for package in own if (one := find_distribution(package)) is not None}
+    return Extra(installed=found, conflicts=conflicts)
+
+
+def cpu_model() -> str:
+    """The name of the CPU."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _devices() -> Devices | None:
+    try:
+        from lightning_core.model.machine import torch_machine  # loads torch
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("lightning_core"):
+            raise
+        return None
+    found = torch_machine()
+    return Devices(
+        gpus=found.gpus,
+        kernels=found.kernels,
+        bfloat16=found.bfloat16,
+        threads=found.threads,
+        free_bytes=found.free_bytes,
+    )
+
+
+def catching_proxies(host: str = "127.0.0.1") -> Mapping[str, str]:
+    """The variables of proxies that plain HTTP requests to ``host`` would use, without credentials."""
+    if urllib.request.proxy_bypass(host):
+        return {}
+    proxies = urllib.request.getproxies()
+    return {f"{kind}_proxy": _without_credentials(proxies[kind]) for kind in ("http", "all") if kind in proxies}
+
+
+def _without_credentials(url: str) -> str:
+    scheme, separator, rest = url.rpartition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+
+
+def why_closed(host: str, port: int) -> str | None:
+    """Why a server cannot listen at this address; None if it can."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        return os_problem(error)
+    return None

@@ -1,0 +1,148 @@
+"""Small programs with one fault each, and a healthy one."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from lightning_core import trainable
+
+PROVIDER = "http://model.example/v1"
+"""The URL of the program's provider, to which nothing is sent: requests are routed."""
+BYPASSED = "DOCTOR_TEST_PROVIDER"
+"""The variable with the URL that `bypass` sends to."""
+
+
+def ask(messages: list[dict[str, Any]]) -> str:
+    body = {"model": "gpt", "messages": messages}
+    response = httpx.post(f"{PROVIDER}/chat/completions", json=body, timeout=60)
+    response.raise_for_status()
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+@trainable("doctored")
+def talk(messages: list[dict[str, Any]]) -> str:
+    return ask(messages)
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def tasks(count: int = 4, start: int = 0) -> list[dict[str, Any]]:
+    return [{"id": f"t{i}", "prompt": f"say {i}"} for i in range(start, start + count)]
+
+
+def held_out() -> list[dict[str, Any]]:
+    return tasks(40, start=100)
+
+
+def copied() -> list[dict[str, Any]]:
+    """The training tasks under other ids."""
+    return [{**task, "id": f"eval-{task['id']}"} for task in tasks()]
+
+
+def healthy(task: dict[str, Any]) -> float:
+    """The share of lower-case letters."""
+    text = talk([user(task["prompt"])])
+    return sum("a" <= c <= "z" for c in text) / max(1, len(text))
+
+
+def constant(task: dict[str, Any]) -> float:
+    talk([user(task["prompt"])])
+    return 1.0
+
+
+def not_a_number(task: dict[str, Any]) -> float:
+    talk([user(task["prompt"])])
+    return math.nan
+
+
+def answer(task: dict[str, Any]) -> str:
+    return talk([user(task["prompt"])])
+
+
+def score(task: dict[str, Any], result: Any) -> float:
+    return sum("a" <= c <= "z" for c in str(result))
+
+
+def score_that_raises(task: dict[str, Any], result: Any) -> float:
+    raise KeyError("expected")
+
+
+def slow_score(task: dict[str, Any], result: Any) -> float:
+    time.sleep(0.8)
+    return score(task, result)
+
+
+def raises(task: dict[str, Any]) -> float:
+    talk([user(task["prompt"])])
+    raise RuntimeError("no tool for this")
+
+
+def prints(task: dict[str, Any]) -> float:
+    sys.stdout.write("printed by the agent\n")
+    return healthy(task)
+
+
+def hangs(task: dict[str, Any]) -> float:
+    sys.stderr.write("hanging\n")
+    sys.stderr.flush()
+    time.sleep(600)
+    return 0.0
+
+
+def rewrites(task: dict[str, Any]) -> float:
+    """Two turns; the second one shortens the history."""
+    first = talk([user(task["prompt"])])
+    talk([user("so far"), {"role": "assistant", "content": f"I said: {first}"}, user("go on")])
+    return healthy(task)
+
+
+@trainable("doctored")
+def bypass(task: dict[str, Any]) -> float:
+    """A client of its own that opens a socket."""
+    url = urlsplit(os.environ[BYPASSED])
+    body = json.dumps({"model": "gpt", "messages": [user(task["prompt"])]}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    with socket.create_connection((url.hostname or "", url.port or 80)) as connection:
+        connection.sendall(head.encode() + body)
+        while connection.recv(4096):
+            pass
+    return 0.0
+
+
+def refused(task: dict[str, Any]) -> float:
+    """One request that the endpoint refuses, and one that it answers."""
+    _refused([user(task["prompt"])])
+    return healthy(task)
+
+
+@trainable("doctored")
+def _refused(messages: list[dict[str, Any]]) -> None:
+    body = json.dumps({"model": "gpt", "messages": messages, "functions": [{"name": "f"}]}).encode()
+    request = urllib.request.Request(f"{PROVIDER}/chat/completions", body, {"Content-Type": "application/json"})
+    try:
+        urllib.request.urlopen(request).read()
+    except urllib.error.HTTPError as error:
+        error.close()
+
+
+def two_agents(task: dict[str, Any]) -> float:
+    """Another agent speaks too; its calls go to a provider."""
+    return healthy(task) + len(reviewer([user("review")])) * 0
+
+
+@trainable("reviewer")
+def reviewer(messages: list[dict[str, Any]]) -> str:
+    return ask(messages)
