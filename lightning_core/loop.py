@@ -27,6 +27,8 @@ from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.rollouts.selection import warn_of_hosts
 from lightning_core.rollouts.tasks import given_tasks, held_out_tasks, training_tasks
 from lightning_core.session import open_session
+from lightning_core.trackers.registry import tracker_factories
+from lightning_core.trackers.reporting import reporting
 from lightning_core.trainers.plan import Plan, TrainerEntry
 from lightning_core.trainers.verl.export import sampling_config
 
@@ -58,11 +60,12 @@ def fit(
     if not eval_tasks and (config.trainer.keep_best or config.eval.early_stop is not None):
         raise ConfigError("trainer.keep_best and eval.early_stop require held-out tasks; set tasks.eval")
     check_tasks(config, [*tasks, *eval_tasks])
-    # These raise ConfigError before a folder is created.
+    # These raise ConfigError or MissingExtra before a folder is created.
     policy_rules(config)
     checked_loss(config.algorithm)
+    trackers = tracker_factories(config)
     folder, checkpoint = open_run_folder(config)
-    with running(folder):
+    with running(folder), reporting(config, trackers, folder, checkpoint) as reports:
         trainer.train(
             Plan(
                 config=config,
@@ -73,11 +76,13 @@ def fit(
                 solve=solve,
                 reward=reward,
                 progress=progress or SilentProgress(),
+                on_step=reports.on_step,
+                on_evaluation=reports.on_evaluation,
             )
         )
-    with Store(folder / "store.db", read_only=True) as store:
-        warn_of_hosts(config, store.ledger())
-    return finish(config, folder, eval_tasks, time.monotonic() - began)
+        with Store(folder / "store.db", read_only=True) as store:
+            warn_of_hosts(config, store.ledger())
+        return reports.finished(finish(config, folder, eval_tasks, time.monotonic() - began))
 
 
 def train(plan: Plan) -> None:
@@ -90,6 +95,7 @@ def train(plan: Plan) -> None:
         progress=plan.progress,
         reward_function=plan.reward,
         checkpoint=plan.checkpoint,
+        on_evaluation=plan.on_evaluation,
     ) as session:
         trainer = session.trainer
         session.store.rewind(trainer.steps)
@@ -116,6 +122,7 @@ def train(plan: Plan) -> None:
                     metrics |= {"seconds_rollouts": collected - started, "seconds_update": time.monotonic() - collected}
                     session.store.add_step(trainer.steps, metrics)
                     log.append(trainer.steps, metrics)
+                    plan.on_step(trainer.steps, metrics)
                 done, every = trainer.steps, config.trainer.checkpoint_every
                 plan.progress.step(done, total, metrics)
                 if every and done % every == 0 and done < total:

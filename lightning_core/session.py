@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -47,6 +47,7 @@ class TrainingSession:
         store: Store,
         progress: Progress,
         folder: Path,
+        on_evaluation: Callable[[int, Phase, Evaluation], None] | None,
     ) -> None:
         self.config = collector.config
         self.trainer = trainer
@@ -55,6 +56,7 @@ class TrainingSession:
         self.folder = folder
         self._collector = collector
         self._background = background
+        self._on_evaluation = on_evaluation
         self._saved = trainer.steps
         """Number of updates in the newest checkpoint."""
 
@@ -78,6 +80,8 @@ class TrainingSession:
         found = to_evaluation((str(g.task["id"]), r.status, r.reward) for g in groups for r in g.rollouts)
         if phase != "eval_manual" and found.reward is not None:
             self.progress.message(f"held-out reward after {self.trainer.steps} steps: {found.reward:.3f}")
+        if self._on_evaluation is not None:
+            self._on_evaluation(self.trainer.steps, phase, found)
         return found
 
     def evaluate_if_due(self, tasks: Sequence[Task]) -> bool:
@@ -165,10 +169,11 @@ def open_session(
     progress: Progress,
     reward_function: RewardFunction | None = None,
     checkpoint: Path | None = None,
+    on_evaluation: Callable[[int, Phase, Evaluation], None] | None = None,
 ) -> Generator[TrainingSession]:
     """Handle signals, install patches and integrations, load the weights, start the endpoint.
 
-    At the end, all is undone in reverse order.
+    ``on_evaluation`` is called after each evaluation with the number of updates before it. At the end, all is undone in reverse order.
     """
 
     new_routes = NewRoutes()
@@ -198,4 +203,5 @@ def open_session(
             store=store,
             progress=progress,
             folder=folder,
+            on_evaluation=on_evaluation,
         )
