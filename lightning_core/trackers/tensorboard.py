@@ -21,9 +21,13 @@ class TensorBoardTracker:
 
     def __init__(self, run: TrackedRun) -> None:
         self._step = run.steps_done
-        # On a resume, TensorBoard hides what an interrupted process wrote of the steps that are repeated.
-        purge = {"purge_step": run.steps_done + 1} if run.resumed else {}
-        self._writer: Any = import_module("tensorboardX").SummaryWriter(str(run.folder / "tensorboard"), **purge)
+        self._writer: Any = import_module("tensorboardX").SummaryWriter(
+            str(run.folder / "tensorboard"),
+            # TensorBoard hides what an interrupted process wrote of the steps that are repeated.
+            purge_step=run.steps_done + 1 if run.resumed else None,
+            # The rest of a file's name is the machine and the second: not enough for a run that is resumed at once.
+            filename_suffix=f".{run.steps_done:06d}",
+        )
         if not run.resumed:
             config = (run.folder / "config.yaml").read_text(encoding="utf-8")
             self._writer.add_text("config", "".join(f"    {line}\n" for line in config.splitlines()))

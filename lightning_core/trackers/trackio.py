@@ -29,6 +29,8 @@ class TrackioTracker:
 
     def __init__(self, run: TrackedRun) -> None:
         self._trackio: Any = import_module("trackio")
+        # Trackio looks into this module at each metric, and drops the metric if another thread is in the middle of importing it.
+        import_module("matplotlib.figure")
         self._with_checkpoint = run.with_checkpoint
         self._step = run.steps_done
         self._run: Any = self._trackio.init(
