@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -43,7 +44,7 @@ def make_run(name: str, *, seed: int, age: float, gain: float = 0.0, tags: list[
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TZ", "UTC")
     (tmp_path / "runs").mkdir()
@@ -51,7 +52,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     make_run("second", seed=1, age=0, gain=0.25, tags=["base", "demo"])
     Path("runs/latest").symlink_to("second")
     Path("runs/notes").mkdir()
-    yield tmp_path
+    return tmp_path
 
 
 def names(*options: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -63,7 +64,24 @@ def test_runs_are_listed_the_newest_first(home: Path) -> None:
     lines = on_terminal(140, *COMMAND, "runs").splitlines()
     assert lines[0].split("  ")[0] == "name"
     assert lines[1].split() == (
-        ["second", "finished", "2023-11-14", "22:13", "tiny", "2/2", "0.5", "0.25", "[0.25,", "0.25]", "→", "0.53", "[0.50,", "0.60]", "base,", "demo"]
+        [
+            "second",
+            "finished",
+            "2023-11-14",
+            "22:13",
+            "tiny",
+            "2/2",
+            "0.5",
+            "0.25",
+            "[0.25,",
+            "0.25]",
+            "→",
+            "0.53",
+            "[0.50,",
+            "0.62]",
+            "base,",
+            "demo",
+        ]
     )
     assert lines[2].split()[:4] == ["first", "finished", "2023-11-14", "20:13"]
     assert len(lines) == 3
@@ -124,7 +142,7 @@ def test_runs_are_compared_by_settings_metrics_and_tasks(home: Path, capsys: pyt
 def test_wrong_runs_are_refused_and_nothing_is_removed(
     home: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", Path(os.devnull).open())
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
     assert main(["runs", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert sorted(path.name for path in Path("runs").iterdir()) == ["first", "latest", "notes", "second"]
@@ -186,7 +204,7 @@ BASH = shutil.which("bash")
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("lightning-rl tra", ["trace", "train"]),
+        ("lightning-rl tra", ["train", "trace"]),
         ("lightning-rl runs rem", ["remove"]),
         ("lightning-rl trace --max-", ["--max-reward"]),
         ("lightning-rl trace runs --sort ta", ["task_id"]),
