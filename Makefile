@@ -1,5 +1,5 @@
-# make demo | demo-sql | test | models | test-numeric | test-pythons | test-lowest | test-frameworks | test-vllm | test-verl | test-parity |
-# test-containers | lint | test-pythons-long | test-verl-long | agents | agents-short: each makes its environment first, once, and
+# make demo | demo-sql | test | models | test-numeric | test-pythons | test-lowest | test-frameworks | test-trackers | test-vllm | test-verl |
+# test-parity | test-containers | lint | test-pythons-long | test-verl-long | agents | agents-short: each makes its environment first, once, and
 # again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
@@ -10,6 +10,7 @@ ARGS ?=
 VENV := .venv
 LOWEST := .venv-lowest
 FRAMEWORKS := .venv-frameworks
+TRACKERS := .venv-trackers
 CLUSTER := .venv-cluster
 BIN := $(VENV)/bin
 # One process leaves much of two cores idle. A file stays in one process.
@@ -20,7 +21,7 @@ TORCH := torch==2.13.0
 # The chat templates in its wheel; nothing of it is imported.
 TEMPLATES := trl==1.16.0
 
-.PHONY: demo demo-sql test models test-numeric test-pythons test-pythons-long test-lowest test-frameworks test-vllm test-verl test-verl-long \
+.PHONY: demo demo-sql test models test-numeric test-pythons test-pythons-long test-lowest test-frameworks test-trackers test-vllm test-verl test-verl-long \
 	test-parity test-containers agents agents-short lint environment
 
 demo: $(INSTALLED)
@@ -56,6 +57,11 @@ test-lowest: $(LOWEST)/.installed
 test-frameworks: $(FRAMEWORKS)/first/.installed $(FRAMEWORKS)/second/.installed
 	$(FRAMEWORKS)/first/bin/python -m pytest tests/frameworks/first $(ARGS)
 	$(FRAMEWORKS)/second/bin/python -m pytest tests/frameworks/second $(ARGS)
+
+# Experiment trackers with their own packages, offline. An environment of its own, since they replace what ours pins, and bring
+# another event loop and HTTP parser for uvicorn.
+test-trackers: $(TRACKERS)/.installed
+	$(TRACKERS)/bin/python -m pytest tests/trackers $(ARGS)
 
 # The policy backend on a real vLLM server, in vLLM's build for CPUs.
 test-vllm: $(CLUSTER)/.installed
@@ -115,6 +121,13 @@ $(FRAMEWORKS)/%/.installed: pyproject.toml tests/frameworks/%/requirements.txt
 	$(FRAMEWORKS)/$*/bin/uv pip install -q --python $(FRAMEWORKS)/$*/bin/python -r tests/frameworks/$*/requirements.txt
 	$(FRAMEWORKS)/$*/bin/uv pip install -q --python $(FRAMEWORKS)/$*/bin/python --no-deps -e .
 	touch $(FRAMEWORKS)/$*/.installed
+
+$(TRACKERS)/.installed: pyproject.toml tests/trackers/requirements.txt
+	$(PYTHON) -m venv $(TRACKERS)
+	$(TRACKERS)/bin/python -m pip --disable-pip-version-check --no-input install -q uv
+	$(TRACKERS)/bin/uv pip install -q --python $(TRACKERS)/bin/python -r tests/trackers/requirements.txt
+	$(TRACKERS)/bin/uv pip install -q --python $(TRACKERS)/bin/python --no-deps -e .
+	touch $(TRACKERS)/.installed
 
 # An environment of its own, since verl admits no transformers as new as ours.
 $(CLUSTER)/.installed: pyproject.toml tests/cluster/lock.txt tests/cluster/alias/pyproject.toml

@@ -27,6 +27,8 @@ from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.rollouts.selection import warn_of_hosts
 from lightning_core.rollouts.tasks import given_tasks, held_out_tasks, training_tasks, warn_of_shared_tasks
 from lightning_core.session import open_session
+from lightning_core.trackers.registry import tracker_factories
+from lightning_core.trackers.reporting import reporting
 from lightning_core.trainers.plan import Plan, TrainerEntry
 from lightning_core.trainers.verl.export import sampling_config
 
@@ -59,12 +61,13 @@ def fit(
         raise ConfigError("trainer.keep_best and eval.early_stop require held-out tasks; set tasks.eval")
     check_tasks(config, [*tasks, *eval_tasks])
     warn_of_shared_tasks(tasks, eval_tasks)
-    # These raise ConfigError before a folder is created.
+    # These raise ConfigError or MissingExtra before a folder is created.
     policy_rules(config)
     checked_loss(config.algorithm)
     configured_monitors(config.monitors)
+    trackers = tracker_factories(config)
     folder, checkpoint = open_run_folder(config)
-    with running(folder):
+    with running(folder), reporting(config, trackers, folder, checkpoint) as reports:
         trainer.train(
             Plan(
                 config=config,
@@ -75,11 +78,13 @@ def fit(
                 solve=solve,
                 reward=reward,
                 progress=progress or SilentProgress(),
+                on_step=reports.on_step,
+                on_evaluation=reports.on_evaluation,
             )
         )
-    with Store(folder / "store.db", read_only=True) as store:
-        warn_of_hosts(config, store.ledger())
-    return finish(config, folder, eval_tasks, time.monotonic() - began)
+        with Store(folder / "store.db", read_only=True) as store:
+            warn_of_hosts(config, store.ledger())
+        return reports.finished(finish(config, folder, eval_tasks, time.monotonic() - began))
 
 
 def train(plan: Plan) -> None:
@@ -92,6 +97,7 @@ def train(plan: Plan) -> None:
         progress=plan.progress,
         reward_function=plan.reward,
         checkpoint=plan.checkpoint,
+        on_evaluation=plan.on_evaluation,
     ) as session:
         trainer = session.trainer
         log = session.open_log()
@@ -118,7 +124,7 @@ def train(plan: Plan) -> None:
                     metrics |= seconds_to_metrics(
                         batch.counts, rollouts=collected - started, update=time.monotonic() - collected
                     )
-                    log.add(trainer.steps, metrics)
+                    plan.on_step(trainer.steps, log.add(trainer.steps, metrics))
                 done, every = trainer.steps, config.trainer.checkpoint_every
                 if every and done % every == 0 and done < total:
                     session.save_checkpoint()

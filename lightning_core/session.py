@@ -50,6 +50,7 @@ class TrainingSession:
         store: Store,
         progress: Progress,
         folder: Path,
+        on_evaluation: Callable[[int, Phase, Evaluation], None],
     ) -> None:
         self.config = collector.config
         self.trainer = trainer
@@ -58,6 +59,7 @@ class TrainingSession:
         self.folder = folder
         self._collector = collector
         self._background = background
+        self._on_evaluation = on_evaluation
         self._saved = trainer.steps
         """Number of updates in the newest checkpoint."""
         self._held_out: HeldOut | None = None
@@ -111,6 +113,7 @@ class TrainingSession:
         found = to_evaluation((str(g.task["id"]), r.status, r.reward) for g in groups for r in g.rollouts)
         if phase != "eval_manual" and found.reward is not None:
             self.progress.message(f"held-out reward after {self.trainer.steps} steps: {found.reward:.3f}")
+        self._on_evaluation(self.trainer.steps, phase, found)
         return found
 
     def evaluate_if_due(self, tasks: Sequence[Task]) -> bool:
@@ -199,10 +202,12 @@ def open_session(
     reward_function: RewardFunction | None = None,
     checkpoint: Path | None = None,
     on_rollout: Callable[[Rollout], None] = lambda _: None,
+    on_evaluation: Callable[[int, Phase, Evaluation], None] = lambda step, phase, evaluation: None,
 ) -> Generator[TrainingSession]:
     """Handle signals, install patches and integrations, load the weights, start the endpoint.
 
-    At the end, all is undone in reverse order. ``on_rollout``: called with the last attempt at each job.
+    At the end, all is undone in reverse order. ``on_rollout``: called with the last attempt at each job. ``on_evaluation``: called
+    after each evaluation with the number of updates before it.
     """
 
     new_routes = NewRoutes()
@@ -233,4 +238,5 @@ def open_session(
             store=store,
             progress=progress,
             folder=folder,
+            on_evaluation=on_evaluation,
         )

@@ -1,4 +1,4 @@
-"""The command ``lightning-rl``: doctor, train, eval, serve, export, trace, credit, view.
+"""The command ``lightning-rl``: doctor, train, eval, serve, export, trace, credit, view, runs, completion.
 
 Exit codes: 0 success (``train``: the improvement is significant, or there are no held-out tasks),
 1 no significant improvement, a runtime error, a problem (``doctor``), or (``trace`` of one task) a failed rollout,
@@ -21,9 +21,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_core.cli import completion as cli_completion
 from lightning_core.cli import credit as cli_credit
 from lightning_core.cli import doctor as cli_doctor
 from lightning_core.cli import export as cli_export
+from lightning_core.cli import runs as cli_runs
 from lightning_core.cli import serve as cli_serve
 from lightning_core.cli import trace as cli_trace
 from lightning_core.cli import view as cli_view
@@ -57,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "trace": cli_trace.trace,
             "credit": cli_credit.credit,
             "view": cli_view.view,
+            "runs": cli_runs.runs,
+            "completion": lambda options: cli_completion.completion(options, build_parser()),
         }
         return commands[options.command](options)
     except (ConfigError, MissingExtra, IntegrationUnavailable) as error:
@@ -89,7 +93,7 @@ def _disk_full(problem: str) -> int:
     return EXIT_NOT_SHOWN
 
 
-def _build_parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands and options."""
     parser = argparse.ArgumentParser(
         prog="lightning-rl", description="Train the model inside an LLM agent by reinforcement learning."
@@ -143,6 +147,12 @@ def _build_parser() -> argparse.ArgumentParser:
     view = commands.add_parser("view", help="show runs in a browser")
     cli_view.add_options(view)
 
+    listed = commands.add_parser("runs", help="list the runs in a folder, compare runs, remove runs")
+    cli_runs.add_options(listed)
+
+    completion = commands.add_parser("completion", help="print the completion script of a shell")
+    cli_completion.add_options(completion)
+
     for command in (doctor, train, evaluate, serve, export, show, credit):
         command.add_argument("overrides", metavar="key=value", nargs="*", help="settings that override the file's")
     return parser
@@ -150,12 +160,12 @@ def _build_parser() -> argparse.ArgumentParser:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The parsed arguments. Exits with a usage error for unknown arguments."""
-    parser = _build_parser()
+    parser = build_parser()
     # Overrides may come before or after options; argparse returns the later ones separately.
-    options, rest = parser.parse_known_args(arguments)
-    if "overrides" not in options:
+    options, rest = parser.parse_known_args(cli_runs.with_action(arguments))
+    if not hasattr(options, "overrides"):
         if rest:
-            parser.error(f"unexpected argument {rest[0]!r} of {options.command!r}")
+            parser.error(f"unexpected argument {rest[0]!r} for {options.command!r}")
         return options
     options.overrides += rest
     for text in options.overrides:

@@ -25,9 +25,9 @@ def make_summary(summary: Summary) -> Group:
             table.add_row(
                 name,
                 str(comparison.tasks),
-                _format_mean(comparison.eval_reward_before, comparison.eval_ci95_before),
-                _format_mean(comparison.eval_reward_after, comparison.eval_ci95_after),
-                _format_mean(comparison.improvement, comparison.improvement_ci95, sign="+"),
+                format_mean(comparison.eval_reward_before, comparison.eval_ci95_before),
+                format_mean(comparison.eval_reward_after, comparison.eval_ci95_after),
+                format_mean(comparison.improvement, comparison.improvement_ci95, sign="+"),
             )
         parts += [table, "", f"In brackets: 95% intervals. {format_verdict(summary.eval)}"]
         parts += [*_solved(summary), "", *_answers(summary.answers)]
@@ -92,9 +92,15 @@ def _monitors(monitors: Sequence[RaisedMonitor]) -> Iterator[str]:
         yield f"Monitor {one.monitor}{policy} ({steps}): {one.message}."
 
 
-def format_estimate(estimate: Estimate) -> str:
+def format_estimate(estimate: Estimate, *, sign: str = "") -> str:
     """``0.500 [0.300, 0.700]``."""
-    return _format_mean(estimate.mean, estimate.interval)
+    return format_mean(estimate.mean, estimate.interval, sign=sign)
+
+
+def format_mean(mean: float, interval: tuple[float, float] | None, *, sign: str = "", digits: int = 3) -> str:
+    """``0.500 [0.300, 0.700]``; ``sign``: ``+`` for a sign before positive numbers too."""
+    ends = "too few tasks" if interval is None else ", ".join(f"{end:{sign}.{digits}f}" for end in interval)
+    return f"{mean:{sign}.{digits}f} [{ends}]"
 
 
 def format_verdict(comparison: Comparison) -> str:
@@ -107,8 +113,3 @@ def format_verdict(comparison: Comparison) -> str:
     if high < 0:
         return "Significant decrease: the 95% interval lies below 0."
     return "Not significant: the 95% interval includes 0."
-
-
-def _format_mean(mean: float, interval: tuple[float, float] | None, *, sign: str = "") -> str:
-    ends = "too few tasks" if interval is None else f"{interval[0]:{sign}.3f}, {interval[1]:{sign}.3f}"
-    return f"{mean:{sign}.3f} [{ends}]"

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lightning_core.errors import ConfigError, LightningError
 
+if TYPE_CHECKING:
+    from lightning_core.records.store import CallCredit, RolloutRecord
+    from lightning_core.trace import Trace
+
 TRACE_FILES = (".json", ".jsonl", ".pb")
 """File name endings of stored traces; any other file is a configuration."""
+PHASES = ("train", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished")
+STATUSES = ("ok", "failed", "infrastructure", "invalid")
+ORDERS = ("ordinal", "step", "task_id", "reward", "calls", "seconds")
+_EXPECTED = "a run's folder such as runs/latest, a file of traces (.json, .jsonl, .pb) or a configuration (YAML)"
+_FILTERS = ("phase", "step", "task_id", "agent", "status", "min_reward", "max_reward", "text")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -22,35 +33,58 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rollout", metavar="N", help="number or id of the rollout to show; without it, the newest are listed"
     )
-    parser.add_argument(
-        "--last", metavar="N", type=int, default=50, help="number of rollouts to list (default: %(default)s)"
-    )
     parser.add_argument("--task", metavar="ID", help="with CONFIG: the task to run (default: the first)")
     parser.add_argument("--full", action="store_true", help="show whole prompts and responses")
+    parser.add_argument("--json", action="store_true", help="one JSON document: the list, or the whole rollout")
+    lists = parser.add_argument_group("which rollouts of a run to list")
+    lists.add_argument("--last", metavar="N", type=int, default=50, help="number on a page (default: %(default)s)")
+    lists.add_argument(
+        "--page", metavar="K", type=int, default=1, help="page K, from 1: that of the newest rollouts (default)"
+    )
+    lists.add_argument("--phase", choices=PHASES, help="only those of this phase")
+    lists.add_argument("--step", metavar="N", type=int, help="only those after N updates")
+    lists.add_argument("--task-id", metavar="ID", help="only attempts at this task")
+    lists.add_argument("--agent", metavar="NAME", help="only those with a model call of this agent")
+    lists.add_argument("--status", choices=STATUSES, help="only those with this status")
+    lists.add_argument("--min-reward", metavar="X", type=float, help="only those with at least this reward")
+    lists.add_argument("--max-reward", metavar="X", type=float, help="only those with at most this reward")
+    lists.add_argument("--text", metavar="TEXT", help="only those with this text in a message, tool call or error")
+    lists.add_argument("--sort", choices=ORDERS, default="ordinal", help="from low to high (default: as stored)")
+    lists.add_argument("--reverse", action="store_true", help="sort from high to low")
 
 
 def trace(options: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
     run = as_run_folder(options.config)
+    if not Path(options.config).exists():
+        raise ConfigError(f"{options.config!r} does not exist; expected {_EXPECTED}")
     stored = options.config.endswith(TRACE_FILES)
     if run is None and not stored:
-        if options.rollout is not None:
-            raise ConfigError(
-                f"--rollout is for a run's folder or a file of traces; {options.config!r} is a configuration: use --task"
-            )
         return _run_task(options)
-    if options.last < 1:
-        raise ConfigError(f"--last {options.last}: expected a number of rollouts, from 1")
+    for name in ("last", "page"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name} {getattr(options, name)}: expected a number from 1")
     if options.overrides or options.task is not None:
         raise ConfigError(
             "--task and key=value are for a configuration; "
             "recorded rollouts cannot be reconfigured; select one with --rollout"
         )
     if run is None:
-        _show_stored(Path(options.config), options.rollout, options.full, options.last)
+        _refuse_filters(options, f"{options.config!r} is a file of traces")
+        _show_stored(Path(options.config), options)
+    elif options.rollout is None:
+        _list_run(run / "store.db", options)
     else:
-        _show_run(run / "store.db", options.rollout, options.full, options.last)
+        _refuse_filters(options, "--rollout selects one rollout")
+        _show_rollout(run / "store.db", options.rollout, options)
     return 0
+
+
+def _refuse_filters(options: argparse.Namespace, why: str) -> None:
+    given = [name for name in _FILTERS if getattr(options, name) is not None]
+    given += [name for name in ("reverse",) if options.reverse] + ["sort"] * (options.sort != "ordinal")
+    if given:
+        raise ConfigError(f"--{given[0].replace('_', '-')} filters or sorts the rollouts of a run's folder, but {why}")
 
 
 def as_run_folder(path: str) -> Path | None:
@@ -64,6 +98,11 @@ def as_run_folder(path: str) -> Path | None:
 
 
 def _run_task(options: argparse.Namespace) -> int:
+    if options.rollout is not None:
+        raise ConfigError(
+            f"--rollout is for a run's folder or a file of traces; {options.config!r} is a configuration: use --task"
+        )
+    _refuse_filters(options, f"{options.config!r} is a configuration, of which one task is run")
     from lightning_core.config import load_config
 
     config = load_config(options.config, options.overrides, needs=("agent",))
@@ -87,7 +126,7 @@ def _run_task(options: argparse.Namespace) -> int:
             # For example an unknown agent name: the recorded spans show the names to choose from.
             failure = error
         last = last_rollout(store)
-        status = None if last is None else _show_run(store, str(last), options.full)
+        status = None if last is None else _show_rollout(store, str(last), options)
     if failure is not None:
         raise failure
     return 0 if status == "ok" else 1
@@ -104,38 +143,64 @@ def last_rollout(path: Path) -> int | None:
     return records[-1].ordinal if records else None
 
 
-def _show_run(store_path: Path, rollout: str | None, full: bool, last: int = 1) -> str | None:
-    """Show one rollout, and return its status; without ``rollout``, list the ``last`` ones."""
+def _list_run(path: Path, options: argparse.Namespace) -> None:
+    """List a page of the rollouts that match, with the requests of those that are listed."""
     from lightning_core.cli.console import show
     from lightning_core.cli.ledger import format_ledger, format_names
-    from lightning_core.cli.tree import make_rollout_table, make_tree
-    from lightning_core.records.ledger import trace_ledger
+    from lightning_core.cli.trace_documents import print_document, rollout_document
+    from lightning_core.cli.tree import make_rollout_table
+    from lightning_core.records.browse import RolloutFilter, find_rollouts
     from lightning_core.records.paths import ambiguous_paths
     from lightning_core.records.store import Store
 
-    with Store(store_path, read_only=True) as store:
-        if rollout is None:
-            records = store.rollouts(last=last)
-            paths = ambiguous_paths([store.trace(record.id) for record in records[-1:]])
-            ledger, hint = store.ledger(), _hint(len(records), store.count())
-            show(make_rollout_table(records), "", format_ledger(ledger), "", format_names(ledger, paths), hint)
-            return None
+    wanted = RolloutFilter(**{name: getattr(options, name) for name in _FILTERS})
+    as_stored = options.sort == "ordinal" and not options.reverse
+    size = options.last
+    with Store(path, read_only=True) as store:
+        # As stored, the first page has the newest, which are listed in their order.
+        found = find_rollouts(
+            store,
+            wanted,
+            order=options.sort,
+            descending=as_stored or options.reverse,
+            limit=size,
+            offset=(options.page - 1) * size,
+        )
+        records = found.rollouts[::-1] if as_stored else found.rollouts
+        if options.json:
+            print_document({"total": found.total, "rollouts": [rollout_document(r) for r in records]})
+            return
+        newest = max(records, key=lambda r: r.ordinal, default=None)
+        paths = ambiguous_paths([] if newest is None else [store.trace(newest.id)])
+        ledger = store.ledger(rollouts=[r.id for r in records])
+        parts = ["", format_ledger(ledger), "", format_names(ledger, paths)] if records else []
+        show(make_rollout_table(records), *parts, _hint(len(records), found.total, options))
+
+
+def _show_rollout(path: Path, rollout: str, options: argparse.Namespace) -> str:
+    """Show one rollout, and return its status."""
+    from lightning_core.cli.trace_documents import print_document, trace_document
+    from lightning_core.records.store import Store
+
+    with Store(path, read_only=True) as store:
         try:
             record = store.rollout(rollout if (number := _number(rollout)) is None else number)
             found = store.trace(record.id)
         except (LookupError, ValueError) as error:
             raise ConfigError(f"--rollout {rollout}: {error}") from None
         credit = store.credit(rollout=record.id)
-    ledger = trace_ledger(found, {row.agent for row in credit})
-    names = format_names(ledger, ambiguous_paths([found]))
-    show(make_tree(found, record, credit, full=full), "", format_ledger(ledger), "", names)
+    if options.json:
+        print_document(trace_document(found, record, credit))
+    else:
+        _show_tree(found, record, credit, full=options.full)
     return record.status
 
 
-def _show_stored(path: Path, rollout: str | None, full: bool, last: int) -> None:
+def _show_stored(path: Path, options: argparse.Namespace) -> None:
     from lightning_core.cli.console import show
     from lightning_core.cli.ledger import format_ledger, format_names
-    from lightning_core.cli.tree import make_trace_table, make_tree
+    from lightning_core.cli.trace_documents import print_document, trace_document, trace_row
+    from lightning_core.cli.tree import make_trace_table
     from lightning_core.otel import read_traces
     from lightning_core.records.ledger import Ledger, trace_ledger
     from lightning_core.records.paths import ambiguous_paths
@@ -144,25 +209,51 @@ def _show_stored(path: Path, rollout: str | None, full: bool, last: int) -> None
         traces = read_traces(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"no traces could be read from {str(path)!r}: {error}") from None
-    if rollout is None:
-        ledger = Ledger()
-        for found in traces:
-            ledger.update(trace_ledger(found))
-        listed = list(enumerate(traces, 1))[-last:]
-        names, hint = format_names(ledger, ambiguous_paths(traces)), _hint(len(listed), len(traces))
-        show(make_trace_table(listed), "", format_ledger(ledger), "", names, hint)
+    rollout: str | None = options.rollout
+    if rollout is not None:
+        found = next((t for n, t in enumerate(traces, 1) if n == _number(rollout) or t.rollout == rollout), None)
+        if found is None:
+            raise ConfigError(f"--rollout {rollout}: expected a number from 1 to {len(traces)}, or a trace id")
+        if options.json:
+            print_document(trace_document(found))
+        else:
+            _show_tree(found, full=options.full)
         return
-    found = next((t for n, t in enumerate(traces, 1) if n == _number(rollout) or t.rollout == rollout), None)
-    if found is None:
-        raise ConfigError(f"--rollout {rollout}: expected a number from 1 to {len(traces)}, or a trace id")
-    ledger = trace_ledger(found)
-    show(make_tree(found, full=full), "", format_ledger(ledger), "", format_names(ledger, ambiguous_paths([found])))
+    end = max(0, len(traces) - (options.page - 1) * options.last)
+    listed = list(enumerate(traces, 1))[max(0, end - options.last) : end]
+    if options.json:
+        print_document({"total": len(traces), "traces": [trace_row(number, found) for number, found in listed]})
+        return
+    ledger = Ledger()
+    for found in traces:
+        ledger.update(trace_ledger(found))
+    names, hint = format_names(ledger, ambiguous_paths(traces)), _hint(len(listed), len(traces), options)
+    show(make_trace_table(listed), "", format_ledger(ledger), "", names, hint)
 
 
-def _hint(listed: int, count: int) -> str:
+def _show_tree(
+    found: Trace, record: RolloutRecord | None = None, credit: Sequence[CallCredit] = (), *, full: bool
+) -> None:
+    from lightning_core.cli.console import show
+    from lightning_core.cli.ledger import format_ledger, format_names
+    from lightning_core.cli.tree import make_tree
+    from lightning_core.records.ledger import trace_ledger
+    from lightning_core.records.paths import ambiguous_paths
+
+    ledger = trace_ledger(found, {row.agent for row in credit})
+    names = format_names(ledger, ambiguous_paths([found]))
+    show(make_tree(found, record, credit, full=full), "", format_ledger(ledger), "", names)
+
+
+def _hint(listed: int, count: int, options: argparse.Namespace) -> str:
     """The options to go on with; the number of rollouts, unless all are listed."""
-    newest = f"the newest {listed} of {count} rollouts; list more: --last N; " if listed < count else ""
-    return f"{newest}show one: --rollout N"
+    if listed == count:
+        return "show one: --rollout N" if count else "no rollout matches"
+    page: int = options.page
+    if not listed:
+        return f"page {page} is empty: there are {count} rollouts, {options.last} on a page"
+    more = f"--page {page + 1} or " if page * options.last < count else ""
+    return f"page {page}, {listed} of {count} rollouts; more: {more}--last N; show one: --rollout N"
 
 
 def _number(rollout: str) -> int | None:

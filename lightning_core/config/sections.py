@@ -267,8 +267,24 @@ class EndpointSection(Section):
     `http://127.0.0.1:PORT`."""
 
 
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+"""The built-in trackers."""
+
+
+def _tracker(text: str) -> str:
+    if text not in TRACKERS and not is_callable_name(text):
+        raise PydanticCustomError(INVALID_VALUE, f"expected {', '.join(TRACKERS)}, or 'module:callable'")
+    return text
+
+
+def _different(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise PydanticCustomError(INVALID_VALUE, "expected each name once")
+    return names
+
+
 class RunSection(Section):
-    """The run's folder, seed and resumption."""
+    """The run's folder, seed and resumption, and where it is reported."""
 
     dir: str = "runs"
     """Parent folder of all runs."""
@@ -278,6 +294,17 @@ class RunSection(Section):
     """Seed for sampling, the order of tasks and the trainer."""
     resume: bool = False
     """Resume the run called `name` (without a name, the newest run) from its last checkpoint."""
+    tags: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False), AfterValidator(_different)
+    ] = ()
+    """Labels of the run, to find it with `lightning-rl runs --tag` and in trackers."""
+    report_to: Annotated[
+        tuple[Annotated[str, AfterValidator(_tracker)], ...], Field(strict=False), AfterValidator(_different)
+    ] = ()
+    """Experiment trackers that get configuration, metrics, evaluations and results: `tensorboard`, `wandb`, `mlflow`,
+    `trackio`, or your own as `module:callable`; see docs/trackers.md. Each needs the extra of its name."""
+    report_checkpoint: bool = False
+    """Whether trackers with artefacts also get the last checkpoint, without the optimiser's state."""
 
 
 AgentEntry = Annotated[

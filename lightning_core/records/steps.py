@@ -41,8 +41,8 @@ class StepLog:
         known = {step: rewards for step, rewards in held_out().items() if step < after}
         self._held = raised(self._metrics.lines, known, self._monitors)
 
-    def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record and show one step, with ``monitor/NAME: 1`` for each monitor that holds after it.
+    def add(self, step: int, metrics: Mapping[str, float]) -> Mapping[str, float]:
+        """Record and show one step, with ``monitor/NAME: 1`` for each monitor that holds after it; returns what is recorded.
 
         A monitor's message is shown when it starts to hold.
         """
@@ -57,6 +57,7 @@ class StepLog:
         for alert in self._held:
             if alert.source not in {earlier.source for earlier in before}:
                 self._progress.message(f"monitor {alert}")
+        return metrics
 
     def stop_reason(self) -> str | None:
         """Why the run ends early; None if no monitor under ``monitors.stop`` holds."""

@@ -330,18 +330,25 @@ class Store:
         query = "SELECT coalesce(sum(length(data)), 0) AS octets FROM arrays WHERE key = ?"
         return int(self.select(query, OUTPUT_IDS)[0]["octets"]) // 4
 
-    def ledger(self, *, after: int = 0) -> Ledger:
-        """The number of requests for each entry of the ledger, of all rollouts stored ``after`` this ordinal."""
+    def ledger(self, *, after: int = 0, rollouts: Sequence[str] | None = None) -> Ledger:
+        """The number of requests for each entry of the ledger.
+
+        Of all rollouts stored ``after`` this ordinal, or of those with the ids ``rollouts``.
+        """
         names = (REQUEST_MODEL, RESPONSE_MODEL, HOST, CREDENTIALS, TRAINED, REFUSED, DROPPED, REASON, REQUESTS)
         values = ", ".join(f'json_extract(attributes, \'$."{name}"\') AS "{name}"' for name in names)
         groups = ", ".join(str(n) for n in range(1, len(names) + 4))
-        newer = "AND rollout IN (SELECT id FROM rollouts WHERE ordinal > ?)" if after else ""
+        which, chosen = "", list[Any]()
+        if rollouts is not None:  # as one value: SQLite limits the number of values
+            which, chosen = "AND rollout IN (SELECT value FROM json_each(?))", [json.dumps(list(rollouts))]
+        elif after:
+            which, chosen = "AND rollout IN (SELECT id FROM rollouts WHERE ordinal > ?)", [after]
         query = (
             f"SELECT agent, operation, error IS NOT NULL AS failed, {values}, count(*) AS number FROM spans "
-            f"WHERE operation IS NOT NULL {newer} GROUP BY {groups}"
+            f"WHERE operation IS NOT NULL {which} GROUP BY {groups}"
         )
         trained, ledger = self.credited_agents(), Ledger()
-        for row in self.select(query, *([after] if after else [])):
+        for row in self.select(query, *chosen):
             given = {name: row[name] for name in names if row[name] is not None} | {OPERATION: row["operation"]}
             if row["operation"] == "chat":
                 given[DROPPED] = json.loads(given.get(DROPPED, "[]"))

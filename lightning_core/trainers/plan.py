@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_core.config import Config
 from lightning_core.records.progress import Progress
+from lightning_core.records.results import Evaluation
+from lightning_core.records.store import Phase
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 
 
@@ -27,6 +29,10 @@ class Plan:
     solve: Solve
     reward: RewardFunction | None
     progress: Progress
+    on_step: Callable[[int, Mapping[str, Any]], None] = lambda step, metrics: None
+    """Called after each update with its number, from 1, and the metrics of its line in ``metrics.jsonl``."""
+    on_evaluation: Callable[[int, Phase, Evaluation], None] = lambda step, phase, evaluation: None
+    """Called after each held-out evaluation with the number of updates before it."""
 
 
 class TrainerEntry(NamedTuple):

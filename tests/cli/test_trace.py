@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from lightning_core.capture import Run, rollout, scope
+from lightning_core.cli import trace as cli_trace
 from lightning_core.cli.main import main
 from lightning_core.errors import ConfigError
 from lightning_core.otel import spans_to_otlp
-from lightning_core.records.store import Store
+from lightning_core.records.browse import ORDERS
+from lightning_core.records.store import Phase, Status, Store
 from tests.cli.conftest import Install
 from tests.cli.recorded import call, keep, try_it
 from tests.terminal import on_terminal
@@ -43,17 +45,85 @@ def test_of_many_rollouts_the_newest_are_listed(run_folder: Path, capsys: pytest
     with Store(run_folder / "store.db") as store:
         for _ in range(50):
             keep(store, try_it()[0])
-    for options, first, count in (([], 3, 50), (["--last", "1"], 52, 1), (["--last", "51"], 2, 51)):
+    for options, first, end, page in (
+        ([], 3, 52, 1),
+        (["--last", "1"], 52, 52, 1),
+        (["--last", "51"], 2, 52, 1),
+        (["--page", "2"], 1, 2, 2),
+        (["--last", "20", "--page", "2"], 13, 32, 2),
+    ):
         assert main(["trace", "runs/latest", *options]) == 0
         rollouts, ledger, names = capsys.readouterr().out.split("\n\n")
-        assert [int(line.split()[0]) for line in rollouts.splitlines()[1:]] == list(range(first, 53))
-        assert [line.split()[:2] for line in ledger.splitlines()[1:]] == [["judge", "52"], ["writer", "52"]]
-        hint = names.splitlines()[-1]
-        assert hint == f"the newest {count} of 52 rollouts; list more: --last N; show one: --rollout N"
+        assert [int(line.split()[0]) for line in rollouts.splitlines()[1:]] == list(range(first, end + 1))
+        count = str(end + 1 - first)
+        assert [line.split()[:2] for line in ledger.splitlines()[1:]] == [["judge", count], ["writer", count]], "theirs"
+        next_page = f"--page {page + 1} or " if first > 1 else ""
+        hint = f"page {page}, {count} of 52 rollouts; more: {next_page}--last N; show one: --rollout N"
+        assert names.splitlines()[-1] == hint
+    assert main(["trace", "runs/latest", "--page", "9"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "page 9 is empty: there are 52 rollouts, 50 on a page"
     assert main(["trace", "runs/latest", "--last", "52"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "show one: --rollout N"
     assert main(["trace", "runs/latest", "--rollout", "1"]) == 0
     assert capsys.readouterr().out.startswith("rollout 1 ")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], [1, 2]),
+        (["--phase", "train"], [1]),
+        (["--status", "infrastructure"], [2]),
+        (["--task-id", "q17", "--step", "2", "--agent", "judge", "--min-reward", "0.5"], [1]),
+        (["--max-reward", "0.5"], []),
+        (["--text", "timeouterror: 120"], [2]),
+        (["--sort", "reward"], [1, 2]),
+        (["--reverse"], [2, 1]),
+        (["--sort", "reward", "--last", "1", "--page", "2"], [2]),
+    ],
+)
+def test_rollouts_are_filtered_and_sorted(
+    run_folder: Path, options: list[str], expected: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trace", "runs/one", *options, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [rollout["ordinal"] for rollout in found["rollouts"]] == expected
+    assert found["total"] == (2 if "--last" in options else len(expected))
+    assert main(["trace", "runs/one", *options]) == 0
+    table = capsys.readouterr().out
+    assert [int(line.split()[0]) for line in table.split("\n\n")[0].splitlines()[1 : 1 + len(expected)]] == expected
+    assert expected or table.splitlines()[-1] == "no rollout matches"
+
+
+def test_the_names_of_filters_are_those_of_the_store() -> None:
+    assert (get_args(Phase), get_args(Status)) == (cli_trace.PHASES, cli_trace.STATUSES)
+    assert cli_trace.ORDERS == ORDERS
+
+
+def test_one_rollout_in_json_has_everything(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "runs/one", "--rollout", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rollout"]["ordinal"], found["rollout"]["status"], found["task"]["q"]) == (1, "ok", "How many?")
+    writer, judge = found["calls"]
+    assert (writer["prompt_ids"], writer["output_ids"], writer["logprobs"]) == (
+        list(range(12)), list(range(5)), [-0.5] * 5,
+    )  # fmt: skip
+    assert writer["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert writer["response"]["content"] == "SELECT\n  count(*)"
+    assert (writer["context"], writer["credit"]) == ("new", {"reward": 1.25, "advantage": 0.5, "tokens": 5})
+    assert (judge["credit"], judge["target"]) == (None, ["api.openai.com", "your key"])
+    assert {(event["kind"], event["name"]) for event in found["events"]} >= {("tool", "run_sql"), ("agent", "writer")}
+    assert [reward["value"] for reward in found["rewards"]] == [1.0, 0.25, -0.5]
+    assert {(entry["agent"], entry["requests"]) for entry in found["ledger"]} == {("writer", 1), ("judge", 1)}
+
+
+def test_stored_traces_in_json(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, _ = write_traces("three.json", 3)
+    assert main(["trace", "three.json", "--json", "--last", "2", "--page", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["total"], [(t["number"], t["id"]) for t in found["traces"]]) == (3, [(1, first.rollout)])
+    assert main(["trace", "three.json", "--json", "--rollout", "2"]) == 0
+    assert json.loads(capsys.readouterr().out)["rollout"] == {"id": second.rollout}
 
 
 def test_one_rollout_as_a_tree(run_folder: Path) -> None:
@@ -145,10 +215,27 @@ def test_text_in_square_brackets_and_deep_nesting_are_shown(home: Path, capsys: 
             ["c.yaml", "--rollout", "1"],
             "--rollout is for a run's folder or a file of traces; 'c.yaml' is a configuration: use --task",
         ),
-        (["nowhere.json"], "no traces could be read from 'nowhere.json'"),
+        (
+            ["nowhere.json"],
+            "'nowhere.json' does not exist; expected a run's folder such as runs/latest, a file of traces",
+        ),
+        (["runs/typo"], "'runs/typo' does not exist; expected a run's folder such as runs/latest"),
+        (["runs/one", "--page", "0"], "--page 0: expected a number from 1"),
+        (
+            ["runs/one", "--rollout", "1", "--phase", "eval"],
+            "--phase filters or sorts the rollouts of a run's folder, but",
+        ),
+        (
+            ["two.json", "--min-reward", "1"],
+            "--min-reward filters or sorts the rollouts of a run's folder, but 'two.json'",
+        ),
+        (
+            ["c.yaml", "--reverse"],
+            "--reverse filters or sorts the rollouts of a run's folder, but 'c.yaml' is a config",
+        ),
         (["c.jsonl"], "no traces could be read from 'c.jsonl'"),
         (["two.json", "--rollout", "3"], "--rollout 3: expected a number from 1 to 2, or a trace id"),
-        (["runs/one", "--last", "0"], "--last 0: expected a number of rollouts, from 1"),
+        (["runs/one", "--last", "0"], "--last 0: expected a number from 1"),
         (["two.json", "--task", "q17"], "--task and key=value are for a configuration"),
     ],
 )
@@ -195,7 +282,7 @@ def test_stored_traces(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
         *calls(2),
         "",
         NAMES,
-        "the newest 1 of 2 rollouts; list more: --last N; show one: --rollout N",
+        "page 1, 1 of 2 rollouts; more: --page 2 or --last N; show one: --rollout N",
     ]
     for chosen, run in (("1", first), ("2", second), (second.trace.rollout, second)):
         assert main(["trace", "two.jsonl", "--rollout", chosen]) == 0

@@ -12,6 +12,7 @@ from lightning_core.errors import ConfigError, LightningError, MissingExtra, Tra
 from lightning_core.model.source import max_positions, resolve_model
 from lightning_core.records.checkpoints import checkpoint_step
 from lightning_core.records.report import MetricsLog
+from lightning_core.records.results import EVALUATIONS, recorded_evaluations
 from lightning_core.records.store import Store
 from lightning_core.rollouts.entries import pick_tasks
 from lightning_core.rollouts.interrupts import interruptible
@@ -59,11 +60,12 @@ def train_with_verl(plan: Plan) -> None:
     write_tasks(folder / "tasks_train.jsonl", [t for step in steps for t in pick_tasks(plan.tasks, config, step)])
     if plan.eval_tasks:
         write_tasks(folder / "tasks_eval.jsonl", plan.eval_tasks)
+    resumed_after = 0 if plan.checkpoint is None else checkpoint_step(plan.checkpoint)
     found = verl_config(config, folder)
     (folder / FAILURE).unlink(missing_ok=True)
     archive_log(folder)
     with Store(folder / "store.db") as store:  # created here, so that it exists even if verl fails
-        store.rewind(0 if plan.checkpoint is None else checkpoint_step(plan.checkpoint))
+        store.rewind(resumed_after)
     try:
         with interruptible():
             _run(found)
@@ -74,7 +76,14 @@ def train_with_verl(plan: Plan) -> None:
     with Store(folder / "store.db", read_only=True) as store:
         log = MetricsLog(folder / "metrics.jsonl")
         for line in read_metrics_of_verl(folder, store.steps(), rows_per_update=rows_per_update(config)):
-            log.append(line.pop("step"), line)
+            step = line.pop("step")
+            log.append(step, line)
+            if step > resumed_after:
+                plan.on_step(step, line)
+        for phase in EVALUATIONS:
+            for step, evaluation in recorded_evaluations(store, phase).items():
+                if plan.checkpoint is None or step > resumed_after:
+                    plan.on_evaluation(step, phase, evaluation)
 
 
 def _known_failure(error: Exception, folder: Path) -> BaseException | None:

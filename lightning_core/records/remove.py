@@ -1,0 +1,62 @@
+"""Removes runs from the folder of runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightning_core.errors import ConfigError
+from lightning_core.records.lock import is_running
+from lightning_core.records.runs import is_run, list_runs
+
+_LATEST = "latest"
+
+
+def check_removable(parent: Path, names: Sequence[str]) -> list[Path]:
+    """The folders of the runs ``names`` directly in ``parent``.
+
+    Raises `ConfigError` for anything else, for a link, and for a run that a process trains.
+    """
+    return [_checked(parent, name) for name in dict.fromkeys(names)]
+
+
+def _checked(parent: Path, name: str) -> Path:
+    folder = parent / name
+    if folder.is_symlink():
+        raise ConfigError(f"{name!r} is a link to {str(folder.readlink())!r}; name that run itself")
+    if folder.name != name or not is_run(folder):
+        raise ConfigError(
+            f"{name!r} is not the name of a run in {str(parent)!r}; expected a folder in it with config.yaml"
+        )
+    if is_running(folder):
+        raise ConfigError(f"the run {name!r} is being trained; wait until it ends, or stop it, before you remove it")
+    return folder
+
+
+def remove_runs(folders: Sequence[Path]) -> None:
+    """Delete ``folders``, and link the newest of the remaining runs as ``latest`` if the link's run is gone."""
+    for folder in folders:
+        # Last what makes it a run: one whose removal was interrupted is still listed, and can be removed again.
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != "config.yaml":
+                path.unlink()
+        shutil.rmtree(folder)
+    for parent in {folder.parent for folder in folders}:
+        _repair_latest(parent)
+
+
+def _repair_latest(parent: Path) -> None:
+    latest = parent / _LATEST
+    if not latest.is_symlink() or latest.exists():
+        return
+    left = list_runs(parent)
+    if not left:
+        latest.unlink()
+        return
+    scratch = parent / f".{_LATEST}-{os.getpid()}"
+    scratch.symlink_to(left[0].folder.name)
+    scratch.replace(latest)
