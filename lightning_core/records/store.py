@@ -216,9 +216,7 @@ class Store:
 
     def add_arrays(self, key: str, arrays: Mapping[tuple[str, str], bytes]) -> None:
         """Add the attribute ``key`` to stored spans, given by rollout and span id; replaces earlier values."""
-        values = [
-            {"rollout": rollout, "span_id": span, "key": key, "data": data} for (rollout, span), data in arrays.items()
-        ]
+        values = [dict(zip(_ARRAY, (*ids, key, data), strict=True)) for ids, data in arrays.items()]
         with self._transaction():
             self._db.executemany(_insert("arrays", _ARRAY, "INSERT OR REPLACE"), values)
 
