@@ -42,7 +42,8 @@ class WandbTracker:
             dir=str(run.folder),
             # Not the process's current run, which may be the user's own; and the console is the progress display's.
             reinit="create_new",
-            settings=self._wandb.Settings(console="off"),
+            # wandb asks for a key on a terminal; nobody may be there.
+            settings=self._wandb.Settings(console="off", login_timeout=60),
         )
         run.keep_id("wandb", self._run.id)
         # wandb's own step only rises, but a resumed run may repeat steps, and an evaluation belongs to the step before it.

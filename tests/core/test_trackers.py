@@ -89,13 +89,12 @@ def test_training_does_not_wait_for_a_slow_tracker(tmp_path: Path) -> None:
 
     class SlowTracker(RecordingTracker):
         def on_step(self, step: int, metrics: Any) -> None:
-            assert may_go_on.wait(60)
+            assert may_go_on.wait(20), "the run waits for its tracker"
             super().on_step(step, metrics)
 
     with reporting.reporting(configuration(), {"slow": SlowTracker}, tmp_path, None) as reports:
         for step in (1, 2, 3):
             reports.on_step(step, {})
-        assert [line[0] for line in reported(tmp_path)] in ([], ["start"])
         may_go_on.set()
     assert [line[0] for line in reported(tmp_path)] == ["start", "step", "step", "step", "end"]
 
