@@ -111,6 +111,7 @@ def test_a_fault_is_named(runs: Runs, fault: Fault) -> None:
     assert first.step is None or first.step <= STEPS
 
 
+@pytest.mark.timeout(900)  # alone, it runs all programs
 def test_at_least_eleven_faults_of_twelve_are_named(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     """Prints the table of all faults."""
     rows = [(fault, naming(fault, runs.named(fault))) for fault in FAULTS]
