@@ -178,6 +178,7 @@ def evaluate(
         progress=progress or SilentProgress(),
         reward_function=reward,
         checkpoint=checkpoint,
+        weights_only=True,  # only a run's newest checkpoint has the optimiser's state
     ) as session:
         found = session.evaluate(tasks, "eval_manual")
         warn_of_hosts(config, session.store.ledger())

@@ -201,13 +201,14 @@ def open_session(
     progress: Progress,
     reward_function: RewardFunction | None = None,
     checkpoint: Path | None = None,
+    weights_only: bool = False,
     on_rollout: Callable[[Rollout], None] = lambda _: None,
     on_evaluation: Callable[[int, Phase, Evaluation], None] = lambda step, phase, evaluation: None,
 ) -> Generator[TrainingSession]:
     """Handle signals, install patches and integrations, load the weights, start the endpoint.
 
-    At the end, all is undone in reverse order. ``on_rollout``: called with the last attempt at each job. ``on_evaluation``: called
-    after each evaluation with the number of updates before it.
+    At the end, all is undone in reverse order. ``weights_only``: load ``checkpoint`` to sample, not to train. ``on_rollout``: called
+    with the last attempt at each job. ``on_evaluation``: called after each evaluation with the number of updates before it.
     """
 
     new_routes = NewRoutes()
@@ -226,7 +227,7 @@ def open_session(
         for note in trainer.notes:
             progress.message(note)
         if checkpoint is not None:
-            trainer.load(checkpoint)
+            trainer.load(checkpoint, weights_only=weights_only)
         store = stack.enter_context(Store(folder / "store.db"))
         agents = stack.enter_context(
             open_agents(config, solve, trainer.backend, trainer.chats, reward_function=reward_function)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from lightning_core.cli.console import Column, make_table
 from lightning_core.cli.summary import format_estimate, format_mean
-from lightning_core.records.compare import HeldOut, HeldOutDifference, config_differences, held_out_difference
+from lightning_core.records.compare import EvaluationPoint, HeldOutDifference, config_differences, held_out_difference
 from lightning_core.records.runs import RunInfo
 
 _NOTHING = "–"
@@ -144,7 +144,7 @@ def _held_out(first: str, second: str, found: HeldOutDifference | None, tasks: i
         yield make_table([Column("task", cut=True), *(Column(t, "right") for t in (first, second, "change"))], rows)
 
 
-def _where(held_out: HeldOut) -> str:
+def _where(held_out: EvaluationPoint) -> str:
     return f"{held_out.phase} after {held_out.step} steps"
 
 

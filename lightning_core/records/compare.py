@@ -31,7 +31,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
+class EvaluationPoint:
     """Where a run's last held-out evaluation is in its store."""
 
     phase: Phase
@@ -56,8 +56,8 @@ class TaskChange:
 class HeldOutDifference:
     """The last held-out evaluations of two runs, over the tasks that both have a reward for."""
 
-    first: HeldOut
-    second: HeldOut
+    first: EvaluationPoint
+    second: EvaluationPoint
     first_reward: float
     second_reward: float
     difference: Estimate
@@ -128,13 +128,13 @@ _Rewards = Mapping[tuple[str, str], float]
 """The mean reward by task: its id, and its content as JSON."""
 
 
-def _last_held_out(folder: Path) -> tuple[HeldOut, _Rewards] | None:
+def _last_held_out(folder: Path) -> tuple[EvaluationPoint, _Rewards] | None:
     path = folder / "store.db"
     if not path.is_file():  # the run failed before it recorded anything
         return None
     with Store(path, read_only=True) as store:
         for phases in _PHASES:
-            points = [HeldOut(phase=phase, step=step) for phase in phases for step in _steps(store, phase)]
+            points = [EvaluationPoint(phase=phase, step=step) for phase in phases for step in _steps(store, phase)]
             if points:
                 last = max(points, key=lambda point: (point.step, phases.index(point.phase)))
                 return last, _rewards(store, last.phase, last.step)

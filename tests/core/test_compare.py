@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lightning_core import trace as tr
-from lightning_core.records.compare import HeldOut, TaskChange, config_differences, held_out_difference
+from lightning_core.records.compare import EvaluationPoint, TaskChange, config_differences, held_out_difference
 from lightning_core.records.store import Phase, Store
 from lightning_core.trace import SpanRecord
 from tests.core.test_store import record
@@ -75,7 +75,10 @@ def test_the_last_evaluations_are_compared_by_task(tmp_path: Path) -> None:
     b = make_store(tmp_path / "b", {("eval_before", 0): same(0.0), ("eval", 2): same(0.5) | {"t3": [0.0, 0.5]}})
     found = held_out_difference(a, b)
     assert found is not None
-    assert (found.first, found.second) == (HeldOut(phase="eval_after", step=4), HeldOut(phase="eval", step=2))
+    assert (found.first, found.second) == (
+        EvaluationPoint(phase="eval_after", step=4),
+        EvaluationPoint(phase="eval", step=2),
+    )
     assert (found.tasks, found.not_compared) == (8, 0)
     assert (found.first_reward, found.second_reward) == (0.25, 0.46875)
     assert found.difference.mean == pytest.approx(0.21875)
