@@ -56,7 +56,7 @@ def list_runs(folder: Path) -> list[RunInfo]:
     """
     if not folder.is_dir():
         raise ConfigError(f"{str(folder)!r} is not a folder; expected the folder of runs (run.dir), or that of one run")
-    return sorted((read_run(found) for found in _run_folders(folder)), key=lambda run: -run.started)
+    return sorted((read_run(found) for found in run_folders(folder)), key=lambda run: -run.started)
 
 
 def read_run(folder: Path) -> RunInfo:
@@ -80,7 +80,8 @@ def read_run(folder: Path) -> RunInfo:
     )
 
 
-def _run_folders(folder: Path) -> Iterator[Path]:
+def run_folders(folder: Path) -> Iterator[Path]:
+    """The folders of the runs directly in ``folder``, or ``folder`` if it is a run's, in any order."""
     if is_run(folder):
         yield folder
         return

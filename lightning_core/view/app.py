@@ -12,11 +12,14 @@ from starlette.staticfiles import StaticFiles
 
 from lightning_core.view.access import Access
 from lightning_core.view.library import Library
-from lightning_core.view.pages import runs
+from lightning_core.view.pages import rollout, rollouts, runs
 from lightning_core.view.render import page
 
 _ROUTES: list[BaseRoute] = [
     Route("/", runs.show, name="runs"),
+    Route("/runs/{name}/rollouts", rollouts.show, name="rollouts"),
+    Route("/runs/{name}/rollouts/{ordinal:int}", rollout.show, name="rollout"),
+    Route("/runs/{name}/rollouts/{ordinal:int}/calls/{call}", rollout.show_call, name="call"),
     Mount("/static", StaticFiles(packages=[("lightning_core.view", "static")]), name="static"),
 ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from starlette.exceptions import HTTPException
 
 from lightning_core.errors import ConfigError
-from lightning_core.records.runs import RunInfo, list_runs, read_run
+from lightning_core.records.runs import RunInfo, list_runs, read_run, run_folders
 from lightning_core.records.store import Store
 
 
@@ -26,19 +26,22 @@ class Library:
         return list_runs(self.folder)
 
     def run(self, name: str) -> RunInfo:
-        """The run called ``name``. Raises HTTPException 404 unless `runs` has it, so no other folder can be read."""
+        """The run called ``name``. Raises HTTPException 404 without it."""
+        return read_run(self.folder_of(name))
+
+    def folder_of(self, name: str) -> Path:
+        """The folder of the run called ``name``. Raises HTTPException 404 unless it is in the folder of runs."""
         # Compared with a list of names, never joined to a path: "..", links and absolute paths are in no list.
-        for found in self.runs():
-            if found.name == name:
-                return read_run(found.folder)
+        for found in run_folders(self.folder):
+            if found.resolve().name == name:
+                return found
         raise HTTPException(404, f"There is no run {name!r} in {self.folder}.")
 
     @contextmanager
     def store(self, name: str) -> Generator[Store]:
         """The store of the run called ``name``, opened to read. Raises HTTPException 404 without one."""
-        run = self.run(name)
         try:
-            store = Store(run.folder / "store.db", read_only=True)
+            store = Store(self.folder_of(name) / "store.db", read_only=True)
         except ConfigError as error:
             raise HTTPException(404, f"The run {name!r} has no rollouts that can be read: {error}") from error
         with store:
