@@ -12,7 +12,7 @@ from starlette.staticfiles import StaticFiles
 
 from lightning_core.view.access import Access
 from lightning_core.view.library import Library
-from lightning_core.view.pages import rollout, rollouts, runs
+from lightning_core.view.pages import credit, rollout, rollouts, runs, tasks
 from lightning_core.view.render import page
 
 _ROUTES: list[BaseRoute] = [
@@ -20,6 +20,9 @@ _ROUTES: list[BaseRoute] = [
     Route("/runs/{name}/rollouts", rollouts.show, name="rollouts"),
     Route("/runs/{name}/rollouts/{ordinal:int}", rollout.show, name="rollout"),
     Route("/runs/{name}/rollouts/{ordinal:int}/calls/{call}", rollout.show_call, name="call"),
+    Route("/runs/{name}/credit", credit.show, name="credit"),
+    Route("/runs/{name}/tasks", tasks.show_all, name="tasks"),
+    Route("/runs/{name}/tasks/{task:path}", tasks.show, name="task"),
     Mount("/static", StaticFiles(packages=[("lightning_core.view", "static")]), name="static"),
 ]
 

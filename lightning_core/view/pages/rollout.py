@@ -11,12 +11,12 @@ from starlette.responses import Response
 
 from lightning_core.records.browse import neighbours
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
-from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 from lightning_core.view.cards import CallCard, EventCard, make_call_card, make_cards
 from lightning_core.view.conversation import Repeated, final_answer, indented, show_message
 from lightning_core.view.library import Library
 from lightning_core.view.outline import SCALE, OutlineRow, make_outline
 from lightning_core.view.query import Query
+from lightning_core.view.reading import read_trace
 from lightning_core.view.render import page
 from lightning_core.view.tokenizers import find_tokenizer
 from lightning_core.view.tokens import ADVANTAGES, CHANGES, PROBABILITIES, logprobs_after, sampled_tokens
@@ -45,7 +45,7 @@ def show(request: Request) -> Response:
     may_import = query.choice("import", ("yes",)) is not None
     with library.store(name) as store:
         record = _record(store, request)
-        trace, spans, problem = _read(store, record)
+        trace, spans, problem = read_trace(store, record)
         credit = store.credit(rollout=record.id)
         why = explain_rollout(store, library.folder_of(name), record, credit, may_import=may_import)
         previous, following = neighbours(store, record.ordinal)
@@ -84,7 +84,7 @@ def show_call(request: Request) -> Response:
     part = query.choice("part", ("tokens", "history"))
     with library.store(name) as store:
         record = _record(store, request)
-        trace, spans, problem = _read(store, record)
+        trace, spans, problem = read_trace(store, record)
         number, call = next(
             ((n, c) for n, c in enumerate(trace.calls if trace else (), 1) if c.id == identity), (0, None)
         )
@@ -129,17 +129,6 @@ def _record(store: Store, request: Request) -> RolloutRecord:
         raise HTTPException(404, f"There is no rollout {number}; the run has {store.count()}, numbered from 1.") from None
 
 
-def _read(store: Store, record: RolloutRecord) -> tuple[Trace | None, tuple[SpanRecord, ...], str | None]:
-    """The trace and the spans of a rollout; instead of the trace, why its spans make none."""
-    spans = store.spans(record.id)
-    if not spans:
-        return None, spans, "Nothing was recorded in this rollout: it ended before its agent ran."
-    try:
-        return spans_to_trace(spans, counters=record.counters), spans, None
-    except (ValueError, TypeError, KeyError) as error:
-        return None, spans, f"The spans of this rollout cannot be read: {error}"
-
-
 def _of_group(store: Store, record: RolloutRecord, phase: str) -> list[RolloutRecord]:
     query = "SELECT * FROM rollouts WHERE task_id = ? AND step = ? AND phase = ? ORDER BY ordinal LIMIT ?"
     return store.records(query, record.task_id, record.step, phase, _ATTEMPTS)
@@ -149,7 +138,7 @@ def _attempts(store: Store, record: RolloutRecord) -> list[Attempt]:
     """The attempts at the same task in the same step and phase, the rollout itself among them."""
     found: list[Attempt] = []
     for other in _of_group(store, record, record.phase):
-        trace, _, _ = _read(store, other)
+        trace = read_trace(store, other).trace
         advantages: list[CallCredit] = store.credit(rollout=other.id)
         found.append(
             Attempt(
