@@ -124,7 +124,9 @@ class Tab:
 def violations(page: Page) -> list[str]:
     """The rules that axe finds violated, and the first element of each."""
     found: dict[str, Any] = Axe().run(page).response
-    return [f"{v['id']}: {v['nodes'][0]['html'][:200]} ({v['nodes'][0]['failureSummary']})" for v in found["violations"]]
+    return [
+        f"{v['id']}: {v['nodes'][0]['html'][:200]} ({v['nodes'][0]['failureSummary']})" for v in found["violations"]
+    ]
 
 
 @pytest.fixture
