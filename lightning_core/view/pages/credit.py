@@ -31,7 +31,7 @@ def show(request: Request) -> Response:
     name = request.path_params["name"]
     given = {key: value for key, value in request.query_params.items() if key != GROUP}
     groups = request.query_params.getlist(GROUP) or None
-    file = library.folder_of(name) / "config.yaml"
+    file = library.run(name).folder / "config.yaml"
     values: dict[str, Any] = {"name": name, "given": given, "size": SIZE, "form": None, "found": None, "problem": None}
     with library.store(name) as store:
         values["import_link"] = f"?{urlencode([*request.query_params.multi_items(), ('import', 'yes')])}"

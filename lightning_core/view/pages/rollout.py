@@ -16,7 +16,7 @@ from lightning_core.view.conversation import Repeated, final_answer, indented, s
 from lightning_core.view.library import Library
 from lightning_core.view.outline import SCALE, OutlineRow, make_outline
 from lightning_core.view.query import Query
-from lightning_core.view.reading import read_trace
+from lightning_core.view.traces import read_trace
 from lightning_core.view.render import page
 from lightning_core.view.tokenizers import find_tokenizer
 from lightning_core.view.tokens import ADVANTAGES, CHANGES, PROBABILITIES, logprobs_after, sampled_tokens
@@ -47,7 +47,7 @@ def show(request: Request) -> Response:
         record = _record(store, request)
         trace, spans, problem = read_trace(store, record)
         credit = store.credit(rollout=record.id)
-        why = explain_rollout(store, library.folder_of(name), record, credit, may_import=may_import)
+        why = explain_rollout(store, library.run(name).folder, record, credit, may_import=may_import)
         previous, following = neighbours(store, record.ordinal)
         outline = [] if trace is None else make_outline(trace)
         cards = [] if trace is None else make_cards(trace, spans, credit, why)
