@@ -46,7 +46,7 @@ class TokenTexts:
         if token in self._added:
             return self._added[token].encode()
         name = self._tokenizer.id_to_token(token)
-        return b"" if name is None else bytes(_byte_letters().get(letter, 0x3F) for letter in name)
+        return b"" if name is None else bytes(byte_letters().get(letter, 0x3F) for letter in name)
 
     def _differences(self, ids: Sequence[int], before: Sequence[int]) -> list[Piece]:
         """What each token adds to the text of the tokens before it, as servers decode streams."""
@@ -149,7 +149,7 @@ def _load(path: Path, _changed: int) -> TokenTexts:
 
 
 @lru_cache(maxsize=1)
-def _byte_letters() -> Mapping[str, int]:
+def byte_letters() -> Mapping[str, int]:
     """The byte of each letter in byte-level vocabularies: GPT-2's table."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]

@@ -94,11 +94,6 @@ def make_form(config: Config, policy: str, given: Mapping[str, str], groups: Seq
     )
 
 
-def is_changed(given: Mapping[str, str]) -> bool:
-    """Whether the URL asks for other rules than the run's."""
-    return bool(given.get(REWARDS) or given.get(ADVANTAGE))
-
-
 def changed_config(path: Path, config: Config, policy: str, given: Mapping[str, str], groups: Sequence[str] | None) -> Config:
     """``config``, which is in the file ``path``, with the rules for ``policy`` that the URL's parameters name.
 
@@ -111,26 +106,25 @@ def changed_config(path: Path, config: Config, policy: str, given: Mapping[str, 
     keys = _group_keys(credit, given, groups)
     for key in keys or ():
         _rule_name(GROUP_KEYS, key, key if key in (credit.group_by or ()) else "", "group_by")
-    reward_args = _arguments(REWARDS, rewards, given)
+    flat = {key: getattr(credit, key) for key in FLAT}
+    reward_args = _arguments(REWARDS, rewards, {**flat, **credit.rewards_args}, given)
     settings: dict[str, Any] = {
         "rewards": rewards,
         **{key: reward_args.pop(key, None) for key in FLAT},
         "rewards_args": reward_args,
         "advantage": advantage,
-        "advantage_args": _arguments(ADVANTAGE, advantage, given),
+        "advantage_args": _arguments(ADVANTAGE, advantage, credit.advantage_args, given),
         "group_by": None if keys is None else list(keys),
     }
-    if rewards in REWARD_RULES and not REWARD_RULES[rewards].needs_critic:
+    if rewards != credit.rewards:
         settings["critic"] = None
     prefix = f"policies.{policy}.credit" if config.policies else "credit"
     return load_config(path, [f"{prefix}.{key}={json.dumps(value)}" for key, value in settings.items()])
 
 
 def _group_keys(credit: CreditSection, given: Mapping[str, str], groups: Sequence[str] | None) -> Sequence[str] | None:
-    """The group keys to use; None: the reward rule's own."""
-    if not is_changed(given):
-        return credit.group_by
-    return groups or None
+    """The group keys to use; None: the reward rule's own. The form sends a reward rule and only the keys that are chosen."""
+    return credit.group_by if groups is None and not given.get(REWARDS) else groups
 
 
 def _rule_name(registry: Registry[Any], name: str | None, own: str, key: str) -> str:
@@ -141,10 +135,10 @@ def _rule_name(registry: Registry[Any], name: str | None, own: str, key: str) ->
     return name
 
 
-def _arguments(kind: str, rule: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """The arguments of ``rule`` that the URL's parameters give; an empty one is left out."""
+def _arguments(kind: str, rule: str, own: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of ``rule`` that the URL's parameters give; without a rule in the URL, also the run's ``own``."""
     prefix = f"{kind}.{rule}."
-    found: dict[str, Any] = {}
+    found = {} if given.get(kind) else dict(own)
     for name, text in given.items():
         if name.startswith(prefix) and text.strip():
             try:
