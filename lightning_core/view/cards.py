@@ -14,7 +14,6 @@ from lightning_core.trace import Call, Event, Reward, SpanRecord, Trace
 from lightning_core.view.contexts import CONTEXTS
 from lightning_core.view.conversation import (
     LIMIT,
-    Repeated,
     ShownMessage,
     indented,
     repeated_messages,
@@ -32,7 +31,8 @@ class CallCard:
     """Its place among the rollout's calls, from 1."""
     messages: Sequence[ShownMessage]
     """Those that are not repeated, or all of them."""
-    repeated: Repeated
+    repeated: int
+    """Number of its first messages that an earlier call of its agent had."""
     response: ShownMessage | None
     settings: Sequence[tuple[str, str]]
     tools: Sequence[str]
@@ -94,12 +94,11 @@ def make_cards(
     repeated, rows = repeated_messages(trace.calls), {row.call: row for row in credit}
     cards: list[CallCard | EventCard] = []
     for number, call in enumerate(trace.calls, 1):
-        found = repeated[call.id]
         cards.append(
             make_call_card(
                 call,
                 number=number,
-                repeated=found,
+                repeated=repeated[call.id],
                 attributes=attributes.get(call.id, {}),
                 rewards=[r for r in trace.rewards if r.call == call.id],
                 credit=rows.get(call.id),
@@ -118,7 +117,7 @@ def make_call_card(
     call: Call,
     *,
     number: int,
-    repeated: Repeated,
+    repeated: int,
     attributes: Mapping[str, Any],
     rewards: Sequence[Reward],
     credit: CallCredit | None,
@@ -127,7 +126,7 @@ def make_call_card(
 ) -> CallCard:
     """The card of ``call``. ``full``: with all of its messages, in full length."""
     limit = None if full else LIMIT
-    messages = call.messages if full else call.messages[repeated.count :]
+    messages = call.messages if full else call.messages[repeated:]
     return CallCard(
         call=call,
         number=number,
@@ -150,7 +149,7 @@ def _settings(call: Call, attributes: Mapping[str, Any]) -> list[tuple[str, str]
     found: list[tuple[str, object]] = [
         ("policy version", "–".join(str(v) for v in versions if v is not None) or None),
         ("temperature", None if call.output_ids is None else f"{call.temperature:g}"),
-        ("top p", f"{top_p:g}" if isinstance(top_p, float) and top_p != 1 else None),
+        ("top p", f"{top_p:g}" if isinstance(top_p, int | float) and top_p < 1 else None),
         ("max tokens", call.max_tokens),
         ("finish reason", call.finish_reason),
         ("constraint", call.constraint),

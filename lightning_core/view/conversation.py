@@ -92,35 +92,24 @@ def indented(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=2)
 
 
-class Repeated(NamedTuple):
-    """The beginning of a call's messages that an earlier call of its agent had."""
-
-    count: int
-    """Number of messages."""
-    call: str | None
-    """The earlier call; None without one."""
-
-
-def repeated_messages(calls: Iterable[Call]) -> dict[str, Repeated]:
-    """For each call, the longest beginning of its messages that is an earlier call's messages, or the beginning of these.
+def repeated_messages(calls: Iterable[Call]) -> dict[str, int]:
+    """For each call, how many of its first messages an earlier call of its agent had, in the same order.
 
     The earlier call's response counts as one of its messages, also if the client sent it back in another form.
     """
-    known: dict[int, str] = {}
+    known: set[int] = set()
     answered: set[int] = set()
-    found: dict[str, Repeated] = {}
+    found: dict[str, int] = {}
     for call in calls:
         # Each beginning as one hash, so that long conversations are compared in linear time.
         keys = [hash(call.agent)]
         for message in call.messages:
             keys.append(hash((keys[-1], json.dumps(message, sort_keys=True))))
         count = max((i for i, key in enumerate(keys) if key in known), default=0)
-        earlier = known.get(keys[count]) if count else None
         if count and keys[count] in answered and count < len(call.messages):
             count += _role(call.messages[count]) == "assistant"
-        found[call.id] = Repeated(count, earlier)
-        for key in keys[1:]:
-            known[key] = call.id
+        found[call.id] = count
+        known.update(keys[1:])
         if call.messages:
             answered.add(keys[-1])
     return found

@@ -84,7 +84,14 @@ def make_form(config: Config, policy: str, given: Mapping[str, str], groups: Seq
         policy=policy,
         rewards=list(_choices(REWARD_RULES, REWARDS, rewards, credit.rewards, known, given)),
         advantages=list(
-            _choices(ADVANTAGE_RULES, ADVANTAGE, advantage, credit.advantage, {credit.advantage: credit.advantage_args}, given)
+            _choices(
+                ADVANTAGE_RULES,
+                ADVANTAGE,
+                advantage,
+                credit.advantage,
+                {credit.advantage: credit.advantage_args},
+                given,
+            )
         ),
         keys=[
             RuleChoice(name=name, description=_described(GROUP_KEYS, name), chosen=name in (keys or ()), fields=())
@@ -94,7 +101,9 @@ def make_form(config: Config, policy: str, given: Mapping[str, str], groups: Seq
     )
 
 
-def changed_config(path: Path, config: Config, policy: str, given: Mapping[str, str], groups: Sequence[str] | None) -> Config:
+def changed_config(
+    path: Path, config: Config, policy: str, given: Mapping[str, str], groups: Sequence[str] | None
+) -> Config:
     """``config``, which is in the file ``path``, with the rules for ``policy`` that the URL's parameters name.
 
     Raises `ConfigError`: a value that the configuration does not accept, or a rule that is neither declared nor the run's own. A URL

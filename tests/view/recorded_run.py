@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from lightning_core.trace import SpanRecord, spans_to_trace
 from lightning_core.transitions import trace_to_transitions
 from lightning_core.view.tokens import LOGPROBS_AFTER
 
-AGENT, TOOL, ERROR, REASON = "<b>solver</b>", "<b>search</b>", "<b>no such page</b>", "<b>another host</b>"
-QUESTION, TASK, PART = "<img src=x onerror=alert(1)> & 'why'?", "<script>task</script>/1", "reward <b>part</b>"
+AGENT, TOOL, ERROR, REASON = "<i>solver</i>", "<i>search</i>", "<i>no such page</i>", "<i>another host</i>"
+QUESTION, TASK, PART = "<img src=x onerror=alert(1)> & 'why'?", "<script>task</script>/1", "reward <i>part</i>"
 TOOLS = [{"type": "function", "function": {"name": "search", "description": "d", "parameters": {"type": "object"}}}]
 CREDIT: Mapping[str, Any] = {
     "rewards": "discounted",
@@ -44,7 +45,7 @@ def answer(prompt: str) -> str:
 def solve(task: Mapping[str, Any]) -> None:
     """Two calls with a failing tool between them; one request that is refused."""
     client = OpenAI(api_key="any", max_retries=0)
-    messages: list[Any] = [{"role": "system", "content": "Be <b>brief</b>."}, {"role": "user", "content": task["q"]}]
+    messages: list[Any] = [{"role": "system", "content": "Be <i>brief</i>."}, {"role": "user", "content": task["q"]}]
     with scope(AGENT):
         first = client.chat.completions.create(model="m", messages=messages, tools=TOOLS).choices[0].message  # type: ignore[arg-type]
         (called,) = first.tool_calls or ()
@@ -102,7 +103,8 @@ def make_run(folder: Path, *, credit: Mapping[str, Any] = CREDIT, name: str = "s
     run.mkdir(parents=True)
     config = load_config({"agents": {"train": [AGENT]}, "credit": credit, "policy": {"model": str(folder / "model")}})
     (run / "config.yaml").write_text(dump_config(config), encoding="utf-8")
-    make_tokenizer(folder / "model")
+    if find_spec("tokenizers") is not None:
+        make_tokenizer(folder / "model")
     with Store(run / "store.db") as store, open_playground(answer, integrations=()) as opened:
         for step in range(2):
             attempts = [_attempt(opened, earns=earns) for earns in (0.0, 1.0, 1.0, 0.5)]
@@ -134,7 +136,13 @@ def _attempt(opened: Playground, *, earns: float) -> list[SpanRecord]:
     with opened.rollout(task, train=[AGENT], strict=False) as run:
         solve(task)
     spans = [_with_logprobs(found) for found in run.spans]
-    elsewhere = {tr.OPERATION: tr.ELSEWHERE, tr.HOST: "api.example.com", tr.REASON: REASON, tr.REQUESTS: 3, tr.AGENT: AGENT}
+    elsewhere = {
+        tr.OPERATION: tr.ELSEWHERE,
+        tr.HOST: "api.example.com",
+        tr.REASON: REASON,
+        tr.REQUESTS: 3,
+        tr.AGENT: AGENT,
+    }
     return [*spans, replace(spans[-1], span_id="e" * 16, attributes=elsewhere, error=None)]
 
 
@@ -163,4 +171,3 @@ def make_tokenizer(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
-

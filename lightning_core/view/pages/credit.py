@@ -72,7 +72,7 @@ def _results(store: Store, steps: Sequence[int], config: Config) -> Mapping[str,
             )
     try:
         changes = [change for step in steps for change in recredit(store, step, rules)]
-    except Exception as error:  # noqa: BLE001 - rules can be functions of the user
+    except Exception as error:
         raise ConfigError(f"the rules failed: {describe(error)}") from error
     return {
         "calls": len(changes),

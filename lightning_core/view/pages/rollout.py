@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -12,14 +13,14 @@ from starlette.responses import Response
 from lightning_core.records.browse import neighbours
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
 from lightning_core.view.cards import CallCard, EventCard, make_call_card, make_cards
-from lightning_core.view.conversation import Repeated, final_answer, indented, show_message
+from lightning_core.view.conversation import final_answer, indented, show_message
 from lightning_core.view.library import Library
 from lightning_core.view.outline import SCALE, OutlineRow, make_outline
 from lightning_core.view.query import Query
-from lightning_core.view.traces import read_trace
 from lightning_core.view.render import page
 from lightning_core.view.tokenizers import find_tokenizer
 from lightning_core.view.tokens import ADVANTAGES, CHANGES, PROBABILITIES, logprobs_after, sampled_tokens
+from lightning_core.view.traces import read_trace
 from lightning_core.view.why import Why, explain_rollout
 
 _ATTEMPTS = 64
@@ -97,7 +98,7 @@ def show_call(request: Request) -> Response:
         credit = next((row for row in store.credit(rollout=record.id) if row.call == call.id), None)
         texts = find_tokenizer(library.run(name), call.model)
         after = logprobs_after(spans)
-        values = {
+        values: dict[str, Any] = {
             "call": call,
             "tokens": sampled_tokens(call, texts.texts, credit and credit.advantage, after),
             "credit": credit,
@@ -110,7 +111,7 @@ def show_call(request: Request) -> Response:
         card = make_call_card(
             call,
             number=number,
-            repeated=Repeated(0, None),
+            repeated=0,
             attributes=attributes,
             rewards=[r for r in trace.rewards if r.call == call.id],
             credit=credit,
@@ -126,7 +127,9 @@ def _record(store: Store, request: Request) -> RolloutRecord:
     try:
         return store.rollout(number)
     except (LookupError, OverflowError):
-        raise HTTPException(404, f"There is no rollout {number}; the run has {store.count()}, numbered from 1.") from None
+        raise HTTPException(
+            404, f"There is no rollout {number}; the run has {store.count()}, numbered from 1."
+        ) from None
 
 
 def _of_group(store: Store, record: RolloutRecord, phase: str) -> list[RolloutRecord]:
@@ -166,4 +169,7 @@ def _ordinals(store: Store, why: Why) -> dict[str, int]:
     """The numbers of the rollouts that the explanations name."""
     named = {member.rollout for found in why.found.values() for group in found.groups for member in group.members}
     marks = ", ".join("?" * len(named))
-    return {row["id"]: row["ordinal"] for row in store.select(f"SELECT id, ordinal FROM rollouts WHERE id IN ({marks})", *named)}
+    return {
+        row["id"]: row["ordinal"]
+        for row in store.select(f"SELECT id, ordinal FROM rollouts WHERE id IN ({marks})", *named)
+    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,13 +30,17 @@ def show(request: Request) -> Response:
     with library.store(name) as store:
         found, total, more = [], None, False
         if not listing.problems:
-            arguments = (store, listing.wanted)
-            options = {"descending": listing.descending, "limit": PAGE_SIZE, "offset": listing.offset}
+            options: dict[str, Any] = {
+                "order": listing.order,
+                "descending": listing.descending,
+                "limit": PAGE_SIZE,
+                "offset": listing.offset,
+            }
             if listing.wanted.text is None:
-                found, total = find_rollouts(*arguments, order=listing.order, **options)
+                found, total = find_rollouts(store, listing.wanted, **options)
                 more = listing.offset + len(found) < total
             else:
-                found, more = first_rollouts(*arguments, order=listing.order, **options)
+                found, more = first_rollouts(store, listing.wanted, **options)
         return page(
             request,
             "rollouts.html",

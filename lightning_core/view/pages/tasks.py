@@ -17,8 +17,8 @@ from lightning_core.view.attempts_plot import make_attempts_plot
 from lightning_core.view.conversation import final_answer
 from lightning_core.view.library import Library
 from lightning_core.view.query import PAGE_SIZE, Query, with_changes
-from lightning_core.view.traces import read_trace
 from lightning_core.view.render import page
+from lightning_core.view.traces import read_trace
 
 _COLUMNS = (
     ("task_id", "task", ""),
