@@ -11,6 +11,7 @@ from lightning_core.records.store import Phase, RolloutRecord, Status, Store
 
 Order = Literal["ordinal", "step", "task_id", "reward", "calls", "seconds"]
 ORDERS: tuple[str, ...] = get_args(Order)
+_AGENTS = "spans_by_agent"
 _NEWEST = 200
 """Number of rollouts whose agents are listed if the store has no index of agents."""
 
@@ -57,7 +58,7 @@ def find_rollouts(
     offset: int = 0,
 ) -> Page:
     """The rollouts that match ``wanted`` (None: all), sorted by ``order``: at most ``limit`` of them, after the first ``offset``."""
-    query, where, values = _query(wanted, order, descending)
+    query, where, values = _query(store, wanted, order, descending)
     total = store.select(f"SELECT count(*) AS total FROM rollouts WHERE {where}", *values)[0]["total"]
     return Page(store.records(query, *values, limit, offset), int(total))
 
@@ -75,16 +76,16 @@ def first_rollouts(
 
     A total needs all texts of the store if the filter has a text.
     """
-    query, _, values = _query(wanted, order, descending)
+    query, _, values = _query(store, wanted, order, descending)
     found = store.records(query, *values, limit + 1, offset)
     return Matches(found[:limit], len(found) > limit)
 
 
-def _query(wanted: RolloutFilter | None, order: str, descending: bool) -> tuple[str, str, Sequence[Any]]:
+def _query(store: Store, wanted: RolloutFilter | None, order: str, descending: bool) -> tuple[str, str, Sequence[Any]]:
     """A SELECT statement that lacks the values of LIMIT and OFFSET, its condition, and the condition's values."""
     if order not in ORDERS:
         raise ValueError(f"found order {order!r}, expected one of {', '.join(ORDERS)}")
-    conditions = list(_conditions(wanted or RolloutFilter()))
+    conditions = list(_conditions(wanted or RolloutFilter(), _has_index(store)))
     where = " AND ".join(text for text, _ in conditions) or "1"
     values = [value for _, given in conditions for value in given]
     direction = "DESC" if descending else "ASC"
@@ -131,7 +132,7 @@ def facets(store: Store) -> Facets:
 
 
 def _agents(store: Store) -> list[str]:
-    if store.select("SELECT 1 FROM sqlite_master WHERE name = 'spans_by_agent'"):
+    if _has_index(store):
         # One search of the index for each name; DISTINCT would read all of it.
         query = """
             WITH RECURSIVE names(value) AS (
@@ -151,7 +152,12 @@ def _agents(store: Store) -> list[str]:
     return [row["value"] for row in store.select(query)]
 
 
-def _conditions(wanted: RolloutFilter) -> Iterator[tuple[str, Sequence[Any]]]:
+def _has_index(store: Store) -> bool:
+    """Whether the store has the index of agents, which older ones lack."""
+    return bool(store.select("SELECT 1 FROM sqlite_master WHERE type = 'index' AND name = ?", _AGENTS))
+
+
+def _conditions(wanted: RolloutFilter, has_index: bool) -> Iterator[tuple[str, Sequence[Any]]]:
     """SQL conditions on ``rollouts``, and their values."""
     equal = ("phase", "step", "task_id", "status")
     for name in (f.name for f in fields(wanted)):
@@ -165,10 +171,10 @@ def _conditions(wanted: RolloutFilter) -> Iterator[tuple[str, Sequence[Any]]]:
         elif name == "max_reward":
             yield "reward <= ?", [value]
         elif name == "agent":
-            yield (
-                "EXISTS (SELECT 1 FROM spans WHERE agent = ? AND operation = 'chat' AND rollout = rollouts.id)",
-                [value],
-            )
+            # Named, since SQLite would read the spans of each rollout.
+            index = f" INDEXED BY {_AGENTS}" if has_index else ""
+            own = f"SELECT 1 FROM spans{index} WHERE agent = ? AND operation = 'chat' AND rollout = rollouts.id"
+            yield f"EXISTS ({own})", [value]
         elif value:
             yield _contains(value)
 

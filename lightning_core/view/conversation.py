@@ -104,7 +104,7 @@ def repeated_messages(calls: Iterable[Call]) -> dict[str, int]:
         # Each beginning as one hash, so that long conversations are compared in linear time.
         keys = [hash(call.agent)]
         for message in call.messages:
-            keys.append(hash((keys[-1], json.dumps(message, sort_keys=True))))
+            keys.append(hash((keys[-1], repr(message))))
         count = max((i for i, key in enumerate(keys) if key in known), default=0)
         if count and keys[count] in answered and count < len(call.messages):
             count += _role(call.messages[count]) == "assistant"

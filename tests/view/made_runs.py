@@ -69,10 +69,10 @@ def rollout(number: int, **values: Any) -> tuple[RolloutRecord, list[SpanRecord]
     return record, spans
 
 
-def make_big_store(path: Path, *, steps: int = 1000, per_step: int = 100) -> Path:
+def make_big_store(path: Path, *, steps: int = 1000, per_step: int = 100, text: str = "hello") -> Path:
     """Write a store of ``steps × per_step`` rollouts with one call each, and the credit of these; 10^5 take seconds."""
     with Store(path) as store:
-        store.add_rollouts([rollout(1)])
+        store.add_rollouts([rollout(1, text=text)])
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA synchronous = OFF")
         db.execute("CREATE TEMP TABLE numbers AS WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -60,10 +61,8 @@ def solve(task: Mapping[str, Any]) -> None:
             {"role": "tool", "tool_call_id": called.id, "content": "found nothing"},
         ]
         last = client.chat.completions.create(model="m", messages=messages, tools=TOOLS)  # type: ignore[arg-type]
-        try:
+        with contextlib.suppress(BadRequestError):
             client.chat.completions.create(model="m", messages=[])
-        except BadRequestError:
-            pass
     reward(task["earns"], name=PART)
     reward(0.125, call=last.id.rpartition("-")[2], name="syntax")
 
@@ -164,7 +163,7 @@ def make_tokenizer(folder: Path) -> Path:
 
     from lightning_core.view.tokenizers import byte_letters
 
-    vocabulary = {letter: byte for letter, byte in byte_letters().items()}
+    vocabulary = dict(byte_letters().items())
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])

@@ -118,7 +118,7 @@ def test_the_plot_has_one_scale_and_joins_equal_calls(sample_folder: Path) -> No
     assert sum(dot.calls for dot in plot.dots) == 8
     assert len(plot.dots) < 8
     assert all(dot.x == pytest.approx(SIZE - dot.y) for dot in plot.dots)
-    assert dict((label, place) for place, label in plot.ticks)["0"] == pytest.approx(plot.zero)
+    assert {label: place for place, label in plot.ticks}["0"] == pytest.approx(plot.zero)
     assert make_scatter([]).dots == []
     assert make_ticks(-1.0, 1.0) == [-1, -0.5, 0, 0.5, 1]
     assert make_ticks(0.0, 1000.0) == [0, 200, 400, 600, 800, 1000]

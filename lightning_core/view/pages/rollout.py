@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from lightning_core.records.browse import neighbours
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
+from lightning_core.trace import Trace
 from lightning_core.view.cards import CallCard, EventCard, make_call_card, make_cards
 from lightning_core.view.conversation import final_answer, indented, show_message
 from lightning_core.view.library import Library
@@ -67,7 +68,7 @@ def show(request: Request) -> Response:
             cards=cards,
             credit=credit,
             why=why,
-            attempts=_attempts(store, record),
+            attempts=_attempts(store, record, trace),
             ordinals=_ordinals(store, why),
             judged=_of_group(store, record, "judge"),
             previous=previous,
@@ -137,11 +138,11 @@ def _of_group(store: Store, record: RolloutRecord, phase: str) -> list[RolloutRe
     return store.records(query, record.task_id, record.step, phase, _ATTEMPTS)
 
 
-def _attempts(store: Store, record: RolloutRecord) -> list[Attempt]:
-    """The attempts at the same task in the same step and phase, the rollout itself among them."""
+def _attempts(store: Store, record: RolloutRecord, own: Trace | None) -> list[Attempt]:
+    """The attempts at the same task in the same step and phase, the rollout itself with its trace ``own`` among them."""
     found: list[Attempt] = []
     for other in _of_group(store, record, record.phase):
-        trace = read_trace(store, other).trace
+        trace = own if other.id == record.id else read_trace(store, other).trace
         advantages: list[CallCredit] = store.credit(rollout=other.id)
         found.append(
             Attempt(
