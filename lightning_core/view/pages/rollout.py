@@ -64,6 +64,7 @@ def show(request: Request) -> Response:
             problems=query.problems,
             outline=outline,
             anchors=_anchors(outline, cards),
+            numbers={card.id: card.number for card in cards if isinstance(card, CallCard)},
             scale=SCALE,
             cards=cards,
             credit=credit,

@@ -66,7 +66,7 @@
     const strip = token.parentElement, list = document.createElement("dl"), text = document.createElement("div");
     const { id, logprob, change, bytes } = token.dataset;
     text.className = "text";
-    text.textContent = strip.classList.contains("ids") ? "" : JSON.stringify(token.textContent);
+    if (!strip.classList.contains("ids")) text.textContent = token.textContent ? JSON.stringify(token.textContent) : "part of a character";
     line(list, "token", `${[...strip.children].indexOf(token) + 1} of ${strip.children.length}`);
     line(list, "id", id);
     line(list, "bytes", bytes);
