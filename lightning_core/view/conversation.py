@@ -24,7 +24,7 @@ class ShownToolCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownMessage:
-    """A message as text, whatever its form."""
+    """A message of any form, as text."""
 
     role: str
     text: str

@@ -98,30 +98,30 @@ def _is_character(data: bytes) -> bool:
         return False
 
 
-class Found(NamedTuple):
+class LocalTokenizer(NamedTuple):
     """A tokenizer, or why there is none."""
 
     texts: TokenTexts | None
     problem: str | None
 
 
-def find_tokenizer(run: RunInfo, policy: str) -> Found:
+def find_tokenizer(run: RunInfo, policy: str) -> LocalTokenizer:
     """The tokenizer of the model ``policy`` of ``run``: of its newest checkpoint, else of the folder ``policy.model``."""
     try:
         import tokenizers  # pyright: ignore[reportUnusedImport] # noqa: F401
     except ImportError:
-        return Found(None, "Token texts need the package 'tokenizers': pip install 'lightning-rl[torch]'.")
+        return LocalTokenizer(None, "Token texts need the package 'tokenizers': pip install 'lightning-rl[torch]'.")
     problem = None
     for folder in _folders(run, policy):
         path = folder / _FILE
         try:
-            return Found(_load(path, path.stat().st_mtime_ns), None)
+            return LocalTokenizer(_load(path, path.stat().st_mtime_ns), None)
         except FileNotFoundError:
             continue
         except Exception as error:  # noqa: BLE001 - tokenizers raises no class of its own
             problem = f"The tokenizer {str(path)!r} cannot be read: {error}"
     missing = f"Token texts need a tokenizer: {_FILE} in a checkpoint of the run, or in the folder policy.model."
-    return Found(None, problem or missing)
+    return LocalTokenizer(None, problem or missing)
 
 
 def _folders(run: RunInfo, policy: str) -> Iterator[Path]:

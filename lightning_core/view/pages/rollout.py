@@ -29,7 +29,7 @@ _ATTEMPTS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class GroupAttempt:
     """A rollout of the same group."""
 
     record: RolloutRecord
@@ -139,14 +139,14 @@ def _of_group(store: Store, record: RolloutRecord, phase: str) -> list[RolloutRe
     return store.records(query, record.task_id, record.step, phase, _ATTEMPTS)
 
 
-def _attempts(store: Store, record: RolloutRecord, own: Trace | None) -> list[Attempt]:
+def _attempts(store: Store, record: RolloutRecord, own: Trace | None) -> list[GroupAttempt]:
     """The attempts at the same task in the same step and phase, the rollout itself with its trace ``own`` among them."""
-    found: list[Attempt] = []
+    found: list[GroupAttempt] = []
     for other in _of_group(store, record, record.phase):
         trace = own if other.id == record.id else read_trace(store, other).trace
         advantages: list[CallCredit] = store.credit(rollout=other.id)
         found.append(
-            Attempt(
+            GroupAttempt(
                 record=other,
                 answer="" if trace is None else final_answer(trace.calls),
                 advantages=sorted({row.advantage for row in advantages}),
