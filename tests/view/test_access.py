@@ -13,7 +13,14 @@ from lightning_core.view.server import open_view
 from tests.view.made_runs import make_run, rollout
 from tests.view.served import PORT, TOKEN, stranger, visitor
 
-PAGES = ["/", "/runs/one", "/runs/one/ledger", "/compare?run=one&run=two", "/static/style.css", "/static/vendor/uPlot.iife.min.js"]
+PAGES = [
+    "/",
+    "/runs/one",
+    "/runs/one/ledger",
+    "/compare?run=one&run=two",
+    "/static/style.css",
+    "/static/vendor/uPlot.iife.min.js",
+]
 MISSING = ["/runs/none", "/runs/none/events", "/runs/none/ledger", "/compare?run=none", "/static/none.js", "/none"]
 
 
@@ -43,7 +50,9 @@ def test_the_token_becomes_a_cookie_and_leaves_the_url(folder: Path) -> None:
     assert client.get("/").status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", f"evil.example:{PORT}", "127.0.0.1", f"127.0.0.1.evil.example:{PORT}", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", f"evil.example:{PORT}", "127.0.0.1", f"127.0.0.1.evil.example:{PORT}", ""]
+)
 def test_a_page_under_another_name_cannot_read_ours(folder: Path, host: str) -> None:
     response = visitor(folder).get("/", headers={"Host": host})
     assert response.status_code == 400

@@ -34,7 +34,9 @@ def charts(text: str) -> dict[str, Any]:
 
 def summary(before: float, after: float) -> Summary:
     rewards = {f"t{n}": [before] for n in range(8)}, {f"t{n}": [after] for n in range(8)}
-    return Summary(eval=compare(*rewards), steps=2, rollouts=8, tokens_sampled=1, tokens_trained=1, wall_seconds=95, seed=0)
+    return Summary(
+        eval=compare(*rewards), steps=2, rollouts=8, tokens_sampled=1, tokens_trained=1, wall_seconds=95, seed=0
+    )
 
 
 @pytest.fixture
@@ -144,7 +146,9 @@ def test_failures_are_shown_with_their_first_error(tmp_path: Path) -> None:
     failed = [rollout(n, status="failed", error=error) for n, error in enumerate(errors, start=5)]
     make_run(tmp_path / "run", rollouts=[rollout(1), *failed, rollout(9, status="infrastructure", error="lost")])
     text = visitor(tmp_path).get("/runs/run").text
-    assert re.search(r'2×</span> <code>ValueError: no answer N</code>\s*<a href="/runs/run/rollouts/2">first: 2</a>', text)
+    assert re.search(
+        r'2×</span> <code>ValueError: no answer N</code>\s*<a href="/runs/run/rollouts/2">first: 2</a>', text
+    )
     assert re.search(r'href="/runs/run/rollouts\?status=failed">3</a> <span class="muted">\+ 1 left out', text)
 
 

@@ -13,9 +13,9 @@ from lightning_core.records.runs import RunInfo
 from lightning_core.view.charts import compared_charts
 from lightning_core.view.library import Library
 from lightning_core.view.live import charts_data
-from lightning_core.view.snapshot import read_curves
 from lightning_core.view.render import page
 from lightning_core.view.settings import show_value
+from lightning_core.view.snapshot import read_curves
 
 
 def show(request: Request) -> Response:

@@ -14,9 +14,9 @@ from lightning_core.records.tail import MetricsTail
 from lightning_core.view.charts import run_charts
 from lightning_core.view.library import Library
 from lightning_core.view.live import charts_data
-from lightning_core.view.snapshot import curves_of, read_store, status_of
 from lightning_core.view.render import fragment, page
 from lightning_core.view.settings import settings
+from lightning_core.view.snapshot import curves_of, read_store, status_of
 
 _RESULTS: dict[EntryKind, str] = {
     "call": "answered",
