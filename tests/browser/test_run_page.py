@@ -11,8 +11,11 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Tab, violations
-from tests.browser.real_runs import train_slowly
+from tests.browser.real_runs import GatedRun
 from tests.view.made_runs import HOSTILE
+
+LONG = 120_000
+"""Milliseconds that training may take on a machine with other work."""
 
 
 @pytest.mark.parametrize("name", ["bandit", "two", "hostile"])
@@ -88,40 +91,58 @@ def test_hostile_text_is_shown_and_not_executed(tab: Tab) -> None:
 
 
 @pytest.fixture
-def trained(runs: Path, model: Path) -> Iterator[str]:
-    """The name of a run that is running: real training, in another thread."""
+def running(runs: Path, model: Path, request: pytest.FixtureRequest) -> Iterator[GatedRun]:
+    """A run that is running: real training, in another thread."""
+    run = GatedRun(runs, model, request.node.name)
     with ThreadPoolExecutor(1) as thread:
-        training = thread.submit(train_slowly, runs, model, name="live", steps=30)
-        yield "live"
+        training = thread.submit(run.train)
+        yield run
+        run.allow(run.steps)
         training.result()
 
 
-def test_a_running_run_is_followed_without_a_reload(tab: Tab, trained: str) -> None:
+def test_the_row_of_a_running_run_is_followed_without_a_reload(tab: Tab, running: GatedRun) -> None:
     page = tab.goto("/")
-    row = page.locator(f'tr[data-run="{trained}"]')
-    expect(row).to_contain_text("running", timeout=60_000)
+    row = page.locator(f'tr[data-run="{running.name}"]')
     page.evaluate("window.loaded = 1")
-    expect(row).to_contain_text(re.compile(r"\b[1-9]\d* / 30"), timeout=60_000)
-    assert page.evaluate("window.loaded") == 1, "the list was not loaded again"
-
-    page = tab.goto(f"/runs/{trained}")
-    page.evaluate("window.loaded = 1")
-    open_table(page, "reward")
-    seen = len(table(page, "reward"))
-    grown = page.locator("[data-chart=reward] tbody tr").nth(seen + 1)
-    expect(grown).to_be_visible(timeout=60_000)
-    expect(page.locator("#status .state")).to_have_text("finished", timeout=120_000)
-    assert len(table(page, "reward")) == 30
+    expect(row).to_contain_text("running", timeout=LONG)
+    row.get_by_role("checkbox").check()
+    running.allow(2)
+    expect(row).to_contain_text("2 / 4", timeout=LONG)
+    expect(row.get_by_role("checkbox")).to_be_checked()
+    running.allow(2)
+    expect(row).to_contain_text("finished", timeout=LONG)
     assert page.evaluate("window.loaded") == 1
 
 
-def test_a_hidden_tab_holds_no_connection(tab: Tab, trained: str) -> None:
+def test_the_charts_of_a_running_run_grow_without_a_reload(tab: Tab, running: GatedRun) -> None:
+    running.allow(1)
+    expect(tab.goto("/").locator(f'tr[data-run="{running.name}"]')).to_contain_text("1 / 4", timeout=LONG)
+    page = tab.goto(f"/runs/{running.name}")
+    page.evaluate("window.loaded = 1")
+    open_table(page, "reward")
+    rows = page.locator("[data-chart=reward] tbody tr")
+    expect(rows).to_have_count(1)
+    for step in (2, 3):
+        running.allow(1)
+        expect(rows).to_have_count(step, timeout=LONG)
+        expect(page.locator("#status")).to_contain_text(f"{step} of 4")
+    running.allow(1)
+    expect(page.locator("#status .state")).to_have_text("finished", timeout=LONG)
+    expect(rows).to_have_count(4)
+    assert page.evaluate("window.loaded") == 1
+
+
+def test_a_hidden_tab_holds_no_connection(tab: Tab, running: GatedRun) -> None:
     """Browsers allow six to one host, for all tabs together."""
     page = tab.goto("/")
-    hide = "Object.defineProperty(document, 'hidden', {value: true}); document.dispatchEvent(new Event('visibilitychange'))"
+    hide = (
+        "Object.defineProperty(document, 'hidden', {value: true}); "
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
     page.evaluate(hide)
-    others = [tab.new_page() for _ in range(8)]
-    for other in others:
+    for _ in range(8):
+        other = tab.new_page()
         other.goto(page.url)
-        expect(other.locator("[data-rows] tr").first).to_be_visible(timeout=10_000)
+        expect(other.locator("[data-rows] tr").first).to_be_visible()
         other.evaluate(hide)
