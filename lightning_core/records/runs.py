@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +19,8 @@ from lightning_core.records.report import Summary, read_metrics, read_summary
 N = TypeVar("N", int, float)
 # The one in C is ten times as fast, and not everywhere.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_LARGEST = 1e300
+"""JSON has integers that are no floats."""
 _TAIL = 65_536
 """Bytes at the end of the metrics that have the newest step."""
 
@@ -134,7 +135,7 @@ def _summary(path: Path) -> Summary | None:
 
 def _number(value: Any, kind: type[N]) -> N | None:
     """``value`` if it is a finite number; files of other versions, or damaged ones, may have anything there."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
     return kind(value) if is_number else None
 
 

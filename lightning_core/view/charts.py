@@ -50,21 +50,25 @@ class Chart:
 class _Spec(NamedTuple):
     id: str
     title: str
-    metrics: tuple[str, ...]
+    metrics: Mapping[str, str]
+    """The names of lines by metric; empty for the only metric of a chart."""
     note: str = ""
 
 
 _SPECS = (
-    _Spec("loss", "Loss", ("loss",)),
+    _Spec("loss", "Loss", {"loss": ""}),
+    _Spec("kl", "KL divergence", {"kl": "to the reference", "approx_kl": "of the update"}),
+    _Spec("entropy", "Entropy", {"entropy": ""}, "nats per token"),
+    _Spec("length", "Response length", {"response_tokens": ""}, "mean tokens of a trained response"),
+    _Spec("equal", "Groups with equal rewards", {"equal_share": ""}, "share of groups, which teach nothing"),
+    _Spec("truncated", "Truncated responses", {"truncated": ""}, "share that reached the token limit"),
     _Spec(
-        "kl", "KL divergence", ("kl", "approx_kl"), "kl: to the reference model; approx_kl: of the step's own updates"
+        "seconds",
+        "Time per step",
+        {"seconds_rollouts": "rollouts", "seconds_update": "update", "seconds_push": "push of weights"},
+        "seconds",
     ),
-    _Spec("entropy", "Entropy", ("entropy",), "nats per token"),
-    _Spec("length", "Response length", ("response_tokens",), "mean tokens of a trained response"),
-    _Spec("equal", "Groups with equal rewards", ("equal_share",), "share of groups from which nothing is learnt"),
-    _Spec("truncated", "Truncated responses", ("truncated",), "share of responses that reached the token limit"),
-    _Spec("seconds", "Time per step", ("seconds_rollouts", "seconds_update", "seconds_push"), "seconds, by phase"),
-    _Spec("speed", "Tokens per second", ("tokens_per_second",), "sampled tokens, while rollouts run"),
+    _Spec("speed", "Tokens per second", {"tokens_per_second": ""}, "sampled tokens, while rollouts run"),
 )
 _CONTEXTS = ("new", "clean", "realigned", "forked")
 _LARGEST = 1e300
@@ -84,7 +88,7 @@ def run_charts(curves: Curves) -> list[Chart]:
     )
     found = [reward, *(_chart(spec, series) for spec in _SPECS)]
     others = sorted(metric for metric in series if metric not in _SHOWN and not metric.startswith("monitor/"))
-    found += [_chart(_Spec(f"other-{metric}", metric, (metric,)), series, other=True) for metric in others]
+    found += [_chart(_Spec(f"other-{metric}", metric, {metric: ""}), series, other=True) for metric in others]
     return [chart for chart in found if chart.lines]
 
 
@@ -129,17 +133,12 @@ def _held_out(curves: Curves, name: str) -> Line:
 
 
 def _chart(spec: _Spec, series: Mapping[str, Mapping[str, list[Point]]], *, other: bool = False) -> Chart:
-    present = [metric for metric in spec.metrics if metric in series]
     lines = [
-        Line(name=_line_name(metric, policy, several=len(present) > 1), points=points)
-        for metric in present
-        for policy, points in series[metric].items()
+        Line(name=" · ".join(filter(None, (policy, label))) or spec.title, points=points)
+        for metric, label in spec.metrics.items()
+        for policy, points in series.get(metric, {}).items()
     ]
     return Chart(id=spec.id, title=spec.title, note=spec.note, lines=lines, other=other)
-
-
-def _line_name(metric: str, policy: str, *, several: bool) -> str:
-    return " · ".join(filter(None, (policy, metric if several or not policy else "")))
 
 
 def _series(curves: Curves) -> dict[str, dict[str, list[Point]]]:

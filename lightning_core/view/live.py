@@ -11,7 +11,7 @@ from lightning_core.records.runs import RunInfo
 from lightning_core.records.tail import MetricsTail
 from lightning_core.view.charts import Chart, run_charts
 from lightning_core.view.library import Library, file_signature
-from lightning_core.view.reading import FromStore, RunStatus, curves_of, read_store, status_of
+from lightning_core.view.snapshot import FromStore, RunStatus, curves_of, read_store, status_of
 
 
 class Event(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from lightning_core.view.server import open_view
 from tests.browser import real_runs
@@ -99,7 +100,7 @@ class Tab:
         """Open ``path``, such as ``/runs/bandit``, and wait until it is quiet."""
         self.page.goto(f"{self._origin}{path}")
         self.page.wait_for_load_state("load")
-        self.page.wait_for_function("!document.querySelector('[aria-busy=true]')")
+        expect(self.page.locator("[aria-busy=true]")).to_have_count(0, timeout=60_000)
         return self.page
 
     def inspect(self, path: str, name: str) -> None:
@@ -116,6 +117,13 @@ class Tab:
                 assert violations(self.page) == [], f"{path}, {theme}, {width} pixels"
         self.page.set_viewport_size({"width": WIDTHS[0], "height": 900})
         self.page.emulate_media(color_scheme="light")
+
+    def until(self, expression: str, value: Any = True) -> None:
+        """Wait until a JavaScript expression has ``value``. Playwright's own wait evaluates a string, which the pages forbid."""
+        deadline = time.monotonic() + 10
+        while (found := self.page.evaluate(expression)) != value:
+            assert time.monotonic() < deadline, f"{expression} is still {found!r}, expected {value!r}"
+            self.page.wait_for_timeout(50)
 
     def close(self) -> None:
         self._context.close()

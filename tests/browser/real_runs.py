@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 from lightning_core import fit, load_config
@@ -36,6 +37,24 @@ def settings(runs: Path, model: Path, *, name: str, steps: int, tasks: str = "te
     }
 
 
-def train_slowly(runs: Path, model: Path, *, name: str, steps: int) -> None:
-    """Train ``steps`` steps in this thread."""
-    fit(bandit.solve, config=load_config(settings(runs, model, name=name, steps=steps)))
+class GatedRun:
+    """A run whose steps wait until `allow` is called; `train` belongs in a thread of its own."""
+
+    steps = 4
+
+    def __init__(self, runs: Path, model: Path, name: str) -> None:
+        self.name = name
+        self._config = load_config(settings(runs, model, name=name, steps=self.steps))
+        self._allowed = Semaphore(0)
+
+    def train(self) -> None:
+        fit(self._solve, config=self._config)
+
+    def allow(self, steps: int) -> None:
+        """Let the rollouts of so many steps begin."""
+        rollouts = self._config.rollouts
+        self._allowed.release(steps * rollouts.tasks_per_step * rollouts.group_size)
+
+    def _solve(self, task: dict[str, Any]) -> float:
+        self._allowed.acquire()
+        return bandit.solve(task)

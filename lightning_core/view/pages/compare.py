@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,9 +13,9 @@ from lightning_core.records.runs import RunInfo
 from lightning_core.view.charts import compared_charts
 from lightning_core.view.library import Library
 from lightning_core.view.live import charts_data
-from lightning_core.view.reading import read_curves
 from lightning_core.view.render import page
 from lightning_core.view.settings import show_value
+from lightning_core.view.snapshot import read_curves
 
 
 def show(request: Request) -> Response:
@@ -30,6 +32,8 @@ def show(request: Request) -> Response:
         differences=[
             (found.key, [show_value(found.values[run.name]) if run.name in found.values else None for run in runs])
             for found in differences
+            # A missing section differs from one without values in form only.
+            if any(value is not None for value in found.values.values())
         ],
         held_out=[(run, *_held_out(runs[0], run)) for run in runs[1:]],
     )
@@ -39,6 +43,6 @@ def _held_out(first: RunInfo, second: RunInfo) -> tuple[HeldOutDifference | None
     """The comparison of the last evaluations, and why there is none."""
     try:
         found = held_out_difference(first.folder, second.folder)
-    except (ConfigError, OSError) as error:
+    except (ConfigError, OSError, sqlite3.Error) as error:
         return None, str(error)
     return found, "" if found else "no task was evaluated in both runs"

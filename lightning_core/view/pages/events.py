@@ -52,7 +52,7 @@ def _stream(request: Request, poll: Callable[[], Sequence[Event]]) -> Response:
 async def _events(request: Request, poll: Callable[[], Sequence[Event]]) -> AsyncGenerator[str]:
     """Polls files, since the system's notifications do not work on network file systems."""
     silent, seconds = 0.0, request.app.state.poll_seconds
-    while not request.app.state.stopping.is_set() and not await request.is_disconnected():
+    while not request.app.state.stopping.is_set():
         try:
             events = await run_sync(poll)
         except HTTPException:  # the run was removed

@@ -9,13 +9,14 @@ from starlette.responses import HTMLResponse, Response
 from lightning_core.records.checkpoints import best_checkpoint, checkpoints
 from lightning_core.records.commit import recorded_commits
 from lightning_core.records.ledger import Entry, EntryKind, Ledger
+from lightning_core.records.runs import RunInfo
 from lightning_core.records.tail import MetricsTail
 from lightning_core.view.charts import run_charts
 from lightning_core.view.library import Library
 from lightning_core.view.live import charts_data
-from lightning_core.view.reading import curves_of, read_store, status_of
 from lightning_core.view.render import fragment, page
 from lightning_core.view.settings import settings
+from lightning_core.view.snapshot import curves_of, read_store, status_of
 
 _RESULTS: dict[EntryKind, str] = {
     "call": "answered",
@@ -44,10 +45,17 @@ def show(request: Request) -> Response:
         last_step=max((line["step"] for line in metrics), default=0),
         settings=settings(run.config),
         config=yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True),
-        commits=recorded_commits(run.folder),
+        commits=_commits(run),
         checkpoints=[path.name for path in checkpoints(run.folder)],
         best=None if best is None else best.name,
     )
+
+
+def _commits(run: RunInfo) -> list[str]:
+    try:
+        return recorded_commits(run.folder)
+    except (OSError, ValueError) as error:
+        return [f"commit.txt cannot be read: {error}"]
 
 
 def ledger(request: Request) -> Response:

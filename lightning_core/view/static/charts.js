@@ -21,7 +21,7 @@
     if (value === undefined || value === null) return "–";
     if (Number.isInteger(value)) return value.toLocaleString("en");
     const size = Math.abs(value);
-    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace(/\.?0+e/, "e");
     return size >= 100 ? value.toFixed(1) : String(Number(value.toPrecision(4)));
   }
   const describe = (point) => (point.length < 4 ? format(point[1]) : `${format(point[1])} [${format(point[2])}, ${format(point[3])}]`);
@@ -41,7 +41,7 @@
       this.plot = element("div", { class: "plot", role: "img" });
       this.table = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Table: ${chart.title}` });
       this.details = element("details", {}, element("summary", {}, "Table"), this.table);
-      this.figure = element("figure", { "data-chart": chart.id },
+      this.figure = element("figure", { "data-chart": chart.id, class: chart.id === "reward" ? "wide" : "" },
         element("figcaption", {}, element("h3", {}, chart.title), element("span", { class: "muted" }, chart.note)),
         this.legend, this.plot, this.details);
       this.details.addEventListener("toggle", () => this.fillTable());
@@ -82,8 +82,8 @@
           high = Math.max(high, point[3] ?? point[1]);
         }
       });
-      if (low > high) return [0, 1];
-      const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
+      if (low > high || (low === 0 && high === 0)) return [-0.06, 1];
+      const pad = (high - low) * 0.06 || Math.abs(high) * 0.1;
       return [low - pad, high + pad];
     }
 
@@ -100,13 +100,13 @@
       this.u?.destroy();
       this.u = new uPlot({
         width: this.plot.clientWidth,
-        height: 210,
+        height: 190,
         legend: { show: false },
         cursor: { sync: { key: "steps" }, drag: { x: true, y: false }, points: { size: 6 } },
         scales: { x: { time: false }, y: { range: () => this.range() } },
         axes: [
           { ...axis, size: 32, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000] },
-          { ...axis, size: 62, values: (_, ticks) => ticks.map(format) },
+          { ...axis, size: 66, values: (_, ticks) => ticks.map(format) },
         ],
         series: [{}, ...series],
         hooks: { drawAxes: [(u) => this.drawIntervals(u)], setCursor: [() => this.fillValues()] },
@@ -171,7 +171,7 @@
       const step = this.u?.cursor.idx == null ? Infinity : this.u.data[0][this.u.cursor.idx];
       this.chart.lines.forEach((line, n) => {
         const point = line.points.findLast(([at]) => at <= step);
-        this.values[n].value.textContent = point ? `${describe(point)} at step ${point[0]}` : "–";
+        this.values[n].value.textContent = point ? `${describe(point)} · step ${point[0]}` : "–";
       });
       const last = this.chart.lines.map((line) => `${line.name}: ${describe(line.points[0])} at step ${line.points[0][0]}, ` +
         `${describe(line.points.at(-1))} at step ${line.points.at(-1)[0]}`);
