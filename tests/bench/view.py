@@ -21,7 +21,7 @@ from lightning_core import trace as tr
 from lightning_core.records.store import Store
 from tests.view.made_runs import make_big_store, make_run, rollout
 from tests.view.pages import browsing
-from tests.view.recorded_run import AGENT, CREDIT, assign, record, root, span
+from tests.view.recorded_run import AGENT, CREDIT, assign, record, root, span, trainable
 
 PER_STEP = 100
 PAGES = (
@@ -84,20 +84,7 @@ def make_credited(folder: Path, *, tasks: int = 16, attempts: int = 8, calls: in
             earned = {tr.OPERATION: "reward", tr.REWARD_VALUE: float(number % 3)}
             spans = [root(identity, task=task), span(identity, (number + 1) << 16, 0, earned)]
             for index in range(1, calls + 1):
-                attributes = {
-                    tr.OPERATION: "chat",
-                    tr.AGENT: AGENT,
-                    tr.SEQUENCE: index,
-                    tr.RESPONSE_MODEL: "policy",
-                    tr.VERSION: 0,
-                    tr.DIGEST: "0",
-                    tr.INPUT_MESSAGES: json.dumps([{"role": "user", "content": "question " * 100}]),
-                    tr.OUTPUT_MESSAGES: json.dumps([{"role": "assistant", "content": "answer " * 100}]),
-                    tr.PROMPT_IDS: tr.pack(range(300), "<u4"),
-                    tr.OUTPUT_IDS: tr.pack(range(300), "<u4"),
-                    tr.LOGPROBS: tr.pack([-0.5] * 300, "<f4"),
-                }
-                spans.append(span(identity, ((number + 1) << 16) + index, 0, attributes))
+                spans.append(span(identity, ((number + 1) << 16) + index, 0, trainable(index, tokens=300)))
             store.add_rollout(record(number + 1, identity, task_id=task, reward=float(number % 3)), spans)
         assign(store, 0, CREDIT)
 

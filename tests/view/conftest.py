@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,3 +25,12 @@ def sample_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sample(sample_folder: Path) -> Iterator[httpx.Client]:
     with browsing(sample_folder) as client:
         yield client
+
+
+@pytest.fixture
+def own_runs(sample_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the folder that `sample` serves, to change."""
+    copy = shutil.copytree(sample_folder, tmp_path / "own")
+    config = copy / "sample" / "config.yaml"
+    config.write_text(config.read_text(encoding="utf-8").replace(str(sample_folder), str(copy)), encoding="utf-8")
+    return copy

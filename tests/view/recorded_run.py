@@ -15,7 +15,7 @@ from openai import BadRequestError, OpenAI
 
 from lightning_core import trace as tr
 from lightning_core.capture import reward, scope
-from lightning_core.config import dump_config, load_config
+from lightning_core.config import Config, dump_config, load_config
 from lightning_core.config.credit_rules import policy_rules
 from lightning_core.credit import Episode, assign_by_policy
 from lightning_core.records.store import RolloutRecord, Store
@@ -122,12 +122,35 @@ def make_run(folder: Path, *, credit: Mapping[str, Any] = CREDIT, name: str = "s
 
 def assign(store: Store, step: int, credit: Mapping[str, Any]) -> None:
     """Store the credit of a step as training does."""
-    rules = policy_rules(load_config({"agents": {"train": [AGENT]}, "policy": {"model": "any"}, "credit": credit}))
+    assign_with(store, step, load_config({"agents": {"train": [AGENT]}, "policy": {"model": "any"}, "credit": credit}))
+
+
+def assign_with(store: Store, step: int, config: Config) -> None:
+    """Store the credit of a step as training with ``config`` does."""
     traces = [store.trace(r.id) for r in store.rollouts(step=step, phase="train", status="ok")]
     episodes = [
-        Episode(trace=t, transitions=trace_to_transitions(t, agents=[AGENT]), rewards=t.rewards) for t in traces
+        Episode(trace=t, transitions=trace_to_transitions(t, agents=config.agents.named), rewards=t.rewards)
+        for t in traces
     ]
-    store.add_credit(call_credits(episodes, assign_by_policy(episodes, rules), step))
+    store.add_credit(call_credits(episodes, assign_by_policy(episodes, policy_rules(config)), step))
+
+
+def trainable(number: int, *, agent: str = AGENT, model: str = "policy", tokens: int = 3) -> dict[str, Any]:
+    """The attributes of the ``number``-th call of a rollout, which can be trained on."""
+    return {
+        tr.OPERATION: "chat",
+        tr.AGENT: agent,
+        tr.SEQUENCE: number,
+        tr.RESPONSE_MODEL: model,
+        tr.VERSION: 0,
+        tr.DIGEST: "0",
+        tr.TRAINED: True,
+        tr.INPUT_MESSAGES: json.dumps([{"role": "user", "content": "question " * tokens}]),
+        tr.OUTPUT_MESSAGES: json.dumps([{"role": "assistant", "content": "answer " * tokens}]),
+        tr.PROMPT_IDS: tr.pack([97] * tokens, "<u4"),
+        tr.OUTPUT_IDS: tr.pack([98] * tokens, "<u4"),
+        tr.LOGPROBS: tr.pack([-0.5] * tokens, "<f4"),
+    }
 
 
 def _attempt(opened: Playground, *, earns: float) -> list[SpanRecord]:

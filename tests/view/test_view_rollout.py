@@ -14,7 +14,6 @@ import pytest
 from lightning_core import trace as tr
 from lightning_core.records.store import Store
 from lightning_core.trace import SpanRecord
-from tests.view import recorded_run
 from tests.view.made_runs import make_run, rollout
 from tests.view.pages import Seen, browsing, is_harmless
 from tests.view.recorded_run import AGENT, ERROR, PART, QUESTION, REASON, TASK, TOOL, record, root, span
@@ -124,16 +123,15 @@ def test_each_token_has_its_exact_text_and_numbers(sample: httpx.Client, sample_
     assert "was not measured" not in html
 
 
-def test_without_a_tokenizer_tokens_are_ids(tmp_path: Path) -> None:
+def test_without_a_tokenizer_tokens_are_ids(own_runs: Path) -> None:
     pytest.importorskip("tokenizers")
-    recorded_run.make_run(tmp_path)
-    (tmp_path / "model" / "tokenizer.json").unlink()
-    with browsing(tmp_path) as client:
+    (own_runs / "model" / "tokenizer.json").unlink()
+    with browsing(own_runs) as client:
         first = calls_of(client.get("/runs/sample/rollouts/1").text)[0]
         html = client.get(f"/runs/sample/rollouts/1/calls/{first}?part=tokens").text
         assert all(text == data["id"] for _, text, data in tokens(html))
         assert "tokenizer.json in a checkpoint of the run, or in the folder policy.model" in Seen(html).text
-        (tmp_path / "model" / "tokenizer.json").write_text("{}")
+        (own_runs / "model" / "tokenizer.json").write_text("{}")
         damaged = client.get(f"/runs/sample/rollouts/1/calls/{first}?part=tokens")
         assert "tokenizer.json' cannot be read" in Seen(damaged.text).text
 

@@ -74,7 +74,7 @@ def test_all_attempts_at_a_task_are_in_order_with_their_answers(sample: httpx.Cl
     table = html[html.index("<tbody") :]
     assert re.findall(r'/rollouts/(\d+)">', table) == [str(n) for n in range(1, 10)]
     assert Seen(table).text.count("<script>alert(2)</script>") == 8
-    assert re.findall(r"rollout (\d+), (\w+) at step (\d+)", html) == [
+    assert re.findall(r"<title>rollout (\d+), (\w+) at step (\d+)", html) == [
         (str(n), "train", str((n - 1) // 4)) for n in range(1, 9)
     ]
     assert "infrastructure TimeoutError: <i>no such page</i>" in Seen(table).text

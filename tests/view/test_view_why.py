@@ -11,9 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lightning_core import trace as tr
+from lightning_core.config import dump_config, load_config
 from lightning_core.records.store import Store
 from tests.view.pages import Seen, browsing
-from tests.view.recorded_run import make_run
+from tests.view.recorded_run import assign_with, make_run, record, root, span, trainable
 
 
 def credit_of(html: str) -> list[str]:
@@ -60,11 +62,10 @@ def test_the_attempts_of_the_group_are_side_by_side(sample: httpx.Client) -> Non
     assert text.count("<script>alert(2)</script>") == 4
 
 
-def test_stored_credit_that_the_rules_do_not_give_is_said(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
-    with Store(run / "store.db") as store:
+def test_stored_credit_that_the_rules_do_not_give_is_said(own_runs: Path) -> None:
+    with Store(own_runs / "sample" / "store.db") as store:
         store.add_credit([replace(row, advantage=row.advantage + 1) for row in store.credit(rollout=2)])
-    with browsing(tmp_path) as client:
+    with browsing(own_runs) as client:
         changed, other = (credit_of(client.get(f"/runs/sample/rollouts/{n}").text) for n in (2, 3))
         assert "These rules now give +0.187500, the update used +1.187500." in changed[0]
         assert "advantage +1.188" in changed[0]
@@ -82,10 +83,9 @@ def test_stored_credit_that_the_rules_do_not_give_is_said(tmp_path: Path) -> Non
         ("credit:\n  rewards: no-such\n", "expected 'broadcast', 'last-call'"),
     ],
 )
-def test_credit_that_cannot_be_computed_again_is_shown_as_stored(tmp_path: Path, config: str, message: str) -> None:
-    run = make_run(tmp_path)
-    (run / "config.yaml").write_text(f"policy: {{model: any}}\n{config}", encoding="utf-8")
-    with browsing(tmp_path) as client:
+def test_credit_that_cannot_be_computed_again_is_shown_as_stored(own_runs: Path, config: str, message: str) -> None:
+    (own_runs / "sample" / "config.yaml").write_text(f"policy: {{model: any}}\n{config}", encoding="utf-8")
+    with browsing(own_runs) as client:
         html = client.get("/runs/sample/rollouts/2").text
     assert message in Seen(html).text
     assert "value +0.312 → advantage +0.188" in credit_of(html)[0]
@@ -146,22 +146,26 @@ def test_a_rule_that_compares_over_the_batch_is_explained_with_all_tasks(tmp_pat
 
 
 def test_several_policies_are_explained_by_their_own_rules(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    from tests.export.runs import train
-    from tests.tiny_model import make_tiny_model
-
-    policies = {"first": {"agents": ["talker"]}, "second": {"agents": ["counter"], "credit": {"advantage": "dr-grpo"}}}
-    train(tmp_path / "runs", make_tiny_model(tmp_path / "model"), name="two", policies=policies)
-    with browsing(tmp_path / "runs") as client:
-        page = client.get("/runs/two/rollouts?phase=train").text
-        ordinal = re.findall(r"/runs/two/rollouts/(\d+)", page)[0]
-        html = client.get(f"/runs/two/rollouts/{ordinal}").text
+    own = {"agents": ["counter"], "credit": {"advantage": "none"}}
+    config = load_config({"policy": {"model": "any"}, "policies": {"first": {"agents": ["talker"]}, "second": own}})
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    with Store(tmp_path / "two" / "store.db") as store:
+        for number in (1, 2):
+            identity, first = f"{number:032x}", number * 16
+            spans = [root(identity), span(identity, first, 0, {tr.OPERATION: "reward", tr.REWARD_VALUE: float(number)})]
+            for place, (agent, policy) in enumerate((("talker", "first"), ("counter", "second")), 1):
+                spans.append(span(identity, first + place, 0, trainable(place, agent=agent, model=policy)))
+            store.add_rollout(record(number, identity, reward=float(number), version=None), spans)
+        assign_with(store, 0, config)
+    with browsing(tmp_path) as client:
+        html = client.get("/runs/two/rollouts/1").text
         talker, counter = credit_of(html)
         assert "Rule grpo :" in talker
-        assert "Rule dr-grpo :" in counter
+        assert "value +1.000 group +1.500 ± 0.707 → advantage -0.707" in talker
+        assert "Rule none :" in counter
+        assert "value +1.000 → advantage +1.000" in counter
+        assert "Baseline" not in counter
         assert "These rules now give" not in html
-        for call in re.findall(r'id="call-([0-9a-f]{16})"', html):
-            tokens = client.get(f"/runs/two/rollouts/{ordinal}/calls/{call}?part=tokens").text
-            assert "data-logprob" in tokens
-            assert "The numbers are token ids" not in tokens
-        assert client.get("/runs/two/credit?policy=second&step=all").status_code == 200
+        text = Seen(client.get("/runs/two/credit?policy=second&rewards=broadcast&advantage=dr-grpo").text).text
+        assert "talker 2 0.707 0.707 1.000 0 0 0 counter 2 1.500 0.500 1.000 1 0 0 all 4 1.104 0.604" in text
