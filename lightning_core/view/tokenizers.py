@@ -125,9 +125,11 @@ def find_tokenizer(run: RunInfo, policy: str) -> LocalTokenizer:
 
 
 def _folders(run: RunInfo, policy: str) -> Iterator[Path]:
+    policies = _section(run.config, "policies")
     for checkpoint in reversed(checkpoints(run.folder)):
-        yield from (checkpoint / policy, checkpoint) if Path(policy).name == policy else (checkpoint,)
-    for section in (_section(run.config, "policies", policy), _section(run.config, "policy")):
+        # Only names of the configuration, since ``policy`` is what a server said.
+        yield checkpoint / policy if policy in policies else checkpoint
+    for section in (_section(policies, policy), _section(run.config, "policy")):
         model = section.get("model")
         # A name on the Hub is no folder here.
         if isinstance(model, str) and (folder := Path(model).expanduser()).is_dir():

@@ -20,6 +20,7 @@ from lightning_core.errors import ConfigError
 
 REWARDS, ADVANTAGE, GROUP = "rewards", "advantage", "group"
 """The parameters of the URL; those of rules are ``rewards.RULE.PARAMETER`` and ``advantage.RULE.PARAMETER``."""
+_PARAMETERS = ("policy", REWARDS, ADVANTAGE, "step", "import")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +110,9 @@ def changed_config(
     Raises `ConfigError`: a value that the configuration does not accept, or a rule that is neither declared nor the run's own. A URL
     cannot name functions to import.
     """
+    for name in given:
+        if name not in _PARAMETERS and not name.startswith((f"{REWARDS}.", f"{ADVANTAGE}.")):
+            raise ConfigError(f"{name}: unknown parameter, expected one of {', '.join(_PARAMETERS)}, {GROUP}")
     credit = policy_settings(config)[policy].credit
     rewards = _rule_name(REWARD_RULES, given.get(REWARDS), credit.rewards, "rewards")
     advantage = _rule_name(ADVANTAGE_RULES, given.get(ADVANTAGE), credit.advantage, "advantage")

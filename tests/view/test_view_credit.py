@@ -92,6 +92,7 @@ def test_all_steps_are_compared(sample: httpx.Client) -> None:
         ("rewards=broadcast&group=task&group=task", "credit.group_by: expected one or more different keys"),
         ("step=2", "step: found '2', expected 'all' or one of the steps with credit: 0 to 1"),
         ("step=-", "step: found '-', expected 'all'"),
+        ("steps=1", "steps: unknown parameter, expected one of policy, rewards, advantage, step, import, group"),
         ("policy=other", "policy: found 'other', expected one of policy"),
     ],
 )  # fmt: skip

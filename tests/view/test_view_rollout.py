@@ -160,6 +160,23 @@ def test_unknown_rollouts_and_calls_are_not_found(sample: httpx.Client) -> None:
     assert "the run has 12, numbered from 1" in sample.get("/runs/sample/rollouts/13").text
 
 
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("?import=maybe", "import: found 'maybe', expected one of yes"),
+        ("?step=<i>", "step: unknown parameter, expected one of import"),
+        ("/calls/x?part=all", "part: found 'all', expected one of tokens, history"),
+        ("/calls/x?part=history&count=-1", "count: found '-1', expected a whole number from 0"),
+        ("/calls/x?full=1", "full: unknown parameter, expected one of part, count"),
+    ],
+)
+def test_a_bad_value_is_a_message(sample: httpx.Client, query: str, message: str) -> None:
+    response = sample.get(f"/runs/sample/rollouts/2{query}")
+    assert response.status_code == 400
+    assert message in Seen(response.text).text
+    assert is_harmless(response.text)
+
+
 def test_spans_that_form_a_cycle_or_have_unknown_parents_are_shown(tmp_path: Path) -> None:
     identity = "c" * 32
     tool = {tr.OPERATION: "execute_tool", tr.TOOL: "tool"}

@@ -69,18 +69,18 @@ def run_with(folder: Path, **config: Any) -> RunInfo:
 
 
 def test_the_tokenizer_of_the_newest_checkpoint_comes_first(tmp_path: Path) -> None:
-    run = run_with(tmp_path, policy={"model": str(make_tokenizer(tmp_path / "model"))})
+    model = make_tokenizer(tmp_path / "model")
+    run = run_with(tmp_path, policy={"model": str(model)}, policies={"first": {"agents": ["a"]}})
     assert find_tokenizer(run, "policy").texts is not None
-    for checkpoint in ("step-000001/policy", "step-000002"):
+    for checkpoint in ("step-000001/first", "step-000002"):
         path = run.folder / "checkpoints" / checkpoint
         path.mkdir(parents=True)
         (path / "tokenizer.json").write_text("damaged")
-    # Both are damaged, so that the model's own is used; alone they are a message that names the file.
-    assert find_tokenizer(run, "policy").texts is not None
-    (tmp_path / "model" / "tokenizer.json").unlink()
-    problem = find_tokenizer(run, "policy").problem
-    assert problem is not None
-    assert "step-000001/policy/tokenizer.json' cannot be read" in problem
+    # Those of the checkpoints are damaged, so that the model's own is used; without it they are a message that names the file.
+    assert find_tokenizer(run, "first").texts is not None
+    (model / "tokenizer.json").unlink()
+    for policy, path in (("first", "step-000001/first"), ("policy", "step-000002")):
+        assert f"{path}/tokenizer.json' cannot be read" in str(find_tokenizer(run, policy).problem)
 
 
 @pytest.mark.parametrize("policy", ["../../model", "/", "..", "no such policy", ""])

@@ -56,6 +56,7 @@ def show(request: Request) -> Response:
         return page(
             request,
             "rollout.html",
+            status=400 if query.problems else 200,
             name=name,
             record=record,
             trace=trace,
@@ -84,7 +85,10 @@ def show_call(request: Request) -> Response:
     library: Library = request.app.state.library
     name, identity = request.path_params["name"], request.path_params["call"]
     query = Query(dict(request.query_params))
-    part = query.choice("part", ("tokens", "history"))
+    query.only(("part", "count"))
+    part, count = query.choice("part", ("tokens", "history")), query.whole("count")
+    if query.problems:
+        raise HTTPException(400, "; ".join(query.problems))
     with library.store(name) as store:
         record = _record(store, request)
         trace, spans, problem = read_trace(store, record)
@@ -94,7 +98,6 @@ def show_call(request: Request) -> Response:
         if call is None or trace is None:
             raise HTTPException(404, problem or f"Rollout {record.ordinal} has no call {identity!r}.")
         if part == "history":
-            count = query.whole("count")
             history = [show_message(message) for message in call.messages[:count]]
             return page(request, "call_history.html", messages=history)
         credit = next((row for row in store.credit(rollout=record.id) if row.call == call.id), None)
