@@ -77,17 +77,26 @@ def config_differences(configs: Mapping[str, Mapping[str, Any]]) -> list[Differe
 
     A list is one value. An empty section or null counts as absent where another run has keys below it.
     """
-    flat = {name: dict(_leaves(config)) for name, config in configs.items()}
-    keys = list(dict.fromkeys(key for leaves in flat.values() for key in leaves))
+    flat = {run: dict(leaves(config)) for run, config in configs.items()}
+    keys = list(dict.fromkeys(key for values in flat.values() for key in values))
     sections = {key[:n] for key in keys for n in range(1, len(key))}
-    found: list[Difference] = []
+    differences: list[Difference] = []
     for key in keys:
-        values = {run: leaves[key] for run, leaves in flat.items() if key in leaves}
+        values = {run: found[key] for run, found in flat.items() if key in found}
         if key in sections:
             values = {run: value for run, value in values.items() if value not in (None, {})}
         if values and ".".join(key) not in _IDENTITY and not _all_equal(list(values.values()), len(configs)):
-            found.append(Difference(key=".".join(key), values=values))
-    return found
+            differences.append(Difference(key=".".join(key), values=values))
+    return differences
+
+
+def leaves(config: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values of ``config`` below its nested mappings, with their paths. An empty mapping is a value."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, (*path, str(key)))
+        else:
+            yield (*path, str(key)), value
 
 
 def held_out_difference(a: Path, b: Path) -> HeldOutDifference | None:
@@ -145,14 +154,6 @@ def _rewards(store: Store, phase: Phase, step: int) -> _Rewards:
     )
     content = {row["task_id"]: row["task"] for row in store.select(query, f'$."{tr.TASK}"', phase, step) if row["task"]}
     return {(task, content.get(task, "")): fmean(rewards) for task, rewards in evaluation.rewards.items()}
-
-
-def _leaves(config: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, (*path, str(key)))
-        else:
-            yield (*path, str(key)), value
 
 
 def _all_equal(values: Sequence[Any], expected: int) -> bool:

@@ -121,7 +121,7 @@ def _training(curves: Curves, name: str) -> Line:
     points: list[Point] = []
     for line in curves.metrics:
         step, reward = line["step"], line.get("reward")
-        if _is_number(reward):
+        if reward is not None and _is_number(reward):
             error = curves.errors.get(step)
             points.append((step, reward) if error is None else (step, reward, reward - error, reward + error))
     return Line(name=name, points=points)

@@ -14,7 +14,7 @@ from lightning_core.view.library import Library, file_signature
 from lightning_core.view.snapshot import FromStore, RunStatus, curves_of, read_store, status_of
 
 
-class Event(NamedTuple):
+class ServerEvent(NamedTuple):
     """A server-sent event."""
 
     name: str
@@ -44,29 +44,29 @@ class RunFeed:
         self._signature: object = None
         self._status = ""
 
-    def poll(self) -> list[Event]:
+    def poll(self) -> list[ServerEvent]:
         """The events since the last call. Raises HTTPException 404 once the run is removed."""
         run = self._library.run(self._name)
         lines, restarted = self._tail.read()
         if restarted:
-            return [Event("restart", ""), Event(END, "")]
+            return [ServerEvent("restart", ""), ServerEvent(END, "")]
         self._metrics += lines
         signature = [file_signature(run.folder / name) for name in ("store.db", "store.db-wal")]
-        events: list[Event] = []
+        events: list[ServerEvent] = []
         if lines or signature != self._signature:
             self._signature = signature
             found = read_store(run, after=self._after)
             new = [line for line in self._metrics if line["step"] > self._after]
             if new or found.held_out != self._stored.held_out:
                 charts = run_charts(curves_of(run, new, found))
-                events.append(Event("charts", json.dumps(charts_data(charts))))
+                events.append(ServerEvent("charts", json.dumps(charts_data(charts))))
             self._after = max((line["step"] for line in self._metrics), default=self._after)
             self._stored = found
         status = self._render(status_of(run, self._metrics, self._stored, damaged=self._tail.damaged))
         if status != self._status:
             self._status = status
-            events.append(Event("status", status))
-        return events if run.state == "running" else [*events, Event(END, "")]
+            events.append(ServerEvent("status", status))
+        return events if run.state == "running" else [*events, ServerEvent(END, "")]
 
 
 class ListFeed:
@@ -76,12 +76,12 @@ class ListFeed:
         self._library, self._render = library, render
         self._rows: dict[str, str] = {}
 
-    def poll(self) -> list[Event]:
+    def poll(self) -> list[ServerEvent]:
         """The rows that changed since the last call; at first all, since the page may be older."""
         rows = self._read()
         changed = {name: row for name, row in rows.items() if self._rows.get(name) != row}
         self._rows = rows
-        return [Event("row", json.dumps({"name": name, "html": row})) for name, row in changed.items()]
+        return [ServerEvent("row", json.dumps({"name": name, "html": row})) for name, row in changed.items()]
 
     def _read(self) -> dict[str, str]:
         return {run.name: self._render(run) for run in reversed(self._library.runs())}

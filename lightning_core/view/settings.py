@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from lightning_core.records.compare import leaves
 from lightning_core.records.runs import RunInfo
 
 
@@ -19,7 +20,7 @@ class Setting(NamedTuple):
 
 def settings(config: Mapping[str, Any]) -> list[Setting]:
     """All values of ``config``, in its order. An empty section is one value."""
-    return [Setting(key, show_value(value)) for key, value in _leaves(config, "")]
+    return [Setting(".".join(path), show_value(value)) for path, value in leaves(config)]
 
 
 def show_value(value: Any) -> str:
@@ -33,11 +34,3 @@ def matches(run: RunInfo, search: str) -> bool:
         (run.name, run.model or "", *run.tags, *(f"{key}: {value}" for key, value in settings(run.config)))
     )
     return all(word in text.casefold() for word in search.casefold().split())
-
-
-def _leaves(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -17,7 +17,7 @@ from lightning_core.records.lock import running
 from lightning_core.records.report import MetricsLog
 from lightning_core.records.store import Store
 from lightning_core.view.library import Library
-from lightning_core.view.live import Event, ListFeed, RunFeed
+from lightning_core.view.live import ListFeed, RunFeed, ServerEvent
 from lightning_core.view.server import open_view
 from tests.view.made_runs import make_run, rollout
 
@@ -40,7 +40,7 @@ def feed(folder: Path, after: int = 2) -> RunFeed:
     return RunFeed(Library(folder), "run", after=after, render=lambda status: f"{status.run.steps} steps")
 
 
-def new_points(events: list[Event]) -> dict[str, list[Any]]:
+def new_points(events: list[ServerEvent]) -> dict[str, list[Any]]:
     """The points of the charts in ``events``, by chart."""
     charts = [chart for event in events if event.name == "charts" for chart in json.loads(event.data)]
     return {chart["id"]: [line["points"] for line in chart["lines"]] for chart in charts}
@@ -49,7 +49,7 @@ def new_points(events: list[Event]) -> dict[str, list[Any]]:
 def test_new_steps_evaluations_and_the_state_are_events(folder: Path) -> None:
     with running(folder / "run"):
         found = feed(folder)
-        assert found.poll() == [Event("status", "2 steps")]
+        assert found.poll() == [ServerEvent("status", "2 steps")]
         assert found.poll() == []
         append(folder, 3, reward=0.3, surprise=7)
         events = found.poll()
@@ -99,7 +99,7 @@ def test_rows_of_the_list_change_and_appear(folder: Path) -> None:
 
 
 def test_an_event_of_several_lines_is_one_event() -> None:
-    assert Event("status", "<p>\n</p>").encode() == "event: status\ndata: <p>\ndata: </p>\n\n"
+    assert ServerEvent("status", "<p>\n</p>").encode() == "event: status\ndata: <p>\ndata: </p>\n\n"
 
 
 @pytest.fixture

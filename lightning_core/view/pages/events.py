@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from lightning_core.view.library import Library
-from lightning_core.view.live import END, Event, ListFeed, RunFeed
+from lightning_core.view.live import END, ListFeed, RunFeed, ServerEvent
 from lightning_core.view.render import fragment
 
 _HEADERS = {"Cache-Control": "no-store"}
@@ -43,26 +43,29 @@ async def of_run(request: Request) -> Response:
     return _stream(request, feed.poll)
 
 
-def _stream(request: Request, poll: Callable[[], Sequence[Event]]) -> Response:
+def _stream(request: Request, poll: Callable[[], Sequence[ServerEvent]]) -> Response:
     if request.method == "HEAD":
         return Response(media_type="text/event-stream", headers=_HEADERS)
     return StreamingResponse(_events(request, poll), media_type="text/event-stream", headers=_HEADERS)
 
 
-async def _events(request: Request, poll: Callable[[], Sequence[Event]]) -> AsyncGenerator[str]:
+async def _events(request: Request, poll: Callable[[], Sequence[ServerEvent]]) -> AsyncGenerator[str]:
     """Polls files, since the system's notifications do not work on network file systems."""
-    silent, seconds = 0.0, request.app.state.poll_seconds
+    silent = 0.0
     while not request.app.state.stopping.is_set():
+        began = anyio.current_time()
         try:
             events = await run_sync(poll)
         except HTTPException:  # the run was removed
-            events = [Event(END, "")]
+            events = [ServerEvent(END, "")]
         for event in events:
             yield event.encode()
             if event.name == END:
                 return
-        silent = 0.0 if events else silent + seconds
+        # A large store takes long to read: no page uses more than a fifth of a processor.
+        pause = max(request.app.state.poll_seconds, 4 * (anyio.current_time() - began))
+        silent = 0.0 if events else silent + pause
         if silent >= _SILENCE:
             silent = 0.0
             yield ": the connection lives\n\n"
-        await anyio.sleep(seconds)
+        await anyio.sleep(pause)

@@ -19,7 +19,7 @@ STATES: tuple[str, ...] = get_args(State)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class ListColumn:
     """A column of the list; ``key`` sorts by it, in descending order at first if it is a number."""
 
     id: str
@@ -33,16 +33,16 @@ def _comparison(run: RunInfo) -> Comparison | None:
 
 
 COLUMNS = (
-    Column(id="name", title="run", key=lambda run: run.name.casefold()),
-    Column(id="state", title="state", key=lambda run: run.state),
-    Column(id="started", title="started", key=lambda run: run.started, is_number=True),
-    Column(id="model", title="model", key=lambda run: run.model or ""),
-    Column(id="steps", title="steps", key=lambda run: run.steps, is_number=True),
-    Column(id="reward", title="reward", key=lambda run: run.reward, is_number=True),
-    Column(id="before", title="held-out before", key=lambda run: _value(run, "eval_reward_before"), is_number=True),
-    Column(id="after", title="after", key=lambda run: _value(run, "eval_reward_after"), is_number=True),
-    Column(id="improvement", title="improvement", key=lambda run: _value(run, "improvement"), is_number=True),
-    Column(id="tags", title="tags"),
+    ListColumn(id="name", title="run", key=lambda run: run.name.casefold()),
+    ListColumn(id="state", title="state", key=lambda run: run.state),
+    ListColumn(id="started", title="started", key=lambda run: run.started, is_number=True),
+    ListColumn(id="model", title="model", key=lambda run: run.model or ""),
+    ListColumn(id="steps", title="steps", key=lambda run: run.steps, is_number=True),
+    ListColumn(id="reward", title="reward", key=lambda run: run.reward, is_number=True),
+    ListColumn(id="before", title="held-out before", key=lambda run: _value(run, "eval_reward_before"), is_number=True),
+    ListColumn(id="after", title="after", key=lambda run: _value(run, "eval_reward_after"), is_number=True),
+    ListColumn(id="improvement", title="improvement", key=lambda run: _value(run, "improvement"), is_number=True),
+    ListColumn(id="tags", title="tags"),
 )
 
 
@@ -79,7 +79,7 @@ def show(request: Request) -> Response:
     )
 
 
-def sort_runs(runs: Sequence[RunInfo], column: Column, *, ascending: bool) -> list[RunInfo]:
+def sort_runs(runs: Sequence[RunInfo], column: ListColumn, *, ascending: bool) -> list[RunInfo]:
     """``runs`` by ``column``; those without a value last."""
     key = column.key
     assert key is not None
@@ -92,7 +92,7 @@ def _value(run: RunInfo, name: str) -> float | None:
     return found if isinstance(found, int | float) else None
 
 
-def _sort_url(request: Request, by: Column, now: Column | None, *, ascending: bool) -> str:
+def _sort_url(request: Request, by: ListColumn, now: ListColumn | None, *, ascending: bool) -> str:
     """The list sorted by another column, or in the other direction."""
     turned = not ascending if by is now else not by.is_number
     url = request.url.remove_query_params("ascending").include_query_params(sort=by.id)
