@@ -58,7 +58,7 @@ def main() -> None:
         make_credited(folder / "credited")
         size = (folder / "big" / "store.db").stat().st_size / 1e6
         print(f"{options.rollouts:,} rollouts, {size:,.0f} MB; a rollout of {options.calls} calls\n")
-        print(f"{'page':48}{'first':>9}{'again':>9}{'kB':>8}")
+        print(f"{'page':64}{'first':>9}{'again':>9}{'kB':>8}")
         with browsing(folder) as client:
             client.timeout = httpx.Timeout(600)
             for page in PAGES:
@@ -97,7 +97,7 @@ def show(client: httpx.Client, path: str) -> None:
         start = time.perf_counter()
         size = len(client.get(path).raise_for_status().content)
         times.append(time.perf_counter() - start)
-    print(f"{path:48}{times[0]:8.2f}s{times[1]:8.2f}s{size / 1000:8.0f}", flush=True)
+    print(f"{path:64}{times[0]:8.2f}s{times[1]:8.2f}s{size / 1000:8.0f}", flush=True)
 
 
 def long_rollout(calls: int) -> Any:
