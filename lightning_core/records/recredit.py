@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightning_core.credit import CreditRules, Episode, assign_by_policy
@@ -32,12 +33,15 @@ def credited_steps(store: Store) -> list[int]:
     return [row["step"] for row in store.select(f"{trained} ORDER BY step")]
 
 
-def step_episodes(store: Store, step: int) -> list[Episode]:
-    """The episodes that credit was assigned to in the update ``step``, with the trained calls."""
+def step_episodes(store: Store, step: int, *, rollouts: Collection[str] | None = None) -> list[Episode]:
+    """The episodes that credit was assigned to in the update ``step``, with the trained calls.
+
+    ``rollouts``: ids of those to read; None: all.
+    """
     trained = store.credit(step=step)
     calls, agents = {c.call for c in trained}, {c.agent for c in trained}
     episodes: list[Episode] = []
-    for rollout in dict.fromkeys(c.rollout for c in trained):
+    for rollout in dict.fromkeys(c.rollout for c in trained if rollouts is None or c.rollout in rollouts):
         trace = store.trace(rollout)
         transitions = [t for t in trace_to_transitions(trace, agents=agents) if t.call in calls]
         episodes.append(Episode(trace=trace, transitions=transitions, rewards=trace.rewards))
@@ -52,3 +56,57 @@ def recredit(store: Store, step: int, rules: Mapping[str, CreditRules]) -> list[
         Change(ordinal=ordinals[c.rollout], trained=c, value=new.values[c.call], advantage=new.advantages[c.call])
         for c in store.credit(step=step)
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentChange:
+    """How the advantages of an agent's calls change."""
+
+    agent: str | None
+    """None: all agents."""
+    calls: int
+    before: float
+    after: float
+    """Mean absolute advantage as trained, and with other rules."""
+    correlation: float | None
+    """Pearson's, of the advantages before and after; None if one of them is constant."""
+    flipped: int
+    """Number of calls whose advantage gets the other sign."""
+    from_zero: int
+    to_zero: int
+    """Number of calls whose advantage is 0 on one side only."""
+
+
+def compare_agents(changes: Sequence[Change]) -> list[AgentChange]:
+    """The changes by agent in order of first appearance, then of all agents if there are several."""
+    by_agent: dict[str | None, list[Change]] = {}
+    for change in changes:
+        by_agent.setdefault(change.trained.agent, []).append(change)
+    groups: Mapping[str | None, Sequence[Change]] = by_agent if len(by_agent) < 2 else {**by_agent, None: changes}
+    return [_agent_change(agent, group) for agent, group in groups.items()]
+
+
+def most_changed(changes: Sequence[Change], count: int) -> list[Change]:
+    """The ``count`` calls whose advantages change most; without those that do not change."""
+    return sorted((c for c in changes if c.size > 1e-6), key=lambda c: -c.size)[:count]
+
+
+def _agent_change(agent: str | None, changes: Sequence[Change]) -> AgentChange:
+    before, after = [c.trained.advantage for c in changes], [c.advantage for c in changes]
+    pairs = list(zip(before, after, strict=True))
+    return AgentChange(
+        agent=agent,
+        calls=len(changes),
+        before=sum(map(abs, before)) / len(changes),
+        after=sum(map(abs, after)) / len(changes),
+        correlation=_correlation(before, after),
+        flipped=sum(a * b < 0 for a, b in pairs),
+        from_zero=sum(not a and b != 0 for a, b in pairs),
+        to_zero=sum(a != 0 and not b for a, b in pairs),
+    )
+
+
+def _correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
+    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
+    spread = math.sqrt(sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b))
+    return sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True)) / spread if spread else None

@@ -384,7 +384,7 @@ class Store:
         self.close()
 
 
-_ARRAY = ("rollout", "span_id", "key", "data")
+_ARRAY: tuple[str, ...] = ("rollout", "span_id", "key", "data")
 _CREDIT = tuple(column.name for column in fields(CallCredit))
 _ROLLOUT = tuple(column.name for column in fields(RolloutRecord) if column.name != "ordinal")
 

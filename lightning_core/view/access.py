@@ -45,13 +45,25 @@ class Access:
             await self._app(scope, receive, send)
             return
 
+        started = False
+
         async def with_headers(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
         response = self._refusal_or_redirect(Request(scope))
-        await (response or self._app)(scope, receive, with_headers)
+        try:
+            await (response or self._app)(scope, receive, with_headers)
+        except Exception:
+            # Answered here, since Starlette's own answer to errors would not have the headers. Raised again to be logged.
+            if not started:
+                await PlainTextResponse("Internal error. The console has its traceback.", 500)(
+                    scope, receive, with_headers
+                )
+            raise
 
     def _refusal_or_redirect(self, request: Request) -> Response | None:
         """The response to a request that is not passed to the pages; None for one that is."""

@@ -2,35 +2,58 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 
 from starlette.exceptions import HTTPException
 
 from lightning_core.errors import ConfigError
-from lightning_core.records.runs import RunInfo, list_runs, read_run
+from lightning_core.records.lock import is_running
+from lightning_core.records.runs import RunInfo, list_runs, read_run, run_folders
 from lightning_core.records.store import Store
+
+_READ = ("config.yaml", "metrics.jsonl", "summary.json")
+"""What a run's row in the list is read from."""
+_FILES = (*_READ, "commit.txt", "running.lock", "store.db", "store.db-wal", "store.db-shm")
+"""What the pages read of a run, besides the names of its checkpoints."""
 
 
 class Library:
-    """The runs in ``folder``: the folder of runs, or that of one run."""
+    """The runs in ``folder``: the folder of runs, or that of one run. All methods are thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         """Raises `ConfigError` if there is no such folder."""
         list_runs(folder)
         self.folder = folder
+        self._root = folder.resolve()
+        self._known: dict[Path, tuple[object, RunInfo]] = {}
+        self._lock = Lock()
 
     def runs(self) -> list[RunInfo]:
         """All runs, the newest first."""
-        return list_runs(self.folder)
+        found: list[RunInfo] = []
+        for folder in run_folders(self.folder):
+            with suppress(OSError):  # removed meanwhile
+                if not self._leaving_file(folder):
+                    found.append(self._read(folder))
+        return sorted(found, key=lambda run: -run.started)
+
+    def left_out(self) -> list[str]:
+        """Files of runs that are links out of the folder; their runs are not shown. Such as ``name/store.db``."""
+        return sorted(file for folder in run_folders(self.folder) if (file := self._leaving_file(folder)))
 
     def run(self, name: str) -> RunInfo:
         """The run called ``name``. Raises HTTPException 404 unless `runs` has it, so no other folder can be read."""
         # Compared with a list of names, never joined to a path: "..", links and absolute paths are in no list.
-        for found in self.runs():
-            if found.name == name:
-                return read_run(found.folder)
+        for folder in run_folders(self.folder):
+            if folder.resolve().name == name:
+                if file := self._leaving_file(folder):
+                    raise HTTPException(404, f"The run {name!r} is not shown: {file} is a link out of {self.folder}.")
+                with suppress(OSError):
+                    return self._read(folder)
         raise HTTPException(404, f"There is no run {name!r} in {self.folder}.")
 
     @contextmanager
@@ -43,3 +66,30 @@ class Library:
             raise HTTPException(404, f"The run {name!r} has no rollouts that can be read: {error}") from error
         with store:
             yield store
+
+    def _read(self, folder: Path) -> RunInfo:
+        """`read_run`, again only if a file or the state changed: it takes milliseconds, and lists may have hundreds of runs."""
+        now = (is_running(folder), *(file_signature(folder / name) for name in _READ))
+        with self._lock:
+            known, run = self._known.get(folder, (None, None))
+        if run is None or known != now:
+            run = read_run(folder)
+            with self._lock:
+                self._known[folder] = now, run
+        return run
+
+    def _leaving_file(self, folder: Path) -> str | None:
+        """The first file of the run in ``folder`` that is a link out of the library's folder."""
+        for name in _FILES:
+            if (folder / name).is_symlink() and not (folder / name).resolve().is_relative_to(self._root):
+                return f"{folder.name}/{name}"
+        return None
+
+
+def file_signature(path: Path) -> tuple[int, int, int] | None:
+    """Changes when the file does; None without a file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns

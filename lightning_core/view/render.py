@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,15 +12,36 @@ from starlette.responses import HTMLResponse
 
 from lightning_core.records.progress import format_seconds
 
-
-def number(value: float | None, digits: int = 3) -> str:
-    """``value`` with ``digits`` decimals; ``–`` for none."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+NONE = "–"
+_LARGEST = 1e300
 
 
-def signed(value: float | None, digits: int = 3) -> str:
-    """``value`` with its sign and ``digits`` decimals; ``–`` for none."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:+.{digits}f}"
+def number(value: Any, digits: int = 3) -> str:
+    """``value`` with ``digits`` decimals; ``–`` for what is no finite number."""
+    return f"{value:.{digits}f}" if _is_finite(value) else NONE
+
+
+def signed(value: Any, digits: int = 3) -> str:
+    """``value`` with its sign and ``digits`` decimals; ``–`` for what is no finite number."""
+    return f"{value:+.{digits}f}" if _is_finite(value) else NONE
+
+
+def count(value: Any) -> str:
+    """``100,000``; ``–`` for what is no finite number."""
+    return f"{value:,.0f}" if _is_finite(value) else NONE
+
+
+def interval(ends: Any, digits: int = 3) -> str:
+    """``[0.250, 0.500]`` for two numbers; empty for anything else."""
+    if not isinstance(ends, list | tuple):
+        return ""
+    pair: Sequence[Any] = ends
+    return f"[{', '.join(number(end, digits) for end in pair)}]" if len(pair) == 2 else ""
+
+
+def duration(value: Any) -> str:
+    """``1m35s`` for seconds; ``–`` for what is no finite number."""
+    return format_seconds(value) if _is_finite(value) else NONE
 
 
 def moment(seconds: float) -> str:
@@ -35,11 +56,28 @@ _ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters |= {"number": number, "signed": signed, "moment": moment, "seconds": format_seconds}
+_ENVIRONMENT.filters |= {
+    "count": count,
+    "interval": interval,
+    "moment": moment,
+    "number": number,
+    "seconds": duration,
+    "signed": signed,
+}
 
 
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """The page ``template`` with ``values``."""
-    found = _ENVIRONMENT.get_template(template).render(request=request, **values)
+    found = fragment(template, request=request, **values)
     # A running run changes; the browser's "back" must not show an old state.
     return HTMLResponse(found, status, {"Cache-Control": "no-store"})
+
+
+def fragment(template: str, **values: Any) -> str:
+    """The HTML of ``template`` with ``values``, for a part of a page."""
+    return _ENVIRONMENT.get_template(template).render(**values)
+
+
+def _is_finite(value: Any) -> bool:
+    # Summaries may come from other versions; an integer of JSON may be no float.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST

@@ -30,12 +30,13 @@ def open_view(folder: Path, *, port: int = 0, token: str | None = None) -> Gener
     with _bound(port) as listening:
         number: int = listening.getsockname()[1]
         app = create_app(library, token=token, port=number)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2))
         thread = Thread(target=server.run, kwargs={"sockets": [listening]}, name="lightning-view", daemon=True)
         thread.start()
         try:
             yield f"http://{HOST}:{number}/?{PARAMETER}={token}"
         finally:
+            app.state.stopping.set()
             server.should_exit = True
             thread.join()
 

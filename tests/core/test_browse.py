@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_core import trace as tr
-from lightning_core.records.browse import RolloutFilter, facets, find_rollouts, neighbours
+from lightning_core.records.browse import RolloutFilter, facets, find_rollouts, first_rollouts, neighbours
 from lightning_core.records.store import Store
 from lightning_core.trace import SpanRecord
 from tests.core.test_store import record, root
@@ -76,6 +76,20 @@ def test_pages_are_sorted_and_know_the_total(store: Store) -> None:
     assert [r.ordinal for r in find_rollouts(store, order="seconds").rollouts] == [4, 3, 2, 1]
     with pytest.raises(ValueError, match="found order 'id; DROP'"):
         find_rollouts(store, order="id; DROP")  # type: ignore[arg-type]
+
+
+def test_the_first_matches_are_found_without_a_total(store: Store) -> None:
+    found = first_rollouts(store, RolloutFilter(phase="train"), limit=3)
+    assert ([r.ordinal for r in found.rollouts], found.more) == ([1, 2, 3], True)
+    found = first_rollouts(store, RolloutFilter(phase="train"), limit=3, offset=3)
+    assert ([r.ordinal for r in found.rollouts], found.more) == ([4], False)
+    assert [r.ordinal for r in first_rollouts(store, order="reward", descending=True).rollouts] == [3, 2, 1, 4]
+
+
+def test_stores_without_the_index_of_agents_are_filtered_too(store: Store) -> None:
+    store.select("DROP INDEX spans_by_agent")
+    assert facets(store).agents == ["a", "b"]
+    assert ordinals(store, agent="b") == [2, 4]
 
 
 def test_facets_and_neighbours(store: Store) -> None:

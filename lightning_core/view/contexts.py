@@ -1,0 +1,14 @@
+"""What the kinds of a call's context mean; see `lightning_core.chat.chat`."""
+
+from __future__ import annotations
+
+CONTEXTS = {
+    "new": "The prompt starts a new sequence: it does not begin with tokens of an earlier call.",
+    "clean": "The prompt continues an earlier call: it begins with exactly the recorded tokens of that prompt and response, so both "
+    "are trained as one sequence.",
+    "realigned": "The prompt continues an earlier call. The client sent the earlier response back in another form, so the recorded "
+    "tokens were used in place of the text; both calls are trained as one sequence.",
+    "forked": "The prompt continues an earlier conversation, but the chat template now renders its earlier turns differently. All of it "
+    "was encoded again, and the call is trained as a sequence of its own.",
+}
+"""An explanation by kind."""

@@ -1,0 +1,92 @@
+"""What changed in runs since the last look, as events for browsers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from lightning_core.records.runs import RunInfo
+from lightning_core.records.tail import MetricsTail
+from lightning_core.view.charts import Chart, run_charts
+from lightning_core.view.library import Library, file_signature
+from lightning_core.view.snapshot import FromStore, RunStatus, curves_of, read_store, status_of
+
+
+class ServerEvent(NamedTuple):
+    """A server-sent event."""
+
+    name: str
+    data: str
+
+    def encode(self) -> str:
+        """The event in the format of ``text/event-stream``."""
+        lines = "".join(f"data: {line}\n" for line in self.data.split("\n"))
+        return f"event: {self.name}\n{lines}\n"
+
+
+END = "end"
+"""The name of the last event."""
+
+
+class RunFeed:
+    """The events of one run: ``charts`` (JSON: points that are new), ``status`` (HTML), ``restart`` and ``end``.
+
+    ``after``: the last step that the browser has. Reads files, so `poll` belongs in a thread.
+    """
+
+    def __init__(self, library: Library, name: str, *, after: int, render: Callable[[RunStatus], str]) -> None:
+        self._library, self._name, self._after, self._render = library, name, after, render
+        self._tail = MetricsTail(library.run(name).folder / "metrics.jsonl")
+        self._metrics: list[dict[str, Any]] = []
+        self._stored = FromStore()
+        self._signature: object = None
+        self._status = ""
+
+    def poll(self) -> list[ServerEvent]:
+        """The events since the last call. Raises HTTPException 404 once the run is removed."""
+        run = self._library.run(self._name)
+        lines, restarted = self._tail.read()
+        if restarted:
+            return [ServerEvent("restart", ""), ServerEvent(END, "")]
+        self._metrics += lines
+        signature = [file_signature(run.folder / name) for name in ("store.db", "store.db-wal")]
+        events: list[ServerEvent] = []
+        if lines or signature != self._signature:
+            self._signature = signature
+            found = read_store(run, after=self._after)
+            new = [line for line in self._metrics if line["step"] > self._after]
+            if new or found.held_out != self._stored.held_out:
+                charts = run_charts(curves_of(run, new, found))
+                events.append(ServerEvent("charts", json.dumps(charts_data(charts))))
+            self._after = max((line["step"] for line in self._metrics), default=self._after)
+            self._stored = found
+        status = self._render(status_of(run, self._metrics, self._stored, damaged=self._tail.damaged))
+        if status != self._status:
+            self._status = status
+            events.append(ServerEvent("status", status))
+        return events if run.state == "running" else [*events, ServerEvent(END, "")]
+
+
+class ListFeed:
+    """The events of the list of runs: ``row`` (JSON: the run's name, and its row as HTML)."""
+
+    def __init__(self, library: Library, *, render: Callable[[RunInfo], str]) -> None:
+        self._library, self._render = library, render
+        self._rows: dict[str, str] = {}
+
+    def poll(self) -> list[ServerEvent]:
+        """The rows that changed since the last call; at first all, since the page may be older."""
+        rows = self._read()
+        changed = {name: row for name, row in rows.items() if self._rows.get(name) != row}
+        self._rows = rows
+        return [ServerEvent("row", json.dumps({"name": name, "html": row})) for name, row in changed.items()]
+
+    def _read(self) -> dict[str, str]:
+        return {run.name: self._render(run) for run in reversed(self._library.runs())}
+
+
+def charts_data(charts: Sequence[Chart]) -> list[dict[str, Any]]:
+    """``charts`` as JSON has them, for static/charts.js."""
+    return [asdict(chart) for chart in charts]

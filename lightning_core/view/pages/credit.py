@@ -1,0 +1,83 @@
+"""What other credit rules would make of a run's rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lightning_core.config import Config, load_config
+from lightning_core.config.credit_rules import policy_rules
+from lightning_core.errors import ConfigError
+from lightning_core.records.recredit import compare_agents, credited_steps, most_changed, recredit
+from lightning_core.records.store import Store
+from lightning_core.trace import describe
+from lightning_core.view.library import Library
+from lightning_core.view.render import page
+from lightning_core.view.scatter import SIZE, make_scatter
+from lightning_core.view.whatif import GROUP, changed_config, choose_policy, make_form
+from lightning_core.view.why import user_functions
+
+_MOST_CHANGED = 25
+_ALL = "all"
+
+
+def show(request: Request) -> Response:
+    """``/runs/NAME/credit``: the advantages of a step, or of all steps, with the rules of the URL's query."""
+    library: Library = request.app.state.library
+    name = request.path_params["name"]
+    given = {key: value for key, value in request.query_params.items() if key != GROUP}
+    groups = request.query_params.getlist(GROUP) or None
+    file = library.run(name).folder / "config.yaml"
+    values: dict[str, Any] = {"name": name, "given": given, "size": SIZE, "form": None, "found": None, "problem": None}
+    with library.store(name) as store:
+        values["import_link"] = f"?{urlencode([*request.query_params.multi_items(), ('import', 'yes')])}"
+        values["steps"] = steps = credited_steps(store)
+        try:
+            config = load_config(file)
+            policy = choose_policy(config, given)
+            values["form"] = make_form(config, policy, given, groups)
+            changed = changed_config(file, config, policy, given, groups)
+            values["imports"] = imports = [] if given.get("import") == "yes" else user_functions(changed)
+            chosen = _steps(given.get("step"), steps)
+            if not imports and chosen:
+                values["found"] = _results(store, chosen, changed)
+        except ConfigError as error:
+            values["problem"] = str(error)
+    return page(request, "credit.html", status=400 if values["problem"] else 200, **{"imports": [], **values})
+
+
+def _steps(text: str | None, steps: Sequence[int]) -> Sequence[int]:
+    """The steps to compare: the newest one by default."""
+    if not text:
+        return steps[-1:]
+    if text == _ALL:
+        return steps
+    if not text.isdecimal() or int(text) not in steps:
+        known = f"{steps[0]} to {steps[-1]}" if steps else "none"
+        raise ConfigError(f"step: found {text!r}, expected {_ALL!r} or one of the steps with credit: {known}")
+    return [int(text)]
+
+
+def _results(store: Store, steps: Sequence[int], config: Config) -> Mapping[str, Any]:
+    """The changes of all calls in ``steps``. Raises `ConfigError` if the rules cannot be computed."""
+    rules = policy_rules(config)
+    for own in rules.values():
+        if own.needs_values:
+            raise ConfigError(
+                f"rewards: {own.reward_rule.name!r} needs a critic's values, which are available in training only; choose another rule"
+            )
+    try:
+        changes = [change for step in steps for change in recredit(store, step, rules)]
+    except Exception as error:
+        raise ConfigError(f"the rules failed: {describe(error)}") from error
+    return {
+        "calls": len(changes),
+        "steps": steps,
+        "agents": compare_agents(changes),
+        "changed": most_changed(changes, _MOST_CHANGED),
+        "scatter": make_scatter(changes),
+    }

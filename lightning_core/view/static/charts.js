@@ -1,0 +1,247 @@
+// Draws the charts of a page from <script type="application/json" id="charts">, into [data-charts] and [data-other-charts].
+// A chart: {id, title, note, lines: [{name, shape, points: [[step, value] or [step, value, low, high]]}], other}. See charts.py.
+// window.charts.merge(charts) adds points, lines and charts that are new.
+(() => {
+  const COLOURS = 8;
+  const shown = new Map();
+
+  // Canvases need colours as values; custom properties that depend on the theme have none until they are used.
+  const probe = document.createElement("span");
+  function colour(name) {
+    probe.style.color = `var(${name})`;
+    return getComputedStyle(probe).color;
+  }
+  let palette = {};
+  function readPalette() {
+    palette = { line: colour("--line"), muted: colour("--muted") };
+    for (let n = 0; n < COLOURS; n++) palette[n] = colour(`--chart-${n}`);
+  }
+
+  function format(value) {
+    if (value === undefined || value === null) return "–";
+    if (Number.isInteger(value)) return value.toLocaleString("en");
+    const size = Math.abs(value);
+    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace(/\.?0+e/, "e");
+    return size >= 100 ? value.toFixed(1) : String(Number(value.toPrecision(4)));
+  }
+  const describe = (point) => (point.length < 4 ? format(point[1]) : `${format(point[1])} [${format(point[2])}, ${format(point[3])}]`);
+
+  function element(tag, attributes = {}, ...children) {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...children);
+    return made;
+  }
+
+  class ChartView {
+    constructor(chart) {
+      this.chart = chart;
+      this.hidden = new Set();
+      this.legend = element("ul", { class: "legend" });
+      this.plot = element("div", { class: "plot", role: "img" });
+      this.table = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Table: ${chart.title}` });
+      this.details = element("details", {}, element("summary", {}, "Table"), this.table);
+      this.figure = element("figure", { "data-chart": chart.id, class: chart.id === "reward" ? "wide" : "" },
+        element("figcaption", {}, element("h3", {}, chart.title), element("span", { class: "muted" }, chart.note)),
+        this.legend, this.plot, this.details);
+      this.details.addEventListener("toggle", () => this.fillTable());
+      this.fillLegend();
+    }
+
+    // The first drawing needs the figure's width, which a closed <details> does not have.
+    start() {
+      new ResizeObserver(() => this.resize()).observe(this.plot);
+    }
+
+    resize() {
+      const width = this.plot.clientWidth;
+      if (!width) return;
+      if (this.u) this.u.setSize({ width, height: this.u.height });
+      else this.draw();
+    }
+
+    data() {
+      const steps = [...new Set(this.chart.lines.flatMap((line) => line.points.map((point) => point[0])))].sort((a, b) => a - b);
+      const index = new Map(steps.map((step, n) => [step, n]));
+      const rows = this.chart.lines.map((line) => {
+        const row = new Array(steps.length).fill(null);
+        for (const point of line.points) row[index.get(point[0])] = point[1];
+        return row;
+      });
+      return [steps, ...rows];
+    }
+
+    range() {
+      let [low, high] = [Infinity, -Infinity];
+      const scale = this.u?.scales.x;
+      this.chart.lines.forEach((line, n) => {
+        if (this.hidden.has(n)) return;
+        for (const point of line.points) {
+          if (scale?.min != null && (point[0] < scale.min || point[0] > scale.max)) continue;
+          low = Math.min(low, point[2] ?? point[1]);
+          high = Math.max(high, point[3] ?? point[1]);
+        }
+      });
+      if (low > high || (low === 0 && high === 0)) return [-0.06, 1];
+      const pad = (high - low) * 0.06 || Math.abs(high) * 0.1;
+      return [low - pad, high + pad];
+    }
+
+    draw() {
+      const axis = { stroke: () => palette.muted, grid: { stroke: () => palette.line, width: 1 }, ticks: { stroke: () => palette.line, width: 1 } };
+      const series = this.chart.lines.map((line, n) => ({
+        stroke: () => palette[n % COLOURS],
+        width: 1.6,
+        dash: n >= COLOURS ? [6, 4] : undefined,
+        spanGaps: true,
+        show: !this.hidden.has(n),
+        points: { show: line.shape === "points" || line.points.length === 1, size: 6, fill: () => palette[n % COLOURS] },
+      }));
+      this.u?.destroy();
+      this.u = new uPlot({
+        width: this.plot.clientWidth,
+        height: 190,
+        legend: { show: false },
+        cursor: { sync: { key: "steps" }, drag: { x: true, y: false }, points: { size: 6 } },
+        scales: { x: { time: false }, y: { range: () => this.range() } },
+        axes: [
+          { ...axis, size: 32, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000] },
+          { ...axis, size: 66, values: (_, ticks) => ticks.map(format) },
+        ],
+        series: [{}, ...series],
+        hooks: { drawAxes: [(u) => this.drawIntervals(u)], setCursor: [() => this.fillValues()] },
+      }, this.data(), this.plot);
+      this.fillValues();
+    }
+
+    drawIntervals(u) {
+      const { ctx, bbox } = u;
+      const x = (step) => u.valToPos(step, "x", true);
+      const y = (value) => u.valToPos(value, "y", true);
+      ctx.save();
+      ctx.beginPath();
+      ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+      ctx.clip();
+      this.chart.lines.forEach((line, n) => {
+        if (this.hidden.has(n)) return;
+        const points = line.points.filter((point) => point.length > 2);
+        ctx.fillStyle = ctx.strokeStyle = palette[n % COLOURS];
+        ctx.beginPath();
+        if (line.shape === "points") {
+          for (const [step, , low, high] of points) {
+            ctx.moveTo(x(step), y(low));
+            ctx.lineTo(x(step), y(high));
+          }
+          ctx.globalAlpha = 0.6;
+          ctx.lineWidth = 1.5 * devicePixelRatio;
+          ctx.stroke();
+        } else {
+          for (const [step, , , high] of points) ctx.lineTo(x(step), y(high));
+          for (const [step, , low] of [...points].reverse()) ctx.lineTo(x(step), y(low));
+          ctx.globalAlpha = 0.18;
+          ctx.fill();
+        }
+        ctx.globalAlpha = 1;
+      });
+      ctx.restore();
+    }
+
+    fillLegend() {
+      this.values = this.chart.lines.map((line, n) => {
+        const value = element("span", { class: "value" });
+        const button = element("button", { type: "button", "aria-pressed": String(!this.hidden.has(n)), title: "Show or hide this line" },
+          element("span", { class: `swatch swatch-${n % COLOURS}` }), line.name);
+        button.addEventListener("click", () => this.toggle(n, button));
+        return { item: element("li", {}, button, value), value };
+      });
+      this.legend.replaceChildren(...this.values.map(({ item }) => item));
+      this.fillValues();
+    }
+
+    toggle(n, button) {
+      const hide = !this.hidden.has(n);
+      if (hide) this.hidden.add(n);
+      else this.hidden.delete(n);
+      button.setAttribute("aria-pressed", String(!hide));
+      this.u?.setSeries(n + 1, { show: !hide });
+    }
+
+    // At the cursor: the newest point of each line up to the cursor's step; else its last one.
+    fillValues() {
+      const step = this.u?.cursor.idx == null ? Infinity : this.u.data[0][this.u.cursor.idx];
+      this.chart.lines.forEach((line, n) => {
+        const point = line.points.findLast(([at]) => at <= step);
+        this.values[n].value.textContent = point ? `${describe(point)} · step ${point[0]}` : "–";
+      });
+      const last = this.chart.lines.map((line) => `${line.name}: ${describe(line.points[0])} at step ${line.points[0][0]}, ` +
+        `${describe(line.points.at(-1))} at step ${line.points.at(-1)[0]}`);
+      this.plot.setAttribute("aria-label", `${this.chart.title} by step. ${last.join(". ")}`);
+    }
+
+    fillTable() {
+      if (!this.details.open) return;
+      const [steps] = this.data();
+      const lookup = this.chart.lines.map((line) => new Map(line.points.map((point) => [point[0], point])));
+      const cell = (tag, text, attributes) => element(tag, attributes, text);
+      const head = element("tr", {}, ...["step", ...this.chart.lines.map((line) => line.name)].map((name) => cell("th", name, { scope: "col", class: "number" })));
+      const rows = steps.map((step) => element("tr", {},
+        cell("th", format(step), { scope: "row", class: "number" }),
+        ...lookup.map((points) => cell("td", points.has(step) ? describe(points.get(step)) : "–", { class: "number" }))));
+      this.table.replaceChildren(element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)));
+    }
+
+    merge(chart) {
+      let added = false;
+      for (const line of chart.lines) {
+        const own = this.chart.lines.find((known) => known.name === line.name);
+        if (own) {
+          const points = new Map([...own.points, ...line.points].map((point) => [point[0], point]));
+          own.points = [...points.values()].sort((a, b) => a[0] - b[0]);
+        } else {
+          this.chart.lines.push(line);
+          added = true;
+        }
+      }
+      if (added) this.fillLegend();
+      if (this.u && added) this.draw();
+      else if (this.u) this.u.setData(this.data(), !this.isZoomed());
+      this.fillValues();
+      this.fillTable();
+    }
+
+    isZoomed() {
+      const [steps, { min, max }] = [this.u.data[0], this.u.scales.x];
+      return steps.length > 1 && (min > steps[0] || max < steps.at(-1));
+    }
+  }
+
+  function merge(charts) {
+    for (const chart of charts) {
+      const known = shown.get(chart.id);
+      if (known) {
+        known.merge(chart);
+        continue;
+      }
+      const view = new ChartView(chart);
+      shown.set(chart.id, view);
+      const place = document.querySelector(chart.other ? "[data-other-charts]" : "[data-charts]");
+      place.append(view.figure);
+      place.closest("details")?.removeAttribute("hidden");
+      view.start();
+    }
+    document.querySelector("[data-no-charts]")?.toggleAttribute("hidden", shown.size > 0);
+  }
+
+  function recolour() {
+    readPalette();
+    for (const { u } of shown.values()) u?.redraw(false);
+  }
+
+  document.body.append(probe);
+  probe.hidden = true;
+  readPalette();
+  addEventListener("themechange", recolour);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+  window.charts = { merge };
+  merge(JSON.parse(document.getElementById("charts").textContent));
+})();
