@@ -56,9 +56,10 @@ class _Spec(NamedTuple):
 
 
 _SPECS = (
+    _Spec("solved", "Solved rollouts", {"solved": ""}, "share of the step's rollouts"),
     _Spec("loss", "Loss", {"loss": ""}),
     _Spec("kl", "KL divergence", {"kl": "to the reference", "approx_kl": "of the update"}),
-    _Spec("entropy", "Entropy", {"entropy": ""}, "nats per token"),
+    _Spec("entropy", "Entropy", {"entropy": "trained", "sampling_entropy": "sampled"}, "nats per token"),
     _Spec("length", "Response length", {"response_tokens": ""}, "mean tokens of a trained response"),
     _Spec("equal", "Groups with equal rewards", {"equal_share": ""}, "share of groups, which teach nothing"),
     _Spec("truncated", "Truncated responses", {"truncated": ""}, "share that reached the token limit"),
