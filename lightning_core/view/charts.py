@@ -56,9 +56,10 @@ class _Spec(NamedTuple):
 
 
 _SPECS = (
+    _Spec("solved", "Solved rollouts", {"solved": ""}, "share of the step's rollouts"),
     _Spec("loss", "Loss", {"loss": ""}),
     _Spec("kl", "KL divergence", {"kl": "to the reference", "approx_kl": "of the update"}),
-    _Spec("entropy", "Entropy", {"entropy": ""}, "nats per token"),
+    _Spec("entropy", "Entropy", {"entropy": "trained", "sampling_entropy": "sampled"}, "nats per token"),
     _Spec("length", "Response length", {"response_tokens": ""}, "mean tokens of a trained response"),
     _Spec("equal", "Groups with equal rewards", {"equal_share": ""}, "share of groups, which teach nothing"),
     _Spec("truncated", "Truncated responses", {"truncated": ""}, "share that reached the token limit"),
@@ -107,13 +108,14 @@ def compared_charts(runs: Mapping[str, Curves]) -> list[Chart]:
     ]
     all_series = {name: _series(curves) for name, curves in runs.items()}
     for spec in _SPECS:
+        charts = {name: _chart(spec, series) for name, series in all_series.items()}
         lines = [
             Line(name=f"{name} · {line.name}" if len(chart.lines) > 1 else name, points=line.points)
-            for name, series in all_series.items()
-            for chart in [_chart(spec, series)]
+            for name, chart in charts.items()
             for line in chart.lines
         ]
-        found.append(Chart(id=spec.id, title=spec.title, note=spec.note, lines=lines))
+        notes = dict.fromkeys(chart.note for chart in charts.values() if chart.lines and chart.note)
+        found.append(Chart(id=spec.id, title=spec.title, note="; ".join(notes), lines=lines))
     return [chart for chart in found if chart.lines]
 
 
@@ -133,12 +135,15 @@ def _held_out(curves: Curves, name: str) -> Line:
 
 
 def _chart(spec: _Spec, series: Mapping[str, Mapping[str, list[Point]]], *, other: bool = False) -> Chart:
+    present = {metric: label for metric, label in spec.metrics.items() if metric in series}
+    several = len(present) > 1
     lines = [
-        Line(name=" · ".join(filter(None, (policy, label))) or spec.title, points=points)
-        for metric, label in spec.metrics.items()
-        for policy, points in series.get(metric, {}).items()
+        Line(name=" · ".join(filter(None, (policy, label if several else ""))) or spec.title, points=points)
+        for metric, label in present.items()
+        for policy, points in series[metric].items()
     ]
-    return Chart(id=spec.id, title=spec.title, note=spec.note, lines=lines, other=other)
+    note = spec.note or ("" if several else "".join(present.values()))
+    return Chart(id=spec.id, title=spec.title, note=note, lines=lines, other=other)
 
 
 def _series(curves: Curves) -> dict[str, dict[str, list[Point]]]:

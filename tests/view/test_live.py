@@ -31,9 +31,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def append(folder: Path, step: int, **metrics: Any) -> None:
-    log = MetricsLog.__new__(MetricsLog)
-    log.path = folder / "run" / "metrics.jsonl"
-    log.append(step, metrics)
+    with (folder / "run" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": step, **metrics}) + "\n")
 
 
 def feed(folder: Path, after: int = 2) -> RunFeed:
