@@ -34,16 +34,21 @@ def training_errors(store: Store, *, after: int = 0) -> dict[int, float]:
 
 def held_out_curve(store: Store) -> dict[int, Estimate]:
     """The mean held-out reward with its 95% interval, by the number of updates before the evaluation."""
+    return {step: _interval(tuple(tasks.values())) for step, tasks in held_out_tasks(store).items()}
+
+
+def held_out_tasks(store: Store) -> dict[int, dict[str, float]]:
+    """The mean reward of each held-out task, by the number of updates before the evaluation: of the last one there."""
     places = ", ".join("?" for _ in EVALUATIONS)
     rows = store.select(
-        "SELECT step, phase, avg(coalesce(reward, 0)) AS reward FROM rollouts "
+        "SELECT step, phase, task_id, avg(coalesce(reward, 0)) AS reward FROM rollouts "
         f"WHERE phase IN ({places}) AND {_COUNTED} GROUP BY step, phase, task_id ORDER BY task_id",
         *EVALUATIONS,
     )
-    found: dict[tuple[int, int], list[float]] = {}
+    found: dict[tuple[int, int], dict[str, float]] = {}
     for row in rows:
-        found.setdefault((row["step"], EVALUATIONS.index(row["phase"])), []).append(row["reward"])
-    return {step: _interval(tuple(rewards)) for (step, _), rewards in sorted(found.items())}
+        found.setdefault((row["step"], EVALUATIONS.index(row["phase"])), {})[row["task_id"]] = row["reward"]
+    return {step: tasks for (step, _), tasks in sorted(found.items())}
 
 
 @lru_cache(maxsize=1024)

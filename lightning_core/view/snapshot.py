@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_core.errors import ConfigError
-from lightning_core.records.curves import held_out_curve, training_errors
+from lightning_core.records.curves import held_out_curve, held_out_tasks, training_errors
 from lightning_core.records.intervals import Estimate
 from lightning_core.records.runs import RunInfo
 from lightning_core.records.store import Store
 from lightning_core.records.tail import MetricsTail
 from lightning_core.view.charts import Curves
-from lightning_core.view.status import Counts, Failure, HealthAlert, count_rollouts, failures, health, seconds_left
+from lightning_core.view.health import HealthAlert, health
+from lightning_core.view.status import Counts, Failure, count_rollouts, failures, seconds_left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class FromStore:
 
     errors: Mapping[int, float] = field(default_factory=dict[int, float])
     held_out: Mapping[int, Estimate] = field(default_factory=dict[int, Estimate])
+    held_out_tasks: Mapping[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
+    """The mean reward of each task, by the number of updates before the evaluation."""
     counts: Counts | None = None
     failures: Sequence[Failure] = ()
     problem: str | None = None
@@ -64,7 +67,7 @@ def status_of(run: RunInfo, metrics: Sequence[Mapping[str, Any]], found: FromSto
         counts=found.counts,
         failures=found.failures,
         problem=found.problem,
-        alerts=health(metrics),
+        alerts=health(run, metrics, found.held_out_tasks),
         seconds_left=seconds_left(run, metrics),
         held_out=found.held_out,
         damaged=damaged,
@@ -81,6 +84,7 @@ def read_store(run: RunInfo, *, after: int = 0) -> FromStore:
             return FromStore(
                 errors=training_errors(store, after=after),
                 held_out=held_out_curve(store),
+                held_out_tasks=held_out_tasks(store),
                 counts=count_rollouts(store, steps=run.steps),
                 failures=failures(store),
             )

@@ -1,4 +1,4 @@
-"""Where a run is: progress, time left, rollouts that failed, and alerts."""
+"""Where a run is: progress, time left and rollouts that failed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from lightning_core.records.ledger import general_reason
 from lightning_core.records.runs import RunInfo
 from lightning_core.records.store import LEFT_OUT, Store
 
-_PREFIX = "monitor/"
 _RECENT = 10
 
 
@@ -24,28 +23,6 @@ class Failure(NamedTuple):
     rollouts: int
     first: int
     """The ordinal of the first of these rollouts."""
-
-
-class HealthAlert(NamedTuple):
-    """A monitor that held after a step."""
-
-    monitor: str
-    steps: Sequence[int]
-    """The steps after which it held."""
-    holds: bool
-    """Whether it holds after the newest step."""
-    message: str
-    """What to change; empty if it is not known."""
-
-    @property
-    def since(self) -> int:
-        """The first of the last steps after which it held without a break."""
-        first = self.steps[-1]
-        for step in reversed(self.steps):
-            if step < first - 1:
-                break
-            first = step
-        return first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,20 +66,6 @@ def failures(store: Store, *, most: int = 5) -> list[Failure]:
         numbers[reason] += row["number"]
         first.setdefault(reason, row["first"])
     return [Failure(reason, number, first[reason]) for reason, number in numbers.most_common(most)]
-
-
-def health(metrics: Sequence[Mapping[str, Any]], messages: Mapping[str, str] | None = None) -> list[HealthAlert]:
-    """The monitors that held in ``metrics``, those that hold now first; ``messages``: by monitor."""
-    found: dict[str, list[int]] = {}
-    for line in metrics:
-        for key, value in line.items():
-            if key.startswith(_PREFIX) and value:
-                found.setdefault(key.removeprefix(_PREFIX), []).append(line["step"])
-    newest = metrics[-1]["step"] if metrics else None
-    alerts = [
-        HealthAlert(name, steps, steps[-1] == newest, (messages or {}).get(name, "")) for name, steps in found.items()
-    ]
-    return sorted(alerts, key=lambda alert: (not alert.holds, -alert.steps[-1]))
 
 
 def seconds_left(run: RunInfo, metrics: Sequence[Mapping[str, Any]]) -> float | None:

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_core.trace import Call, Floats, SpanRecord
+from lightning_core.trace import LOGPROBS_AFTER, Call, Floats, SpanRecord
 from lightning_core.view.tokenizers import Piece, TokenTexts
 
-LOGPROBS_AFTER = "lightning.output_logprobs_after"
-"""Attribute of a call's span: the logprobs of its tokens after the update, as bytes of float32."""
 PROBABILITIES = (0.01, 0.1, 0.5, 0.9)
 """Between the bins of a probability, from unlikely to likely."""
 CHANGES = (0.01, 0.1, 0.5)

@@ -21,9 +21,8 @@ from lightning_core.credit import Episode, assign_by_policy
 from lightning_core.records.store import RolloutRecord, Store
 from lightning_core.rollouts.entries import call_credits
 from lightning_core.testing.playground import Playground, open_playground, tool_call
-from lightning_core.trace import SpanRecord, spans_to_trace
+from lightning_core.trace import LOGPROBS_AFTER, SpanRecord, spans_to_trace
 from lightning_core.transitions import trace_to_transitions
-from lightning_core.view.tokens import LOGPROBS_AFTER
 
 AGENT, TOOL, ERROR, REASON = "<i>solver</i>", "<i>search</i>", "<i>no such page</i>", "<i>another host</i>"
 QUESTION, TASK, PART = "<img src=x onerror=alert(1)> & 'why'?", "<script>task</script>/1", "reward <i>part</i>"
