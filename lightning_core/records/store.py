@@ -18,10 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from lightning_core.errors import ConfigError
+from lightning_core.records.database import open_database, transaction
 from lightning_core.records.group_commit import GroupCommit
 from lightning_core.records.ledger import Ledger, call_entries, event_entry
-from lightning_core.records.schema import SCHEMA, VERSION
 from lightning_core.records.values import attributes_of, base64_of, storable
 from lightning_core.trace import (
     AGENT,
@@ -45,9 +44,6 @@ Phase = Literal["train", "judge", "eval_before", "eval", "eval_after", "eval_man
 """``eval_manual``: evaluations by `loop.evaluate`. ``eval_unfinished``: the run's own, until all their rollouts are stored."""
 Status = Literal["ok", "failed", "infrastructure", "invalid"]
 LEFT_OUT: frozenset[Status] = frozenset({"infrastructure", "invalid"})  # neither trained on nor part of a mean
-
-_CACHE_KIB = 65_536
-"""Largest page cache of a store that is written to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,58 +96,14 @@ class Store:
 
     def __init__(self, path: Path | str, *, read_only: bool = False) -> None:
         self.path = Path(path)
-        if read_only and not self.path.is_file():
-            raise ConfigError(f"no store at {str(self.path)!r}; expected the store.db of a run's folder")
-        if not read_only:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
         self._lock = threading.RLock()
-        self._db = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=30)
-        self._db.row_factory = sqlite3.Row
+        self._db = open_database(self.path, read_only=read_only)
         self._queue = GroupCommit(self.add_rollouts, storage_errors=(sqlite3.OperationalError, OSError))
-        try:
-            self._prepare(read_only)
-        except sqlite3.DatabaseError as error:
-            self._db.close()
-            raise ConfigError(f"{str(self.path)!r} cannot be opened as a run's store: {error}") from error
-        except BaseException:
-            self._db.close()
-            raise
-
-    def _prepare(self, read_only: bool) -> None:
-        self._db.execute("PRAGMA foreign_keys = ON")
-        if not read_only:
-            self._db.execute("PRAGMA journal_mode = WAL")
-            # FULL: a commit waits for the disk; NORMAL can lose the last commits on a power failure.
-            self._db.execute("PRAGMA synchronous = FULL")
-            # Some builds of SQLite overwrite deleted pages with zeros, and by default only 2 MB of pages are cached:
-            # both make `rewind` slow, since rollouts lie in the file in the order of their random ids.
-            self._db.execute("PRAGMA secure_delete = OFF")
-            self._db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-            with self._transaction():
-                tables = self._db.execute("SELECT count(*) AS count FROM sqlite_master").fetchone()["count"]
-                if tables == 0:
-                    for statement in SCHEMA.split(";\n"):
-                        self._db.execute(statement)
-                    self._db.execute(f"PRAGMA user_version = {VERSION}")
-        version = self._db.execute("PRAGMA user_version").fetchone()["user_version"]
-        if version != VERSION:
-            raise ConfigError(
-                f"{str(self.path)!r} has layout {version}, expected {VERSION}: "
-                "not a Lightning store, or written by an incompatible version"
-            )
 
     @contextmanager
     def _transaction(self) -> Generator[None]:
-        with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:  # SQLite itself rolls back when the disk is full
-                    self._db.execute("ROLLBACK")
-                raise
+        with self._lock, transaction(self._db):
+            yield
 
     def add_rollout(self, record: RolloutRecord, spans: Iterable[SpanRecord]) -> int:
         """Write one rollout with all its spans atomically; returns its ordinal.

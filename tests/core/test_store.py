@@ -341,3 +341,20 @@ def test_files_that_are_no_store(tmp_path: Path) -> None:
     other.close()
     with pytest.raises(ConfigError, match="has layout 0, expected 1: not a Lightning store"):
         Store(tmp_path / "other.db")
+
+
+def test_reading_leaves_no_file_and_works_in_a_read_only_folder(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "store.db"
+    with Store(path) as store:
+        store.add_rollout(record(), [root(ID)])
+        with Store(path, read_only=True) as reader:
+            assert reader.count() == 1, "while another process writes"
+            store.add_rollout(record("f" * 32), [root("f" * 32)])
+            assert reader.count() == 2
+    path.parent.chmod(0o500)
+    try:
+        with Store(path, read_only=True) as reader:
+            assert reader.count() == 2
+    finally:
+        path.parent.chmod(0o700)
+    assert [file.name for file in path.parent.iterdir()] == ["store.db"]

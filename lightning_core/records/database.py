@@ -1,0 +1,82 @@
+"""Opens the SQLite file of a store."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lightning_core.errors import ConfigError
+from lightning_core.records.schema import SCHEMA, VERSION
+
+_CACHE_KIB = 65_536
+"""Largest page cache of a store that is written to."""
+
+
+def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    """The store in the file ``path``, created unless ``read_only``.
+
+    Reading leaves no file beside it, so the folder may be read-only, unless another process has it open or was killed. Raises
+    `ConfigError` if there is no file to read, or if it is not a store of this version.
+    """
+    if read_only and not path.is_file():
+        raise ConfigError(f"no store at {str(path)!r}; expected the store.db of a run's folder")
+    if not read_only:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    uri = f"{path.absolute().as_uri()}?{_mode(path, read_only)}"
+    database = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=30)
+    database.row_factory = sqlite3.Row
+    try:
+        _prepare(database, path, read_only)
+    except sqlite3.DatabaseError as error:
+        database.close()
+        raise ConfigError(f"{str(path)!r} cannot be opened as a run's store: {error}") from error
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+@contextmanager
+def transaction(database: sqlite3.Connection) -> Generator[None]:
+    """Commit what the body writes, or nothing of it."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:  # SQLite itself rolls back when the disk is full
+            database.execute("ROLLBACK")
+        raise
+
+
+def _mode(path: Path, read_only: bool) -> str:
+    if not read_only:
+        return "mode=rwc"
+    # Without a log beside the file nobody writes to it, and a plain reader would create one.
+    return "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "mode=ro&immutable=1"
+
+
+def _prepare(database: sqlite3.Connection, path: Path, read_only: bool) -> None:
+    database.execute("PRAGMA foreign_keys = ON")
+    if not read_only:
+        database.execute("PRAGMA journal_mode = WAL")
+        # FULL: a commit waits for the disk; NORMAL can lose the last commits on a power failure.
+        database.execute("PRAGMA synchronous = FULL")
+        # Some builds of SQLite overwrite deleted pages with zeros, and by default only 2 MB of pages are cached:
+        # both make `Store.rewind` slow, since rollouts lie in the file in the order of their random ids.
+        database.execute("PRAGMA secure_delete = OFF")
+        database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        with transaction(database):
+            tables = database.execute("SELECT count(*) AS count FROM sqlite_master").fetchone()["count"]
+            if tables == 0:
+                for statement in SCHEMA.split(";\n"):
+                    database.execute(statement)
+                database.execute(f"PRAGMA user_version = {VERSION}")
+    version = database.execute("PRAGMA user_version").fetchone()["user_version"]
+    if version != VERSION:
+        raise ConfigError(
+            f"{str(path)!r} has layout {version}, expected {VERSION}: "
+            "not a Lightning store, or written by an incompatible version"
+        )
