@@ -21,7 +21,7 @@ from lightning_core.doctor.environment import Devices, Environment, Extra
 from lightning_core.errors import os_problem
 
 _DISTRIBUTION = "lightning-rl"
-_FOR_DEVELOPERS = ("dev", "dev-models", "examples", "all")
+_FOR_DEVELOPERS = ("dev", "dev-models", "dev-view", "examples", "all")
 
 
 def gather_environment(config: Config | None = None) -> Environment:

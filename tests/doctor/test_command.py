@@ -23,6 +23,12 @@ SECTIONS = {
     "policy": {"model": "none"},
     "rollouts": {"executor": "task"},
 }
+DOCTOR = """
+import signal, sys
+from lightning_core.cli.main import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
+sys.exit(main())
+"""
 
 
 @pytest.fixture
@@ -87,10 +93,9 @@ def test_an_interrupt_leaves_nothing_behind(config: Path, tmp_path: Path, number
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    command = [sys.executable, "-m", "lightning_core.cli", "doctor", str(config), "--no-model"]
-    hangs = ["agent=tests.doctor.agents:hangs"]
+    options = ["doctor", str(config), "--no-model", "agent=tests.doctor.agents:hangs"]
     with subprocess.Popen(
-        [*command, *hangs], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        [sys.executable, "-c", DOCTOR, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:
