@@ -12,18 +12,28 @@ _SOLVED = 0.9
 
 @monitor("entropy_collapse", each_policy=True)
 def entropy_collapse(
-    history: History, held_out: HeldOut, *, steps: Steps = 3, below: Limit = 0.05, ratio: Share = 0.1
+    history: History,
+    held_out: HeldOut,
+    *,
+    steps: Steps = 3,
+    below: Limit = 0.05,
+    ratio: Share = 0.1,
+    equal: Share = 0.9,
 ) -> str | None:
-    """The entropy of sampling fell below `below` nats per token and below `ratio` of that of the first steps, and most tasks are
-    not solved."""
+    """The entropy of sampling fell below `below` nats per token and below `ratio` of that of the first steps, a share of `equal`
+    of the groups earned the same, and most tasks are not solved. With fewer equal groups a low entropy is that of short, certain
+    answers."""
     if len(history) < 2 * steps or solved(history[-steps:]) >= _SOLVED:
         return None
     start, now = mean(history[:steps], "sampling_entropy"), mean(history[-steps:], "sampling_entropy")
     if start is None or now is None or now >= below or now >= ratio * start:
         return None
+    alike = share(last(history, steps), "groups_equal", "groups")
+    if alike is None or alike < equal:
+        return None
     return (
-        f"the entropy of sampling fell from {start:.3f} to {now:.4f} nats per token: nearly all attempts are equal, so exploration has "
-        "ended before the tasks are solved. Lower trainer.learning_rate, set algorithm.entropy_weight or algorithm.kl, or raise "
+        f"the entropy of sampling fell from {start:.3f} to {now:.4f} nats per token, and {alike:.0%} of the groups are equal: "
+        "exploration has ended before the tasks are solved. Lower trainer.learning_rate, set algorithm.entropy_weight or algorithm.kl, or raise "
         "algorithm.clip_high; then continue from an earlier checkpoint"
     )
 

@@ -99,7 +99,7 @@ def test_a_changed_history_and_a_changing_template_have_different_causes() -> No
 
 
 def entropies(*values: float, **changes: float) -> list[dict[str, Any]]:
-    return run_of(*({"sampling_entropy": value, **changes} for value in values))
+    return run_of(*({"sampling_entropy": value, "groups": 8, "groups_equal": 8, **changes} for value in values))
 
 
 def test_entropy_collapses_only_if_it_was_higher_and_the_tasks_are_not_solved() -> None:
@@ -108,6 +108,8 @@ def test_entropy_collapses_only_if_it_was_higher_and_the_tasks_are_not_solved() 
     assert raised(entropies(0.8, 0.7, 0.6, 0.01, 0.005, 0.005, solved=0.95), {}) == []
     assert raised(entropies(*[0.005] * 6), {}) == [], "it was low from the beginning"
     assert raised(entropies(0.8, 0.7, 0.6, 0.1, 0.08, 0.07), {}) == []
+    certain = entropies(0.8, 0.7, 0.6, 0.03, 0.02, 0.03, groups_equal=7)
+    assert raised(certain, {}) == [], "short answers that still differ"
 
 
 def test_responses_explode_within_twenty_steps_or_grow_slowly() -> None:
