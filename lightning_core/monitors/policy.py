@@ -28,13 +28,13 @@ def entropy_collapse(
     start, now = mean(history[:steps], "sampling_entropy"), mean(history[-steps:], "sampling_entropy")
     if start is None or now is None or now >= below or now >= ratio * start:
         return None
-    alike = share(last(history, steps), "groups_equal", "groups")
-    if alike is None or alike < equal:
+    same = share(last(history, steps), "groups_equal", "groups")
+    if same is None or same < equal:
         return None
     return (
-        f"the entropy of sampling fell from {start:.3f} to {now:.4f} nats per token, and {alike:.0%} of the groups are equal: "
-        "exploration has ended before the tasks are solved. Lower trainer.learning_rate, set algorithm.entropy_weight or algorithm.kl, or raise "
-        "algorithm.clip_high; then continue from an earlier checkpoint"
+        f"the entropy of sampling fell from {start:.3f} to {now:.4f} nats per token, and {same:.0%} of the groups are equal: "
+        "exploration has ended before the tasks are solved. Lower trainer.learning_rate, set algorithm.entropy_weight or "
+        "algorithm.kl, or raise algorithm.clip_high; then continue from an earlier checkpoint"
     )
 
 
