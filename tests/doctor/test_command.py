@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ import pytest
 from docs._generate.doctor import update
 from lightning_core.cli.main import main
 from lightning_core.doctor.examine import CHECKS
+
+pytestmark = pytest.mark.slow
 
 DOCS = Path(__file__).parents[2] / "docs"
 SECTIONS = {
@@ -38,6 +41,13 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def with_torch() -> None:
+    """Without torch, the doctor finds a problem in any configuration."""
+    import_module("torch")
+
+
+@pytest.mark.usefixtures("with_torch")
 def test_the_findings_as_json_and_0_without_a_problem(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(config), "--no-model", "--json", "--tasks", "1", "--attempts", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -47,6 +57,7 @@ def test_the_findings_as_json_and_0_without_a_problem(config: Path, capsys: pyte
     assert list(config.parent.iterdir()) == [config]
 
 
+@pytest.mark.usefixtures("with_torch")
 def test_a_problem_is_exit_code_1(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(config), "--no-model", "agents.train=[doctord]"]) == 1
     text = capsys.readouterr().out
@@ -67,6 +78,7 @@ def test_a_wrong_configuration_is_exit_code_2(config: Path, capsys: pytest.Captu
     assert "lightning-rl doctor CONFIG key=value" in shown.err
 
 
+@pytest.mark.usefixtures("with_torch")
 def test_what_an_agent_prints_is_not_in_the_json(config: Path) -> None:
     command = [
         sys.executable,

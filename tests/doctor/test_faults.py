@@ -13,6 +13,8 @@ from lightning_core.testing.recording_server import RecordingServer
 from tests.doctor.agents import BYPASSED
 from tests.doctor.conftest import named, problems
 
+pytestmark = pytest.mark.slow
+
 Examine = Callable[..., list[Finding]]
 
 
