@@ -1,0 +1,1 @@
+"""Displays for Jupyter notebooks."""
