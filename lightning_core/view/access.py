@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -76,7 +76,13 @@ class Access:
         if given is not None and self._is_token(given):
             rest = [(key, value) for key, value in request.query_params.multi_items() if key != PARAMETER]
             # The address bar, the history and a screenshot then do not have the token.
-            response = RedirectResponse(request.url.path + (f"?{urlencode(rest)}" if rest else ""), 303)
+            # The path as it was sent. Two slashes at its start would name another host.
+            path = "/" + quote(request.scope["raw_path"].lstrip(b"/"), safe="/%")
+            target = path + (f"?{urlencode(rest)}" if rest else "")
+            response = RedirectResponse(target, 303)
+            if request.headers.get("sec-fetch-site") == "cross-site":
+                # Opened from another place, such as a file. A browser sends a strict cookie only with what our own page opens.
+                response = Response(headers={"Refresh": f"0; url={target}"}, media_type="text/html")
             response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
             return response
         if self._is_token(request.cookies.get(self._cookie, "")):

@@ -30,7 +30,7 @@ _ROUTES: list[BaseRoute] = [
     Route("/runs/{name}/rollouts/{ordinal:int}/calls/{call}", rollout.show_call, name="call"),
     Route("/runs/{name}/credit", credit.show, name="credit"),
     Route("/runs/{name}/tasks", tasks.show_all, name="tasks"),
-    Route("/runs/{name}/tasks/{task:path}", tasks.show, name="task"),
+    Route("/runs/{name}/task", tasks.show, name="task"),
     Mount("/static", StaticFiles(packages=[("lightning_core.view", "static")]), name="static"),
 ]
 

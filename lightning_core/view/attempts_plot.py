@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lightning_core.records.store import RolloutRecord
+from lightning_core.records.task_history import RewardedAttempt
 from lightning_core.view.scatter import make_ticks
 
 WIDTH, HEIGHT = 800, 220
@@ -33,31 +34,31 @@ class AttemptsPlot(NamedTuple):
     steps: Sequence[tuple[float, str]]
     rewards: Sequence[tuple[float, str]]
     kinds: Sequence[str]
+    nth: int
+    """Every n-th attempt is drawn."""
 
 
-def make_attempts_plot(attempts: Sequence[RolloutRecord]) -> AttemptsPlot:
-    """The attempts with a reward: steps on the horizontal axis, the attempts of a step beside each other."""
-    rewarded = [(record, record.reward) for record in attempts if record.reward is not None]
-    rewarded = rewarded[:: len(rewarded) // _MOST + 1]
-    steps = [record.step for record, _ in rewarded] or [0]
-    values = [reward for _, reward in rewarded] or [0.0]
+def make_attempts_plot(attempts: Sequence[RewardedAttempt]) -> AttemptsPlot:
+    """``attempts`` with steps on the horizontal axis, the attempts of a step beside each other."""
+    nth = len(attempts) // _MOST + 1
+    attempts = attempts[::nth]
+    steps = [attempt.step for attempt in attempts] or [0]
+    values = [attempt.reward for attempt in attempts] or [0.0]
     first, last = min(steps) - 0.5, max(steps) + 0.5
     low, high = min(*values, 0.0), max(*values, 0.0)
     low, high = low - (high - low or 1) * 0.08, high + (high - low or 1) * 0.08
-    places: dict[int, list[int]] = {}
-    for record, _ in rewarded:
-        places.setdefault(record.step, []).append(record.ordinal)
+    beside, placed = Counter(steps), Counter[int]()
     dots: list[AttemptDot] = []
-    for record, reward in rewarded:
-        beside = places[record.step]
-        offset = (beside.index(record.ordinal) + 0.5) / len(beside) * 2 - 1 if len(beside) > 1 else 0.0
+    for ordinal, step, phase, reward in attempts:
+        offset = (placed[step] + 0.5) / beside[step] * 2 - 1
+        placed[step] += 1
         dots.append(
             AttemptDot(
-                x=(record.step + offset * _SPREAD - first) / (last - first) * WIDTH,
+                x=(step + offset * _SPREAD - first) / (last - first) * WIDTH,
                 y=HEIGHT - (reward - low) / (high - low) * HEIGHT,
-                ordinal=record.ordinal,
-                kind=_kind(record.phase),
-                label=f"rollout {record.ordinal}, {record.phase} at step {record.step}: {reward:.3f}",
+                ordinal=ordinal,
+                kind=_kind(phase),
+                label=f"rollout {ordinal}, {phase} at step {step}: {reward:.3f}",
             )
         )
     return AttemptsPlot(
@@ -65,6 +66,7 @@ def make_attempts_plot(attempts: Sequence[RolloutRecord]) -> AttemptsPlot:
         steps=[((t - first) / (last - first) * WIDTH, f"{t:g}") for t in make_ticks(first, last, 12) if t == int(t)],
         rewards=[(HEIGHT - (t - low) / (high - low) * HEIGHT, f"{t:g}") for t in make_ticks(low, high, 6)],
         kinds=list(dict.fromkeys(dot.kind for dot in dots)),
+        nth=nth,
     )
 
 

@@ -61,7 +61,7 @@ _SPECS = (
     _Spec("kl", "KL divergence", {"kl": "to the reference", "approx_kl": "of the update"}),
     _Spec("entropy", "Entropy", {"entropy": "trained", "sampling_entropy": "sampled"}, "nats per token"),
     _Spec("length", "Response length", {"response_tokens": ""}, "mean tokens of a trained response"),
-    _Spec("equal", "Groups with equal rewards", {"equal_share": ""}, "share of groups, which teach nothing"),
+    _Spec("equal", "Wasted groups", {"equal_share": "equal rewards", "wasted_share": "no gradient"}, "share of groups"),
     _Spec("truncated", "Truncated responses", {"truncated": ""}, "share that reached the token limit"),
     _Spec(
         "seconds",
@@ -169,7 +169,8 @@ def with_derived(line: Mapping[str, Any], policies: Iterable[str] = ()) -> dict[
         "tokens_per_second": _ratio(tokens, line.get("seconds_rollouts")),
     }
     for prefix in ("", *(f"{name}/" for name in policies)):
-        found[f"{prefix}equal_share"] = _ratio(line.get(f"{prefix}groups_equal"), line.get(f"{prefix}groups"))
+        for name, count in (("equal_share", "groups_equal"), ("wasted_share", "groups_wasted")):
+            found[f"{prefix}{name}"] = _ratio(line.get(f"{prefix}{count}"), line.get(f"{prefix}groups"))
     return found | dict(line)
 
 

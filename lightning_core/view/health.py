@@ -1,12 +1,18 @@
-"""The monitors that held in a run, with their messages."""
+"""The monitors that held in a run, with their messages.
+
+They are read from the steps' metrics, and in a finished run also from its summary: only that has the monitors that the final evaluation
+raised, and those of runs that do not record them step by step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from lightning_core.errors import CreditError
-from lightning_core.monitors import HeldOut, Watched, raised, watched
+from lightning_core.monitors import Alert, HeldOut, Watched, raised, watched
+from lightning_core.records.overview import RaisedMonitor
 from lightning_core.records.runs import RunInfo
 
 _PREFIX = "monitor/"
@@ -35,19 +41,28 @@ class HealthAlert(NamedTuple):
 
 
 def health(run: RunInfo, metrics: Sequence[Mapping[str, Any]], held_out: HeldOut) -> list[HealthAlert]:
-    """The monitors that held in ``metrics``, those that hold now first; ``held_out``: as monitors get it."""
-    found: dict[str, list[int]] = {}
+    """The monitors that held in ``run``, those that hold now first; ``held_out``: as monitors get it."""
+    found: dict[str, set[int]] = {}
     for line in metrics:
         for key, value in line.items():
             if key.startswith(_PREFIX) and value:
-                found.setdefault(key.removeprefix(_PREFIX), []).append(line["step"])
+                found.setdefault(key.removeprefix(_PREFIX), set()).add(line["step"])
+    summed = () if run.summary is None else run.summary.monitors
+    for one in summed:
+        first = one.first_step if one.steps == one.last_step - one.first_step + 1 else one.last_step
+        found.setdefault(one.monitor, set()).update((one.first_step, *range(first, one.last_step + 1)))
     newest = metrics[-1]["step"] if metrics else None
-    messages = {step: _messages(run, metrics, held_out, step) for step in {steps[-1] for steps in found.values()}}
-    alerts = [
-        HealthAlert(name, steps, steps[-1] == newest, messages[steps[-1]].get(name, ()))
-        for name, steps in found.items()
-    ]
+    messages = cache(lambda step: _messages(run, metrics, held_out, step))
+    alerts: list[HealthAlert] = []
+    for name, numbers in found.items():
+        steps = sorted(numbers)
+        texts = [_text(one) for one in summed if (one.monitor, one.last_step) == (name, steps[-1])]
+        alerts.append(HealthAlert(name, steps, steps[-1] == newest, texts or messages(steps[-1]).get(name, ())))
     return sorted(alerts, key=lambda alert: (not alert.holds, -alert.steps[-1]))
+
+
+def _text(alert: Alert | RaisedMonitor) -> str:
+    return alert.message if alert.policy is None else f"policy {alert.policy}: {alert.message}"
 
 
 def _messages(run: RunInfo, metrics: Sequence[Mapping[str, Any]], held_out: HeldOut, step: int) -> dict[str, list[str]]:
@@ -56,8 +71,7 @@ def _messages(run: RunInfo, metrics: Sequence[Mapping[str, Any]], held_out: Held
     known = {at: tasks for at, tasks in held_out.items() if at < step or len(history) == len(metrics)}
     found: dict[str, list[str]] = {}
     for alert in raised(history, known, _watched(run)):
-        prefix = "" if alert.policy is None else f"policy {alert.policy}: "
-        found.setdefault(alert.monitor, []).append(f"{prefix}{alert.message}")
+        found.setdefault(alert.monitor, []).append(_text(alert))
     return found
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, get_args
 from urllib.parse import urlencode
 
-from lightning_core.records.browse import ORDERS, Order, RolloutFilter
+from lightning_core.records.browse import ORDERS, Order, RolloutFilter, finite_number, whole_number
 from lightning_core.records.store import Phase, Status
 
 T = TypeVar("T")
 
 PAGE_SIZE = 50
-_LARGEST = 10**9
 
 
 @dataclass(slots=True)
@@ -38,11 +37,11 @@ class Query:
 
     def whole(self, name: str, *, least: int = 0) -> int | None:
         """The value of ``name`` as an integer from ``least``."""
-        return self._parsed(name, int, lambda number: least <= number <= _LARGEST, f"a whole number from {least}")
+        return self._parsed(name, partial(whole_number, least=least))
 
     def number(self, name: str) -> float | None:
         """The value of ``name`` as a finite number."""
-        return self._parsed(name, float, math.isfinite, "a number")
+        return self._parsed(name, finite_number)
 
     def only(self, known: Sequence[str]) -> None:
         """Report parameters that are not in ``known``."""
@@ -50,18 +49,15 @@ class Query:
             f"{name}: unknown parameter, expected one of {', '.join(known)}" for name in self.given if name not in known
         ]
 
-    def _parsed(self, name: str, parse: Callable[[str], T], valid: Callable[[T], bool], expected: str) -> T | None:
+    def _parsed(self, name: str, parse: Callable[[str], T]) -> T | None:
         text = self.text(name)
         if text is None:
             return None
         try:
-            found = parse(text)
-        except ValueError:
-            found = None
-        if found is None or not valid(found):
-            self.problems.append(f"{name}: found {text!r}, expected {expected}")
+            return parse(text)
+        except ValueError as error:
+            self.problems.append(f"{name}: found {text!r}, {error}")
             return None
-        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +113,7 @@ def read_listing(given: Mapping[str, str]) -> Listing:
         max_reward=query.number("max"),
         text=query.text("text"),
     )
-    if wanted.min_reward is not None and wanted.max_reward is not None and wanted.min_reward > wanted.max_reward:
+    if not wanted.is_range:
         query.problems.append(f"min: found {given['min']}, expected at most max, which is {given['max']}")
     order = query.choice("sort", ORDERS)
     direction = query.choice("direction", ("up", "down"))

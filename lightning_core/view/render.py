@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
+from lightning_core.errors import visible
 from lightning_core.records.progress import format_seconds
 
 NONE = "–"
@@ -52,6 +54,7 @@ def moment(seconds: float) -> str:
 _ENVIRONMENT = Environment(
     loader=PackageLoader("lightning_core.view"),
     autoescape=True,
+    finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,

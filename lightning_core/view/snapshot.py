@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_core.errors import ConfigError
-from lightning_core.records.curves import held_out_curve, held_out_tasks, training_errors
+from lightning_core.records.curves import held_out_curve, training_errors
+from lightning_core.records.held_out import held_out_by_task
 from lightning_core.records.intervals import Estimate
 from lightning_core.records.runs import RunInfo
 from lightning_core.records.store import Store
@@ -84,7 +85,7 @@ def read_store(run: RunInfo, *, after: int = 0) -> FromStore:
             return FromStore(
                 errors=training_errors(store, after=after),
                 held_out=held_out_curve(store),
-                held_out_tasks=held_out_tasks(store),
+                held_out_tasks=held_out_by_task(store),
                 counts=count_rollouts(store, steps=run.steps),
                 failures=failures(store),
             )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from lightning_core.trace import LOGPROBS_AFTER, Call, Floats, SpanRecord
+from lightning_core.trace import Call, Floats
 from lightning_core.view.tokenizers import Piece, TokenTexts
 
 PROBABILITIES = (0.01, 0.1, 0.5, 0.9)
@@ -56,22 +54,14 @@ def signed_bin(value: float, limits: Sequence[float]) -> str:
     return "0" if size == 0 else f"{'u' if value > 0 else 'd'}{size}"
 
 
-def logprobs_after(spans: Iterable[SpanRecord]) -> dict[str, Floats]:
-    """The logprobs after the update of each call that has them."""
-    found = {span.span_id: span.attributes.get(LOGPROBS_AFTER) for span in spans}
-    return {call: np.frombuffer(data, dtype="<f4") for call, data in found.items() if isinstance(data, bytes)}
-
-
-def sampled_tokens(
-    call: Call, texts: TokenTexts | None, advantage: float | None, after: Mapping[str, Floats]
-) -> list[ShownToken]:
+def sampled_tokens(call: Call, texts: TokenTexts | None, advantage: float | None) -> list[ShownToken]:
     """The sampled tokens of ``call``; empty if their ids are not known."""
     if call.output_ids is None:
         return []
     ids = [int(i) for i in call.output_ids]
     before = [] if call.prompt_ids is None else [int(i) for i in call.prompt_ids[-8:]]
     pieces: Sequence[Piece | None] = [None] * len(ids) if texts is None else texts.pieces(ids, before)
-    logprobs, later = _of_length(call.logprobs, len(ids)), _of_length(after.get(call.id), len(ids))
+    logprobs, later = _of_length(call.logprobs, len(ids)), _of_length(call.logprobs_after, len(ids))
     return [
         ShownToken(id=i, piece=piece, logprob=logprob, after=new, advantage=advantage)
         for i, piece, logprob, new in zip(ids, pieces, logprobs, later, strict=True)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jinja2.utils import LRUCache
+
 from lightning_core.config import Config, load_config
 from lightning_core.config.credit_rules import policy_rules
 from lightning_core.config.resolve import policy_settings
@@ -14,11 +16,15 @@ from lightning_core.config.types import is_callable_name
 from lightning_core.credit import CreditRules
 from lightning_core.credit.explain import Explanation, explain_credit
 from lightning_core.errors import ConfigError
+from lightning_core.records.configs import config_of_step
 from lightning_core.records.recredit import step_episodes
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
-from lightning_core.trace import describe
+from lightning_core.trace import Trace, describe
+from lightning_core.view.library import file_signature
 
 _TOLERANCE = 1e-6
+_EXPLAINED = LRUCache(4)
+"""The newest explanations, by the calls that they compare and their configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +62,24 @@ def user_functions(config: Config) -> list[str]:
 
 
 def explain_rollout(
-    store: Store, folder: Path, record: RolloutRecord, credit: Sequence[CallCredit], *, may_import: bool
+    store: Store,
+    folder: Path,
+    record: RolloutRecord,
+    credit: Sequence[CallCredit],
+    *,
+    may_import: bool,
+    traces: Mapping[str, Trace] | None = None,
 ) -> Why:
     """The explanations of ``credit``, the stored credit of the rollout ``record`` of the run in ``folder``.
 
-    ``may_import``: whether functions of the user that the configuration names are imported and called.
+    ``may_import``: whether functions of the user that the configuration names are imported and called. ``traces``: those that are
+    already read, by rollout.
     """
     if not credit:
         return Why()
     try:
-        config = load_config(folder / "config.yaml")
+        file = config_of_step(folder, credit[0].step + 1)
+        config = load_config(file)
     except ConfigError as error:
         return Why(problem=f"The run's configuration cannot be read: {error}")
     imports = user_functions(config)
@@ -78,9 +92,15 @@ def explain_rollout(
             reason = f"The reward rule {critics[0]} needs the critic's value of each call, which is available in training only."
             return Why(rules=rules, problem=reason)
         # Other tasks matter only to rules that compare calls of several tasks.
-        alike = None if any(own.needs_batch for own in rules.values()) else _attempts(store, record)
-        episodes = step_episodes(store, credit[0].step, rollouts=alike)
-        return Why(rules=rules, found=explain_credit(episodes, rules))
+        rollouts = None if any(own.needs_batch for own in rules.values()) else _attempts(store, record)
+        step = credit[0].step
+        trained = tuple(c for c in store.credit(step=step) if rollouts is None or c.rollout in rollouts)
+        key = (store.path, file_signature(file), trained)
+        found: Mapping[str, Explanation] | None = _EXPLAINED.get(key)
+        if found is None:
+            episodes = step_episodes(store, step, rollouts=rollouts, traces=traces)
+            found = _EXPLAINED[key] = explain_credit(episodes, rules)
+        return Why(rules=rules, found=found)
     except Exception as error:  # noqa: BLE001 - rules can be functions of the user
         return Why(problem=f"The credit cannot be computed again: {describe(error)}")
 

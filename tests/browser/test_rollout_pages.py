@@ -45,7 +45,7 @@ def sample(browser: Browser, recorded: Path, screenshots: Path) -> Iterator[Tab]
         ("rollout-of-judge", "/runs/sample/rollouts/10"),
         ("credit", "/runs/sample/credit?rewards=broadcast&advantage=grpo&step=all"),
         ("tasks", "/runs/sample/tasks"),
-        ("task", "/runs/sample/tasks/%3Cscript%3Etask%3C/script%3E/1"),
+        ("task", "/runs/sample/task?id=%3Cscript%3Etask%3C/script%3E/1"),
     ],
 )
 def test_the_page_is_accessible_at_both_widths_in_both_themes(sample: Tab, name: str, path: str) -> None:

@@ -8,11 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
+from lightning_core.cli.view import page_to
+from lightning_core.records import lock
+from lightning_core.records.report import MetricsLog
+from lightning_core.view.server import open_view
 from tests.browser.conftest import Tab, violations
 from tests.browser.real_runs import GatedRun
-from tests.view.made_runs import HOSTILE
+from tests.view.made_runs import HOSTILE, make_run
 
 LONG = 120_000
 """Milliseconds that training may take on a machine with other work."""
@@ -133,16 +137,57 @@ def test_the_charts_of_a_running_run_grow_without_a_reload(tab: Tab, running: Ga
     assert page.evaluate("window.loaded") == 1
 
 
+def set_hidden(page: Page, hidden: bool) -> None:
+    """Tell ``page`` that its tab is hidden or shown."""
+    value = str(hidden).lower()
+    page.evaluate(
+        f"Object.defineProperty(document, 'hidden', {{value: {value}, configurable: true}}); "
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
+
+
 def test_a_hidden_tab_holds_no_connection(tab: Tab, running: GatedRun) -> None:
     """Browsers allow six to one host, for all tabs together."""
     page = tab.goto("/")
-    hide = (
-        "Object.defineProperty(document, 'hidden', {value: true}); "
-        "document.dispatchEvent(new Event('visibilitychange'))"
-    )
-    page.evaluate(hide)
+    set_hidden(page, True)
     for _ in range(8):
         other = tab.new_page()
         other.goto(page.url)
         expect(other.locator("[data-rows] tr").first).to_be_visible()
-        other.evaluate(hide)
+        set_hidden(other, True)
+
+
+def test_a_tab_that_was_hidden_while_its_run_was_resumed_shows_no_discarded_step(
+    browser: Browser, tmp_path: Path, screenshots: Path
+) -> None:
+    folder = make_run(tmp_path / "runs" / "resumed", metrics=[{"reward": step / 10} for step in range(1, 4)])
+    log = MetricsLog(folder / "metrics.jsonl", keep_steps=3)
+    with lock.running(folder), open_view(tmp_path / "runs") as url:
+        tab = Tab(browser, url, screenshots)
+        page = tab.goto("/runs/resumed")
+        log.append(4, {"reward": 0.4})
+        open_table(page, "reward")
+        rows = page.locator("[data-chart=reward] tbody tr")
+        expect(rows).to_have_count(4, timeout=LONG)
+        page.evaluate("window.loaded = 1")
+        set_hidden(page, True)
+        log = MetricsLog(folder / "metrics.jsonl", keep_steps=2)
+        for step in range(3, 6):
+            log.append(step, {"reward": 0.9})
+        set_hidden(page, False)
+        tab.until("window.loaded === undefined && document.readyState === 'complete'")
+        open_table(page, "reward")
+        assert table(page, "reward") == ["1 0.1", "2 0.2", "3 0.9", "4 0.9", "5 0.9"]
+        tab.close()
+    assert tab.errors == []
+
+
+def test_the_file_that_the_command_opens_leads_to_the_runs(browser: Browser, tmp_path: Path) -> None:
+    """A browser sends no strict cookie with a redirect that began at a file."""
+    make_run(tmp_path / "runs" / "one")
+    with open_view(tmp_path / "runs") as url:
+        page = browser.new_page()
+        page.goto(page_to(url, tmp_path).as_uri())
+        expect(page.locator("[data-rows] tr")).to_have_count(1)
+        expect(page).to_have_url(url.partition("?")[0])
+        page.close()

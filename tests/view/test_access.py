@@ -51,6 +51,33 @@ def test_the_token_becomes_a_cookie_and_leaves_the_url(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "location"),
+    [
+        ("//evil.example/x", "/evil.example/x"),
+        ("///evil.example", "/evil.example"),
+        ("/runs/100%25", "/runs/100%25"),
+        ("/runs/a%2Fb%3Fc", "/runs/a%2Fb%3Fc"),
+    ],
+)
+def test_a_token_leads_to_the_same_path_on_this_server(folder: Path, path: str, location: str) -> None:
+    with open_view(folder, token=TOKEN) as url:
+        connection = HTTPConnection(url.removeprefix("http://").partition("/")[0])
+        connection.request("GET", f"{path}?token={TOKEN}")
+        response = connection.getresponse()
+        assert (response.status, response.getheader("location")) == (303, location)
+        connection.close()
+
+
+def test_a_token_from_another_place_opens_a_page_that_opens_the_next(folder: Path) -> None:
+    """A browser would not send the strict cookie with a redirect."""
+    client = stranger(folder)
+    response = client.get(f"/runs/one?token={TOKEN}", headers={"Sec-Fetch-Site": "cross-site"})
+    assert (response.status_code, response.headers["refresh"]) == (200, "0; url=/runs/one")
+    assert "content-security-policy" in response.headers
+    assert client.get("/runs/one").status_code == 200
+
+
+@pytest.mark.parametrize(
     "host", ["evil.example", f"evil.example:{PORT}", "127.0.0.1", f"127.0.0.1.evil.example:{PORT}", ""]
 )
 def test_a_page_under_another_name_cannot_read_ours(folder: Path, host: str) -> None:
@@ -188,5 +215,5 @@ def test_a_taken_port_and_a_missing_folder_are_errors(folder: Path) -> None:
         port = int(url.split(":")[2].partition("/")[0])
         with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 cannot be used"), open_view(folder, port=port):
             pass
-    with pytest.raises(ConfigError, match="is not a folder"), open_view(folder / "none"):
+    with pytest.raises(ConfigError, match="there is no folder"), open_view(folder / "none"):
         pass

@@ -39,7 +39,7 @@ def test_missing_shares_and_means_are_computed_from_counts() -> None:
     assert found["truncated"] == {"Truncated responses": [(1, 0.25)]}
     assert found["length"] == {"Response length": [(1, 3.0)]}
     assert found["speed"] == {"Tokens per second": [(1, 6.0)]}
-    assert found["equal"] == {"Groups with equal rewards": [(1, 0.75)]}
+    assert found["equal"] == {"Wasted groups": [(1, 0.75)]}
 
 
 def test_recorded_shares_and_means_are_not_computed() -> None:

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.monitors import alerts
+from lightning_core.records.lock import running
+from lightning_core.records.overview import RaisedMonitor
+from lightning_core.records.report import Summary
 from lightning_core.records.runs import read_run
-from lightning_core.view.health import health
+from lightning_core.view.health import HealthAlert, health
 from tests.view.made_runs import make_run
 from tests.view.served import visitor
 
@@ -43,6 +46,34 @@ def test_wrong_arguments_and_monitors_of_other_code_have_no_message(tmp_path: Pa
     run = read_run(make_run(tmp_path / "run", config=config))
     (alert,) = health(run, [{"step": 1, "monitor/own": 1.0}], {})
     assert (alert.monitor, alert.holds, alert.messages) == ("own", True, ())
+
+
+def summary(*raised: RaisedMonitor) -> Summary:
+    return Summary(
+        eval=None, steps=5, rollouts=4, tokens_sampled=0, tokens_trained=0, wall_seconds=1, seed=0, monitors=raised
+    )
+
+
+def test_monitors_that_only_the_summary_has_are_shown(tmp_path: Path) -> None:
+    found = RaisedMonitor(
+        monitor="reward_hacking", policy=None, first_step=5, last_step=5, steps=1, message="held-out rewards fell"
+    )
+    earlier = RaisedMonitor(monitor="own", policy="a", first_step=2, last_step=3, steps=2, message="gone")
+    run = read_run(make_run(tmp_path / "run", summary=summary(found, earlier)))
+    metrics = [{"step": step, **BETTER} for step in range(1, 6)]
+    assert health(run, metrics, {}) == [
+        HealthAlert("reward_hacking", [5], True, ["held-out rewards fell"]),
+        HealthAlert("own", [2, 3], False, ["policy a: gone"]),
+    ]
+    with running(run.folder):
+        assert health(read_run(run.folder), metrics, {}) == [], "the summary of an earlier end"
+
+
+def test_a_monitor_of_the_metrics_that_the_final_evaluation_raised_again_holds(tmp_path: Path) -> None:
+    found = RaisedMonitor(monitor="own", policy=None, first_step=1, last_step=5, steps=3, message="again")
+    run = read_run(make_run(tmp_path / "run", summary=summary(found)))
+    metrics = [{"step": step, **BETTER, "monitor/own": 1.0 if step < 3 else None} for step in range(1, 6)]
+    assert health(run, metrics, {}) == [HealthAlert("own", [1, 2, 5], True, ["again"])]
 
 
 def test_the_page_shows_the_message(tmp_path: Path) -> None:

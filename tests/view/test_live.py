@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from lightning_core.view.library import Library
 from lightning_core.view.live import ListFeed, RunFeed, ServerEvent
 from lightning_core.view.server import open_view
 from tests.view.made_runs import make_run, rollout
+from tests.view.served import visitor
 
 LIMITS = httpx.Limits(max_connections=100)
 
@@ -35,13 +37,13 @@ def append(folder: Path, step: int, **metrics: Any) -> None:
         file.write(json.dumps({"step": step, **metrics}) + "\n")
 
 
-def feed(folder: Path, after: int = 2) -> RunFeed:
-    return RunFeed(Library(folder), "run", after=after, render=lambda status: f"{status.run.steps} steps")
+def feed(folder: Path, after: int = 2, mark: str | None = None) -> RunFeed:
+    return RunFeed(Library(folder), "run", after=after, mark=mark, render=lambda status: f"{status.run.steps} steps")
 
 
 def new_points(events: list[ServerEvent]) -> dict[str, list[Any]]:
     """The points of the charts in ``events``, by chart."""
-    charts = [chart for event in events if event.name == "charts" for chart in json.loads(event.data)]
+    charts = [chart for event in events if event.name == "charts" for chart in json.loads(event.data)["charts"]]
     return {chart["id"]: [line["points"] for line in chart["lines"]] for chart in charts}
 
 
@@ -84,6 +86,31 @@ def test_a_resumed_run_loads_the_page_again(folder: Path) -> None:
         found.poll()
         MetricsLog(folder / "run" / "metrics.jsonl", keep_steps=1)
         assert [event.name for event in found.poll()] == ["restart", "end"]
+
+
+def test_a_browser_that_returns_loads_the_page_again_only_if_its_last_step_was_repeated(folder: Path) -> None:
+    append(folder, 3, reward=0.3)
+    append(folder, 4, reward=0.4)
+    with running(folder / "run"):
+        page = visitor(folder).get("/runs/run").text
+        after, mark = re.findall(r'data-after="(\d+)" data-mark="(\w+)"', page)[0]
+        append(folder, 5, reward=0.5)
+        (event,) = (e for e in feed(folder, int(after), mark).poll() if e.name == "charts")
+        assert new_points([event]) == {"reward": [[[5, 0.5]]]}
+        seen = json.loads(event.data)
+        assert [e.name for e in feed(folder, seen["after"], seen["mark"]).poll()] == ["status"]
+        MetricsLog(folder / "run" / "metrics.jsonl", keep_steps=2)
+        for step in range(3, 7):
+            append(folder, step, reward=0.9)
+        for step, known in ((int(after), mark), (seen["after"], seen["mark"])):
+            assert [e.name for e in feed(folder, step, known).poll()] == ["restart", "end"]
+
+
+def test_the_stream_of_a_page_that_is_older_than_a_resume_restarts_it(folder: Path, client: httpx.Client) -> None:
+    with running(folder / "run"):
+        given = {"after": 2, "mark": "0" * 16}
+        with connect_sse(client, "GET", "/runs/run/events", params=given) as source:
+            assert [event.event for event in source.iter_sse()] == ["restart", "end"]
 
 
 def test_rows_of_the_list_change_and_appear(folder: Path) -> None:

@@ -300,3 +300,20 @@ def test_one_run_can_be_served_instead_of_a_folder(tmp_path: Path) -> None:
     client = visitor(folder)
     assert listed(client.get("/").text) == ["alone"]
     assert client.get("/runs/alone").status_code == 200
+
+
+def test_characters_that_control_a_display_are_shown_as_their_code_point(tmp_path: Path) -> None:
+    text = "\x1b[2J\u202eesrever\x00"
+    make_run(tmp_path / "run", rollouts=[rollout(1, task_id=text, status="failed", error=text, text=text)])
+    client = visitor(tmp_path)
+    for path in ("/runs/run", "/runs/run/rollouts", "/runs/run/tasks", "/runs/run/rollouts/1"):
+        found = client.get(path).text
+        assert not set(text) & {*found} & {"\x1b", "\u202e", "\x00"}, path
+        assert r"\x1b[2J\u202eesrever\x00" in found, path
+
+
+def test_a_page_after_the_last_is_empty_and_does_not_deny_the_others(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", rollouts=[rollout(1)])
+    client = visitor(tmp_path)
+    for path in ("/runs/run/rollouts", "/runs/run/tasks"):
+        assert "This page is empty." in client.get(path, params={"page": 9}).text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from lightning_core import trace as tr
+from lightning_core.config import load_config
 from lightning_core.records.store import Store
 from lightning_core.trace import SpanRecord
 from tests.view.made_runs import make_run, rollout
@@ -140,15 +142,47 @@ def test_a_call_says_which_numbers_it_does_not_have(sample: httpx.Client, tmp_pa
     first = calls_of(sample.get("/runs/sample/rollouts/11").text)[0]
     held_out = Seen(sample.get(f"/runs/sample/rollouts/11/calls/{first}?part=tokens").text).text
     assert "No advantage: this call was not trained on." in held_out
+    assert "was not measured" not in held_out
     made = rollout(1)
     ids = {tr.OUTPUT_IDS: tr.pack([5, 6], "<u4"), tr.LOGPROBS: tr.pack([-0.5], "<f4")}
     call = replace(made[1][1], attributes={**made[1][1].attributes, **ids})
     make_run(tmp_path / "made", rollouts=[(made[0], [made[1][0], call]), rollout(2)])
     with browsing(tmp_path) as client:
         html = client.get(f"/runs/made/rollouts/1/calls/{'b' * 16}?part=tokens").text
-        assert "set trainer.measure_change: true and train" in Seen(html).text
+        assert "No change: this call was not trained on." in Seen(html).text
         assert [set(data) for _, _, data in tokens(html)] == [{"id"}, {"id"}]
         assert "returned no token ids" in client.get(f"/runs/made/rollouts/2/calls/{'b' * 16}?part=tokens").text
+
+
+def test_a_change_that_was_not_measured_names_the_setting_to_raise(own_runs: Path) -> None:
+    with Store(own_runs / "sample" / "store.db") as store:
+        call = store.trace(2).calls[0].id
+    with sqlite3.connect(own_runs / "sample" / "store.db") as db:
+        db.execute("DELETE FROM arrays WHERE key = ?", (tr.LOGPROBS_AFTER,))
+    db.close()
+    with browsing(own_runs) as client:
+        text = Seen(client.get(f"/runs/sample/rollouts/2/calls/{call}?part=tokens").text).text
+    found = re.search(r"for (\S+) rollouts with an advantage per step \(now (\d+)\) ?; raise it to measure more", text)
+    assert found is not None
+    raised = int(found[2]) + 1
+    config = load_config(own_runs / "sample" / "config.yaml", [f"{found[1]}={raised}"])
+    assert config.trainer.measure_change == raised
+
+
+@pytest.mark.parametrize("part", ["tokens", "history&count=9"])
+def test_a_part_of_a_call_reads_no_other_span(sample: httpx.Client, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    _, second, _ = calls_of(sample.get("/runs/sample/rollouts/2").text)
+    found: list[list[str]] = []
+    spans = Store.spans
+
+    def read(self: Store, *given: Any, **options: Any) -> tuple[SpanRecord, ...]:
+        result = spans(self, *given, **options)
+        found.append([span.span_id for span in result])
+        return result
+
+    monkeypatch.setattr(Store, "spans", read)
+    sample.get(f"/runs/sample/rollouts/2/calls/{second}?part={part}").raise_for_status()
+    assert found == [[second]]
 
 
 def test_unknown_rollouts_and_calls_are_not_found(sample: httpx.Client) -> None:

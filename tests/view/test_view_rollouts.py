@@ -50,8 +50,11 @@ def test_rollouts_are_found_by_an_agents_name(sample: httpx.Client) -> None:
     [
         ("?step=first", "step: found 'first', expected a whole number from 0"),
         ("?step=-1", "step: found '-1', expected a whole number from 0"),
-        ("?step=99999999999999999999999", "step: found '99999999999999999999999', expected a whole number from 0"),
-        ("?min=nan", "min: found 'nan', expected a number"),
+        (
+            "?step=99999999999999999999999",
+            "step: found '99999999999999999999999', expected a whole number from 0 to 1,000,000,000",
+        ),
+        ("?min=nan", "min: found 'nan', expected a finite number"),
         ("?min=2&max=1", "min: found 2, expected at most max, which is 1"),
         ("?phase=training", "phase: found 'training', expected one of train, judge"),
         ("?status=<i>", "status: found '<i>', expected one of ok, failed"),

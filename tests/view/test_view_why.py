@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -169,3 +171,33 @@ def test_several_policies_are_explained_by_their_own_rules(tmp_path: Path) -> No
         assert "These rules now give" not in html
         text = Seen(client.get("/runs/two/credit?policy=second&rewards=broadcast&advantage=dr-grpo").text).text
         assert "talker 2 0.707 0.707 1.000 0 0 0 counter 2 1.500 0.500 1.000 1 0 0 all 4 1.104 0.604" in text
+
+
+def test_the_rollouts_of_a_step_are_read_and_explained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path, credit={"advantage": "reinforce++"})
+    with sqlite3.connect(tmp_path / "sample" / "store.db") as db:
+        db.execute("UPDATE rollouts SET task_id = 'other' WHERE ordinal IN (3, 4)")
+    db.close()
+    found: list[int] = []
+    spans = Store.spans
+
+    def read(self: Store, which: str | int, **options: Any) -> Any:
+        found.append(self.rollout(which).ordinal)
+        return spans(self, which, **options)
+
+    def explained(number: int) -> list[int]:
+        """The rollouts that were read for the page of a rollout, which agrees with the stored credit."""
+        found.clear()
+        html = client.get(f"/runs/sample/rollouts/{number}").text
+        assert "8 calls of 4 attempts" in credit_of(html)[0]
+        assert "These rules now give" not in html
+        return sorted(found)
+
+    monkeypatch.setattr(Store, "spans", read)
+    with browsing(tmp_path) as client:
+        assert explained(2) == [1, 2, 3, 4]
+        assert explained(1) == [1, 2]
+        assert explained(3) == [3, 4]
+        config = tmp_path / "sample" / "config.yaml"
+        config.write_text(config.read_text(encoding="utf-8").replace("reinforce++", "none"), encoding="utf-8")
+        assert "These rules now give" in client.get("/runs/sample/rollouts/2").text

@@ -10,11 +10,11 @@ from starlette.responses import Response
 from lightning_core.errors import ConfigError
 from lightning_core.records.compare import HeldOutDifference, config_differences, held_out_difference
 from lightning_core.records.runs import RunInfo
+from lightning_core.records.settings import show_value
 from lightning_core.view.charts import compared_charts
 from lightning_core.view.library import Library
 from lightning_core.view.live import charts_data
 from lightning_core.view.render import page
-from lightning_core.view.settings import show_value
 from lightning_core.view.snapshot import read_curves
 
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from lightning_core.config import Config, load_config
 from lightning_core.config.credit_rules import policy_rules
 from lightning_core.errors import ConfigError
+from lightning_core.records.configs import config_of_step
 from lightning_core.records.recredit import compare_agents, credited_steps, most_changed, recredit
 from lightning_core.records.store import Store
 from lightning_core.trace import describe
@@ -31,20 +32,26 @@ def show(request: Request) -> Response:
     name = request.path_params["name"]
     given = {key: value for key, value in request.query_params.items() if key != GROUP}
     groups = request.query_params.getlist(GROUP) or None
-    file = library.run(name).folder / "config.yaml"
+    folder = library.run(name).folder
     values: dict[str, Any] = {"name": name, "given": given, "size": SIZE, "form": None, "found": None, "problem": None}
     with library.store(name) as store:
         values["import_link"] = f"?{urlencode([*request.query_params.multi_items(), ('import', 'yes')])}"
         values["steps"] = steps = credited_steps(store)
         try:
+            chosen = _steps(given.get("step"), steps)
+            files = {step: config_of_step(folder, step + 1) for step in chosen}
+            file = files[chosen[-1]] if chosen else folder / "config.yaml"
             config = load_config(file)
             policy = choose_policy(config, given)
             values["form"] = make_form(config, policy, given, groups)
-            changed = changed_config(file, config, policy, given, groups)
-            values["imports"] = imports = [] if given.get("import") == "yes" else user_functions(changed)
-            chosen = _steps(given.get("step"), steps)
+            changed = {
+                path: changed_config(path, load_config(path), policy, given, groups)
+                for path in dict.fromkeys([file, *files.values()])
+            }
+            imported = dict.fromkeys(function for one in changed.values() for function in user_functions(one))
+            values["imports"] = imports = [] if given.get("import") == "yes" else list(imported)
             if not imports and chosen:
-                values["found"] = _results(store, chosen, changed)
+                values["found"] = _results(store, {step: changed[path] for step, path in files.items()})
         except ConfigError as error:
             values["problem"] = str(error)
     return page(request, "credit.html", status=400 if values["problem"] else 200, **{"imports": [], **values})
@@ -62,21 +69,21 @@ def _steps(text: str | None, steps: Sequence[int]) -> Sequence[int]:
     return [int(text)]
 
 
-def _results(store: Store, steps: Sequence[int], config: Config) -> Mapping[str, Any]:
-    """The changes of all calls in ``steps``. Raises `ConfigError` if the rules cannot be computed."""
-    rules = policy_rules(config)
-    for own in rules.values():
+def _results(store: Store, configs: Mapping[int, Config]) -> Mapping[str, Any]:
+    """The changes of all calls in the steps of ``configs``. Raises `ConfigError` if the rules cannot be computed."""
+    rules = {step: policy_rules(config) for step, config in configs.items()}
+    for own in (own for found in rules.values() for own in found.values()):
         if own.needs_values:
             raise ConfigError(
                 f"rewards: {own.reward_rule.name!r} needs a critic's values, which are available in training only; choose another rule"
             )
     try:
-        changes = [change for step in steps for change in recredit(store, step, rules)]
+        changes = [change for step, found in rules.items() for change in recredit(store, step, found)]
     except Exception as error:
         raise ConfigError(f"the rules failed: {describe(error)}") from error
     return {
         "calls": len(changes),
-        "steps": steps,
+        "steps": list(configs),
         "agents": compare_agents(changes),
         "changed": most_changed(changes, _MOST_CHANGED),
         "scatter": make_scatter(changes),

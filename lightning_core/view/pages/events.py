@@ -27,7 +27,7 @@ async def of_list(request: Request) -> Response:
 
 
 async def of_run(request: Request) -> Response:
-    """``/runs/NAME/events?after=STEP``: what is new of a run after a step. Ends when the run does."""
+    """``/runs/NAME/events?after=STEP&mark=MARK``: what is new of a run after a step (see `RunFeed`). Ends when the run does."""
     library: Library = request.app.state.library
     given = request.query_params.get("after", "0")
     if not given.isdecimal():
@@ -37,6 +37,7 @@ async def of_run(request: Request) -> Response:
             library,
             request.path_params["name"],
             after=int(given),
+            mark=request.query_params.get("mark"),
             render=lambda status: fragment("_run_status.html", now=status, run=status.run),
         )
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lightning_core.records.browse import neighbours
-from lightning_core.records.store import CallCredit, RolloutRecord, Store
+from lightning_core.records.runs import RunInfo
+from lightning_core.records.store import RolloutRecord, Store
+from lightning_core.records.traces import read_call, read_trace
 from lightning_core.trace import Trace
 from lightning_core.view.cards import CallCard, EventCard, make_call_card, make_cards
 from lightning_core.view.conversation import final_answer, indented, show_message
@@ -20,8 +22,7 @@ from lightning_core.view.outline import SCALE, OutlineRow, make_outline
 from lightning_core.view.query import Query
 from lightning_core.view.render import page
 from lightning_core.view.tokenizers import find_tokenizer
-from lightning_core.view.tokens import ADVANTAGES, CHANGES, PROBABILITIES, logprobs_after, sampled_tokens
-from lightning_core.view.traces import read_trace
+from lightning_core.view.tokens import ADVANTAGES, CHANGES, PROBABILITIES, sampled_tokens
 from lightning_core.view.why import Why, explain_rollout
 
 _ATTEMPTS = 64
@@ -49,7 +50,11 @@ def show(request: Request) -> Response:
         record = _record(store, request)
         trace, spans, problem = read_trace(store, record)
         credit = store.credit(rollout=record.id)
-        why = explain_rollout(store, library.run(name).folder, record, credit, may_import=may_import)
+        group = _of_group(store, record, record.phase)
+        read = {r.id: read_trace(store, r).trace for r in group if r.id != record.id} | {record.id: trace}
+        traces = {identity: found for identity, found in read.items() if found is not None}
+        folder = library.run(name).folder
+        why = explain_rollout(store, folder, record, credit, may_import=may_import, traces=traces)
         previous, following = neighbours(store, record.ordinal)
         outline = [] if trace is None else make_outline(trace)
         cards = [] if trace is None else make_cards(trace, spans, credit, why)
@@ -70,13 +75,12 @@ def show(request: Request) -> Response:
             cards=cards,
             credit=credit,
             why=why,
-            attempts=_attempts(store, record, trace),
+            attempts=_attempts(store, group, traces),
             ordinals=_ordinals(store, why),
             judged=_of_group(store, record, "judge"),
             previous=previous,
             following=following,
             limits={"p": PROBABILITIES, "a": ADVANTAGES, "c": CHANGES},
-            measured=bool(logprobs_after(spans)),
         )
 
 
@@ -91,27 +95,27 @@ def show_call(request: Request) -> Response:
         raise HTTPException(400, "; ".join(query.problems))
     with library.store(name) as store:
         record = _record(store, request)
-        trace, spans, problem = read_trace(store, record)
-        number, call = next(
-            ((n, c) for n, c in enumerate(trace.calls if trace else (), 1) if c.id == identity), (0, None)
-        )
-        if call is None or trace is None:
-            raise HTTPException(404, problem or f"Rollout {record.ordinal} has no call {identity!r}.")
+        call = read_call(store, record, identity)
+        if call is None:
+            raise HTTPException(404, f"Rollout {record.ordinal} has no call {identity!r} that can be read.")
         if part == "history":
             history = [show_message(message) for message in call.messages[:count]]
             return page(request, "call_history.html", messages=history)
         credit = next((row for row in store.credit(rollout=record.id) if row.call == call.id), None)
         texts = find_tokenizer(library.run(name), call.model)
-        after = logprobs_after(spans)
         values: dict[str, Any] = {
             "call": call,
-            "tokens": sampled_tokens(call, texts.texts, credit and credit.advantage, after),
+            "tokens": sampled_tokens(call, texts.texts, credit and credit.advantage),
             "credit": credit,
             "problem": texts.problem,
-            "measured": call.id in after,
+            "measured_rollouts": _measured_rollouts(library.run(name)),
         }
         if part == "tokens":
             return page(request, "call_tokens.html", **values)
+        trace, spans, problem = read_trace(store, record)
+        if trace is None:
+            raise HTTPException(404, problem)
+        number = next(n for n, c in enumerate(trace.calls, 1) if c.id == call.id)
         attributes = next(span.attributes for span in spans if span.span_id == call.id)
         card = make_call_card(
             call,
@@ -137,25 +141,27 @@ def _record(store: Store, request: Request) -> RolloutRecord:
         ) from None
 
 
+def _measured_rollouts(run: RunInfo) -> Any:
+    """``trainer.measure_change``; None in runs that do not record it."""
+    section: Any = run.config.get("trainer")
+    return section.get("measure_change") if isinstance(section, dict) else None
+
+
 def _of_group(store: Store, record: RolloutRecord, phase: str) -> list[RolloutRecord]:
     query = "SELECT * FROM rollouts WHERE task_id = ? AND step = ? AND phase = ? ORDER BY ordinal LIMIT ?"
     return store.records(query, record.task_id, record.step, phase, _ATTEMPTS)
 
 
-def _attempts(store: Store, record: RolloutRecord, own: Trace | None) -> list[GroupAttempt]:
-    """The attempts at the same task in the same step and phase, the rollout itself with its trace ``own`` among them."""
-    found: list[GroupAttempt] = []
-    for other in _of_group(store, record, record.phase):
-        trace = own if other.id == record.id else read_trace(store, other).trace
-        advantages: list[CallCredit] = store.credit(rollout=other.id)
-        found.append(
-            GroupAttempt(
-                record=other,
-                answer="" if trace is None else final_answer(trace.calls),
-                advantages=sorted({row.advantage for row in advantages}),
-            )
+def _attempts(store: Store, group: Sequence[RolloutRecord], traces: Mapping[str, Trace]) -> list[GroupAttempt]:
+    """The attempts at the same task in the same step and phase, the rollout itself among them."""
+    return [
+        GroupAttempt(
+            record=other,
+            answer=final_answer(traces[other.id].calls) if other.id in traces else "",
+            advantages=sorted({row.advantage for row in store.credit(rollout=other.id)}),
         )
-    return found
+        for other in group
+    ]
 
 
 def _anchors(outline: Sequence[OutlineRow], cards: Sequence[CallCard | EventCard]) -> dict[str, str]:

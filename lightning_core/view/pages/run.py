@@ -10,12 +10,12 @@ from lightning_core.records.checkpoints import best_checkpoint, checkpoints
 from lightning_core.records.commit import recorded_commits
 from lightning_core.records.ledger import Entry, EntryKind, Ledger
 from lightning_core.records.runs import RunInfo
+from lightning_core.records.settings import settings
 from lightning_core.records.tail import MetricsTail
 from lightning_core.view.charts import run_charts
 from lightning_core.view.library import Library
-from lightning_core.view.live import charts_data
+from lightning_core.view.live import charts_data, last_step, mark_of
 from lightning_core.view.render import fragment, page
-from lightning_core.view.settings import settings
 from lightning_core.view.snapshot import curves_of, read_store, status_of
 
 _RESULTS: dict[EntryKind, str] = {
@@ -42,7 +42,8 @@ def show(request: Request) -> Response:
         run=run,
         now=status_of(run, metrics, found, damaged=tail.damaged),
         charts=charts_data(run_charts(curves_of(run, metrics, found))),
-        last_step=max((line["step"] for line in metrics), default=0),
+        last_step=last_step(metrics),
+        mark=mark_of(metrics, last_step(metrics)),
         settings=settings(run.config),
         config=yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True),
         commits=_commits(run),

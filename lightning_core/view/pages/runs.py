@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from lightning_core.records.intervals import Comparison
 from lightning_core.records.runs import RunInfo, State
+from lightning_core.records.settings import matches
 from lightning_core.view.library import Library
 from lightning_core.view.render import page
-from lightning_core.view.settings import matches
 
 STATES: tuple[str, ...] = get_args(State)
 

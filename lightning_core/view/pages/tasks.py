@@ -11,14 +11,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lightning_core.records.runs import RunInfo
-from lightning_core.records.store import RolloutRecord, Store
-from lightning_core.records.task_history import TASK_ORDERS, attempts_at, find_tasks
+from lightning_core.records.solved import is_solved
+from lightning_core.records.store import LEFT_OUT, RolloutRecord, Store
+from lightning_core.records.task_history import (
+    TASK_ORDERS,
+    attempts_at,
+    count_attempts,
+    find_tasks,
+    rewarded_attempts,
+)
+from lightning_core.records.traces import read_trace
 from lightning_core.view.attempts_plot import make_attempts_plot
 from lightning_core.view.conversation import final_answer
 from lightning_core.view.library import Library
 from lightning_core.view.query import PAGE_SIZE, Query, with_changes
 from lightning_core.view.render import page
-from lightning_core.view.traces import read_trace
 
 _COLUMNS = (
     ("task_id", "task", ""),
@@ -84,17 +91,19 @@ def show_all(request: Request) -> Response:
 
 
 def show(request: Request) -> Response:
-    """``/runs/NAME/tasks/ID``: all attempts at one task, first to last."""
+    """``/runs/NAME/task?id=ID``: all attempts at one task, first to last."""
     library: Library = request.app.state.library
-    name, task = request.path_params["name"], request.path_params["task"]
-    query = Query(dict(request.query_params))
-    query.only(("page",))
+    name, given = request.path_params["name"], dict(request.query_params)
+    # Not in the path: clients change a path that has "..".
+    query, task = Query(given), given.get("id", "")
+    query.only(("id", "page"))
     with library.store(name) as store:
-        attempts = attempts_at(store, task)
-        if not attempts:
+        total = count_attempts(store, task)
+        if not total:
             raise HTTPException(404, f"The run {name!r} has no attempt at a task {task!r}.")
         number, solved = query.whole("page", least=1) or 1, _solved(library.run(name))
-        shown = attempts[(number - 1) * PAGE_SIZE : number * PAGE_SIZE]
+        first = (number - 1) * PAGE_SIZE
+        pages = {"previous": number - 1 or None, "following": number + 1 if number * PAGE_SIZE < total else None}
         base = request.url_for("rollouts", name=name).path
         return page(
             request,
@@ -102,14 +111,11 @@ def show(request: Request) -> Response:
             status=400 if query.problems else 200,
             name=name,
             task=task,
-            total=len(attempts),
-            first=(number - 1) * PAGE_SIZE + 1,
-            attempts=_answered(store, shown, solved),
-            plot=make_attempts_plot(attempts),
+            total=total,
+            attempts=_answered(store, attempts_at(store, task, limit=PAGE_SIZE, offset=first), solved),
+            plot=make_attempts_plot(rewarded_attempts(store, task)),
             base=base,
-            solved=solved,
-            previous=number - 1 or None,
-            following=number + 1 if number * PAGE_SIZE < len(attempts) else None,
+            links={key: value and with_changes(given, {"page": value}) for key, value in pages.items()},
             problems=query.problems,
         )
 
@@ -122,7 +128,7 @@ def _answered(store: Store, records: Sequence[RolloutRecord], solved: float) -> 
             AnsweredAttempt(
                 record=record,
                 answer="" if trace is None else final_answer(trace.calls),
-                solved=record.reward is not None and record.reward >= solved - 1e-9,
+                solved=record.reward is not None and record.status not in LEFT_OUT and is_solved(record.reward, solved),
             )
         )
     return found

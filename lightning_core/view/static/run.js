@@ -2,13 +2,12 @@
 (() => {
   const page = document.querySelector("[data-events]");
   if (page) {
-    let last = Number(page.dataset.after);
-    window.follow(() => `${page.dataset.events}?after=${last}`, {
+    let { after, mark } = page.dataset;
+    window.follow(() => `${page.dataset.events}?after=${after}&mark=${mark}`, {
       charts: (data) => {
-        const charts = JSON.parse(data);
-        window.charts.merge(charts);
-        // The first chart has every step; held-out points may be of earlier ones.
-        for (const chart of charts) for (const line of chart.lines) last = Math.max(last, line.points.at(-1)[0]);
+        const found = JSON.parse(data);
+        window.charts.merge(found.charts);
+        ({ after, mark } = found);
       },
       status: (data) => (document.getElementById("status").innerHTML = data),
       restart: () => location.reload(),
