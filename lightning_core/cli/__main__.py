@@ -1,7 +1,23 @@
-"""``python -m lightning_core.cli``."""
+"""``lightning-rl`` and ``python -m lightning_core.cli``: handles Ctrl-C while they load."""
 
+from __future__ import annotations
+
+import signal
 import sys
 
-from lightning_core.cli.main import main
+from lightning_core.cli import exits
 
-sys.exit(main())
+
+def run() -> int:
+    """Run one command and return its exit code."""
+    try:
+        from lightning_core.cli.main import main
+
+        return main()
+    except KeyboardInterrupt:  # outside a command; `main` reports those of commands
+        print("\nlightning-rl: interrupted.", file=sys.stderr)
+        return exits.SIGNAL + signal.SIGINT
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 
+from lightning_core.cli import exits
+
 _HOW_TO_INSTALL = """\
 bash: lightning-rl completion bash > ~/.local/share/bash-completion/completions/lightning-rl
 zsh:  lightning-rl completion zsh > ~/.zfunc/_lightning-rl, with "fpath+=~/.zfunc" before compinit in ~/.zshrc"""
@@ -30,7 +32,7 @@ def completion(options: argparse.Namespace, parser: argparse.ArgumentParser) -> 
         if not action.option_strings and action.choices is None:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(parser, options.shell))
-    return 0
+    return exits.OK
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

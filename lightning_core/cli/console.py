@@ -8,14 +8,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from lightning_core.errors import visible
 
 _UNLIMITED = 1_000_000
 """Width of a pipe in columns: nothing is wrapped or cut."""
 _MIN_WIDTH = 6
 """Smallest width of a column that is cut on a narrow terminal."""
+_MOST = 60
+"""Most characters of a cell of a column that is `Column.bounded`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,19 @@ class Column:
     align: Literal["left", "right"] = "left"
     cut: bool = False
     """Whether its cells are cut with ``…`` if the terminal is too narrow."""
+    bounded: bool = False
+    """Whether the middle of long cells is left out on a terminal: a single one would pad all rows."""
+
+
+class _Visible:
+    """Shows control characters of a renderable as escapes, so that no text of an agent controls the terminal."""
+
+    def __init__(self, renderable: RenderableType) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for text, style, control in console.render(self._renderable, options):
+            yield Segment(text if control else visible(text), style, control)
 
 
 def show(*renderables: RenderableType) -> None:
@@ -35,18 +53,19 @@ def show(*renderables: RenderableType) -> None:
     ``COLUMNS`` is ignored, since ``readline`` sets it for child processes.
     """
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    if not sys.stdout.isatty():
+    is_terminal = sys.stdout.isatty()
+    if not is_terminal:
         console.width = _UNLIMITED
     # Captured, because rich pads table cells with spaces, and exits the process on a closed pipe.
     with console.capture() as captured:
         for renderable in renderables:
-            console.print(renderable, crop=False)
+            console.print(_Visible(renderable), crop=is_terminal)
     print("\n".join(line.rstrip(" ") for line in captured.get().split("\n")), end="", flush=True)
 
 
 def make_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Table:
     """A table without borders; each row is one line, columns are two spaces apart."""
-    cells = [[one_line(cell) for cell in row] for row in rows]
+    cells = [[_fitted(cell, column) for cell, column in zip(row, columns, strict=True)] for row in rows]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, column in enumerate(columns):
         width = max(cell_len(text) for text in (column.title, *(row[index] for row in cells)))
@@ -62,8 +81,15 @@ def make_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Tabl
 
 
 def one_line(text: str) -> str:
-    """``text`` on one line, each run of white space as one space."""
-    return " ".join(text.split())
+    """``text`` on one line, each run of white space as one space, and control characters as escapes."""
+    return visible(" ".join(text.split()))
+
+
+def _fitted(cell: str, column: Column) -> str:
+    text = one_line(cell)
+    if not column.bounded or len(text) <= _MOST or not sys.stdout.isatty():
+        return text
+    return f"{text[: _MOST // 2]}…{text[-(_MOST // 2 - 1) :]}"
 
 
 def _cell(text: str) -> Text:

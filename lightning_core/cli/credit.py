@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from lightning_core.cli import exits
+from lightning_core.cli.numbers import whole
 from lightning_core.cli.trace import as_run_folder
 from lightning_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lightning_core.config import Config
+    from lightning_core.credit import CreditRules
 
 _SETTING = re.compile(r"credit\.|policies\.[^=]+\.credit\.")
 
@@ -17,16 +24,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to ``parser``."""
     parser.add_argument("config", metavar="RUN", help="a run's folder, such as runs/latest")
     parser.add_argument("--rule", metavar="NAME", help="reward rule; short for credit.rewards=NAME")
-    parser.add_argument("--step", metavar="N", type=int, help="only the rollouts of this step, from 0 (default: all)")
     parser.add_argument(
-        "--calls", metavar="N", type=int, default=5, help="list the N calls that change most (default: 5)"
+        "--step", metavar="N", type=whole(0), help="only the rollouts of this step, from 0 (default: all)"
+    )
+    parser.add_argument(
+        "--calls", metavar="N", type=whole(0), default=5, help="list the N calls that change most (default: 5)"
     )
 
 
 def credit(options: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
     from lightning_core.config import load_config
-    from lightning_core.config.credit_rules import policy_rules
 
     folder = as_run_folder(options.config)
     if folder is None:
@@ -36,14 +44,10 @@ def credit(options: argparse.Namespace) -> int:
     unsupported = next((text for text in overrides if not _SETTING.match(text)), None)
     if unsupported is not None:
         raise ConfigError(f"{unsupported!r}: recorded rollouts cannot be reconfigured; expected settings under credit")
-    config = load_config(folder / "config.yaml", overrides)
-    rules = policy_rules(config)
-    if any(own.needs_values for own in rules.values()):
-        raise ConfigError(
-            f"rewards: {config.credit.rewards} needs a critic's values, which are available in training only"
-        )
+    _rules(load_config(folder / "config.yaml", overrides))
     from lightning_core.cli.console import show
     from lightning_core.cli.credit_report import make_report
+    from lightning_core.records.configs import config_of_step
     from lightning_core.records.recredit import credited_steps, recredit
     from lightning_core.records.store import Store
 
@@ -53,11 +57,25 @@ def credit(options: argparse.Namespace) -> int:
             if options.step not in steps:
                 raise ConfigError(f"--step {options.step}: the run has credit for steps {_range(steps)}")
             steps = [options.step]
-        changes = [change for step in steps for change in recredit(store, step, rules)]
+        files = {step: config_of_step(folder, step + 1) for step in steps}
+        rules = {file: _rules(load_config(file, overrides)) for file in dict.fromkeys(files.values())}
+        changes = [change for step in steps for change in recredit(store, step, rules[files[step]])]
     if not changes:
         raise ConfigError(f"the run {str(folder)!r} has no credited calls yet")
-    show(make_report(changes, rules, len(steps), options.calls))
-    return 0
+    show(make_report(changes, rules[files[steps[-1]]], len(steps), options.calls))
+    return exits.OK
+
+
+def _rules(config: Config) -> Mapping[str, CreditRules]:
+    """The rules of each policy. Raises `ConfigError` if one cannot be computed again."""
+    from lightning_core.config.credit_rules import policy_rules
+
+    rules = policy_rules(config)
+    if any(own.needs_values for own in rules.values()):
+        raise ConfigError(
+            f"rewards: {config.credit.rewards} needs a critic's values, which are available in training only"
+        )
+    return rules
 
 
 def _range(steps: Sequence[int]) -> str:

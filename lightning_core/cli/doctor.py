@@ -11,7 +11,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from lightning_core.errors import ConfigError
+from lightning_core.cli import exits
+from lightning_core.errors import ConfigError, plural, visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,11 +39,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def doctor(options: argparse.Namespace) -> int:
     """Run the command; returns its exit code: 1 if there is a problem."""
-    if options.config is None or ("=" in options.config and not options.config.endswith((".yaml", ".yml"))):
-        if options.config is not None or options.overrides:
-            raise ConfigError(
-                "key=value is for a configuration; pass its file first: lightning-rl doctor CONFIG key=value"
-            )
+    if options.config is None:
+        if options.overrides:
+            raise ConfigError("key=value is for a configuration; pass its file: lightning-rl doctor CONFIG key=value")
         from lightning_core.doctor import examine_environment
 
         return _report(examine_environment(), as_json=options.json)
@@ -90,14 +89,13 @@ def _report(findings: Iterable[Finding], *, as_json: bool) -> int:
         from rich.text import Text
 
         from lightning_core.cli.console import show
-        from lightning_core.doctor.units import plural
 
         warnings = sum(f.level == "warning" for f in findings)
         sections = dict.fromkeys(f.section for f in findings)
         for section in sections:
             show(Text(section, style="bold"), _table([f for f in findings if f.section == section]), "")
         show(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}. docs/doctor.md explains each check.")
-    return 1 if problems else 0
+    return exits.ERROR if problems else exits.OK
 
 
 def _table(findings: Iterable[Finding]) -> Table:
@@ -109,7 +107,7 @@ def _table(findings: Iterable[Finding]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for f in findings:
-        table.add_row(Text(f"  {f.level}", style=_STYLES[f.level]), f.name, f.found)
+        table.add_row(Text(f"  {f.level}", style=_STYLES[f.level]), f.name, visible(f.found))
         if f.advice:
-            table.add_row("", "", f"→ {f.advice}")
+            table.add_row("", "", f"→ {visible(f.advice)}")
     return table

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from lightning_core.cli import exits
+from lightning_core.cli.messages import say
 from lightning_core.errors import MissingExtra, need_path
 
 FORMATS = {
@@ -55,7 +57,7 @@ def export(options: argparse.Namespace) -> int:
         pushing.check_push(options.push, adapter_of=trained.policy.model if options.format == "peft" else None)
     with interruptible():  # so that no part of the folder remains after SIGTERM
         exporting.export(trained, out, format=options.format, dtype=options.dtype)
-    print(f"{trained.name} of {trained.checkpoint} as {options.format}: {out}")
+    say(f"{trained.name} of {trained.checkpoint} as {options.format}: {out}")
     if options.push:
-        print(f"uploaded to {options.push}: {pushing.push(out, options.push)}")
-    return 0
+        say(f"uploaded to {options.push}: {pushing.push(out, options.push)}")
+    return exits.OK

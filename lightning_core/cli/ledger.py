@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.console import RenderableType
 
 from lightning_core.cli.console import Column, make_table, one_line
+from lightning_core.errors import visible
 from lightning_core.records.ledger import TRAINED, Entry, EntryKind, Ledger, selectable_names
 
 _MOST_ROWS = 20
@@ -19,7 +20,12 @@ _RESULTS: dict[EntryKind, str] = {
     "other": "not sampled",
     "elsewhere": "not routed",
 }
-_COLUMNS = (Column("agent"), Column("requests", align="right"), Column("result"), Column("where", cut=True))
+_COLUMNS = (
+    Column("agent", bounded=True),
+    Column("requests", align="right"),
+    Column("result"),
+    Column("where", cut=True),
+)
 
 
 def format_ledger(ledger: Ledger) -> RenderableType:
@@ -43,7 +49,9 @@ def format_names(ledger: Iterable[Entry], paths: Mapping[str, Sequence[str]]) ->
         f"{name} (one place only: {', '.join(paths[name])})" if name in paths else name
         for name in sorted({shared.get(name, name) for name in selectable_names(ledger)})
     ]
-    return f"names for agents.train: {', '.join(names) or 'none (no agent with a name made a model call)'}"
+    return visible(
+        f"names for agents.train: {', '.join(names) or 'none (no agent with a name made a model call)'}", lines=False
+    )
 
 
 def _cells(entry: Entry, requests: int) -> tuple[str, str]:

@@ -1,16 +1,13 @@
-"""The command ``lightning-rl``: doctor, train, eval, serve, export, trace, credit, view, runs, completion.
+"""The command ``lightning-rl``: init, doctor, train, eval, serve, export, trace, credit, view, runs, completion.
 
-Exit codes: 0 success (``train``: the improvement is significant, or there are no held-out tasks),
-1 no significant improvement, a runtime error, a problem (``doctor``), or (``trace`` of one task) a failed rollout,
-2 invalid configuration or arguments, 128 plus the signal's number if interrupted (SIGINT: 130, SIGTERM:
-143, SIGHUP: 129).
+Exit codes: see `exits`.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
 import os
+import shlex
 import signal
 import sqlite3
 import sys
@@ -24,11 +21,15 @@ from typing import TYPE_CHECKING
 from lightning_core.cli import completion as cli_completion
 from lightning_core.cli import credit as cli_credit
 from lightning_core.cli import doctor as cli_doctor
+from lightning_core.cli import exits
 from lightning_core.cli import export as cli_export
+from lightning_core.cli import init as cli_init
 from lightning_core.cli import runs as cli_runs
 from lightning_core.cli import serve as cli_serve
 from lightning_core.cli import trace as cli_trace
 from lightning_core.cli import view as cli_view
+from lightning_core.cli.arguments import check_overrides
+from lightning_core.cli.messages import say
 from lightning_core.cli.trace import as_run_folder, last_rollout
 from lightning_core.errors import (
     DISK_FULL,
@@ -37,20 +38,24 @@ from lightning_core.errors import (
     LightningError,
     MissingExtra,
     os_problem,
+    plural,
 )
+from lightning_core.logs.folding import configure_logging
 
 if TYPE_CHECKING:
     from lightning_core.config import Config
 
-EXIT_OK, EXIT_NOT_SHOWN, EXIT_USAGE, EXIT_SIGNAL = 0, 1, 2, 128
+DEFAULT_CONFIG = "lightning.yaml"
+"""The configuration that ``train`` reads if none is named."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    configure_logging()
     options = parse(sys.argv[1:] if arguments is None else arguments)
     try:
         commands = {
+            "init": cli_init.init,
             "doctor": cli_doctor.doctor,
             "train": _train,
             "eval": _eval,
@@ -64,33 +69,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         return commands[options.command](options)
     except (ConfigError, MissingExtra, IntegrationUnavailable) as error:
-        print(f"lightning-rl: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        say(f"lightning-rl: {error}", error=True)
+        return exits.USAGE
     except LightningError as error:
-        print(f"lightning-rl: {type(error).__name__}: {error}", file=sys.stderr)
-        return EXIT_NOT_SHOWN
+        say(f"lightning-rl: {type(error).__name__}: {error}", error=True)
+        return exits.ERROR
     except KeyboardInterrupt as interrupt:
         return _interrupted(interrupt)
     except BrokenPipeError:  # the reader closed the pipe, as in "… | head"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
+        return exits.OK
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
-        return _disk_full(os_problem(error))
+        return _disk_error(os_problem(error), _FREE_SPACE)
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-            raise
-        return _disk_full(f"the run's store cannot be written: {error}")
+        code = getattr(error, "sqlite_errorcode", 0)  # set by SQLite only
+        if code in _NO_SPACE:
+            return _disk_error(f"the run's store cannot be written: {error}", _FREE_SPACE)
+        if code & 0xFF == sqlite3.SQLITE_IOERR:
+            return _disk_error(
+                f"the run's store cannot be read or written: {error}", "Check the disk and its file system"
+            )
+        raise
 
 
-def _disk_full(problem: str) -> int:
+_NO_SPACE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
+"""SQLite's errors for `DISK_FULL`."""
+_FREE_SPACE = "Free space on the disk, or raise the quota or the limit on the size of files"
+
+
+def _disk_error(problem: str, advice: str) -> int:
     with suppress(OSError):
-        print(
-            f"lightning-rl: {problem}. Free space on the disk, or raise the quota or the limit on the size of files",
-            file=sys.stderr,
-        )
-    return EXIT_NOT_SHOWN
+        say(f"lightning-rl: {problem}. {advice}", error=True)
+    return exits.ERROR
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -100,6 +112,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=metadata.version("lightning-rl"))
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    init = commands.add_parser("init", help="write an agent, tasks, a configuration and a test, to start from")
+    cli_init.add_options(init)
 
     doctor = commands.add_parser(
         "doctor",
@@ -111,12 +126,19 @@ def build_parser() -> argparse.ArgumentParser:
     train = commands.add_parser(
         "train",
         help="train the policy, and evaluate it on held-out tasks before and after",
-        epilog="Exit code: 0 if the improvement is significant or there are no held-out tasks, 1 if it is not or the run failed, "
-        "2 for a wrong configuration, 130 if interrupted (143: by SIGTERM).",
+        epilog="Exit code: 0 if the run is complete, 1 if it failed, 2 for a wrong configuration, 3 with --require-improvement and "
+        "no significant improvement, 130 if interrupted (143: by SIGTERM).",
     )
-    train.add_argument("config", metavar="CONFIG", help="YAML file; see docs/configuration.md")
+    train.add_argument(
+        "config", metavar="CONFIG", nargs="?", help=f"YAML file; see docs/configuration.md (default: {DEFAULT_CONFIG})"
+    )
     train.add_argument(
         "--resume", action="store_true", help="continue from the last checkpoint of run.name, or of the newest run"
+    )
+    train.add_argument(
+        "--require-improvement",
+        action="store_true",
+        help="exit with 3 unless the held-out reward has improved: the 95%% interval of the difference lies above 0",
     )
     train.add_argument(
         "--print-verl-config", action="store_true", help="with trainer.name: verl: print verl's configuration and exit"
@@ -154,7 +176,9 @@ def build_parser() -> argparse.ArgumentParser:
     cli_completion.add_options(completion)
 
     for command in (doctor, train, evaluate, serve, export, show, credit):
-        command.add_argument("overrides", metavar="key=value", nargs="*", help="settings that override the file's")
+        command.add_argument(
+            "overrides", metavar="key=value", nargs="*", default=(), help="settings that override the file's"
+        )
     return parser
 
 
@@ -167,20 +191,36 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         if rest:
             parser.error(f"unexpected argument {rest[0]!r} for {options.command!r}")
         return options
-    options.overrides += rest
-    for text in options.overrides:
-        if text.startswith("-") or "=" not in text:
-            parser.error(f"unexpected argument {text!r}: expected an option of {options.command!r} or key=value")
+    options.overrides = [*options.overrides, *rest]
+    if options.command in ("doctor", "train"):
+        _find_config(options)
+    check_overrides(parser, options)
     return options
+
+
+def _find_config(options: argparse.Namespace) -> None:
+    """Set ``config``, which argparse confuses with an override if it is left out or comes after an option."""
+    words = [*filter(None, [options.config]), *options.overrides]
+    named = next((word for word in words if not word.startswith("-") and _is_config(word)), None)
+    if named is not None:
+        words.remove(named)
+    options.config, options.overrides = named, words
+
+
+def _is_config(word: str) -> bool:
+    return "=" not in word or Path(word).is_file()
 
 
 def _train(options: argparse.Namespace) -> int:
     from lightning_core.config import load_config
 
+    options.config = options.config or _default_config()
     overrides = [*options.overrides, *(["run.resume=true"] if options.resume else [])]
     config = load_config(options.config, overrides, needs=("agent", "tasks.train"))
     if config.eval.every and config.tasks.eval is None:
         raise ConfigError(f"eval.every is {config.eval.every}, but tasks.eval is not set; set it, or remove eval.every")
+    if options.require_improvement and config.tasks.eval is None:
+        raise ConfigError("--require-improvement needs held-out tasks, but tasks.eval is not set")
     if options.print_verl_config:
         return _print_verl_config(config)
     from lightning_core.cli.console import show
@@ -200,14 +240,23 @@ def _train(options: argparse.Namespace) -> int:
     except KeyboardInterrupt as interrupt:
         with suppress(OSError):
             progress.close()
-        return _interrupted(interrupt, _how_to_resume(config, options.config))
+        return _interrupted(interrupt, _how_to_resume(config, options.config, options.overrides))
     finally:
         with suppress(OSError):  # after SIGHUP, the terminal may be gone
             progress.close()
     with Store(result.folder / "store.db", read_only=True) as store:
         show("", make_summary(result.summary), "", format_ledger(store.ledger()))
-    print(f"\nrun: {result.folder}\ncheckpoint: {result.checkpoint}")
-    return EXIT_NOT_SHOWN if result.summary.improved is False else EXIT_OK
+    say(f"\nrun: {result.folder}\ncheckpoint: {result.checkpoint}")
+    shown = result.summary.improved or not options.require_improvement
+    return exits.OK if shown else exits.NOT_IMPROVED
+
+
+def _default_config() -> str:
+    if not Path(DEFAULT_CONFIG).is_file():
+        raise ConfigError(
+            f"no {DEFAULT_CONFIG} in {str(Path.cwd())!r}: pass the path of a configuration, or write a new one: lightning-rl init"
+        )
+    return DEFAULT_CONFIG
 
 
 def _interrupted(interrupt: KeyboardInterrupt, advice: str = "") -> int:
@@ -215,8 +264,8 @@ def _interrupted(interrupt: KeyboardInterrupt, advice: str = "") -> int:
     number = getattr(interrupt, "number", signal.SIGINT)
     by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
     with suppress(OSError):
-        print(f"\nlightning-rl: interrupted{by}. {advice}".rstrip(), file=sys.stderr)
-    return EXIT_SIGNAL + number
+        say(f"\nlightning-rl: interrupted{by}. {advice}".rstrip(), error=True)
+    return exits.SIGNAL + number
 
 
 def _show_ledger(path: Path, *, since: float) -> None:
@@ -234,18 +283,19 @@ def _print_verl_config(config: Config) -> int:
     from lightning_core.trainers.verl.train import show_verl_config
 
     print(show_verl_config(config, Path(config.run.dir) / (config.run.name or "RUN")), end="")
-    return EXIT_OK
+    return exits.OK
 
 
-def _how_to_resume(config: Config, file: str) -> str:
+def _how_to_resume(config: Config, file: str, overrides: Sequence[str]) -> str:
     from lightning_core.records.checkpoints import checkpoints
 
     folder = Path(config.run.dir) / (config.run.name or "latest")
     found = checkpoints(folder)
     if not found:
         return "No checkpoint was written yet."
-    name = f" run.name={config.run.name}" if config.run.name else ""
-    return f"The last checkpoint is {found[-1]}; to continue: lightning-rl train {file}{name} --resume"
+    given = [text for text in overrides if not text.startswith(("run.name=", "run.resume="))]
+    words = [file, *given, *([f"run.name={config.run.name}"] if config.run.name else []), "--resume"]
+    return f"The last checkpoint is {found[-1]}; to continue: lightning-rl train {shlex.join(words)}"
 
 
 def _eval(options: argparse.Namespace) -> int:
@@ -256,23 +306,26 @@ def _eval(options: argparse.Namespace) -> int:
     from lightning_core.cli.summary import format_estimate
     from lightning_core.config import dump_config, load_config
     from lightning_core.loop import evaluate
-    from lightning_core.records.checkpoints import choose_checkpoint
+    from lightning_core.records.checkpoints import checkpoint_step, choose_checkpoint
+    from lightning_core.records.configs import config_of_step
     from lightning_core.records.folder import create_folder
     from lightning_core.records.intervals import confidence_interval
     from lightning_core.records.progress import show_progress
     from lightning_core.records.store import Store
 
     run = as_run_folder(options.config)
-    source = options.config if run is None else run / "config.yaml"
+    checkpoint = None if run is None else choose_checkpoint(run, options.checkpoint)
+    source = options.config
+    if run is not None and checkpoint is not None:
+        source = config_of_step(run, checkpoint_step(checkpoint))
     config = load_config(source, options.overrides, needs=("agent", "tasks.eval"))
     if run is None:
         if options.checkpoint is not None:
             raise ConfigError(f"--checkpoint requires a run's folder; {options.config!r} is not one")
-        checkpoint = None
         folder = Path(config.run.dir) / time.strftime("eval-%Y%m%d-%H%M%S")
         create_folder(folder, dump_config(config))
     else:
-        folder, checkpoint = run, choose_checkpoint(run, options.checkpoint)
+        folder = run
     before = last_rollout(folder / "store.db") or 0
     progress = show_progress()
     try:
@@ -280,14 +333,15 @@ def _eval(options: argparse.Namespace) -> int:
     finally:
         progress.close()
     estimate = confidence_interval([fmean(rewards) for rewards in result.rewards.values()])
-    print(f"policy: {checkpoint or config.policy.model}")
-    print(f"held-out reward {format_estimate(estimate)} (95% interval) on {len(result.rewards)} tasks")
+    say(f"policy: {checkpoint or config.policy.model}")
+    say(f"held-out reward {format_estimate(estimate)} (95% interval) on {plural(len(result.rewards), 'task')}")
     if result.left_out:
-        print(f"{result.left_out} rollouts were left out: infrastructure failures or invalid rewards")
+        was = "was" if result.left_out == 1 else "were"
+        say(f"{plural(result.left_out, 'rollout')} {was} left out: infrastructure failures or invalid rewards")
     with Store(folder / "store.db", read_only=True) as store:
         show("", format_ledger(store.ledger(after=before)), "")
-    print(f"recorded in {folder}")
-    return EXIT_OK
+    say(f"recorded in {folder}")
+    return exits.OK
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from lightning_core.cli.console import Column, make_table
 from lightning_core.cli.summary import format_estimate, format_mean
+from lightning_core.errors import ConfigError, plural, visible
 from lightning_core.records.compare import EvaluationPoint, HeldOutDifference, config_differences, held_out_difference
 from lightning_core.records.runs import RunInfo
 
@@ -20,18 +22,20 @@ _NOTHING = "–"
 
 
 def make_run_table(runs: Sequence[RunInfo]) -> RenderableType:
-    """A table of ``runs``, one per line."""
+    """A table of ``runs``, one per line, and the names of their damaged files."""
     columns = (
-        Column("name"),
+        Column("name", cut=True),
         Column("state"),
         Column("started"),
         Column("model", cut=True),
         Column("steps", "right"),
         Column("reward", "right"),
-        Column("held-out before → after"),
+        Column("held-out before → after", cut=True),
         Column("tags", cut=True),
     )
-    return make_table(columns, (_run_row(run) for run in runs))
+    table = make_table(columns, (_run_row(run) for run in runs))
+    damaged = [visible(str(run.folder / name), lines=False) for run in runs for name in run.damaged]
+    return Group(table, "", f"damaged, or not complete: {', '.join(damaged)}") if damaged else table
 
 
 def run_document(run: RunInfo) -> dict[str, Any]:
@@ -47,6 +51,7 @@ def run_document(run: RunInfo) -> dict[str, Any]:
         "reward": run.reward,
         "tags": list(run.tags),
         "summary": None if run.summary is None else asdict(run.summary),
+        "damaged": list(run.damaged),
     }
 
 
@@ -65,7 +70,12 @@ def make_comparison(runs: Sequence[RunInfo], tasks: int) -> Group:
         _table("metric", labels, _metric_rows(runs)),
     ]
     for label, run in zip(labels[1:], runs[1:], strict=True):
-        parts += ["", *_held_out(labels[0], label, held_out_difference(runs[0].folder, run.folder), tasks)]
+        try:
+            found = held_out_difference(runs[0].folder, run.folder)
+        except (ConfigError, sqlite3.DatabaseError) as error:  # a damaged store
+            parts += ["", _line(f"held-out reward of {labels[0]} and {label}: cannot be compared: {error}")]
+        else:
+            parts += ["", *_held_out(labels[0], label, found, tasks)]
     return Group(*parts)
 
 
@@ -132,20 +142,23 @@ def _held_out(first: str, second: str, found: HeldOutDifference | None, tasks: i
         yield _line(f"held-out reward of {first} and {second}: no task was evaluated in both")
         return
     yield _line(
-        f"held-out reward on {found.tasks} common tasks: {first} {found.first_reward:.3f} ({_where(found.first)}), "
+        f"held-out reward on {plural(found.tasks, 'common task')}: {first} {found.first_reward:.3f} ({_where(found.first)}), "
         f"{second} {found.second_reward:.3f} ({_where(found.second)})"
     )
     yield _line(f"difference, paired by task: {format_estimate(found.difference, sign='+')} (95% interval)")
     if found.not_compared:
-        yield _line(f"{found.not_compared} tasks were evaluated in one of them only")
+        was = "was" if found.not_compared == 1 else "were"
+        yield _line(f"{plural(found.not_compared, 'task')} {was} evaluated in one of them only")
     changed = [change for change in found.changes if change.change][:tasks]
     if changed:
         rows = ((c.task_id, f"{c.first:.3f}", f"{c.second:.3f}", f"{c.change:+.3f}") for c in changed)
-        yield make_table([Column("task", cut=True), *(Column(t, "right") for t in (first, second, "change"))], rows)
+        yield make_table(
+            [Column("task", cut=True, bounded=True), *(Column(t, "right") for t in (first, second, "change"))], rows
+        )
 
 
 def _where(held_out: EvaluationPoint) -> str:
-    return f"{held_out.phase} after {held_out.step} steps"
+    return f"{held_out.phase} after {plural(held_out.step, 'step')}"
 
 
 def _number(value: object) -> str:

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_core.errors import ConfigError
+from lightning_core.cli import exits
+from lightning_core.cli.messages import say
+from lightning_core.cli.numbers import whole
+from lightning_core.errors import ConfigError, visible
 
 if TYPE_CHECKING:
     from lightning_core.records.runs import RunInfo
@@ -30,14 +33,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     listed = actions.add_parser("list", help="list the runs, the newest first; also without the word list: runs DIR")
     listed.add_argument("dir", metavar="DIR", nargs="?", default="runs", help="their folder (default: %(default)s)")
-    listed.add_argument("--search", metavar="TEXT", help="only runs with this text in name, model, tags or settings")
+    listed.add_argument(
+        "--search", metavar="TEXT", help="only runs with all words of TEXT in name, model, tags or settings"
+    )
     listed.add_argument("--tag", metavar="T", action="append", default=[], help="only runs with this tag (run.tags)")
     listed.add_argument("--json", action="store_true", help="as one JSON document")
 
     compare = actions.add_parser("compare", help="show the settings, metrics and held-out rewards of several runs")
     compare.add_argument("runs", metavar="RUN", nargs="+", help="names of runs in the folder, or paths")
     compare.add_argument(
-        "--tasks", metavar="N", type=int, default=5, help="list the N tasks that differ most (default: %(default)s)"
+        "--tasks",
+        metavar="N",
+        type=whole(0),
+        default=5,
+        help="list the N tasks that differ most (default: %(default)s)",
     )
 
     remove = actions.add_parser("remove", help="delete runs with everything in their folders")
@@ -65,15 +74,14 @@ def _list(options: argparse.Namespace) -> int:
     elif found:
         show(make_run_table(found))
     else:
-        print(f"no run in {options.dir!r}" + (f" matches; it has {len(everything)}" if everything else ""))
-    return 0
+        say(f"no run in {options.dir!r}" + (f" matches; it has {len(everything)}" if everything else ""))
+    return exits.OK
 
 
 def _matches(run: RunInfo, text: str | None, tags: Sequence[str]) -> bool:
-    if not set(tags) <= set(run.tags):
-        return False
-    where = json.dumps([run.name, run.config], ensure_ascii=False, default=str)
-    return text is None or text.casefold() in where.casefold()
+    from lightning_core.records.settings import matches
+
+    return set(tags) <= set(run.tags) and matches(run, text or "")
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -85,7 +93,7 @@ def _compare(options: argparse.Namespace) -> int:
     if len(folders) < 2:
         raise ConfigError(f"found one run, {folders[0].name!r}; expected two or more different ones")
     show(make_comparison([read_run(folder) for folder in folders], options.tasks))
-    return 0
+    return exits.OK
 
 
 def _find(parent: str, text: str) -> Path:
@@ -101,13 +109,13 @@ def _remove(options: argparse.Namespace) -> int:
     from lightning_core.records.remove import check_removable, remove_runs
 
     folders = check_removable(Path(options.dir), options.names)
-    names = ", ".join(folder.name for folder in folders)
+    names = visible(", ".join(folder.name for folder in folders), lines=False)
     if not options.yes:
         if not sys.stdin.isatty():
             raise ConfigError(f"standard input is not a terminal to ask on: add --yes to remove {names}")
         if input(f"Remove {names} with all checkpoints from {options.dir}? [y/N] ").strip().lower() not in ("y", "yes"):
-            print("nothing was removed")
-            return 1
+            say("nothing was removed")
+            return exits.ERROR
     remove_runs(folders)
-    print(f"removed {names}")
-    return 0
+    say(f"removed {names}")
+    return exits.OK

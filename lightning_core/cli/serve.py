@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_core.cli import exits
+from lightning_core.cli.messages import say
+from lightning_core.cli.numbers import port
 from lightning_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
-        "--port", type=int, default=8000, help="port to listen on (default: %(default)s); 0: any free port"
+        "--port", type=port, default=8000, help="port to listen on (default: %(default)s); 0: any free port"
     )
     parser.add_argument(
         "--api-key",
@@ -46,11 +49,11 @@ def serve(options: argparse.Namespace) -> int:
             f"--host {options.host} accepts requests from other machines: set a key with --api-key or ${API_KEY_ENV}"
         )
     with open_serving(config, checkpoint=checkpoint, host=options.host, port=options.port, api_key=api_key) as endpoint:
-        print(f"serving    {config.policy.model if checkpoint is None else checkpoint}")
-        print(_usage_text(endpoint.url, endpoint.models, keyed=api_key is not None), flush=True)
+        say(f"serving    {config.policy.model if checkpoint is None else checkpoint}")
+        say(_usage_text(endpoint.url, endpoint.models, keyed=api_key is not None))
         wait_for_signal()
-    print("stopped")
-    return 0
+    say("stopped")
+    return exits.OK
 
 
 def _resolve_model(model: str, checkpoint: str | None, overrides: Sequence[str]) -> tuple[Config, Path | None]:
@@ -59,19 +62,35 @@ def _resolve_model(model: str, checkpoint: str | None, overrides: Sequence[str])
 
     folder = Path(model)
     if (folder / "config.yaml").is_file():
-        from lightning_core.records.checkpoints import choose_checkpoint
+        from lightning_core.records.checkpoints import checkpoint_step, choose_checkpoint
+        from lightning_core.records.configs import config_of_step
         from lightning_core.trainers.verl.export import sampling_config
 
         chosen = choose_checkpoint(folder, checkpoint)
-        return sampling_config(load_config(folder / "config.yaml", overrides), chosen)
+        return sampling_config(load_config(config_of_step(folder, checkpoint_step(chosen)), overrides), chosen)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ConfigError(
             f"{model!r} is neither a run's folder (config.yaml) nor a model's (config.json); "
             "to serve a checkpoint, pass its run's folder and --checkpoint"
         )
+    if not folder.exists() and (folder.parts[:1] == ("runs",) or _has_runs(folder.parent)):
+        raise ConfigError(
+            f"there is no run {model!r}; `lightning-rl runs {folder.parent}` lists those in {str(folder.parent)!r}. Expected a run's "
+            "folder, a model's folder, or a model's name"
+        )
+    if folder.suffix in (".yaml", ".yml"):
+        raise ConfigError(
+            f"{model!r} is a configuration; expected a run's folder such as runs/latest, a model's folder, or a model's name"
+        )
     if checkpoint is not None:
         raise ConfigError(f"--checkpoint requires a run's folder; {model!r} is not one")
     return load_config({"policy": {"model": model}}, overrides), None
+
+
+def _has_runs(folder: Path) -> bool:
+    from lightning_core.records.runs import run_folders
+
+    return folder != Path() and folder.is_dir() and next(run_folders(folder), None) is not None
 
 
 def _usage_text(url: str, models: Sequence[str], *, keyed: bool) -> str:

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lightning_core.errors import plural
 from lightning_core.records.intervals import MIN_TASKS, Comparison, Estimate
 from lightning_core.records.overview import Answers, RaisedMonitor
 from lightning_core.records.progress import format_seconds
@@ -32,7 +33,7 @@ def make_summary(summary: Summary) -> Group:
         parts += [table, "", f"In brackets: 95% intervals. {format_verdict(summary.eval)}"]
         parts += [*_solved(summary), "", *_answers(summary.answers)]
     parts.append(
-        f"{summary.steps:,} steps, {summary.rollouts:,} rollouts, {summary.tokens_sampled:,} tokens sampled, "
+        f"{plural(summary.steps, 'step')}, {plural(summary.rollouts, 'rollout')}, {summary.tokens_sampled:,} tokens sampled, "
         f"{summary.tokens_trained:,} trained, {format_seconds(summary.wall_seconds)}, seed {summary.seed}"
     )
     parts += _waste(summary)
@@ -49,7 +50,7 @@ def _solved(summary: Summary) -> Iterator[str]:
     found = summary.solved
     if found is not None and found.tasks:
         before, after = (f"({count / found.tasks:.0%})" for count in (found.before, found.after))
-        yield f"Solved: {found.before} of {found.tasks} held-out tasks {before} before, {found.after} {after} after."
+        yield f"Solved: {found.before} of {plural(found.tasks, 'held-out task')} {before} before, {found.after} {after} after."
 
 
 def _answers(answers: Sequence[Answers]) -> Iterator[RenderableType]:
@@ -71,7 +72,7 @@ def _waste(summary: Summary) -> Iterator[str]:
     if summary.groups_wasted:
         share = summary.groups_wasted / summary.groups
         yield (
-            f"Nothing was learnt from {summary.groups_wasted:,} of {summary.groups:,} groups ({share:.0%}): equal rewards, or one rollout."
+            f"Nothing was learnt from {summary.groups_wasted:,} of {summary.groups:,} groups ({share:.0%}): all their advantages were 0."
         )
     for number, what, key in (
         (summary.rollouts_failed, "failed", "failed"),
@@ -79,7 +80,7 @@ def _waste(summary: Summary) -> Iterator[str]:
     ):
         if number:
             error = summary.first_errors.get(key)
-            yield f"{number:,} of {summary.rollouts:,} rollouts {what}{'' if error is None else f'; the first: {error}'}"
+            yield f"{number:,} of {plural(summary.rollouts, 'rollout')} {what}{'' if error is None else f'; the first: {error}'}"
 
 
 def _monitors(monitors: Sequence[RaisedMonitor]) -> Iterator[str]:

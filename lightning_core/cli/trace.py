@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_core.errors import ConfigError, LightningError
+from lightning_core.cli import exits
+from lightning_core.cli.numbers import finite, whole
+from lightning_core.errors import ConfigError, LightningError, plural
 
 if TYPE_CHECKING:
     from lightning_core.records.store import CallCredit, RolloutRecord
@@ -19,7 +21,9 @@ TRACE_FILES = (".json", ".jsonl", ".pb")
 PHASES = ("train", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished")
 STATUSES = ("ok", "failed", "infrastructure", "invalid")
 ORDERS = ("ordinal", "step", "task_id", "reward", "calls", "seconds")
+_ONE_ROLLOUT = "--rollout selects one rollout"
 _EXPECTED = "a run's folder such as runs/latest, a file of traces (.json, .jsonl, .pb) or a configuration (YAML)"
+_LAST = 50
 _FILTERS = ("phase", "step", "task_id", "agent", "status", "min_reward", "max_reward", "text")
 
 
@@ -37,17 +41,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="show whole prompts and responses")
     parser.add_argument("--json", action="store_true", help="one JSON document: the list, or the whole rollout")
     lists = parser.add_argument_group("which rollouts of a run to list")
-    lists.add_argument("--last", metavar="N", type=int, default=50, help="number on a page (default: %(default)s)")
+    lists.add_argument("--last", metavar="N", type=whole(1), help=f"number on a page (default: {_LAST})")
     lists.add_argument(
-        "--page", metavar="K", type=int, default=1, help="page K, from 1: that of the newest rollouts (default)"
+        "--page", metavar="K", type=whole(1), help="page K, from 1: that of the newest rollouts (default)"
     )
     lists.add_argument("--phase", choices=PHASES, help="only those of this phase")
-    lists.add_argument("--step", metavar="N", type=int, help="only those after N updates")
+    lists.add_argument("--step", metavar="N", type=whole(0), help="only those after N updates")
     lists.add_argument("--task-id", metavar="ID", help="only attempts at this task")
     lists.add_argument("--agent", metavar="NAME", help="only those with a model call of this agent")
     lists.add_argument("--status", choices=STATUSES, help="only those with this status")
-    lists.add_argument("--min-reward", metavar="X", type=float, help="only those with at least this reward")
-    lists.add_argument("--max-reward", metavar="X", type=float, help="only those with at most this reward")
+    lists.add_argument("--min-reward", metavar="X", type=finite, help="only those with at least this reward")
+    lists.add_argument("--max-reward", metavar="X", type=finite, help="only those with at most this reward")
     lists.add_argument("--text", metavar="TEXT", help="only those with this text in a message, tool call or error")
     lists.add_argument("--sort", choices=ORDERS, default="ordinal", help="from low to high (default: as stored)")
     lists.add_argument("--reverse", action="store_true", help="sort from high to low")
@@ -61,9 +65,6 @@ def trace(options: argparse.Namespace) -> int:
     stored = options.config.endswith(TRACE_FILES)
     if run is None and not stored:
         return _run_task(options)
-    for name in ("last", "page"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"--{name} {getattr(options, name)}: expected a number from 1")
     if options.overrides or options.task is not None:
         raise ConfigError(
             "--task and key=value are for a configuration; "
@@ -71,13 +72,16 @@ def trace(options: argparse.Namespace) -> int:
         )
     if run is None:
         _refuse_filters(options, f"{options.config!r} is a file of traces")
+        if options.rollout is not None:
+            _refuse_pages(options, _ONE_ROLLOUT)
         _show_stored(Path(options.config), options)
     elif options.rollout is None:
         _list_run(run / "store.db", options)
     else:
-        _refuse_filters(options, "--rollout selects one rollout")
+        _refuse_filters(options, _ONE_ROLLOUT)
+        _refuse_pages(options, _ONE_ROLLOUT)
         _show_rollout(run / "store.db", options.rollout, options)
-    return 0
+    return exits.OK
 
 
 def _refuse_filters(options: argparse.Namespace, why: str) -> None:
@@ -85,6 +89,12 @@ def _refuse_filters(options: argparse.Namespace, why: str) -> None:
     given += [name for name in ("reverse",) if options.reverse] + ["sort"] * (options.sort != "ordinal")
     if given:
         raise ConfigError(f"--{given[0].replace('_', '-')} filters or sorts the rollouts of a run's folder, but {why}")
+
+
+def _refuse_pages(options: argparse.Namespace, why: str) -> None:
+    for name in ("last", "page"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name} selects a part of the list of rollouts, but {why}")
 
 
 def as_run_folder(path: str) -> Path | None:
@@ -102,7 +112,9 @@ def _run_task(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"--rollout is for a run's folder or a file of traces; {options.config!r} is a configuration: use --task"
         )
-    _refuse_filters(options, f"{options.config!r} is a configuration, of which one task is run")
+    why = f"{options.config!r} is a configuration, of which one task is run"
+    _refuse_filters(options, why)
+    _refuse_pages(options, why)
     from lightning_core.config import load_config
 
     config = load_config(options.config, options.overrides, needs=("agent",))
@@ -129,7 +141,7 @@ def _run_task(options: argparse.Namespace) -> int:
         status = None if last is None else _show_rollout(store, str(last), options)
     if failure is not None:
         raise failure
-    return 0 if status == "ok" else 1
+    return exits.OK if status == "ok" else exits.ERROR
 
 
 def last_rollout(path: Path) -> int | None:
@@ -152,10 +164,13 @@ def _list_run(path: Path, options: argparse.Namespace) -> None:
     from lightning_core.records.browse import RolloutFilter, find_rollouts
     from lightning_core.records.paths import ambiguous_paths
     from lightning_core.records.store import Store
+    from lightning_core.records.traces import read_trace
 
     wanted = RolloutFilter(**{name: getattr(options, name) for name in _FILTERS})
+    if not wanted.is_range:
+        raise ConfigError(f"--min-reward {options.min_reward:g}: expected at most --max-reward {options.max_reward:g}")
     as_stored = options.sort == "ordinal" and not options.reverse
-    size = options.last
+    page, size = _page(options)
     with Store(path, read_only=True) as store:
         # As stored, the first page has the newest, which are listed in their order.
         found = find_rollouts(
@@ -164,14 +179,15 @@ def _list_run(path: Path, options: argparse.Namespace) -> None:
             order=options.sort,
             descending=as_stored or options.reverse,
             limit=size,
-            offset=(options.page - 1) * size,
+            offset=(page - 1) * size,
         )
         records = found.rollouts[::-1] if as_stored else found.rollouts
         if options.json:
             print_document({"total": found.total, "rollouts": [rollout_document(r) for r in records]})
             return
         newest = max(records, key=lambda r: r.ordinal, default=None)
-        paths = ambiguous_paths([] if newest is None else [store.trace(newest.id)])
+        found_trace = None if newest is None else read_trace(store, newest).trace
+        paths = ambiguous_paths([] if found_trace is None else [found_trace])
         ledger = store.ledger(rollouts=[r.id for r in records])
         parts = ["", format_ledger(ledger), "", format_names(ledger, paths)] if records else []
         show(make_rollout_table(records), *parts, _hint(len(records), found.total, options))
@@ -180,14 +196,20 @@ def _list_run(path: Path, options: argparse.Namespace) -> None:
 def _show_rollout(path: Path, rollout: str, options: argparse.Namespace) -> str:
     """Show one rollout, and return its status."""
     from lightning_core.cli.trace_documents import print_document, trace_document
+    from lightning_core.cli.tree import status_text
     from lightning_core.records.store import Store
+    from lightning_core.records.traces import read_trace
 
     with Store(path, read_only=True) as store:
         try:
             record = store.rollout(rollout if (number := _number(rollout)) is None else number)
-            found = store.trace(record.id)
-        except (LookupError, ValueError) as error:
+        except LookupError as error:
             raise ConfigError(f"--rollout {rollout}: {error}") from None
+        found, _, problem = read_trace(store, record)
+        if found is None:
+            raise ConfigError(
+                f"--rollout {rollout}: {problem} Its status is {status_text(record.status, record.error)}"
+            )
         credit = store.credit(rollout=record.id)
     if options.json:
         print_document(trace_document(found, record, credit))
@@ -219,8 +241,9 @@ def _show_stored(path: Path, options: argparse.Namespace) -> None:
         else:
             _show_tree(found, full=options.full)
         return
-    end = max(0, len(traces) - (options.page - 1) * options.last)
-    listed = list(enumerate(traces, 1))[max(0, end - options.last) : end]
+    page, size = _page(options)
+    end = max(0, len(traces) - (page - 1) * size)
+    listed = list(enumerate(traces, 1))[max(0, end - size) : end]
     if options.json:
         print_document({"total": len(traces), "traces": [trace_row(number, found) for number, found in listed]})
         return
@@ -249,12 +272,20 @@ def _hint(listed: int, count: int, options: argparse.Namespace) -> str:
     """The options to go on with; the number of rollouts, unless all are listed."""
     if listed == count:
         return "show one: --rollout N" if count else "no rollout matches"
-    page: int = options.page
+    page, size = _page(options)
     if not listed:
-        return f"page {page} is empty: there are {count} rollouts, {options.last} on a page"
-    more = f"--page {page + 1} or " if page * options.last < count else ""
-    return f"page {page}, {listed} of {count} rollouts; more: {more}--last N; show one: --rollout N"
+        return (
+            f"page {page} is empty: there {'is' if count == 1 else 'are'} {plural(count, 'rollout')}, {size} on a page"
+        )
+    more = f"--page {page + 1} or " if page * size < count else ""
+    return f"page {page}, {listed} of {plural(count, 'rollout')}; more: {more}--last N; show one: --rollout N"
+
+
+def _page(options: argparse.Namespace) -> tuple[int, int]:
+    """The page, and the number of rollouts on it."""
+    return options.page or 1, options.last or _LAST
 
 
 def _number(rollout: str) -> int | None:
-    return int(rollout) if rollout.isdecimal() and len(rollout) < 32 else None
+    # Of 64 bits, as SQLite's integers; longer ones may be ids.
+    return int(rollout) if rollout.isdecimal() and len(rollout) <= 18 else None

@@ -12,6 +12,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from lightning_core.cli.console import Column, make_table, one_line
+from lightning_core.errors import visible
 from lightning_core.records.store import CallCredit, RolloutRecord
 from lightning_core.trace import Call, Event, Trace
 
@@ -36,7 +37,7 @@ def make_rollout_table(records: Sequence[RolloutRecord]) -> Table:
         Column("N"),
         Column("phase"),
         Column("step"),
-        Column("task", cut=True),
+        Column("task", cut=True, bounded=True),
         Column("reward"),
         Column("calls"),
         Column("status", cut=True),
@@ -51,7 +52,7 @@ def make_rollout_table(records: Sequence[RolloutRecord]) -> Table:
                 r.task_id,
                 _number(r.reward),
                 str(r.calls),
-                _status(r.status, r.error),
+                status_text(r.status, r.error),
             )
             for r in records
         ),
@@ -60,7 +61,13 @@ def make_rollout_table(records: Sequence[RolloutRecord]) -> Table:
 
 def make_trace_table(traces: Sequence[tuple[int, Trace]]) -> Table:
     """A table of numbered traces that were not recorded by a run, one per line."""
-    columns = (Column("N"), Column("task", cut=True), Column("reward"), Column("calls"), Column("status", cut=True))
+    columns = (
+        Column("N"),
+        Column("task", cut=True, bounded=True),
+        Column("reward"),
+        Column("calls"),
+        Column("status", cut=True),
+    )
     return make_table(
         columns,
         (
@@ -69,7 +76,7 @@ def make_trace_table(traces: Sequence[tuple[int, Trace]]) -> Table:
                 trace.task_id,
                 _number(trace.reward),
                 str(len(trace.calls)),
-                _status(_outcome(trace), trace.error),
+                status_text(_outcome(trace), trace.error),
             )
             for number, trace in traces
         ),
@@ -80,25 +87,25 @@ def _outcome(trace: Trace) -> str:
     return "ok" if trace.error is None else "failed"
 
 
-def _status(status: str, error: str | None) -> str:
+def status_text(status: str, error: str | None) -> str:
     return status if error is None else f"{status}: {one_line(error)}"
 
 
 def _header(trace: Trace, record: RolloutRecord | None) -> Iterator[str]:
     if record is None:
-        outcome = _status(_outcome(trace), trace.error)
+        outcome = status_text(_outcome(trace), trace.error)
         yield f"trace {trace.rollout}  reward {_number(trace.reward)}  {outcome}"
     else:
         seconds = max(0, record.ended_ns - record.started_ns) / 1e9
         yield (
             f"rollout {record.ordinal}  {record.phase} at step {record.step}  reward {_number(record.reward)}  "
-            f"{_status(record.status, record.error)}  {seconds:.1f} s"
+            f"{status_text(record.status, record.error)}  {seconds:.1f} s"
         )
-    yield f"task {trace.task_id}: {one_line(json.dumps(trace.task, ensure_ascii=False))}"
+    yield f"task {one_line(trace.task_id)}: {one_line(json.dumps(trace.task, ensure_ascii=False))}"
     for reward in trace.rewards:
         if reward.call is None and (reward.agent is not None or reward.name is not None):
-            target = "" if reward.agent is None else f" to agent {reward.agent}"
-            name = "" if reward.name is None else f" ({reward.name})"
+            target = "" if reward.agent is None else f" to agent {one_line(reward.agent)}"
+            name = "" if reward.name is None else f" ({one_line(reward.name)})"
             yield f"reward {_number(reward.value)}{target}{name}"
     for kind, count in trace.counters.items():
         yield f"not recorded: {kind}, {count} times"
@@ -129,6 +136,7 @@ def _tree(trace: Trace, credit: Mapping[str, CallCredit], full: bool) -> Tree:
 
 def _text(line: str, full: bool) -> Text:
     """``line`` cut at the terminal's width, or wrapped with ``full``; failures in red."""
+    line = visible(line)
     text = Text(line, overflow="fold") if full else Text(line, no_wrap=True, overflow="ellipsis")
     text.highlight_regex(r"^(call of|agent|node|tool|rollout|trace) \S+", "bold")
     text.highlight_regex(r"  (failed|refused): .*", "red")
@@ -137,15 +145,16 @@ def _text(line: str, full: bool) -> Text:
 
 def _event_line(event: Event) -> str:
     error = "" if event.error is None else f"  failed: {one_line(event.error)}"
-    agent = "" if event.agent in (None, event.name) or event.kind == "agent" else f"  (agent {event.agent})"
-    return f"{event.kind} {event.name}{agent}{error}"
+    is_own = event.agent is None or event.agent == event.name or event.kind == "agent"
+    agent = "" if is_own else f"  (agent {one_line(str(event.agent))})"
+    return f"{event.kind} {one_line(event.name)}{agent}{error}"
 
 
 def _call_lines(call: Call, trace: Trace, credit: CallCredit | None, full: bool) -> Iterator[str]:
-    parts = [f"call of {call.agent or 'no agent'}"]
+    parts = [f"call of {one_line(call.agent or 'no agent')}"]
     version = "" if call.policy_version is None else f" version {call.policy_version}"
     if call.model:  # unknown if a refused request could not be read
-        parts.append(f"{call.model}{version}")
+        parts.append(f"{one_line(call.model)}{version}")
     if call.prompt_ids is not None and call.output_ids is not None:
         parts.append(f"{len(call.prompt_ids)} → {len(call.output_ids)} tokens")
     if call.context is not None:
@@ -155,7 +164,9 @@ def _call_lines(call: Call, trace: Trace, credit: CallCredit | None, full: bool)
     if credit is not None:
         parts.append(f"reward {_number(credit.reward)}, advantage {credit.advantage:+.3f}, {credit.tokens} trained")
     parts += [
-        f"call reward {_number(r.value)}{f' ({r.name})' if r.name else ''}" for r in trace.rewards if r.call == call.id
+        f"call reward {_number(r.value)}{f' ({one_line(r.name)})' if r.name else ''}"
+        for r in trace.rewards
+        if r.call == call.id
     ]
     if call.refused is not None:
         parts.append(f"refused: {one_line(call.refused)}")
@@ -164,9 +175,9 @@ def _call_lines(call: Call, trace: Trace, credit: CallCredit | None, full: bool)
     yield "  ".join(parts)
     messages = call.messages if full else call.messages[-1:]
     for message in messages:
-        yield from _message_lines(str(message.get("role", "?")), message, full)
+        yield from _message_lines(one_line(str(message.get("role", "?"))), message, full)
     if call.response is not None:
-        yield from _message_lines(call.agent or "response", call.response, full)
+        yield from _message_lines(one_line(call.agent or "response"), call.response, full)
 
 
 def _message_lines(speaker: str, message: Mapping[str, Any], full: bool) -> Iterator[str]:
@@ -180,7 +191,7 @@ def _message_lines(speaker: str, message: Mapping[str, Any], full: bool) -> Iter
             yield from (f"{_INDENT * 2}{line}" for line in rest)
     for tool_call in message.get("tool_calls") or ():
         function = tool_call.get("function") or {}
-        yield f"{_INDENT}{speaker} calls {function.get('name', '?')} {one_line(str(function.get('arguments', '')))}"
+        yield f"{_INDENT}{speaker} calls {one_line(str(function.get('name', '?')))} {one_line(str(function.get('arguments', '')))}"
 
 
 def _content_text(content: Any) -> str:

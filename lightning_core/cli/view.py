@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import webbrowser
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from lightning_core.cli import exits
+from lightning_core.cli.numbers import port
 from lightning_core.cli.serve import wait_for_signal
 from lightning_core.errors import MissingExtra
 
@@ -19,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="runs",
         help="the folder of runs, or one run's (default: %(default)s)",
     )
-    parser.add_argument("--port", type=int, default=0, help="port to listen on (default: any free port)")
+    parser.add_argument("--port", type=port, default=0, help="port to listen on (default: any free port)")
     parser.add_argument("--no-browser", action="store_true", help="only print the URL")
 
 
@@ -31,9 +34,23 @@ def view(options: argparse.Namespace) -> int:
         if error.name is None or error.name.startswith("lightning_core"):
             raise
         raise MissingExtra(error.name, "view", "lightning-rl view") from None
-    with open_view(Path(options.runs), port=options.port) as url:
+    with (
+        open_view(Path(options.runs), port=options.port) as url,
+        TemporaryDirectory(prefix="lightning-view-") as scratch,
+    ):
         print(f"{url}\nstop: Ctrl-C", flush=True)
         if not options.no_browser:
-            webbrowser.open(url)
+            webbrowser.open(page_to(url, Path(scratch)).as_uri())
         wait_for_signal()
-    return 0
+    return exits.OK
+
+
+def page_to(url: str, folder: Path) -> Path:
+    """Write a page to ``folder`` that opens ``url``; returns its path.
+
+    Other users can see a browser's arguments, and ``url`` has the token.
+    """
+    page = folder / "open.html"
+    page.touch(mode=0o600)
+    page.write_text(f'<!doctype html><title>Viewer</title><meta http-equiv="refresh" content="0; url={url}">')
+    return page

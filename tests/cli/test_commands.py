@@ -36,12 +36,12 @@ def summary(gain: float | None) -> Summary:
     return Summary(eval=compared, steps=3, rollouts=9, tokens_sampled=10, tokens_trained=5, wall_seconds=61.0, seed=0)
 
 
-@pytest.mark.parametrize(("gain", "code"), [(0.3, 0), (0.0, 1), (-0.3, 1), (None, 0)])
+@pytest.mark.parametrize(("gain", "code"), [(0.3, 0), (0.0, 3), (-0.3, 3), (None, 3)])
 def test_train(home: Path, loop: Install, capsys: pytest.CaptureFixture[str], gain: float | None, code: int) -> None:
     result = SimpleNamespace(summary=summary(gain), folder=Path("runs/x"), checkpoint=Path("runs/x/checkpoints/s"))
     record_rollout(result.folder)
     calls = loop(lambda _: result)
-    assert main(["train", "c.yaml", "trainer.steps=3", "--resume", "run.seed=7"]) == code
+    assert main(["train", "c.yaml", "trainer.steps=3", "--resume", "run.seed=7"]) == 0, "the run is complete"
     config = calls[0]["config"]
     assert isinstance(config, Config)
     assert (config.trainer.steps, config.run.resume, config.run.seed) == (3, True, 7)
@@ -50,6 +50,7 @@ def test_train(home: Path, loop: Install, capsys: pytest.CaptureFixture[str], ga
     assert "\nwriter         1  answered  policy (trained)\n" in shown.out
     assert "run: runs/x" in shown.out
     assert shown.err == ""
+    assert main(["train", "c.yaml", "--require-improvement"]) == code
 
 
 def test_a_wrong_configuration_is_one_message(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +62,7 @@ def test_a_wrong_configuration_is_one_message(home: Path, capsys: pytest.Capture
     assert "override 'trainer.stepz=3': trainer.stepz: unknown key; did you mean 'steps'?" in shown.err
     assert "c.yaml: tasks.train: missing, but required by this command" in shown.err
     assert main(["train", "none.yaml"]) == 2
-    assert capsys.readouterr().err == "lightning-rl: no configuration file at 'none.yaml'\n"
+    assert capsys.readouterr().err == "lightning-rl: no configuration file at 'none.yaml'; did you mean 'c.yaml'?\n"
 
 
 def test_credit_needs_a_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +81,9 @@ def test_evaluating_on_the_way_needs_tasks(home: Path, capsys: pytest.CaptureFix
     )
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["train"], ["train", "c.yaml", "--fast"], ["train", "c.yaml", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["fly"], ["train", "--fast"], ["train", "c.yaml", "--fast"], ["train", "c.yaml", "x"]]
+)
 def test_wrong_usage(home: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
@@ -139,7 +142,7 @@ def test_eval_of_a_run(run_folder: Path, loop: Install, capsys: pytest.CaptureFi
     assert calls[0]["config"].eval.samples == 2
     out = capsys.readouterr().out
     assert "held-out reward 0.750 [too few tasks] (95% interval) on 2 tasks" in out
-    assert "1 rollouts were left out: infrastructure failures" in out
+    assert "1 rollout was left out: infrastructure failures" in out
     assert "\nwriter         1  answered  policy (trained)\n" in out, "earlier rollouts are not counted"
 
 
@@ -188,3 +191,21 @@ def test_the_command_is_quick_to_start() -> None:
     script = f"import sys, lightning_core.cli.main; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+INTERRUPTED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "lightning_core.cli.trace":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from lightning_core.cli.__main__ import run
+sys.exit(run())
+"""
+
+
+def test_an_interrupt_while_the_command_loads_is_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "\nlightning-rl: interrupted.\n")

@@ -18,6 +18,7 @@ from lightning_core.records.browse import ORDERS
 from lightning_core.records.store import Phase, Status, Store
 from tests.cli.conftest import Install
 from tests.cli.recorded import call, keep, try_it
+from tests.core.test_store import record
 from tests.terminal import on_terminal
 
 HEADER = "agent   requests  result    where"
@@ -93,6 +94,21 @@ def test_rollouts_are_filtered_and_sorted(
     table = capsys.readouterr().out
     assert [int(line.split()[0]) for line in table.split("\n\n")[0].splitlines()[1 : 1 + len(expected)]] == expected
     assert expected or table.splitlines()[-1] == "no rollout matches"
+
+
+def test_a_rollout_without_spans_is_listed_and_shown_as_a_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its worker was lost before the agent ran."""
+    (tmp_path / "config.yaml").write_text("policy: {model: m}\n")
+    with Store(tmp_path / "store.db") as store:
+        store.add_rollout(record(status="infrastructure", error="the worker was lost"), [])
+    assert main(["trace", str(tmp_path)]) == 0
+    assert "infrastructure: the worker was lost" in capsys.readouterr().out
+    assert main(["trace", str(tmp_path), "--rollout", "1"]) == 2
+    error = capsys.readouterr().err
+    assert "Nothing was recorded in this rollout" in error
+    assert "infrastructure: the worker was lost" in error
 
 
 def test_the_names_of_filters_are_those_of_the_store() -> None:
@@ -220,7 +236,14 @@ def test_text_in_square_brackets_and_deep_nesting_are_shown(home: Path, capsys: 
             "'nowhere.json' does not exist; expected a run's folder such as runs/latest, a file of traces",
         ),
         (["runs/typo"], "'runs/typo' does not exist; expected a run's folder such as runs/latest"),
-        (["runs/one", "--page", "0"], "--page 0: expected a number from 1"),
+        (
+            ["runs/one", "--rollout", "1", "--page", "2"],
+            "--page selects a part of the list of rollouts, but --rollout selects one rollout",
+        ),
+        (["c.yaml", "--page", "2"], "--page selects a part of the list of rollouts, but 'c.yaml' is a configuration"),
+        (["two.json", "--rollout", "1", "--last", "50"], "--last selects a part of the list of rollouts, but"),
+        (["runs/one", "--min-reward", "2", "--max-reward", "1"], "--min-reward 2: expected at most --max-reward 1"),
+        (["runs/one", "--rollout", "9" * 31], "no rollout with id '999"),
         (
             ["runs/one", "--rollout", "1", "--phase", "eval"],
             "--phase filters or sorts the rollouts of a run's folder, but",
@@ -235,7 +258,6 @@ def test_text_in_square_brackets_and_deep_nesting_are_shown(home: Path, capsys: 
         ),
         (["c.jsonl"], "no traces could be read from 'c.jsonl'"),
         (["two.json", "--rollout", "3"], "--rollout 3: expected a number from 1 to 2, or a trace id"),
-        (["runs/one", "--last", "0"], "--last 0: expected a number from 1"),
         (["two.json", "--task", "q17"], "--task and key=value are for a configuration"),
     ],
 )
@@ -243,6 +265,30 @@ def test_trace_usage(run_folder: Path, arguments: list[str], expected: str, caps
     Path("c.jsonl").write_text("some text", encoding="utf-8")
     write_traces("two.json", 2)
     assert main(["trace", *arguments]) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["trace", "runs/one", "--page", "0"], "--page: found '0', expected a whole number from 1 to 1,000,000,000"),
+        (["trace", "runs/one", "--page", "9" * 23], "expected a whole number from 1 to 1,000,000,000"),
+        (["trace", "runs/one", "--last", "9" * 5000], "expected a whole number from 1 to 1,000,000,000"),
+        (["trace", "runs/one", "--step", "-1"], "--step: found '-1', expected a whole number from 0 to"),
+        (["trace", "runs/one", "--min-reward", "nan"], "--min-reward: found 'nan', expected a finite number"),
+        (["trace", "runs/one", "--max-reward", "inf"], "--max-reward: found 'inf', expected a finite number"),
+        (["runs", "compare", "one", "two", "--tasks", "-1"], "--tasks: found '-1', expected a whole number from 0"),
+        (["credit", "runs/one", "--calls", "-1"], "--calls: found '-1', expected a whole number from 0"),
+        (["view", "--port", "99999"], "--port: found '99999', expected a port from 0 to 65535"),
+        (["serve", "runs/one", "--port=-1"], "--port: found '-1', expected a port from 0 to 65535"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(
+    run_folder: Path, arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
     assert expected in capsys.readouterr().err
 
 

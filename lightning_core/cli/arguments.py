@@ -1,0 +1,40 @@
+"""Checks of ``key=value`` arguments, and what a wrong one was probably meant to be."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def check_overrides(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Exit with a usage error for an override without ``=``, and for one in place of the configuration."""
+    given: str | None = getattr(options, "config", None)
+    if given is not None and "=" in given and not Path(given).exists() and options.command == "eval":
+        parser.error(
+            f"found {given!r} in place of the configuration; its file comes first: lightning-rl eval lightning.yaml {given}"
+        )
+    for position, text in enumerate(options.overrides):
+        if text.startswith(("-", "=")) or "=" not in text:
+            parser.error(_unexpected(options.command, text, options.overrides[position + 1 :]))
+
+
+def _unexpected(command: str, text: str, rest: Sequence[str]) -> str:
+    name = text.lstrip("-").partition("=")[0]
+    keys = _keys_like(name)
+    values = [part for part in rest if part != "=" and not part.startswith("-")]
+    value = text.partition("=")[2] or (values[0] if values and "=" not in values[0] else "VALUE")
+    if keys:
+        written = " or ".join(f"{key}={value}" for key in keys)
+        return f"unexpected argument {text!r}: settings are written as key=value, without spaces and dashes: {written}"
+    return f"unexpected argument {text!r}: expected an option of {command!r} (see --help) or key=value, such as trainer.steps=10"
+
+
+def _keys_like(name: str) -> list[str]:
+    """The settings called ``name``, with or without their section: ``trainer.steps`` for ``steps``; at most three."""
+    from lightning_core.config.problems import key_paths
+    from lightning_core.config.sections import Sections
+
+    wanted = name.replace("-", "_")
+    found = [key for key in key_paths(Sections) if key == wanted or key.endswith(f".{wanted}")]
+    return found[:3] if wanted else []
