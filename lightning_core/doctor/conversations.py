@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from lightning_core.doctor.finding import Checks, Observed
 from lightning_core.doctor.trial import Trial
-from lightning_core.doctor.units import listed, percent, plural
+from lightning_core.doctor.units import listed, percent
+from lightning_core.errors import plural
 
 _KINDS = ("new", "clean", "realigned", "forked")
 _MANY_CUT = 0.1

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lightning_core.config import Config
+from lightning_core.config.credit_rules import checked_loss, policy_rules
+from lightning_core.config.monitors import configured_monitors
 from lightning_core.doctor import conversations, environment, plan, rewards, settings, tasks, wiring
 from lightning_core.doctor.finding import Checks, Finding
 from lightning_core.doctor.machine import gather_environment
 from lightning_core.doctor.trial import Trial
 from lightning_core.doctor.trials import Setup, policy_trial, scripted_trial
-from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.errors import ConfigError, MissingExtra, TrainingError
 from lightning_core.records.progress import Progress, SilentProgress
 from lightning_core.rollouts.interrupts import interruptible
 from lightning_core.rollouts.programs import check_tasks, load_agent, load_reward
 from lightning_core.rollouts.tasks import load_tasks, training_tasks
+from lightning_core.trackers.registry import tracker_factories
 
 SCRIPTED, POLICY = "scripted policy", "policy"
 CHECKS: tuple[Checks[Any], ...] = (
@@ -56,8 +60,18 @@ def examine(
     train = training_tasks(config)
     held_out = [] if config.tasks.eval is None else load_tasks(config.tasks.eval, key="tasks.eval")
     check_tasks(config, [*train, *held_out])
+    # As training does before it creates the run's folder.
+    policy_rules(config)
+    checked_loss(config.algorithm)
+    configured_monitors(config.monitors)
+    with suppress(MissingExtra):  # which the checks of the environment report
+        tracker_factories(config)
     lists = tasks.TaskLists(
-        train=train, eval=held_out, eval_limit=config.eval.tasks, tasks_per_step=config.rollouts.tasks_per_step
+        train=train,
+        eval=held_out,
+        eval_limit=config.eval.tasks,
+        tasks_per_step=config.rollouts.tasks_per_step,
+        allow_overlap=config.tasks.allow_overlap,
     )
     found += tasks.checks.examine("tasks", lists)
     with interruptible(), tempfile.TemporaryDirectory(prefix="lightning-doctor-") as scratch:
@@ -108,6 +122,7 @@ def _why_skipped(config: Config, trial: Trial, *, model: bool) -> str | None:
         return f"trainer.name is {config.trainer.name}, whose policy runs on a cluster"
     if config.policy.backend != "torch":
         return f"policy.backend is {config.policy.backend}, a server that is not started here"
-    if isinstance(trial.error, (ConfigError, TrainingError)):
+    # Of rollouts that all failed after an answer of the script, the script may be the reason.
+    if isinstance(trial.error, (ConfigError, TrainingError)) and not (trial.is_explained and trial.is_any_answered):
         return "a run stops before that"
     return None

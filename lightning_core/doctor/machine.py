@@ -9,19 +9,29 @@ import socket
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from lightning_core.capture.integration import discover, find_conflicts, requirements_of_extra
+from lightning_core.capture.integration import (
+    Conflict,
+    discover,
+    find_conflicts,
+    find_framework_conflicts,
+    find_hosts,
+    requirements_of_extra,
+)
 from lightning_core.config import Config
 from lightning_core.doctor.environment import Devices, Environment, Extra
 from lightning_core.errors import os_problem
+from lightning_core.trackers.registry import BUILT_IN
 
 _DISTRIBUTION = "lightning-rl"
-_FOR_DEVELOPERS = ("dev", "dev-models", "dev-view", "examples", "all")
+_NOT_REPORTED = ("dev", "dev-models", "dev-view", "docs", "examples", "all", "quickstart")
+"""Extras that are for development or combine others."""
 
 
 def gather_environment(config: Config | None = None) -> Environment:
@@ -31,11 +41,14 @@ def gather_environment(config: Config | None = None) -> Environment:
     existing = next(folder for folder in (runs, *runs.absolute().parents) if folder.exists())
     ours = find_distribution(_DISTRIBUTION)
     names = list((ours.metadata.get_all("Provides-Extra") if ours else None) or ())
-    extras = read_extras(ours, [name for name in names if name not in _FOR_DEVELOPERS])
+    extras = read_extras(ours, [name for name in names if name not in _NOT_REPORTED])
     integrations = {name: extras.pop(name) for name in discover() if name in extras}
     for name, entry in discover().items():
         if entry.dist is not None and canonicalize_name(entry.dist.name) != _DISTRIBUTION:
             integrations |= read_extras(entry.dist, [name])
+        if name in integrations:
+            conflicts = find_framework_conflicts(entry, find_hosts(name))
+            integrations[name] = replace(integrations[name], conflicts=_words(conflicts))
     packages = ("lightning-rl", "torch", "transformers")
     found = {name: dist.version for name in packages if (dist := find_distribution(name)) is not None}
     return Environment(
@@ -61,6 +74,7 @@ def needed_extras(config: Config) -> dict[str, str]:
     needed = {name: f"trainer.name: {name}"}
     if starts_vllm and find_spec("vllm") is None:
         needed["vllm"] = "policy.backend: vllm"
+    needed |= {name: f"run.report_to: {name}" for name in config.run.report_to if name in BUILT_IN}
     if config.otlp.endpoint is not None:
         needed["otlp"] = "otlp.endpoint"
     return needed
@@ -90,9 +104,13 @@ def _own(packages: set[str], required: Mapping[str, set[str]]) -> list[str]:
 
 
 def _read_extra(dist: Distribution | None, name: str, own: Sequence[str]) -> Extra:
-    conflicts = [f"{c.required} ({c.found or 'missing'})" for c in find_conflicts(dist, name)]
+    conflicts = _words(find_conflicts(dist, name))
     found = {package: one.version for package in own if (one := find_distribution(package)) is not None}
     return Extra(installed=found, conflicts=conflicts)
+
+
+def _words(conflicts: Sequence[Conflict]) -> list[str]:
+    return [f"{c.required} ({c.found or 'missing'})" for c in conflicts]
 
 
 def cpu_model() -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from lightning_core.config import Config
 from lightning_core.doctor.finding import Checks, Observed
-from lightning_core.doctor.units import plural, size
+from lightning_core.doctor.units import size
+from lightning_core.errors import plural
 from lightning_core.records.progress import format_seconds
 
 

@@ -8,8 +8,9 @@ from statistics import fmean
 from lightning_core.doctor.equal_groups import expected_equal
 from lightning_core.doctor.finding import Checks, Observed
 from lightning_core.doctor.trial import Trial, working_time
-from lightning_core.doctor.units import percent, plural
+from lightning_core.doctor.units import percent
 from lightning_core.doctor.wiring import is_of_reward
+from lightning_core.errors import plural
 
 _SLOW_SECONDS = 0.5
 _SLOW_SHARE = 0.3

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from lightning_core.config import Config
 from lightning_core.doctor.finding import Checks, Observed
+from lightning_core.errors import plural
 
 checks: Checks[Config] = Checks("Configuration")
 
@@ -15,10 +16,8 @@ def summary(c: Config) -> Iterator[Observed]:
     """What the run trains, and how many rollouts it takes."""
     r, names = c.rollouts, ", ".join(c.agents.named) or ("all" if c.agents.train == "all" else "the marked agents")
     tuning = c.policy.tuning if c.policy.train_layers is None else f"the top {c.policy.train_layers} layers"
-    yield Observed(
-        "info",
-        f"{c.policy.model} ({tuning}), agents: {names}; {c.trainer.steps} steps of {r.tasks_per_step} tasks × {r.group_size} attempts",
-    )
+    size = f"{plural(r.tasks_per_step, 'task')} × {plural(r.group_size, 'attempt')}"
+    yield Observed("info", f"{c.policy.model} ({tuning}), agents: {names}; {plural(c.trainer.steps, 'step')} of {size}")
 
 
 @checks.check("held-out tasks")

@@ -35,12 +35,19 @@ class Trial:
     @property
     def is_explained(self) -> bool:
         """Whether the error is that no rollout ended well, which checks of their status report."""
-        return isinstance(self.error, (InfrastructureError, TrainingError)) and not self.is_any_ok
+        return (
+            bool(self.rollouts) and isinstance(self.error, (InfrastructureError, TrainingError)) and not self.is_any_ok
+        )
 
     @property
     def is_any_ok(self) -> bool:
         """Whether any agent returned with a valid reward."""
         return any(rollout.status == "ok" for rollout in self.rollouts)
+
+    @property
+    def is_any_answered(self) -> bool:
+        """Whether any model call of any agent was answered, so that what followed may depend on the answer."""
+        return any(entry.kind == "call" for entry in self.ledger)
 
     @cached_property
     def ledger(self) -> Ledger:

@@ -20,7 +20,7 @@ from lightning_core.config.sections import Otlp, UpstreamSection
 from lightning_core.doctor.plan import Measured
 from lightning_core.doctor.trial import Trial, working_time
 from lightning_core.endpoint.routing import Routing
-from lightning_core.errors import LightningError
+from lightning_core.errors import LightningError, plural
 from lightning_core.records.progress import Progress
 from lightning_core.records.store import Store
 from lightning_core.rollouts.background import background_loop
@@ -78,7 +78,7 @@ def scripted_trial(setup: Setup) -> Trial:
     backend = ScriptedBackend(lambda _: ANSWER, models=(*policy_settings(config), BASE))
     every = ScriptedBackend(lambda _: ANSWER)
     every.models = EveryModel(every.models)
-    setup.progress.message(f"scripted policy: {len(tasks)} tasks × {setup.attempts} attempts")
+    setup.progress.message(f"scripted policy: {plural(len(tasks), 'task')} × {plural(setup.attempts, 'attempt')}")
     setup.progress.phase("scripted policy", len(tasks) * setup.attempts)
     try:
         with ExitStack() as stack:
@@ -107,7 +107,9 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
 
     config, rollouts = setup.trial_config, list[Rollout]()
     count = config.rollouts.tasks_per_step
-    setup.progress.message(f"policy {config.policy.model}: {count} tasks × {setup.attempts} attempts")
+    setup.progress.message(
+        f"policy {config.policy.model}: {plural(count, 'task')} × {plural(setup.attempts, 'attempt')}"
+    )
     trial = Trial(config=setup.config, rollouts=rollouts, scripted=False)
     try:
         with open_session(

@@ -19,8 +19,3 @@ def listed(items: Sequence[str], most: int = 5) -> str:
     """The first ``most`` items, and how many more there are."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return f"{', '.join(items[:most])}{more}"
-
-
-def plural(number: int, noun: str) -> str:
-    """``1 call``, ``2 calls``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

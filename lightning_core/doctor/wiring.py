@@ -9,7 +9,8 @@ from lightning_core.capture.clients.stamping import NO_MODEL_NAMED
 from lightning_core.capture.sockets import CONNECTION
 from lightning_core.doctor.finding import Checks, Observed
 from lightning_core.doctor.trial import Trial
-from lightning_core.doctor.units import listed, plural
+from lightning_core.doctor.units import listed
+from lightning_core.errors import plural
 from lightning_core.records.ledger import selectable_names
 
 _ADVICE = {
@@ -97,12 +98,14 @@ def dropped(t: Trial) -> Iterator[Observed]:
 @checks.check("failures")
 def failures(t: Trial) -> Iterator[Observed]:
     """Rollouts that raised an error or exceeded the time limit (they count with the reward so far, else 0), or that the
-    infrastructure failed (they are left out). With the script, an agent may fail because of the answer `ok`."""
+    infrastructure failed (they are left out). With the script, an agent may fail because of the answer `ok`; a problem is then
+    only that all rollouts fail before any answer."""
     for status, meaning in (("failed", "failed"), ("infrastructure", "were left out")):
         found = [r for r in t.rollouts if r.status == status]
         if found and not (status == "infrastructure" and is_of_reward(found[0].error)):
-            every = len(found) == len(t.rollouts) and not t.scripted
-            answer = " with the scripted answer 'ok'" if t.scripted else ""
+            by_script = t.scripted and t.is_any_answered
+            every = not t.is_any_ok and not by_script
+            answer = " with the scripted answer 'ok'" if by_script else ""
             yield Observed(
                 "problem" if every else "warning",
                 f"{len(found)} of {plural(len(t.rollouts), 'rollout')} {meaning}{answer}; the first error: {found[0].error}",

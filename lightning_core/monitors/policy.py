@@ -48,12 +48,13 @@ def length_explosion(
     factor: Limit = 3.0,
     tokens: Limit = 32.0,
 ) -> str | None:
-    """The mean response of each of the last `steps` steps has `tokens` tokens or more, and is `factor` times as long as within the
-    last `within` steps before."""
+    """The mean response of each of the last `steps` steps has `tokens` tokens or more, and is `factor` times as long as the
+    shortest mean of the last `within` steps before."""
     window = history[-(within + steps) :]
-    lengths = [number(line, "response_tokens") or 0.0 for line in window[-steps:]]
-    start, now = number(window[0], "response_tokens"), min(lengths)
-    if len(window) <= steps or start is None or now < max(tokens, factor * start):
+    lengths = [number(line, "response_tokens") for line in window]
+    start = min((length for length in lengths[:-steps] if length), default=None)
+    now = min(length or 0.0 for length in lengths[-steps:])
+    if start is None or now < max(tokens, factor * start):
         return None
     return (
         f"responses grew from {start:.0f} to {now:.0f} tokens within {len(window)} steps. The reward pays for length, or longer responses "
@@ -101,7 +102,7 @@ def gradient_norm(history: History, held_out: HeldOut, *, steps: Steps = 3, fact
             f"the gradient's norm ({infinite}) is not finite. Lower trainer.learning_rate, and check that rewards are small numbers; "
             "use policy.dtype: float32 to find out whether the precision is the cause"
         )
-    norms = [value for line in history[-(20 + steps) :] if (value := number(line, *names)) is not None]
+    norms = [value for line in history[-(max(20, 2 * steps) + steps) :] if (value := number(line, *names)) is not None]
     if len(norms) < 3 * steps:
         return None
     before, now = median(norms[:-steps]), median(norms[-steps:])

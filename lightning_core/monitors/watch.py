@@ -23,6 +23,8 @@ class Alert:
     """What was found, the most likely cause and what to change."""
     policy: str | None = None
     """The policy that it is about; None with one policy, or for all."""
+    broken: bool = False
+    """Whether the monitor raised an exception: the message is about the monitor, not about the run."""
 
     @property
     def metric(self) -> str:
@@ -91,16 +93,16 @@ def _raised(views: Views, number: int, held_out: HeldOut, monitors: Sequence[Wat
     for one in monitors:
         for policy in policies if one.rule.each_policy and policies else [None]:
             history = views[policy][:number]
-            message = _message(one, history, held_out)
+            message, broken = _message(one, history, held_out)
             if message is not None:
                 step = int(history[-1]["step"])
-                found.append(Alert(monitor=one.rule.name, step=step, message=message, policy=policy))
+                found.append(Alert(monitor=one.rule.name, step=step, message=message, policy=policy, broken=broken))
     return found
 
 
-def _message(one: Watched, history: History, held_out: HeldOut) -> str | None:
-    """What the monitor found. An exception that it raises is a message: it must not end the run."""
+def _message(one: Watched, history: History, held_out: HeldOut) -> tuple[str | None, bool]:
+    """What the monitor found, and whether it is an exception that it raised, which must not end the run."""
     try:
-        return one.rule.function(history, held_out, **one.arguments)
-    except Exception as error:  # noqa: BLE001 - a user's function can raise anything
-        return f"the monitor itself failed: {describe(error)}. Correct it, or remove it from monitors.add"
+        return one.rule.function(history, held_out, **one.arguments), False
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function can raise anything
+        return f"the monitor itself failed: {describe(error)}. Correct it, or remove it from monitors.add", True

@@ -50,10 +50,13 @@ class MlflowTracker:
         experiment_id = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
         created = self._client.create_run(experiment_id, run_name=run.name, tags=dict.fromkeys(run.tags, "true"))
         self._id: str = created.info.run_id
+        try:
+            self._log_params(flat(run.config))
+        except BaseException:
+            # The caller tries again with a new run.
+            self._client.set_terminated(self._id, status="FAILED")
+            raise
         run.keep_id("mlflow", self._id)
-        params = [self._entities.Param(key, str(value)[:_MAX_PARAM]) for key, value in flat(run.config).items()]
-        for start in range(0, len(params), _MAX_BATCH):
-            self._client.log_batch(self._id, params=params[start : start + _MAX_BATCH])
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         self._step = step
@@ -73,6 +76,11 @@ class MlflowTracker:
                     self._log_checkpoint(result)
         finally:
             self._client.set_terminated(self._id, status=_STATES[state])
+
+    def _log_params(self, config: Mapping[str, Any]) -> None:
+        params = [self._entities.Param(key, str(value)[:_MAX_PARAM]) for key, value in config.items()]
+        for start in range(0, len(params), _MAX_BATCH):
+            self._client.log_batch(self._id, params=params[start : start + _MAX_BATCH])
 
     def _log_checkpoint(self, result: Result) -> None:
         for name, path in checkpoint_files(result.checkpoint).items():

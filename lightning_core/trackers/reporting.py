@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Mapping
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 _GIVE_UP_AFTER = 3
 """Number of successive errors after which a tracker gets nothing but `Tracker.on_end`, which closes it."""
+_NOTICE_SECONDS = 5.0
+"""Seconds after which the wait for the trackers at the end of a run is announced."""
+_WAIT_SECONDS = 600.0
+"""Seconds after which that wait ends: an unattended run must not hold its machine for a server that does not answer."""
 
 _Report = Callable[[Tracker], None]
 
@@ -48,11 +53,12 @@ class Reports:
         return result
 
     def close(self, state: RunState) -> None:
-        """End the trackers and wait until they have sent everything. An interrupt ends the wait."""
+        """End the trackers and wait until they have sent everything, for a limited time. An interrupt ends the wait."""
         for thread in self._threads:
             thread.end(lambda tracker: tracker.on_end(state, self._result))
+        began = time.monotonic()
         for thread in self._threads:
-            thread.join()
+            thread.join(began)
 
     def _send(self, report: _Report) -> None:
         for thread in self._threads:
@@ -82,7 +88,10 @@ def reporting(
     except BaseException:
         reports.close("failed")
         raise
-    reports.close("finished")
+    try:
+        reports.close("finished")
+    except KeyboardInterrupt:
+        logger.warning("run.report_to: the wait was interrupted: trackers may lack what was reported last")
 
 
 class _TrackerThread:
@@ -105,28 +114,50 @@ class _TrackerThread:
     def end(self, report: _Report) -> None:
         self._reports.put((report, True))
 
-    def join(self) -> None:
-        self._thread.join()
+    def join(self, began: float) -> None:
+        """Wait until everything is sent, or until `_WAIT_SECONDS` after ``began``, a time of the monotonic clock."""
+        self._thread.join(max(0.0, began + _NOTICE_SECONDS - time.monotonic()))
+        if self._thread.is_alive():
+            logger.warning("run.report_to: waiting for the tracker %s; Ctrl-C ends the wait", self._name)
+            self._thread.join(max(0.0, began + _WAIT_SECONDS - time.monotonic()))
+        if self._thread.is_alive():
+            logger.warning("run.report_to: the tracker %s did not end, and may lack what was reported last", self._name)
         if self._errors > 1:
             logger.warning("run.report_to: %d errors of the tracker %s; the first is above", self._errors, self._name)
 
     def _work(self) -> None:
         self._try(self._open)
+        waiting: list[_Report] = []
         last = False
         while not last:
             report, last = self._reports.get()
-            tracker = self._tracker
-            if tracker is not None and (last or self._in_a_row < _GIVE_UP_AFTER):
+            waiting.append(report)
+            if self._tracker is None and self._in_a_row < _GIVE_UP_AFTER:
+                self._try(self._open)
+            if self._tracker is not None:
+                self._deliver(waiting, self._tracker, last=last)
+            if self._tracker is not None or self._in_a_row >= _GIVE_UP_AFTER:
+                waiting.clear()
+
+    def _deliver(self, reports: Sequence[_Report], tracker: Tracker, *, last: bool) -> None:
+        """Report in order. After too many errors only the end is reported, which is the last of ``reports`` if ``last``."""
+        for number, report in enumerate(reports, start=1):
+            if self._in_a_row < _GIVE_UP_AFTER or (last and number == len(reports)):
                 self._try(report, tracker)
 
     def _open(self) -> None:
-        self._tracker = self._factory(self._run)
+        tracker = self._factory(self._run)
+        if not callable(getattr(tracker, "on_step", None)):
+            raise TypeError(
+                f"expected an object with on_step, on_evaluation and on_end, found {type(tracker).__name__}"
+            )
+        self._tracker = tracker
 
     def _try(self, act: Callable[..., None], *arguments: object) -> None:
         try:
             act(*arguments)
             self._in_a_row = 0
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._errors += 1
             self._in_a_row += 1
             if self._errors == 1:

@@ -43,12 +43,14 @@ class TensorBoardTracker:
         self._add(evaluation_values(evaluation))
 
     def on_end(self, state: RunState, result: Result | None) -> None:
-        self._writer.add_text("state", state, self._step)
-        if result is not None:
-            self._add(summary_values(result))
-            curve = import_module("matplotlib.image").imread(result.folder / "curve.png")
-            self._writer.add_image("curve", curve, self._step, dataformats="HWC")
-        self._writer.close()
+        try:
+            self._writer.add_text("state", state, self._step)
+            if result is not None:
+                self._add(summary_values(result))
+                curve = import_module("matplotlib.image").imread(result.folder / "curve.png")
+                self._writer.add_image("curve", curve, self._step, dataformats="HWC")
+        finally:
+            self._writer.close()
 
     def _add(self, values: Mapping[str, float]) -> None:
         for name, value in values.items():

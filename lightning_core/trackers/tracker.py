@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,18 +32,16 @@ class TrackedRun:
 
     def read_id(self, tracker: str) -> str | None:
         """The id that `keep_id` stored in the run's folder, if the run is resumed."""
-        return self._ids().get(tracker) if self.resumed else None
+        path = self._id_path(tracker)
+        return path.read_text(encoding="utf-8").strip() if self.resumed and path.is_file() else None
 
     def keep_id(self, tracker: str, identity: str) -> None:
         """Store the tracker's own id of this run in the run's folder, for when the run is resumed."""
-        self._path.write_text(json.dumps({**self._ids(), tracker: identity}, indent=2) + "\n", encoding="utf-8")
+        # A file each, since trackers start at the same time, each on its own thread.
+        self._id_path(tracker).write_text(f"{identity}\n", encoding="utf-8")
 
-    def _ids(self) -> dict[str, str]:
-        return json.loads(self._path.read_text(encoding="utf-8")) if self._path.is_file() else {}
-
-    @property
-    def _path(self) -> Path:
-        return self.folder / "trackers.json"
+    def _id_path(self, tracker: str) -> Path:
+        return self.folder / f"tracker-{tracker}.id"
 
 
 class Tracker(Protocol):

@@ -90,6 +90,18 @@ def raises(task: dict[str, Any]) -> float:
     raise RuntimeError("no tool for this")
 
 
+def raises_at_once(task: dict[str, Any]) -> float:
+    raise RuntimeError("no database")
+
+
+def needs_a_plan(task: dict[str, Any]) -> float:
+    """An agent that is not trained plans first; a script's answer is no plan."""
+    plan = reviewer([user("plan")])
+    if plan == "ok":
+        raise ValueError(f"no plan: {plan}")
+    return healthy(task)
+
+
 def prints(task: dict[str, Any]) -> float:
     sys.stdout.write("printed by the agent\n")
     return healthy(task)

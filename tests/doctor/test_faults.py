@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from starlette.responses import JSONResponse
 
 from lightning_core.config import load_config
 from lightning_core.doctor import Finding, examine
@@ -103,7 +104,7 @@ def test_held_out_tasks_that_are_training_tasks_are_a_problem(with_script: Exami
     found = with_script("healthy", tasks={"eval": "tests.doctor.agents:copied"})
     (overlap,) = named(found, "overlap")
     assert overlap.level == "problem"
-    assert overlap.found.startswith("4 of 4 held-out tasks are also training tasks: eval-t0, eval-t1")
+    assert overlap.found.startswith("4 of 4 evaluated tasks are also training tasks: eval-t0, eval-t1")
 
 
 def test_responses_that_are_cut_are_named_with_a_limit_to_set(with_model: Examine) -> None:
@@ -132,6 +133,32 @@ def test_an_agent_that_raises_is_named_with_its_error(with_model: Examine) -> No
     assert "4 of 4 rollouts failed" in real.found
     assert "RuntimeError: no tool for this" in real.found
     assert problems(found) == [real]
+
+
+def test_an_agent_that_raises_before_any_call_is_a_problem_with_the_script_too(with_model: Examine) -> None:
+    found = with_model("raises_at_once")
+    (failures,) = problems(found)
+    assert (failures.section, failures.name) == ("scripted policy", "failures")
+    assert failures.found == "4 of 4 rollouts failed; the first error: RuntimeError: no database"
+    assert "a run stops before that" in next(f.found for f in found if f.name == "not checked")
+
+
+def test_if_the_script_keeps_a_trained_agent_from_its_call_the_policy_decides(
+    with_model: Examine, server: RecordingServer
+) -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "first"}, "finish_reason": "stop"}
+    server.refusal = JSONResponse(
+        {"id": "1", "created": 0, "model": "planner", "object": "chat.completion", "choices": [choice]}
+    )
+    found = with_model("needs_a_plan", policy={"upstream": {"base_url": server.url}})
+    assert problems(found) == []
+    (failures,) = named(found, "failures")
+    assert failures.found.startswith(
+        "4 of 4 rollouts failed with the scripted answer 'ok'; the first error: ValueError"
+    )
+    assert "doctored → policy: 4 calls" in next(
+        f.found for f in found if f.name == "speakers" and f.section == "policy"
+    )
 
 
 def test_a_refused_request_is_named_with_the_reason(with_script: Examine) -> None:

@@ -37,11 +37,23 @@ def test_equal_content_under_several_ids_is_named() -> None:
     assert copies.found == "1 of 5 training tasks repeat the content of another: again"
 
 
-def test_a_part_of_the_held_out_tasks_that_is_trained_on_is_a_warning() -> None:
+def test_tasks_that_are_only_an_id_differ() -> None:
+    found = examine([{"id": "a"}, {"id": "b"}], [{"id": "c"}])
+    assert named(found, "duplicates") == named(found, "overlap") == []
+
+
+def test_a_part_of_the_held_out_tasks_that_is_trained_on_is_a_problem() -> None:
     (overlap,) = named(
         examine(numbered(4), [{"id": "e", "question": "0?"}, {"id": "q0", "question": "new"}]), "overlap"
     )
-    assert (overlap.level, overlap.found) == ("warning", "1 of 2 held-out tasks are also training tasks: e")
+    assert (overlap.level, overlap.found) == ("problem", "1 of 2 evaluated tasks are also training tasks: e")
+
+
+def test_only_the_tasks_that_are_evaluated_count() -> None:
+    """As in training, which checks the same sample."""
+    held_out = [*numbered(9, 100), {"id": "e", "question": "0?"}]
+    found = [named(examine(numbered(4), held_out, limit), "overlap") for limit in (1, 10)]
+    assert [len(f) for f in found] == [0, 1]
 
 
 def test_more_evaluated_tasks_than_there_are_is_named() -> None:

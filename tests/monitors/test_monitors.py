@@ -9,6 +9,7 @@ import pytest
 
 from lightning_core.errors import CreditError
 from lightning_core.monitors import MONITORS, Alert, HeldOut, alerts, new_alerts, raised, watched
+from lightning_core.records.steps import monitor_stop
 
 HEALTHY: dict[str, Any] = {
     "reward": 0.5, "solved": 0.3, "rollouts": 32, "rollouts_failed": 2, "rollouts_left_out": 1, "rollouts_invalid": 0,
@@ -120,6 +121,10 @@ def test_responses_explode_within_twenty_steps_or_grow_slowly() -> None:
     assert alert.monitor == "length_explosion"
     assert "grew from 20 to 101 tokens" in alert.message
     assert alerts(slow, {}) == alerts(short, {}) == []
+    shrunk = run_of(
+        {"response_tokens": None}, *({"response_tokens": n} for n in (400.0, 50.0, 60.0, 200.0, 210.0, 220.0))
+    )
+    assert [a.monitor for a in raised(shrunk, {})] == ["length_explosion"], "compared with the shortest"
 
 
 def test_a_gradient_norm_that_is_not_finite_or_rises_suddenly() -> None:
@@ -128,6 +133,8 @@ def test_a_gradient_norm_that_is_not_finite_or_rises_suddenly() -> None:
     (rising,) = raised(run_of(*[{}] * 8, *[{"grad_norm": 40.0}] * 3), {})
     assert "rose from 1 to 40" in rising.message
     assert raised(run_of(*[{}] * 8, {"grad_norm": 40.0}, {}, {}), {}) == [], "a single one is clipped"
+    long = watched(args={"gradient_norm": {"steps": 15}})
+    assert len(raised(run_of(*[{}] * 35, *[{"grad_norm": 40.0}] * 15), {}, long)) == 1, "longer than its usual window"
 
 
 def held(*means: float, tasks: int = 20) -> HeldOut:
@@ -202,7 +209,7 @@ def test_monitors_are_switched_off_configured_and_added() -> None:
         watched(add={"m:truncation": truncation})
     with pytest.raises(CreditError, match="cannot be one of the monitors; expected the signature"):
         watched(add={"m:f": lambda history: None})
-    with pytest.raises(CreditError, match="'slow' has no argument 'belo'; expected one of 'above'"):
+    with pytest.raises(CreditError, match="'slow' has no argument 'belo'; expected 'above'"):
         watched(add={"m:slow": slow}, args={"m:slow": {"belo": 2.0}})
 
 
@@ -210,9 +217,17 @@ def broken(history: Sequence[Mapping[str, Any]], held_out: HeldOut) -> str | Non
     return history[-1]["missing"]
 
 
+def ending(history: Sequence[Mapping[str, Any]], held_out: HeldOut) -> str | None:
+    raise SystemExit(7)
+
+
 def test_a_monitor_that_raises_is_reported_and_does_not_end_the_run() -> None:
-    (alert,) = raised(run_of({}), {}, watched(add={"m:broken": broken}))
-    assert str(alert).startswith("broken: the monitor itself failed: KeyError: 'missing'")
+    found = raised(run_of({}), {}, watched(add={"m:broken": broken, "m:ending": ending}))
+    assert [str(alert).partition(". ")[0] for alert in found] == [
+        "broken: the monitor itself failed: KeyError: 'missing'",
+        "ending: the monitor itself failed: SystemExit: 7",
+    ]
+    assert monitor_stop(found, ["broken", "ending"]) is None
 
 
 def test_every_monitor_is_tested_here() -> None:
