@@ -18,8 +18,10 @@ Each class also inherits from the matching built-in exception.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Generator, Mapping
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a full disk, a quota or a limit on the size of files."""
@@ -163,6 +165,21 @@ def text_of(value: object, convert: Callable[[object], str] = str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
+"""Control characters of terminals, those that turn the direction of text, and halves of surrogate pairs."""
+
+
+def visible(text: str, *, lines: bool = True) -> str:
+    """``text`` with control characters as escapes such as ``\\x1b``. With ``lines``, line breaks and tabs are kept."""
+    escaped = _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    return escaped if lines else escaped.replace("\r", "\\r").replace("\n", "\\n").replace("\t", "\\t")
+
+
+def plural(number: int, noun: str) -> str:
+    """``1 call``, ``2 calls``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def fold(text: str, most: int = 480) -> str:
     """``text`` on one line, with its middle left out if it has more than ``most`` characters."""
     head, tail = most * 3 // 4, most // 4
@@ -173,3 +190,11 @@ def fold(text: str, most: int = 480) -> str:
 def show(value: object) -> str:
     """The ``repr`` of a value of the agent, for messages."""
     return fold(text_of(value, repr), 200)
+
+
+def did_you_mean(words: str | Iterable[str], known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """``did you mean 'steps'?`` with the nearest of ``known`` to each of ``words``; empty if none is near."""
+    candidates = list(known)
+    wanted = [words] if isinstance(words, str) else words
+    near = dict.fromkeys(match for word in wanted for match in get_close_matches(word, candidates, 1, cutoff))
+    return f"did you mean {', '.join(map(repr, near))}?" if near else ""

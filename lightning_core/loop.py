@@ -8,24 +8,25 @@ the call's advantage; one update of the policy.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lightning_core.config import Config
 from lightning_core.config.credit_rules import checked_loss, policy_rules
 from lightning_core.config.monitors import configured_monitors
 from lightning_core.errors import ConfigError
-from lightning_core.records.folder import open_run_folder
+from lightning_core.records.folder import open_run_folder, record_resume
 from lightning_core.records.lock import running
-from lightning_core.records.progress import Progress, SilentProgress
+from lightning_core.records.notebook import shown_progress
+from lightning_core.records.progress import Progress
 from lightning_core.records.results import Evaluation, Result, finish, recorded_evaluations
 from lightning_core.records.store import Store
 from lightning_core.rollouts.counts import counts_to_metrics, seconds_to_metrics
 from lightning_core.rollouts.interrupts import uninterrupted
-from lightning_core.rollouts.programs import check_tasks, load_agent, load_reward
+from lightning_core.rollouts.programs import check_tasks, load_agent, load_reward, refuse_functions
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.rollouts.selection import warn_of_hosts
-from lightning_core.rollouts.tasks import given_tasks, held_out_tasks, training_tasks, warn_of_shared_tasks
+from lightning_core.rollouts.tasks import check_overlap, given_tasks, held_out_tasks, run_eval_tasks, training_tasks
 from lightning_core.session import open_session
 from lightning_core.trackers.registry import tracker_factories
 from lightning_core.trackers.reporting import reporting
@@ -42,32 +43,32 @@ def fit(
     tasks: Sequence[Task] | None = None,
     eval_tasks: Sequence[Task] | None = None,
     reward: RewardFunction | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Result:
     """Train the policy of ``solve``'s agents; evaluate it on held-out tasks before and after.
 
-    ``solve(task)`` is the agent entry. Arguments that are not given are taken from ``config``. Raises `ConfigError`,
-    `InfrastructureError`, `RewardError`, `TrainingError` or, on a signal, KeyboardInterrupt, after a checkpoint.
+    ``solve(task)`` is the agent entry. Arguments that are not given are taken from ``config``. ``progress``: None shows it in a notebook,
+    True also on standard error, False nowhere. Raises `ConfigError`, `InfrastructureError`, `RewardError`, `TrainingError` or, on a
+    signal, KeyboardInterrupt, after a checkpoint.
     """
     began = time.monotonic()
     trainer = TRAINERS[config.trainer.name]
     if not trainer.in_process:
-        _refuse_functions(config, agent=solve, reward=reward)
+        refuse_functions(config, agent=solve, reward=reward)
     solve, reward = solve or load_agent(config), reward or load_reward(config)
     tasks = training_tasks(config) if tasks is None else given_tasks(tasks, "tasks.train")
-    if eval_tasks is None:
-        eval_tasks = held_out_tasks(config) if config.tasks.eval else []
+    eval_tasks = run_eval_tasks(config, eval_tasks)
     if not eval_tasks and (config.trainer.keep_best or config.eval.early_stop is not None):
         raise ConfigError("trainer.keep_best and eval.early_stop require held-out tasks; set tasks.eval")
     check_tasks(config, [*tasks, *eval_tasks])
-    warn_of_shared_tasks(tasks, eval_tasks)
+    check_overlap(config, tasks, eval_tasks)
     # These raise ConfigError or MissingExtra before a folder is created.
     policy_rules(config)
     checked_loss(config.algorithm)
     configured_monitors(config.monitors)
     trackers = tracker_factories(config)
     folder, checkpoint = open_run_folder(config)
-    with running(folder), reporting(config, trackers, folder, checkpoint) as reports:
+    with running(folder), reporting(config, trackers, folder, checkpoint) as reports, shown_progress(progress) as shown:
         trainer.train(
             Plan(
                 config=config,
@@ -77,7 +78,7 @@ def fit(
                 eval_tasks=eval_tasks,
                 solve=solve,
                 reward=reward,
-                progress=progress or SilentProgress(),
+                progress=shown,
                 on_step=reports.on_step,
                 on_evaluation=reports.on_evaluation,
             )
@@ -100,6 +101,7 @@ def train(plan: Plan) -> None:
         on_evaluation=plan.on_evaluation,
     ) as session:
         trainer = session.trainer
+        record_resume(config, plan.folder, plan.checkpoint)
         log = session.open_log()
         if eval_tasks and not recorded_evaluations(session.store, "eval_before"):
             session.evaluate(eval_tasks, "eval_before")
@@ -118,13 +120,13 @@ def train(plan: Plan) -> None:
                 with uninterrupted():  # a checkpoint needs a whole update, and its metrics
                     session.record_credit(batch)
                     update = trainer.step(batch.rows)
-                    session.measure_change(batch)
                     critic = trainer.learn_expected(batch.credit.targets) if batch.credit.targets else {}
                     metrics = {**counts_to_metrics(batch.counts), **update, **critic}
                     metrics |= seconds_to_metrics(
                         batch.counts, rollouts=collected - started, update=time.monotonic() - collected
                     )
                     plan.on_step(trainer.steps, log.add(trainer.steps, metrics))
+                session.measure_change(batch)
                 done, every = trainer.steps, config.trainer.checkpoint_every
                 if every and done % every == 0 and done < total:
                     session.save_checkpoint()
@@ -160,35 +162,29 @@ def evaluate(
     tasks: Sequence[Task] | None = None,
     reward: RewardFunction | None = None,
     checkpoint: Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Evaluation:
     """Run one pass over held-out ``tasks``, recorded in ``folder``.
 
-    Uses the weights of ``checkpoint``, if given, else the configured ones.
+    Uses the weights of ``checkpoint``, if given, else the configured ones. ``progress``: as for `fit`.
     """
     if checkpoint is not None:
         config, checkpoint = sampling_config(config, checkpoint)
     solve, reward = solve or load_agent(config), reward or load_reward(config)
     tasks = held_out_tasks(config) if tasks is None else given_tasks(tasks, "tasks.eval")
     check_tasks(config, tasks)
-    with open_session(
-        config,
-        solve,
-        folder=folder,
-        progress=progress or SilentProgress(),
-        reward_function=reward,
-        checkpoint=checkpoint,
-        weights_only=True,  # only a run's newest checkpoint has the optimiser's state
-    ) as session:
+    with (
+        shown_progress(progress) as shown,
+        open_session(
+            config,
+            solve,
+            folder=folder,
+            progress=shown,
+            reward_function=reward,
+            checkpoint=checkpoint,
+            weights_only=True,  # only a run's newest checkpoint has the optimiser's state
+        ) as session,
+    ):
         found = session.evaluate(tasks, "eval_manual")
         warn_of_hosts(config, session.store.ledger())
-        return found
-
-
-def _refuse_functions(config: Config, **given: Callable[..., object] | None) -> None:
-    for key, function in given.items():
-        if function is not None:
-            raise ConfigError(
-                f"{key}: with trainer.name: {config.trainer.name} agents run in other processes and import it by name; "
-                f"set {key}: module:callable in the configuration instead of passing a function"
-            )
+    return found

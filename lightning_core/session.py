@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from lightning_core.config import Config
-from lightning_core.errors import LightningError
+from lightning_core.errors import ConfigError, LightningError, plural
 from lightning_core.monitors import HeldOut
 from lightning_core.records.checkpoints import (
     best_checkpoint,
@@ -22,9 +22,10 @@ from lightning_core.records.checkpoints import (
     drop_optimizer,
     mark_best,
 )
+from lightning_core.records.held_out import held_out_by_task
 from lightning_core.records.ledger import NewRoutes
 from lightning_core.records.progress import Progress
-from lightning_core.records.results import Evaluation, held_out_by_task, held_out_rewards, recorded_stop, to_evaluation
+from lightning_core.records.results import Evaluation, held_out_rewards, recorded_stop, to_evaluation
 from lightning_core.records.steps import StepLog
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.background import BackgroundLoop, background_loop
@@ -32,7 +33,7 @@ from lightning_core.rollouts.collect import Batch, Collector, collect
 from lightning_core.rollouts.environment import capturing, open_agents
 from lightning_core.rollouts.interrupts import Interrupted, interruptible
 from lightning_core.rollouts.runner import RewardFunction, Rollout, Solve, Task
-from lightning_core.trace import LOGPROBS_AFTER, pack
+from lightning_core.trace import LOGPROBS_AFTER, describe, pack
 from lightning_core.trainers import Trainer, make_trainer
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class TrainingSession:
         self._on_evaluation = on_evaluation
         self._saved = trainer.steps
         """Number of updates in the newest checkpoint."""
+        self._measures_change = True
         self._held_out: HeldOut | None = None
         """The rewards of the recorded evaluations; None: not read."""
 
@@ -90,15 +92,28 @@ class TrainingSession:
         self._collector.record_credit(batch, self.trainer.steps)
 
     def measure_change(self, batch: Batch) -> None:
-        """After the update: record the new logprobs of what ``trainer.measure_change`` rollouts with an advantage sampled."""
+        """After the update: record the new logprobs of what ``trainer.measure_change`` rollouts with an advantage sampled.
+
+        The viewer shows them. What goes wrong is logged once; the update is done.
+        """
         credited = [row for row in batch.rows if row.advantages is not None and row.advantages.any()]
         chosen = list(dict.fromkeys(row.rollout for row in credited))[: self.config.trainer.measure_change]
         rows = [row for row in credited if row.rollout in chosen]
-        if rows:
-            rollout_of = {segment.call: row.rollout for row in rows for segment in row.segments}
+        if not rows or not self._measures_change:
+            return
+        rollout_of = {segment.call: row.rollout for row in rows for segment in row.segments}
+        try:
             after = self.trainer.logprobs(rows)
-            arrays = {(rollout_of[call], call): pack(found, "<f4") for call, found in after.items()}
-            self.store.add_arrays(LOGPROBS_AFTER, arrays)
+        except Exception as error:
+            self._measures_change = False
+            logger.warning(
+                "trainer.measure_change: not measured from step %d on: %s. Set it to 0, or to fewer rollouts",
+                *(self.trainer.steps, describe(error)),
+                exc_info=logger.isEnabledFor(logging.DEBUG),
+            )
+            return
+        arrays = {(rollout_of[call], call): pack(found, "<f4") for call, found in after.items()}
+        self.store.add_arrays(LOGPROBS_AFTER, arrays)
 
     def evaluate(self, tasks: Sequence[Task], phase: Phase) -> Evaluation:
         """One pass over ``tasks`` with the current weights, ``eval.samples`` rollouts each.
@@ -112,7 +127,7 @@ class TrainingSession:
         self._held_out = None
         found = to_evaluation((str(g.task["id"]), r.status, r.reward) for g in groups for r in g.rollouts)
         if phase != "eval_manual" and found.reward is not None:
-            self.progress.message(f"held-out reward after {self.trainer.steps} steps: {found.reward:.3f}")
+            self.progress.message(f"held-out reward after {plural(self.trainer.steps, 'step')}: {found.reward:.3f}")
         self._on_evaluation(self.trainer.steps, phase, found)
         return found
 
@@ -224,6 +239,7 @@ def open_session(
         stack.enter_context(capturing(config))
         trainer = make_trainer(config)
         stack.callback(trainer.close)
+        _check_context(config, trainer.backend.max_context)
         for note in trainer.notes:
             progress.message(note)
         if checkpoint is not None:
@@ -240,4 +256,13 @@ def open_session(
             progress=progress,
             folder=folder,
             on_evaluation=on_evaluation,
+        )
+
+
+def _check_context(config: Config, limit: int) -> None:
+    """Raise `ConfigError` if a response of ``rollouts.max_tokens`` leaves no room for a prompt in the ``limit`` of the model."""
+    if config.rollouts.max_tokens >= limit:
+        raise ConfigError(
+            f"rollouts.max_tokens is {config.rollouts.max_tokens}, but the model's context has {limit} tokens for prompt and response "
+            "together; lower rollouts.max_tokens"
         )

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_core.errors import RewardError, fold, show, text_of
+from lightning_core.notebooks.html import trace_table
 
 TokenIds = NDArray[np.uint32]
 Floats = NDArray[np.float32]
@@ -250,6 +251,8 @@ class Trace:
         """Names of the agents that made a call, in order of first appearance."""
         return tuple(dict.fromkeys(c.agent for c in self.calls if c.agent is not None))
 
+    _repr_html_ = trace_table
+
 
 def call_id(response_id: str) -> str | None:
     """The call id at the end of a response id of any wire format; None without one."""
@@ -288,7 +291,7 @@ def spans_to_trace(spans: Iterable[SpanRecord], *, counters: Mapping[str, int] |
     if len(roots) != 1:
         raise ValueError(f"expected one root span with {TASK_ID!r}, found {len(roots)} among {len(ordered)} spans")
     root = roots[0]
-    calls = [_call(s) for s in ordered if s.attributes.get(OPERATION) == "chat"]
+    calls = [span_to_call(s) for s in ordered if s.attributes.get(OPERATION) == "chat"]
     return Trace(
         rollout=root.trace_id,
         task_id=str(root.attributes[TASK_ID]),
@@ -301,7 +304,8 @@ def spans_to_trace(spans: Iterable[SpanRecord], *, counters: Mapping[str, int] |
     )
 
 
-def _call(span: SpanRecord) -> Call:
+def span_to_call(span: SpanRecord) -> Call:
+    """The call that a span with the operation ``chat`` records."""
     a = span.attributes
     return Call(
         id=span.span_id,

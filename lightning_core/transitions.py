@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_core.notebooks.html import row_table
 from lightning_core.trace import Call, Floats, TokenIds, Trace
 
 _NO_IDS: TokenIds = np.empty(0, dtype=np.uint32)
@@ -104,6 +105,8 @@ class Row:
     """float32 [L]: 0 where the mask is False; None before credit is assigned."""
     segments: tuple[Segment, ...]
     """The calls trained in this row, in order."""
+
+    _repr_html_ = row_table
 
 
 def trace_to_transitions(trace: Trace, *, agents: Collection[str], refused: bool = False) -> list[Transition]:

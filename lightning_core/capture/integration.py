@@ -101,6 +101,15 @@ def find_conflicts(distribution: Distribution | None, extra: str) -> list[Confli
     return conflicts
 
 
+def find_framework_conflicts(entry: EntryPoint, hosts: frozenset[str]) -> list[Conflict]:
+    """What prevents the integration of ``entry``: missing ``hosts`` and unsupported versions.
+
+    The clients that its extra brings may be missing, since agents can use others.
+    """
+    absent = [Conflict(f"the package {host}", None) for host in sorted(hosts) if not _is_importable(host)]
+    return [c for c in find_conflicts(entry.dist, entry.name) if absent or c.found is not None] + absent
+
+
 class Installed:
     """The installed integrations.
 
@@ -130,13 +139,7 @@ class Installed:
         with self._lock:
             integration, entry = self._get(name), self._registered[name]
             if name not in self._checked:
-                conflicts = find_conflicts(entry.dist, name)
-                conflicts += [
-                    Conflict(f"the package {host}", None)
-                    for host in sorted(integration.hosts)
-                    if not _is_importable(host)
-                ]
-                if conflicts:
+                if conflicts := find_framework_conflicts(entry, integration.hosts):
                     distribution = entry.dist.name if entry.dist else "lightning-rl"
                     raise IntegrationUnavailable(
                         f"the integration {name!r} {'; '.join(map(str, conflicts))}: pip install '{distribution}[{name}]'"

@@ -6,7 +6,6 @@ The HTTP client layer looks at `speaking` before each model call and refuses a `
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +14,11 @@ from typing import Literal
 from lightning_core.capture.address import Address
 from lightning_core.capture.context import inherited_scope, is_outside
 from lightning_core.capture.owner import current_owner, current_worker
-from lightning_core.capture.repeats import Repeats
 from lightning_core.capture.resolvers import resolve
 from lightning_core.capture.run import Run, has_live_runs, live_runs
 from lightning_core.capture.work import Scope, is_same_agent
 from lightning_core.errors import StrayCallError
+from lightning_core.logs.repeats import COUNTED, Repeats
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +34,6 @@ STRAY = "refused: "
 
 repeats = Repeats()
 """The refused calls since the patches were installed, by reason, host and agents."""
-if hasattr(os, "register_at_fork"):  # POSIX
-    os.register_at_fork(after_in_child=repeats.clear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,7 @@ class Stray:
         """
         message = describe_stray(self.reason, host, threading.current_thread().name, self.candidates)
         if (times := repeats.count((self.reason, host, tuple(c.address.agent for c in self.candidates)))) is not None:
-            logger.error("%s%s", message, times)
+            logger.error("%s%s", message, times, extra=COUNTED)
         known = {c.run.rollout: c.run for c in self.candidates if not c.run.ended}
         runs = list(known.values()) or live_runs()
         for run in runs:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 
 from lightning_core.config.rules import argument_problems
 from lightning_core.config.sections import Sections
 from lightning_core.config.source import KeyPath
+from lightning_core.errors import did_you_mean
 from lightning_core.monitors import MONITORS
 
 
@@ -27,9 +27,8 @@ def check_monitors(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             if name in m.disable:
                 yield path, f"{name!r} is in monitors.disable too; remove it from one of them"
             elif name not in own and name not in m.add:
-                near = get_close_matches(name, m.add, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else "add it there"
-                yield path, f"found {name!r}, which is not in monitors.add; {hint}"
+                advice = did_you_mean(name, m.add) or "add it there"
+                yield path, f"found {name!r}, which is not in monitors.add; {advice}"
     for name, args in m.args.items():
         if name in own:
             yield from argument_problems(MONITORS[name], args, ("monitors", "args", name))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any, Final, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from lightning_core.config.source import KeyPath, Problem, Source, apply_overrides
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, did_you_mean
 
 INVALID_VALUE: Final = "lightning_invalid_value"
 """Type of pydantic errors whose message contains what was expected."""
@@ -122,14 +121,17 @@ def _problems(model: type[BaseModel], details: ErrorDetails, source: Source) -> 
     if details["type"] in ("extra_forbidden", "invalid_key"):
         section = _section_at(model, path[:-1])
         known = list(section.model_fields) if section else []
-        near = get_close_matches(str(path[-1]), known, n=1)
-        text = f"unknown key; {f'did you mean {near[0]!r}? ' if near else ''}expected one of {', '.join(known)}"
+        meant = did_you_mean(str(path[-1]), known)
+        text = f"unknown key; {meant and f'{meant} '}expected one of {', '.join(known)}"
     elif details["type"] == "missing":
         text = "missing, but required"
     elif details["type"] == INVALID_VALUE:
         text = f"found {describe(details['input'])}, {details['msg']}"
     else:
         text = f"found {describe(details['input'])}, expected {expectation(details)}"
+    name, colon, value = str(path[-1]).partition(":") if path else ("", "", "")
+    if colon and value and details["input"] is None:
+        text += f"; write a space after the colon: {name}: {value}"
     yield Problem(source.place(path), path, text)
 
 
@@ -156,6 +158,15 @@ def describe(value: object) -> str:
         return f"a mapping with the keys {', '.join(map(repr, value)) or 'none'}"
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def key_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of ``model`` and the sections in it, without those of named sections such as policies."""
+    for name, field in model.model_fields.items():
+        yield f"{prefix}{name}"
+        inner = _section_at(model, (name,))
+        if inner is not None and get_origin(field.annotation) is not dict:
+            yield from key_paths(inner, f"{prefix}{name}.")
 
 
 def _section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:

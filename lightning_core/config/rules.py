@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, TypeAdapter, ValidationError
@@ -16,7 +15,7 @@ from lightning_core.config.source import KeyPath
 from lightning_core.config.types import is_callable_name
 from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES
 from lightning_core.credit.registry import DeclaredRule, Parameter, Registry, RewardRule
-from lightning_core.errors import ConfigError, CreditError
+from lightning_core.errors import ConfigError, CreditError, did_you_mean
 
 R = TypeVar("R", bound=DeclaredRule)
 Problems = Iterator[tuple[KeyPath, str]]
@@ -30,10 +29,11 @@ class NameOf:
 
     def __call__(self, text: str) -> str:
         if text not in self.registry and not is_callable_name(text):
-            known, near = ", ".join(map(repr, self.registry)), get_close_matches(text, self.registry, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            meant, known = did_you_mean(text, self.registry), ", ".join(map(repr, self.registry))
             raise PydanticCustomError(
-                INVALID_VALUE, "expected {known}, or 'module:callable'{hint}", {"known": known, "hint": hint}
+                INVALID_VALUE,
+                "expected {known}, or 'module:callable'{hint}",
+                {"known": known, "hint": meant and f"; {meant}"},
             )
         return text
 
@@ -139,9 +139,8 @@ def argument_problems(
         if name in flat and name in rule.parameters:
             yield (*key, name), f"this argument has its own key; use {key[0]}.{name}"
         elif name not in rule.parameters:
-            near = get_close_matches(name, rule.parameters, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            yield (*key, name), f"{rule.name!r} {rule.unknown(name)}{hint}"
+            meant = did_you_mean(name, rule.parameters) if len(rule.parameters) > 1 else ""
+            yield (*key, name), f"{rule.name!r} {rule.unknown(name)}{meant and f'; {meant}'}"
         else:
             yield from _type_problems(rule.parameters[name], value, (*key, name))
     for parameter in rule.parameters.values():

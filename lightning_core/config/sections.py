@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from lightning_core.config.algorithm import Algorithm
@@ -31,6 +31,10 @@ from lightning_core.config.types import (
 )
 
 _TASK_FILES = (".jsonl", ".json", ".parquet")
+
+
+def _one_or_several(names: object) -> object:
+    return [names] if isinstance(names, str) and names != "all" else names
 
 
 def _task_source(text: str) -> str:
@@ -55,6 +59,11 @@ class TaskSource(Section):
     @model_validator(mode="before")
     @classmethod
     def _short_form(cls, data: object) -> object:
+        if isinstance(data, list):
+            raise PydanticCustomError(
+                INVALID_VALUE,
+                "expected the path of one file of tasks, or 'module:callable' for a function that returns a list",
+            )
         return {"source": data} if isinstance(data, str) else data
 
 
@@ -66,6 +75,9 @@ class Tasks(Section):
     eval: TaskSource | None = None
     """Held-out tasks, in the same forms, evaluated before and after training. The report groups tasks by their string
     field `split`, if they have one."""
+    allow_overlap: bool = False
+    """Whether held-out tasks may be training tasks too, equal in everything but `id` and `split`. The held-out reward
+    then does not show whether the policy generalises."""
 
 
 class Auxiliary(Section):
@@ -93,8 +105,8 @@ class Agents(Section):
     """The agents to train. Names match exactly.
     A name is that of a `@trainable` mark, or of a framework's node or agent."""
 
-    train: Names | Literal["all"] | None = None
-    """Names of the agents to train; `all`: every agent that is not under `frozen`, with or without a name; null: the
+    train: Annotated[Names | Literal["all"] | None, BeforeValidator(_one_or_several)] = None
+    """Names of the agents to train, or a single one; `all`: every agent that is not under `frozen`, with or without a name; null: the
     agents listed under `policies`, or else those marked with `@trainable`, or else the only one that makes model
     calls. `team/writer` is the agent or node `writer` inside `team`."""
     frozen: dict[str, str] = {}
@@ -283,13 +295,21 @@ def _different(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _folder_name(name: str) -> str:
+    if not name.strip() or name in (".", "..", "latest") or any(c in name for c in "/\\\0"):
+        raise PydanticCustomError(
+            INVALID_VALUE, "expected the name of a folder in run.dir, without slashes, and not 'latest'"
+        )
+    return name
+
+
 class RunSection(Section):
     """The run's folder, seed and resumption, and where it is reported."""
 
     dir: str = "runs"
     """Parent folder of all runs."""
-    name: str | None = None
-    """Name of this run's folder; null: the start time."""
+    name: Annotated[str, AfterValidator(_folder_name)] | None = None
+    """Name of this run's folder, without slashes; null: the start time."""
     seed: int = 0
     """Seed for sampling, the order of tasks and the trainer."""
     resume: bool = False

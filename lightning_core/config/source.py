@@ -16,9 +16,11 @@ from typing import Any
 
 import yaml
 
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, did_you_mean, os_problem
 
 KeyPath = tuple[str | int, ...]
+
+_OTHER_KINDS = (".py", ".jsonl", ".parquet", ".ipynb", ".md", ".txt", ".toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,18 @@ def dotted(path: KeyPath) -> str:
 
 def read_yaml(path: Path) -> Source:
     """Read a YAML file that contains a mapping. Raises `ConfigError` if it cannot be parsed."""
+    if path.is_dir() or path.suffix.lower() in _OTHER_KINDS:
+        raise ConfigError(_other_kind(path))
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"no configuration file at {str(path)!r}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the configuration {str(path)!r}: {error}") from error
+        raise ConfigError(f"no configuration file at {str(path)!r}{_files_near(path)}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"cannot read the configuration {str(path)!r}: it is not UTF-8 text (byte {error.start}); expected a YAML file"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {str(path)!r}: {os_problem(error)}") from error
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -87,6 +95,29 @@ def read_yaml(path: Path) -> Source:
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping of sections, found {type(data).__name__}")
     return Source(name=str(path), data=data, places=places, problems=tuple(problems))
+
+
+def _other_kind(path: Path) -> str:
+    if not path.is_dir():
+        return f"{str(path)!r} is not a configuration; expected a YAML file{_files_near(path)}"
+    if (path / "config.yaml").is_file():
+        return (
+            f"{str(path)!r} is a run's folder, expected a YAML file. To continue that run, pass its configuration with "
+            f"run.name={path.resolve().name} --resume; to start another with its settings, pass {str(path / 'config.yaml')!r}"
+        )
+    return f"{str(path)!r} is a folder, expected a YAML file{_files_near(path / 'lightning.yaml')}"
+
+
+def _files_near(path: Path) -> str:
+    """The YAML files in the folder of ``path``, as the end of an error."""
+    try:
+        found = sorted(file for file in path.parent.iterdir() if file.suffix.lower() in (".yaml", ".yml"))
+    except OSError:
+        return f"; the working directory is {str(Path.cwd())!r}"
+    if meant := did_you_mean(str(path), map(str, found)):
+        return f"; {meant}"
+    listed = ", ".join(repr(str(file)) for file in found[:5])
+    return f"; found {listed}" if listed else f"; {str(path.parent.resolve())!r} has no YAML file"
 
 
 def apply_overrides(

@@ -22,9 +22,23 @@ def is_callable_name(text: str) -> bool:
 def _callable_name(text: str) -> str:
     if not is_callable_name(text):
         raise PydanticCustomError(
-            INVALID_VALUE, "expected 'module:callable', such as 'examples.text_to_sql.agent:solve'"
+            INVALID_VALUE,
+            "expected 'module:callable', such as 'examples.text_to_sql.agent:solve'{hint}",
+            {"hint": _meant(text)},
         )
     return text
+
+
+def _meant(text: str) -> str:
+    """The form that ``text`` was probably meant to have, for errors."""
+    module, colon, name = text.partition(":")
+    if "-" in module:
+        return "; a module's name has no '-': rename the file"
+    module = re.sub(r"[\\/]+", ".", module.removesuffix(".py").removeprefix("./"))
+    if not colon and "/" not in text and not text.endswith(".py"):
+        module, _, name = module.rpartition(".")
+    found = f"{module}:{name.removesuffix('()') or 'solve'}"
+    return f"; did you mean {found!r}?" if module and is_callable_name(found) else ""
 
 
 CallableName = Annotated[str, AfterValidator(_callable_name)]

@@ -43,11 +43,15 @@ def assign_credit(
     for found in compared:
         advantages = {call: before + found.part.weight * found.advantages[call] for call, before in advantages.items()}
     targets = {rollout: parts[0].targets for rollout, parts in rewarded.items() if parts[0].targets is not None}
+    for found in compared:
+        metrics |= _metrics(found)
+    if compared:
+        metrics["groups_wasted"] = _wasted(compared[0].keyed, advantages)
     return Credit(
         values=_by_call(episodes, {rollout: parts[0].values for rollout, parts in rewarded.items()}),
         advantages=advantages,
         targets=_by_call([e for e in episodes if e.rollout in targets], targets),
-        metrics=metrics | {name: value for found in compared for name, value in _metrics(found).items()},
+        metrics=metrics,
     )
 
 
@@ -91,6 +95,11 @@ def compare_episodes(
 
 def _by_call(episodes: Sequence[Episode], found: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {t.call: value for e in episodes for t, value in zip(e.transitions, found[e.rollout], strict=True)}
+
+
+def _wasted(groups: Sequence[Sequence[Value]], advantages: Mapping[str, float]) -> float:
+    """The number of groups whose calls all have the advantage 0, the sum of all components."""
+    return sum(not any(advantages[v.call] for v in group) for group in groups)
 
 
 def _metrics(compared: Compared) -> dict[str, float]:

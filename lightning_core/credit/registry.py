@@ -13,12 +13,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from lightning_core.errors import CreditError
+from lightning_core.errors import CreditError, did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", bound="DeclaredRule")
@@ -99,7 +98,8 @@ class DeclaredRule:
     def unknown(self, name: str) -> str:
         """The end of an error about the unknown argument ``name``."""
         known = ", ".join(map(repr, self.parameters))
-        return f"has no argument {name!r}; {f'expected one of {known}' if known else 'it takes no arguments'}"
+        expected = f"expected {'one of ' if len(self.parameters) > 1 else ''}{known}"
+        return f"has no argument {name!r}; {expected if known else 'it takes no arguments'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,9 +188,10 @@ class Registry(Mapping[str, R], Generic[R]):
         """
         if isinstance(rule, str):
             if rule not in self:
-                near = get_close_matches(rule, self, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise CreditError(f"unknown {self.label} {rule!r}; expected one of {sorted(self)!r}{hint}")
+                meant = did_you_mean(rule, self)
+                raise CreditError(
+                    f"unknown {self.label} {rule!r}; expected one of {sorted(self)!r}{meant and f'; {meant}'}"
+                )
             return self[rule]
         for registry in self._all:
             for known in registry.values():

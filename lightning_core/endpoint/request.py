@@ -27,9 +27,13 @@ from lightning_core.endpoint.receive import plain_body, read_body, read_json
 from lightning_core.endpoint.record import ModelSpan, RefusedSpan
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, RequestKey, Session, Sessions, abort
 from lightning_core.errors import OverloadError, PolicyRequestError, UpstreamError, UpstreamRefusal
+from lightning_core.logs.repeats import COUNTED
 from lightning_core.trace import describe
 
 logger = logging.getLogger(__name__)
+
+_CAUSE_CHARACTERS = 100
+"""Failures that begin with the same text have one cause."""
 
 _MESSAGE_CHARACTERS = 2000
 """Most characters of an error message, which may quote a value as long as the body."""
@@ -295,7 +299,9 @@ def _clip(text: str) -> str:
 def count_failure(session: Session, key: RequestKey, error: Exception) -> None:
     """Count an infrastructure failure of the rollout of ``session``."""
     detail = describe(error)
-    logger.warning("a model call of agent %r failed: %s", key[0], detail)
+    if (times := session.logged.count((key[0], detail[:_CAUSE_CHARACTERS]))) is not None:
+        agent = "an agent without a name" if key[0] is None else f"agent {key[0]!r}"
+        logger.warning("a model call of %s failed%s: %s", agent, times, detail, extra=COUNTED)
     run = find_run(session.root.rollout)
     if run is not None:
         if isinstance(error, UpstreamRefusal) and error.is_permanent:

@@ -18,6 +18,7 @@ from lightning_core.chat.messages import Message
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.routing import Routing
 from lightning_core.errors import OverloadError, PolicyRequestError
+from lightning_core.logs.repeats import Repeats
 
 RequestKey = tuple[str | None, str, bytes]
 """Agent, path, and a digest of the body: equal for a request and its retries. The digest is empty if the body was not read."""
@@ -48,6 +49,8 @@ class Session:
     """The tasks of the requests being answered."""
     failed: dict[RequestKey, list[str]] = field(default_factory=dict["RequestKey", list[str]])
     """The infrastructure failures that no retry has recovered yet, by request."""
+    logged: Repeats = field(default_factory=Repeats)
+    """The failures that were logged, of all rollouts."""
     closed: bool = False
     provisional: bool = False
     """A call was answered before it was known which model must answer it; see `speakers`."""
@@ -63,6 +66,7 @@ class Sessions:
         self._limits = limits
         self._by_key: dict[str, Session] = {}
         self._requests = 0
+        self._logged = Repeats()
 
     @staticmethod
     def new_key() -> str:
@@ -71,6 +75,7 @@ class Sessions:
 
     def open(self, key: str, session: Session) -> None:
         """Admit ``key``."""
+        session.logged = self._logged
         self._by_key[key] = session
 
     def forget(self, key: str) -> Session | None:

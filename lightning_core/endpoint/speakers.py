@@ -10,7 +10,6 @@ No call reaches a provider because of a wrong selection:
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,7 +19,7 @@ from lightning_core.capture.address import Address
 from lightning_core.capture.marks import marked_agents
 from lightning_core.endpoint.routing import DEFAULT_AGENT, Routing
 from lightning_core.endpoint.sessions import Session
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, did_you_mean
 from lightning_core.trace import POLICY, REWARD_FUNCTION
 
 Verdict = Literal["keep", "repeat"] | ConfigError
@@ -123,9 +122,9 @@ def unknown_names(known: Collection[str], **selectors: Iterable[str]) -> ConfigE
     """The error for configured names that no agent has. ``selectors``: the names under each key of ``agents``."""
     unknown = {key: unknown_selectors(names, known) for key, names in selectors.items()}
     wrong = "; ".join(f"agents.{key} names {', '.join(map(repr, names))}" for key, names in unknown.items() if names)
-    near = [match for names in unknown.values() for n in names for match in difflib.get_close_matches(n, known, 1)]
-    if near:
-        advice = f"Did you mean {', '.join(map(repr, near))}?"
+    meant = did_you_mean([name for names in unknown.values() for name in names], known)
+    if meant:
+        advice = f"{meant[0].upper()}{meant[1:]}"
     else:
         advice = (
             "Correct the names, or mark the agents in code: @trainable(name). If they run only after other agents, list those and their "

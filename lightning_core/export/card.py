@@ -15,8 +15,9 @@ from lightning_core.export.source import Trained
 from lightning_core.model.source import hub_name, is_demo_model
 from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step
 from lightning_core.records.commit import recorded_commits
+from lightning_core.records.held_out import EVALUATIONS
 from lightning_core.records.intervals import Comparison, compare
-from lightning_core.records.results import EVALUATIONS, Evaluation, recorded_evaluations
+from lightning_core.records.results import Evaluation, recorded_evaluations
 from lightning_core.records.store import Phase, Store
 
 _REASON = re.compile("unknown: .*")

@@ -9,7 +9,8 @@ from pathlib import Path
 from lightning_core.config import Config, load_config
 from lightning_core.config.resolve import PolicySettings, policy_settings
 from lightning_core.errors import ConfigError
-from lightning_core.records.checkpoints import choose_checkpoint
+from lightning_core.records.checkpoints import checkpoint_step, choose_checkpoint
+from lightning_core.records.configs import config_of_step
 from lightning_core.trainers.verl.export import exported_model
 
 
@@ -44,7 +45,7 @@ def find_trained(
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"{str(run)!r} is not a run's folder: expected config.yaml and checkpoints/ in it")
     chosen = choose_checkpoint(run, checkpoint)
-    config = load_config(run / "config.yaml", overrides)
+    config = load_config(config_of_step(run, checkpoint_step(chosen)), overrides)
     policies = policy_settings(config)
     name = policy or next(iter(policies))
     if name not in policies:

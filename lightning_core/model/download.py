@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from lightning_core.errors import InfrastructureError
@@ -13,9 +14,14 @@ from lightning_core.errors import InfrastructureError
 def download(requirement: str, folder: Path, *options: str, sha256: str, advice: str) -> Path:
     """Download the archive of ``requirement`` to the empty folder ``folder``. On a terminal, pip shows its progress.
 
-    ``options``: of ``pip download``. ``advice``: what to do without a network. Raises `InfrastructureError` if the download
-    fails or the archive has another checksum.
+    ``options``: of ``pip download``. ``advice``: what to do without a network. Raises `InfrastructureError` if pip is not
+    installed, the download fails or the archive has another checksum.
     """
+    if find_spec("pip") is None:  # environments that uv makes
+        raise InfrastructureError(
+            f"pip is not installed in {sys.prefix!r}, and {requirement!r} is downloaded with it: "
+            "run `uv pip install pip`, or `python -m ensurepip`"
+        )
     command = [
         sys.executable,
         "-m",

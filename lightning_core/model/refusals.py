@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.errors import ConfigError, LightningError
+from lightning_core.model.hub import explain_hub, retries_once
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ def refusing(path: object, part: str = "model") -> Generator[None]:
     import torch
 
     try:
-        yield
+        with retries_once():
+            yield
     except (LightningError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a damaged file can raise anything: errors of safetensors, json, torch, TypeError
@@ -39,6 +41,8 @@ def _explain(error: Exception, folder: Path) -> str:
             "it needs Python code of its own (auto_map in its configuration), and Lightning runs no code of models; choose a "
             "model of a type that transformers includes"
         )
+    if not folder.is_dir() and (why := explain_hub(text)) is not None:
+        return why
     if type(error).__name__ == "SafetensorError":
         return (
             f"its weights are damaged or incomplete ({text}); expected safetensors files: copy or download them again"

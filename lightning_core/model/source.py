@@ -75,8 +75,12 @@ def resolve_model(name: str | os.PathLike[str]) -> Path | str:
         )
     if is_demo_model(name):
         return fetch_demo_model()
-    if folder.is_absolute() or str(name).startswith(("./", "../", "~")):
-        raise ConfigError(f"no model folder at {str(name)!r}: expected a Hugging Face folder with config.json")
+    # A name on the Hub has one slash at most.
+    if folder.is_absolute() or str(name).startswith(("./", "../", "~")) or str(name).strip("/").count("/") > 1:
+        raise ConfigError(
+            f"no model folder at {str(name)!r}: expected a Hugging Face folder with config.json; the working directory is "
+            f"{str(Path.cwd())!r}"
+        )
     return str(name)
 
 

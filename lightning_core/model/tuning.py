@@ -122,7 +122,10 @@ def _full_parameters(model: Any, train_layers: int | None) -> list[torch.nn.Para
             f"train_layers: no list of {count} decoder layers was found in {type(model).__name__}; leave train_layers out"
         )
     if not 1 <= train_layers <= count:
-        raise TrainingError(f"train_layers={train_layers}, but {type(model).__name__} has {count} layers")
+        raise ConfigError(
+            f"policy.train_layers is {train_layers}, but {type(model).__name__} has {count} layers; lower it, or leave it out to train "
+            "all weights"
+        )
     top = [parameter for layer in list(layers)[-train_layers:] for parameter in layer.parameters()]
     # The final norm is small and follows the trained layers; embeddings and head, often one matrix, stay frozen.
     norms = (part for name, part in decoder.named_children() if "norm" in name or name.startswith("ln_"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, get_args
@@ -11,9 +12,35 @@ from lightning_core.records.store import Phase, RolloutRecord, Status, Store
 
 Order = Literal["ordinal", "step", "task_id", "reward", "calls", "seconds"]
 ORDERS: tuple[str, ...] = get_args(Order)
+LARGEST = 10**9
+"""The largest step, page or number of rollouts; SQLite has no integers beyond 64 bits."""
 _AGENTS = "spans_by_agent"
 _NEWEST = 200
 """Number of rollouts whose agents are listed if the store has no index of agents."""
+
+
+def whole_number(text: str, *, least: int = 0) -> int:
+    """``text`` as an integer from ``least`` to `LARGEST`. Raises `ValueError` with what was expected."""
+    expected = f"expected a whole number from {least} to {LARGEST:,}"
+    try:
+        # The length first: Python refuses to convert thousands of digits.
+        found = int(text) if len(text) <= 20 else None
+    except ValueError:
+        found = None
+    if found is None or not least <= found <= LARGEST:
+        raise ValueError(expected)
+    return found
+
+
+def finite_number(text: str) -> float:
+    """``text`` as a finite number. Raises `ValueError` with what was expected."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise ValueError("expected a finite number")
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +57,11 @@ class RolloutFilter:
     max_reward: float | None = None
     text: str | None = None
     """A text in a message, a tool call, an error or the task's id, regardless of the case of ASCII letters."""
+
+    @property
+    def is_range(self) -> bool:
+        """Whether ``min_reward`` is at most ``max_reward``, or one of them is not set."""
+        return self.min_reward is None or self.max_reward is None or self.min_reward <= self.max_reward
 
 
 class Page(NamedTuple):

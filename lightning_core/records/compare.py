@@ -10,8 +10,9 @@ from statistics import fmean
 from typing import Any
 
 from lightning_core import trace as tr
+from lightning_core.records.held_out import EVALUATIONS
 from lightning_core.records.intervals import Estimate, paired_improvement
-from lightning_core.records.results import EVALUATIONS, recorded_evaluations
+from lightning_core.records.results import recorded_evaluations
 from lightning_core.records.store import Phase, Store
 
 _PHASES: tuple[tuple[Phase, ...], ...] = (EVALUATIONS, ("eval_manual",))

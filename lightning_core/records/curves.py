@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
+from lightning_core.records.held_out import held_out_by_task
 from lightning_core.records.intervals import Estimate, confidence_interval
-from lightning_core.records.results import EVALUATIONS
-from lightning_core.records.store import LEFT_OUT, Store
-
-_COUNTED = f"status NOT IN ({', '.join(repr(status) for status in sorted(LEFT_OUT))})"
+from lightning_core.records.store import COUNTED, Store
 
 
 def training_errors(store: Store, *, after: int = 0) -> dict[int, float]:
@@ -19,7 +17,7 @@ def training_errors(store: Store, *, after: int = 0) -> dict[int, float]:
     """
     rows = store.select(
         "WITH tasks AS (SELECT step, avg(coalesce(reward, 0)) AS reward FROM rollouts "
-        f"WHERE phase = 'train' AND step >= ? AND {_COUNTED} GROUP BY step, task_id) "
+        f"WHERE phase = 'train' AND step >= ? AND {COUNTED} GROUP BY step, task_id) "
         "SELECT step, count(*) AS number, avg(reward) AS mean, avg(reward * reward) AS square FROM tasks "
         "GROUP BY step HAVING number > 1",
         after,
@@ -34,21 +32,7 @@ def training_errors(store: Store, *, after: int = 0) -> dict[int, float]:
 
 def held_out_curve(store: Store) -> dict[int, Estimate]:
     """The mean held-out reward with its 95% interval, by the number of updates before the evaluation."""
-    return {step: _interval(tuple(tasks.values())) for step, tasks in held_out_tasks(store).items()}
-
-
-def held_out_tasks(store: Store) -> dict[int, dict[str, float]]:
-    """The mean reward of each held-out task, by the number of updates before the evaluation: of the last one there."""
-    places = ", ".join("?" for _ in EVALUATIONS)
-    rows = store.select(
-        "SELECT step, phase, task_id, avg(coalesce(reward, 0)) AS reward FROM rollouts "
-        f"WHERE phase IN ({places}) AND {_COUNTED} GROUP BY step, phase, task_id ORDER BY task_id",
-        *EVALUATIONS,
-    )
-    found: dict[tuple[int, int], dict[str, float]] = {}
-    for row in rows:
-        found.setdefault((row["step"], EVALUATIONS.index(row["phase"])), {})[row["task_id"]] = row["reward"]
-    return {step: tasks for (step, _), tasks in sorted(found.items())}
+    return {step: _interval(tuple(tasks.values())) for step, tasks in held_out_by_task(store).items()}
 
 
 @lru_cache(maxsize=1024)

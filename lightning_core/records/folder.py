@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 
 from lightning_core.config import Config, dump_config
-from lightning_core.errors import ConfigError, need_path
+from lightning_core.errors import ConfigError, did_you_mean, need_path
 from lightning_core.records.checkpoints import checkpoint_step, checkpoints
 from lightning_core.records.commit import record_commit
+from lightning_core.records.configs import record_config
+from lightning_core.records.runs import is_run, run_folders
 
 
 def create_folder(folder: Path, config: str) -> None:
@@ -36,10 +38,7 @@ def open_run_folder(config: Config) -> tuple[Path, Path | None]:
         folder = runs / config.run.name if config.run.name else latest.resolve()
         found = checkpoints(folder)
         if not found:
-            raise ConfigError(
-                f"run.resume: no checkpoint under {str(folder / 'checkpoints')!r}; start the run without resume"
-            )
-        record_commit(folder, Path.cwd(), step=checkpoint_step(found[-1]))
+            raise ConfigError(_nothing_to_resume(folder, runs))
         return folder, found[-1]
     text = dump_config(config)
     folder = runs / (config.run.name or time.strftime("%Y%m%d-%H%M%S"))
@@ -49,3 +48,25 @@ def open_run_folder(config: Config) -> tuple[Path, Path | None]:
     scratch.symlink_to(folder.name)
     scratch.replace(latest)
     return folder, None
+
+
+def record_resume(config: Config, folder: Path, checkpoint: Path | None) -> None:
+    """Record the configuration and the commit that the run in ``folder`` continues with from ``checkpoint``; None: it is new."""
+    if checkpoint is None:
+        return
+    step = checkpoint_step(checkpoint)
+    record_config(folder, config, step=step)
+    record_commit(folder, Path.cwd(), step=step)
+
+
+def _nothing_to_resume(folder: Path, runs: Path) -> str:
+    if is_run(folder):
+        return (
+            f"run.resume: the run {str(folder)!r} ended before its first checkpoint; start a new run, under another run.name or after "
+            f"`lightning-rl runs remove {folder.name} --dir {runs}`"
+        )
+    names = sorted((found.name for found in run_folders(runs)), reverse=True) if runs.is_dir() else []
+    if not names:
+        return f"run.resume: there is no run in {str(runs.absolute())!r} (run.dir); start one without resume"
+    meant = did_you_mean(folder.name, names) or f"it has {', '.join(map(repr, names[:5]))}"
+    return f"run.resume: there is no run {folder.name!r} in {str(runs)!r}; {meant}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from lightning_core.errors import ConfigError
 
@@ -15,6 +17,20 @@ except ImportError:  # not on Windows
     fcntl = None
 
 _FILE = "running.lock"
+_PATIENCE = 1.0
+"""Seconds that a lock is waited for."""
+_held: set[TextIO] = set()
+
+
+def _close_in_child() -> None:
+    # A lock lasts until every copy of the file is closed: a child that an agent forked could keep it after the run has died.
+    for file in _held:
+        file.close()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 @contextmanager
@@ -25,21 +41,37 @@ def running(folder: Path) -> Generator[None]:
     """
     file = (folder / _FILE).open("a+")
     with file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                owner = file.read().strip() or "unknown"
-                raise ConfigError(
-                    f"the run {str(folder)!r} is being trained by another process (id {owner}); wait until it ends, or stop it"
-                ) from None
-            except OSError:
-                pass
+        _lock(file, folder)
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        yield
+        _held.add(file)
+        try:
+            yield
+        finally:
+            _held.discard(file)
+
+
+def _lock(file: TextIO, folder: Path) -> None:
+    if fcntl is None:
+        return
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # `is_running` of another process holds the lock for a moment.
+            if time.monotonic() < deadline:
+                time.sleep(_PATIENCE / 20)
+                continue
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            raise ConfigError(
+                f"the run {str(folder)!r} is being trained by another process (id {owner}); wait until it ends, or stop it"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        return
 
 
 def is_running(folder: Path) -> bool:

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from lightning_core.monitors import Alert
+from lightning_core.records.solved import ROUNDING, is_solved
 from lightning_core.records.store import LEFT_OUT, Phase, Status, Store
 from lightning_core.trace import Trace
 
@@ -19,7 +20,6 @@ RewardChange = Literal["rose", "unchanged", "fell"]
 
 _ANSWER_CHARACTERS = 200
 _ERROR_CHARACTERS = 300
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +64,19 @@ class Answers:
 def solved_tasks(before: Rewards, after: Rewards, *, solved: float) -> SolvedTasks:
     """How many tasks are solved in two evaluations. ``solved``: the reward."""
     both = [task for task in before if task in after]
-    first, last = (sum(fmean(rewards[task]) >= solved - _ROUNDING for task in both) for rewards in (before, after))
+    first, last = (sum(is_solved(fmean(rewards[task]), solved) for task in both) for rewards in (before, after))
     return SolvedTasks(tasks=len(both), before=first, after=last)
 
 
 def wasted_groups(metrics: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
-    """The number of groups in training, and of those without a gradient: equal rewards, or one attempt."""
+    """The number of groups in training, and of those whose calls all had the advantage 0, in the steps that recorded both."""
     groups = wasted = 0
     for line in metrics:
         for key, value in line.items():
-            name = key.rpartition("/")[2]
-            groups += int(value) if name == "groups" else 0
-            wasted += int(value) if name in ("groups_equal", "groups_single") else 0
+            prefix, slash, name = key.rpartition("/")
+            if name == "groups_wasted":
+                wasted += int(value)
+                groups += int(line[f"{prefix}{slash}groups"])
     return groups, wasted
 
 
@@ -130,7 +131,7 @@ def sample_answers(store: Store, before: Rewards, after: Rewards) -> list[Answer
 
 
 def _change(before: float, after: float) -> RewardChange:
-    if abs(after - before) <= _ROUNDING:
+    if abs(after - before) <= ROUNDING:
         return "unchanged"
     return "rose" if after > before else "fell"
 

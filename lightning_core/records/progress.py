@@ -12,6 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, 
 from rich.progress import Progress as RichBars
 from rich.text import Text
 
+from lightning_core.errors import visible
+
 
 class Progress(Protocol):
     """Receives the loop's progress. Methods are thread-safe; terminal errors are not raised."""
@@ -51,7 +53,7 @@ class SilentProgress:
     def close(self) -> None: ...
 
 
-class _Pace:
+class Pace:
     """Time left, and sampled tokens per second.
 
     The first from the steps so far, the second from the phases that sample.
@@ -69,6 +71,7 @@ class _Pace:
         self._sampling_seconds = 0.0
 
     def phase(self, name: str) -> None:
+        """End the running phase and start the phase ``name``. Evaluations do not count towards a step."""
         self._end_phase()
         self._in_step = not name.startswith("eval")
 
@@ -83,9 +86,11 @@ class _Pace:
         self._phase_began, self._phase_tokens, self._in_step = now, 0, False
 
     def advance(self, tokens: int) -> None:
+        """Add ``tokens`` to those sampled in the running phase."""
         self._phase_tokens += tokens
 
     def live_tokens_per_second(self) -> float:
+        """Tokens per second of the running phase."""
         return self._phase_tokens / max(self._clock() - self._phase_began, 1e-9)
 
     def step(self, steps_left: int) -> tuple[float, float]:
@@ -99,7 +104,8 @@ class _Pace:
         return rate, steps_left * sum(self._durations) / len(self._durations)
 
 
-def _step_line(step: int, total_steps: int, metrics: Mapping[str, float], rate: float, left: float) -> str:
+def step_line(step: int, total_steps: int, metrics: Mapping[str, float], rate: float, left: float) -> str:
+    """The line of a finished step. ``rate``: tokens per second. ``left``: seconds."""
     parts = [f"step {step:>{len(str(total_steps))}}/{total_steps}"]
     if "reward" in metrics:
         parts.append(f"reward {metrics['reward']:.3f}")
@@ -124,7 +130,7 @@ class PlainProgress:
 
     def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream or sys.stderr
-        self._pace = _Pace(clock)
+        self._pace = Pace(clock)
 
     def phase(self, name: str, total: int | None = None) -> None:
         self._pace.phase(name)
@@ -133,10 +139,10 @@ class PlainProgress:
         self._pace.advance(tokens)
 
     def step(self, step: int, total_steps: int, metrics: Mapping[str, float]) -> None:
-        self.message(_step_line(step, total_steps, metrics, *self._pace.step(total_steps - step)))
+        self.message(step_line(step, total_steps, metrics, *self._pace.step(total_steps - step)))
 
     def message(self, text: str) -> None:
-        self._stream.write(f"{text}\n")
+        self._stream.write(f"{visible(text, lines=False)}\n")
         self._stream.flush()
 
     def close(self) -> None: ...
@@ -146,7 +152,7 @@ class LiveProgress:
     """A live display of the step, its reward and the time left, and of the current phase."""
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pace = _Pace(clock)
+        self._pace = Pace(clock)
         self._bars = RichBars(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -180,11 +186,11 @@ class LiveProgress:
         if self._steps is None:
             self._steps = self._bars.add_task("steps", total=total_steps, note=note)
         self._bars.update(self._steps, completed=step, total=total_steps, note=note)
-        self.message(_step_line(step, total_steps, metrics, rate, left))
+        self.message(step_line(step, total_steps, metrics, rate, left))
 
     def message(self, text: str) -> None:
         # A Text, because square brackets in a string would be parsed as markup.
-        self._bars.console.print(Text(text), soft_wrap=True)
+        self._bars.console.print(Text(visible(text, lines=False)), soft_wrap=True)
 
     def close(self) -> None:
         self._bars.stop()

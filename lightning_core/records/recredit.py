@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lightning_core.credit import CreditRules, Episode, assign_by_policy
 from lightning_core.records.store import CallCredit, Store
+from lightning_core.trace import Trace
 from lightning_core.transitions import trace_to_transitions
 
 
@@ -33,16 +34,19 @@ def credited_steps(store: Store) -> list[int]:
     return [row["step"] for row in store.select(f"{trained} ORDER BY step")]
 
 
-def step_episodes(store: Store, step: int, *, rollouts: Collection[str] | None = None) -> list[Episode]:
+def step_episodes(
+    store: Store, step: int, *, rollouts: Collection[str] | None = None, traces: Mapping[str, Trace] | None = None
+) -> list[Episode]:
     """The episodes that credit was assigned to in the update ``step``, with the trained calls.
 
-    ``rollouts``: ids of those to read; None: all.
+    ``rollouts``: ids of those to read; None: all. ``traces``: those that are already read, by rollout.
     """
+    known = traces or {}
     trained = store.credit(step=step)
     calls, agents = {c.call for c in trained}, {c.agent for c in trained}
     episodes: list[Episode] = []
     for rollout in dict.fromkeys(c.rollout for c in trained if rollouts is None or c.rollout in rollouts):
-        trace = store.trace(rollout)
+        trace = known.get(rollout) or store.trace(rollout)
         transitions = [t for t in trace_to_transitions(trace, agents=agents) if t.call in calls]
         episodes.append(Episode(trace=trace, transitions=transitions, rewards=trace.rewards))
     return episodes

@@ -26,9 +26,9 @@ def _checked(parent: Path, name: str) -> Path:
     folder = parent / name
     if folder.is_symlink():
         raise ConfigError(f"{name!r} is a link to {str(folder.readlink())!r}; name that run itself")
-    if folder.name != name or not is_run(folder):
+    if folder.name != name or folder.resolve().parent != parent.resolve() or not is_run(folder):
         raise ConfigError(
-            f"{name!r} is not the name of a run in {str(parent)!r}; expected a folder in it with config.yaml"
+            f"{name!r} is not the name of a run in {str(parent)!r}; expected a folder in it with config.yaml or store.db"
         )
     if is_running(folder):
         raise ConfigError(f"the run {name!r} is being trained; wait until it ends, or stop it, before you remove it")

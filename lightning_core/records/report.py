@@ -42,7 +42,7 @@ class Summary:
     groups: int = 0
     """Groups of rollouts in training, of all policies."""
     groups_wasted: int = 0
-    """Those whose rollouts had equal rewards, or that had one rollout: nothing was learnt from them."""
+    """Those whose calls all had the advantage 0: nothing was learnt from them."""
     rollouts_failed: int = 0
     """Training rollouts in which the agent failed."""
     rollouts_left_out: int = 0
@@ -133,7 +133,7 @@ class MetricsLog:
 
     def append(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Write one step; numbers that are not finite become null."""
-        line = _plain({"step": step, **metrics})
+        line = finite_or_none({"step": step, **metrics})
         self.lines.append(line)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_json_line(line))
@@ -149,7 +149,8 @@ def _json_line(values: Mapping[str, Any]) -> str:
     return json.dumps(values, ensure_ascii=False) + "\n"
 
 
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+def finite_or_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` with None for floats that are not finite, which JSON does not have."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 

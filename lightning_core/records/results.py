@@ -12,16 +12,15 @@ from lightning_core.config import Config
 from lightning_core.config.command import CommandSection
 from lightning_core.config.monitors import configured_monitors, stopping_monitors
 from lightning_core.monitors import Alert, alerts
+from lightning_core.notebooks.html import html_table
 from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step, checkpoints
 from lightning_core.records.early_stop import stop_reason
+from lightning_core.records.held_out import EVALUATIONS, held_out_by_task
 from lightning_core.records.intervals import Comparison, compare, compare_splits, confidence_interval
 from lightning_core.records.overview import first_errors, raised_monitors, sample_answers, solved_tasks, wasted_groups
 from lightning_core.records.report import Summary, draw_curve, read_metrics
 from lightning_core.records.steps import monitor_stop
 from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store
-
-EVALUATIONS: tuple[Phase, ...] = ("eval_before", "eval", "eval_after")
-"""The phases of a run's own evaluations, of finished ones only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +48,18 @@ class Result:
     summary: Summary
     metrics: Sequence[Mapping[str, Any]]
     """One mapping per step, as in ``metrics.jsonl``."""
+
+    def _repr_html_(self) -> str:
+        s = self.summary
+        compared = {} if s.eval is None else {"all": s.eval, **s.splits}
+        rows = [
+            (name, c.tasks, c.eval_reward_before, c.eval_reward_after, c.improvement, c.improvement_ci95 and c.improved)
+            for name, c in compared.items()
+        ]
+        caption = (
+            f"{self.folder}: {s.steps} steps, {s.rollouts} rollouts{f', stopped: {s.stopped}' if s.stopped else ''}"
+        )
+        return html_table(caption, ("held-out tasks", "number", "before", "after", "improvement", "significant"), rows)
 
 
 def to_evaluation(outcomes: Iterable[tuple[str, str, float]]) -> Evaluation:
@@ -78,15 +89,6 @@ def held_out_rewards(store: Store, *phases: Phase) -> dict[int, float]:
     """The mean held-out reward in ``store``, by the number of updates before the evaluation."""
     found = {step: e.reward for phase in phases for step, e in recorded_evaluations(store, phase).items()}
     return {step: reward for step, reward in sorted(found.items()) if reward is not None}
-
-
-def held_out_by_task(store: Store) -> dict[int, dict[str, float]]:
-    """The mean reward of each held-out task in ``store``, by the number of updates before the evaluation."""
-    found: dict[int, dict[str, float]] = {}
-    for phase in EVALUATIONS:
-        for step, evaluation in recorded_evaluations(store, phase).items():
-            found.setdefault(step, {}).update({task: fmean(r) for task, r in evaluation.rewards.items()})
-    return found
 
 
 def recorded_stop(config: Config, store: Store) -> str | None:

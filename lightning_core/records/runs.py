@@ -14,7 +14,8 @@ import yaml
 
 from lightning_core.errors import ConfigError
 from lightning_core.records.lock import is_running
-from lightning_core.records.report import Summary, read_metrics, read_summary
+from lightning_core.records.report import Summary, read_summary
+from lightning_core.records.tail import MetricsTail
 
 N = TypeVar("N", int, float)
 # The one in C is ten times as fast, and not everywhere.
@@ -23,6 +24,8 @@ _LARGEST = 1e300
 """JSON has integers that are no floats."""
 _TAIL = 65_536
 """Bytes at the end of the metrics that have the newest step."""
+
+_OF_A_RUN = ("config.yaml", "store.db", "metrics.jsonl")
 
 State = Literal["running", "finished", "stopped"]
 """``stopped``: interrupted, failed, or an evaluation without training."""
@@ -45,19 +48,21 @@ class RunInfo:
     reward: float | None
     """Mean training reward of the newest step."""
     summary: Summary | None
+    """None unless the run is finished."""
     config: Mapping[str, Any]
     """``config.yaml`` as plain data; empty if it cannot be read."""
+    damaged: Sequence[str] = ()
+    """The names of the files that cannot be read, or not to their end."""
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The steps' metrics so far, oldest first."""
-        path = self.folder / "metrics.jsonl"
-        return read_metrics(path) if path.is_file() else []
+        """The steps' metrics so far, oldest first; lines that cannot be read are left out."""
+        return MetricsTail(self.folder / "metrics.jsonl").read().lines
 
 
 def is_run(folder: Path) -> bool:
-    """Whether ``folder`` is a run's."""
-    return (folder / "config.yaml").is_file()
+    """Whether ``folder`` is a run's, which may have lost a file."""
+    return any((folder / name).is_file() for name in _OF_A_RUN)
 
 
 def list_runs(folder: Path) -> list[RunInfo]:
@@ -66,7 +71,12 @@ def list_runs(folder: Path) -> list[RunInfo]:
     Raises `ConfigError` if there is no such folder.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{str(folder)!r} is not a folder; expected the folder of runs (run.dir), or that of one run")
+        if folder.exists():
+            raise ConfigError(f"{str(folder)!r} is a file; expected the folder of runs (run.dir), or that of one run")
+        raise ConfigError(
+            f"there is no folder {str(folder)!r} in {str(Path.cwd())!r}; expected the folder of runs (run.dir), which the first "
+            "`lightning-rl train` creates, or that of one run"
+        )
     return sorted((read_run(found) for found in run_folders(folder)), key=lambda run: -run.started)
 
 
@@ -83,22 +93,31 @@ def run_folders(folder: Path) -> Iterator[Path]:
 def read_run(folder: Path) -> RunInfo:
     """The run in ``folder``. Files that are missing or damaged count as absent."""
     config = _config(folder / "config.yaml")
-    metrics = _newest_metrics(folder / "metrics.jsonl")
+    metrics, is_whole = _newest_metrics(folder / "metrics.jsonl")
+    steps, is_trained = _number(metrics.get("step"), int) or 0, is_running(folder)
     summary = _summary(folder / "summary.json")
+    is_read = {
+        "config.yaml": bool(config),
+        "metrics.jsonl": is_whole or is_trained,
+        "summary.json": summary is not None,
+    }
+    if summary is not None and (is_trained or summary.steps < steps):
+        summary = None  # of the time before the run was resumed
     model, tags = _at(config, "policy", "model"), _at(config, "run", "tags")
-    state: State = "running" if is_running(folder) else "stopped" if summary is None else "finished"
+    state: State = "running" if is_trained else "stopped" if summary is None else "finished"
     return RunInfo(
         name=folder.resolve().name,
         folder=folder,
         state=state,
-        started=(folder / "config.yaml").stat().st_mtime,
-        steps=_number(metrics.get("step"), int) or 0,
+        started=next((folder / name).stat().st_mtime for name in _OF_A_RUN if (folder / name).is_file()),
+        steps=steps,
         total_steps=_number(_at(config, "trainer", "steps"), int),
         model=None if model is None else str(model),
         tags=tuple(str(tag) for tag in tags) if isinstance(tags, list) else (),
         reward=_number(metrics.get("reward"), float),
         summary=summary,
         config=config,
+        damaged=[name for name, whole in is_read.items() if not whole and (folder / name).is_file()],
     )
 
 
@@ -110,20 +129,20 @@ def _config(path: Path) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _newest_metrics(path: Path) -> Mapping[str, Any]:
-    """The last complete line that can be read of those in the last `_TAIL` bytes."""
+def _newest_metrics(path: Path) -> tuple[Mapping[str, Any], bool]:
+    """The last complete line that can be read of those in the last `_TAIL` bytes, and whether it is the end of the file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            lines = file.read().split(b"\n")[:-1]
+            *lines, rest = file.read().split(b"\n")
     except OSError:
-        return {}
-    for line in reversed(lines):
+        return {}, False
+    for number, line in enumerate(reversed(lines)):
         with suppress(ValueError):
             found = json.loads(line)
             if isinstance(found, dict):
-                return found
-    return {}
+                return found, number == 0 and not rest
+    return {}, not lines and not rest
 
 
 def _summary(path: Path) -> Summary | None:

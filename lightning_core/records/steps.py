@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lightning_core.config import Config
 from lightning_core.config.monitors import configured_monitors, stopping_monitors
 from lightning_core.monitors import Alert, HeldOut, raised
 from lightning_core.records.progress import Progress
-from lightning_core.records.report import MetricsLog
+from lightning_core.records.report import MetricsLog, finite_or_none
 from lightning_core.records.store import Store
 
 
@@ -41,11 +42,12 @@ class StepLog:
         known = {step: rewards for step, rewards in held_out().items() if step < after}
         self._held = raised(self._metrics.lines, known, self._monitors)
 
-    def add(self, step: int, metrics: Mapping[str, float]) -> Mapping[str, float]:
+    def add(self, step: int, metrics: Mapping[str, float]) -> Mapping[str, Any]:
         """Record and show one step, with ``monitor/NAME: 1`` for each monitor that holds after it; returns what is recorded.
 
         A monitor's message is shown when it starts to hold.
         """
+        metrics = finite_or_none(metrics)
         before, self._held = (
             self._held,
             raised([*self._metrics.lines, {"step": step, **metrics}], self._held_out(), self._monitors),
@@ -66,4 +68,4 @@ class StepLog:
 
 def monitor_stop(held: Sequence[Alert], stop: Collection[str]) -> str | None:
     """The first monitor of ``stop`` among those that hold, with its message."""
-    return next((f"monitor {alert}" for alert in held if alert.monitor in stop), None)
+    return next((f"monitor {alert}" for alert in held if alert.monitor in stop and not alert.broken), None)

@@ -44,6 +44,8 @@ Phase = Literal["train", "judge", "eval_before", "eval", "eval_after", "eval_man
 """``eval_manual``: evaluations by `loop.evaluate`. ``eval_unfinished``: the run's own, until all their rollouts are stored."""
 Status = Literal["ok", "failed", "infrastructure", "invalid"]
 LEFT_OUT: frozenset[Status] = frozenset({"infrastructure", "invalid"})  # neither trained on nor part of a mean
+COUNTED = f"status NOT IN ({', '.join(repr(status) for status in sorted(LEFT_OUT))})"
+"""The condition of the rollouts that are not `LEFT_OUT`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,14 +234,15 @@ class Store:
         """Number of rollouts."""
         return int(self.select("SELECT count(*) AS count FROM rollouts")[0]["count"])
 
-    def spans(self, which: str | int) -> tuple[SpanRecord, ...]:
-        """The spans of one rollout, in order of start."""
+    def spans(self, which: str | int, *, only: str | None = None) -> tuple[SpanRecord, ...]:
+        """The spans of one rollout, in order of start; with ``only``, the one with this id."""
         rollout = self.rollout(which).id
+        where, values = ("rollout = ?", [rollout]) if only is None else ("rollout = ? AND span_id = ?", [rollout, only])
         arrays: dict[str, dict[str, bytes]] = {}
-        for row in self.select("SELECT span_id, key, data FROM arrays WHERE rollout = ?", rollout):
+        for row in self.select(f"SELECT span_id, key, data FROM arrays WHERE {where}", *values):
             arrays.setdefault(row["span_id"], {})[row["key"]] = row["data"]
         columns = "span_id, parent_id, name, start_ns, end_ns, error, attributes"
-        rows = self.select(f"SELECT {columns} FROM spans WHERE rollout = ? ORDER BY start_ns, span_id", rollout)
+        rows = self.select(f"SELECT {columns} FROM spans WHERE {where} ORDER BY start_ns, span_id", *values)
         return tuple(
             SpanRecord(
                 trace_id=rollout,

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
+from lightning_core.records.solved import ROUNDING
 from lightning_core.records.store import LEFT_OUT, RolloutRecord, Store
 
 TaskOrder = Literal["task_id", "attempts", "first", "last", "gain", "best", "solved"]
 TASK_ORDERS: tuple[str, ...] = get_args(TaskOrder)
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ def find_tasks(
         SELECT *, last - first AS gain, count(*) OVER () AS total FROM histories
         ORDER BY {order} {"DESC" if descending else "ASC"} NULLS LAST, task_id, held_out LIMIT ? OFFSET ?
     """
-    rows = store.select(query, text, solved - _ROUNDING, limit, offset)
+    rows = store.select(query, text, solved - ROUNDING, limit, offset)
     names = [name for name in TaskHistory.__slots__ if name != "held_out"]
     return TaskPage(
         [TaskHistory(held_out=bool(row["held_out"]), **{name: row[name] for name in names}) for row in rows],
@@ -80,7 +80,30 @@ def find_tasks(
     )
 
 
-def attempts_at(store: Store, task_id: str) -> list[RolloutRecord]:
-    """The attempts at one task in the order of the run, without those of judges."""
-    query = "SELECT * FROM rollouts WHERE task_id = ? AND phase != 'judge' ORDER BY step, ordinal"
-    return store.records(query, task_id)
+class RewardedAttempt(NamedTuple):
+    """An attempt with a reward, without the rest of its record."""
+
+    ordinal: int
+    step: int
+    phase: str
+    reward: float
+
+
+_ATTEMPTS = "FROM rollouts WHERE task_id = ? AND phase != 'judge'"
+
+
+def count_attempts(store: Store, task_id: str) -> int:
+    """The number of attempts at one task, without those of judges."""
+    return int(store.select(f"SELECT count(*) AS number {_ATTEMPTS}", task_id)[0]["number"])
+
+
+def attempts_at(store: Store, task_id: str, *, limit: int, offset: int = 0) -> list[RolloutRecord]:
+    """At most ``limit`` of the attempts at one task after the first ``offset``, in the order of the run, without those of judges."""
+    return store.records(f"SELECT * {_ATTEMPTS} ORDER BY step, ordinal LIMIT ? OFFSET ?", task_id, limit, offset)
+
+
+def rewarded_attempts(store: Store, task_id: str) -> list[RewardedAttempt]:
+    """The attempts at one task that have a reward, in the order of the run, without those of judges."""
+    columns = ", ".join(RewardedAttempt._fields)
+    query = f"SELECT {columns} {_ATTEMPTS} AND reward IS NOT NULL ORDER BY step, ordinal"
+    return [RewardedAttempt(*row) for row in store.select(query, task_id)]

@@ -9,13 +9,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 from lightning_core.credit import Credit, Episode
+from lightning_core.records.solved import is_solved
 from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.runner import Rollout
 from lightning_core.trace import Call, Trace
 from lightning_core.transitions import Row, Transition
 
 _CONTEXTS = ("new", "clean", "realigned", "forked")
-_ROUNDING = 1e-9
 _SUMS = (
     "reward_sum",
     "reward_squares",
@@ -52,11 +52,6 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float 
         "context_rewritten": sum(_rewritten(r.trace) for r in rollouts),
         "tokens_sampled": sum(len(c.output_ids) for c in calls if c.output_ids is not None),
     }
-
-
-def is_solved(reward: float, solved: float) -> bool:
-    """Whether ``reward`` counts as solved, up to rounding."""
-    return reward >= solved - _ROUNDING
 
 
 def _rewritten(trace: Trace) -> int:
@@ -178,5 +173,9 @@ def _is_name(key: str, name: str) -> bool:
 
 def seconds_to_metrics(counts: Mapping[str, float], *, rollouts: float, update: float) -> dict[str, float]:
     """The metrics of a step whose rollouts and update took this many seconds."""
-    speed = counts["tokens_sampled"] / rollouts
-    return {"seconds_rollouts": rollouts, "seconds_update": update, "tokens_per_second": speed}
+    return {
+        "seconds_rollouts": rollouts,
+        "seconds_update": update,
+        # A coarse clock may not have moved.
+        **_mean("tokens_per_second", counts, "tokens_sampled", rollouts),
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -35,7 +36,7 @@ def load_agent(config: Sections) -> Callable[[Any], Any]:
     if config.agent is None:
         raise ConfigError("agent is missing: set agent: module:callable, or pass the argument solve")
     if isinstance(config.agent, str):
-        return import_callable(config.agent, key="agent")
+        return _called_with(import_callable(config.agent, key="agent"), 1, f"agent: {config.agent!r}", "the task")
     section = config.agent
     if section.workspace is not None and not Path(section.workspace).is_dir():
         raise ConfigError(f"agent.workspace: there is no folder {section.workspace!r}")
@@ -64,7 +65,28 @@ def _check_program(section: CommandSection) -> None:
 
 def load_reward(config: Sections) -> Callable[[Any, Any], float] | None:
     """The reward function of ``config``, if any. Raises `ConfigError` if it cannot be found."""
-    return import_callable(config.reward, key="reward") if config.reward else None
+    if not config.reward:
+        return None
+    function = import_callable(config.reward, key="reward")
+    return _called_with(function, 2, f"reward: {config.reward!r}", "the task and the agent's result")
+
+
+def _called_with(function: Callable[..., Any], count: int, what: str, arguments: str) -> Callable[..., Any]:
+    """``function``. Raises `ConfigError` if it is a class, or cannot be called with ``count`` positional arguments."""
+    if inspect.isclass(function):
+        raise ConfigError(
+            f"{what} is a class, expected a function or an object that is called with {arguments}: create the object in the module, and "
+            "name it"
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C
+        return function
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        raise ConfigError(f"{what} has the arguments {signature}, but is called with {arguments}") from None
+    return function
 
 
 def check_tasks(config: Sections, tasks: Iterable[Mapping[str, Any]]) -> None:
@@ -241,3 +263,13 @@ def _checked(value: Any, where: str) -> float:
         return check_reward(value)
     except RewardError:
         raise ProgramError(f"found the reward {show(value)} in {where}, expected a finite number") from None
+
+
+def refuse_functions(config: Sections, **given: Callable[..., object] | None) -> None:
+    """Raise `ConfigError` for a function that is ``given`` under the name of its key; other processes cannot import it."""
+    for key, function in given.items():
+        if function is not None:
+            raise ConfigError(
+                f"{key}: with trainer.name: {config.trainer.name} agents run in other processes and import it by name; "
+                f"set {key}: module:callable in the configuration instead of passing a function"
+            )

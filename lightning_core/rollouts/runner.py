@@ -33,17 +33,16 @@ from typing import Any, Self
 from lightning_core.capture import Run, reward, rollout
 from lightning_core.capture.children.folders import remove_folders
 from lightning_core.capture.mark import get_mark
-from lightning_core.capture.repeats import Repeats
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.speakers import Verdict
 from lightning_core.errors import ConfigError, InfrastructureError, RewardError, show
-from lightning_core.records.ledger import general_reason
 from lightning_core.records.store import Status
 from lightning_core.rollouts.executors.choose import choose_executor
 from lightning_core.rollouts.executors.executor import Assignment, DisplacedError, ExecutorError, Returned
 from lightning_core.rollouts.executors.off_loop import SECONDS, off_loop
+from lightning_core.rollouts.failure_log import FailureLog
 from lightning_core.rollouts.outcome import Evidence, Outcome, classify
 from lightning_core.rollouts.slots import Slot, Slots
 from lightning_core.rollouts.tasks import Task
@@ -139,7 +138,7 @@ class Runner:
         self._agents = agents
         self._has_reward_function = reward_function is not None
         self._strict = strict
-        self._failures = Repeats()
+        self._failures = FailureLog()
         self._loop = asyncio.new_event_loop()
         self._closing = ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="lightning-closing")
         self._removing = ThreadPoolExecutor(_REMOVING_THREADS, thread_name_prefix="lightning-removing")
@@ -218,10 +217,7 @@ class Runner:
                 on_attempt(Attempt(rollout=ended, final=final))
             if final:
                 return ended
-            if (times := self._failures.count(general_reason(ended.error or ""))) is not None:
-                logger.warning(
-                    "task %r: attempt %d failed (%s); retrying%s", job.task_id, attempt + 1, ended.error, times
-                )
+            self._failures.retrying(job.task_id, attempt + 1, ended.error)
         raise AssertionError("unreachable: the last attempt is final")
 
     async def _attempt(
@@ -291,6 +287,8 @@ class Runner:
                 on_timeout=self._settings.on_timeout,
             )
         )
+        if verdict == "keep":
+            self._failures.raised(job.task_id, outcome, error)
         ended = Rollout(
             job=job,
             attempt=attempt,

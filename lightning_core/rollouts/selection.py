@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,7 +15,7 @@ from lightning_core.config import Config
 from lightning_core.config.resolve import agents_policies
 from lightning_core.endpoint.routing import DEFAULT_AGENT, AuxiliaryCalls, Routing
 from lightning_core.endpoint.speakers import unknown_names, unknown_selectors
-from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.errors import ConfigError, TrainingError, did_you_mean, plural
 from lightning_core.records.ledger import NOT_TRAINED, TRAINED, Ledger, trace_ledger
 from lightning_core.records.paths import ambiguous_paths
 from lightning_core.records.store import Phase
@@ -99,10 +98,11 @@ def check_agents(config: Config, rollouts: Sequence[Rollout]) -> None:
         outside = _elsewhere(traces, name) if name in ran else ""
         if outside:
             raise ConfigError(
-                f"no call of the trained agent {name!r} came through the policy endpoint in {len(traces)} rollouts{outside}{failed}"
+                f"no call of the trained agent {name!r} came through the policy endpoint in "
+                f"{plural(len(traces), 'rollout')}{outside}{failed}"
             )
         reached = "made no model call" if name in ran else "was not reached"
-        logger.warning("the trained agent %r %s in %d rollouts", name, reached, len(traces))
+        logger.warning("the trained agent %r %s in %s", name, reached, plural(len(traces), "rollout"))
 
 
 def warn_of_hosts(config: Config, ledger: Ledger) -> None:
@@ -116,8 +116,7 @@ def warn_of_hosts(config: Config, ledger: Ledger) -> None:
         if not any(
             is_listed(urlsplit(f"{scheme}://{host}"), [entry]) for host in ignored for scheme in ("http", "https")
         ):
-            near = difflib.get_close_matches(entry, called, 1)
-            advice = f"did you mean {near[0]!r}?" if near else "correct it if it is misspelt"
+            advice = did_you_mean(entry, called) or "correct it if it is misspelt"
             logger.warning("rollouts.ignore_hosts lists %r, but no request went there; %s", entry, advice)
 
 
@@ -138,14 +137,14 @@ def no_calls(rollouts: Sequence[Rollout]) -> TrainingError:
     error = next((f"; the first error: {r.error}" for r in rollouts if r.error), "")
     if not error:
         refused = [c.refused for r in rollouts for c in r.trace.calls if c.refused is not None]
-        error = f"; the endpoint refused {len(refused)} requests, the first: {refused[0]}" if refused else ""
+        error = f"; the endpoint refused {plural(len(refused), 'request')}, the first: {refused[0]}" if refused else ""
     outside = _elsewhere(r.trace for r in rollouts)
     if not outside and not error:
         outside = (
-            ". No other request was seen: the agent uses a cache, a process that was started before the rollouts, or a client that "
-            "cannot be seen from Python"
+            ". No other request was seen: the agent calls no model, or uses a cache, a process that was started before the rollouts, or a "
+            "client that cannot be seen from Python"
         )
-    return TrainingError(f"no trained agent made a call in {len(rollouts)} rollouts{error}{outside}")
+    return TrainingError(f"no trained agent made a call in {plural(len(rollouts), 'rollout')}{error}{outside}")
 
 
 def _elsewhere(traces: Iterable[Trace], agent: str | None = None) -> str:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.config import Config
-from lightning_core.config.imports import import_callable
+from lightning_core.config.imports import import_callable, user_code
 from lightning_core.config.sections import TaskSource
 from lightning_core.config.types import is_callable_name
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, need_path
+from lightning_core.trace import describe
 
 logger = logging.getLogger(__name__)
 
@@ -30,20 +31,26 @@ def load_tasks(source: TaskSource | str, *, key: str = "tasks") -> list[Task]:
     if isinstance(source, str):
         source = TaskSource(source=source)
     if is_callable_name(source.source):
-        found = import_callable(source.source, key=key)(**source.args)
-        if isinstance(found, (str, bytes, Mapping)) or not isinstance(found, Iterable):
-            raise ConfigError(f"{key}: {source.source} returned {type(found).__name__}, expected a list of tasks")
-        items = ((f"{source.source}, task {index}", item) for index, item in enumerate(found))
+        function = import_callable(source.source, key=key)
+        with user_code(f"{key}: {source.source} failed"):
+            found = function(**source.args)
+            if isinstance(found, (str, bytes, Mapping)) or not isinstance(found, Iterable):
+                raise ConfigError(f"{key}: {source.source} returned {type(found).__name__}, expected a list of tasks")
+            listed = list(islice(found, source.limit))
+        items = ((f"{source.source}, task {index}", item) for index, item in enumerate(listed))
     else:
         items = _read(Path(source.source), key)
     return check_tasks(islice(items, source.limit), name=f"{key} = {source.source}")
 
 
 def given_tasks(tasks: Sequence[Task], key: str) -> Sequence[Task]:
-    """``tasks``, passed in place of those under ``key``. Raises `ConfigError` if there are none."""
+    """``tasks``, passed in place of those under ``key``; those without an id get their position.
+
+    Raises `ConfigError` if there are none, and for a task that is no mapping or has another's id.
+    """
     if len(tasks) == 0:
         raise ConfigError(f"tasks: found an empty list, expected at least one task; leave it out to use {key}")
-    return tasks
+    return check_tasks(((f"tasks[{index}]", task) for index, task in enumerate(tasks)), name="tasks", json_only=False)
 
 
 def training_tasks(config: Config) -> list[Task]:
@@ -58,29 +65,69 @@ def held_out_tasks(config: Config) -> list[Task]:
     """
     tasks = _configured(config.tasks.eval, "tasks.eval")
     limit = config.eval.tasks
+    if limit is not None and limit > len(tasks):
+        logger.warning("eval.tasks is %d, but tasks.eval has %d tasks; all are evaluated", limit, len(tasks))
+    return sample_held_out(tasks, limit)
+
+
+def sample_held_out(tasks: list[Task], limit: int | None) -> list[Task]:
+    """``limit`` of the held-out ``tasks``, the same in every run; all if there are no more, or without a limit."""
     return tasks if limit is None or limit >= len(tasks) else random.Random("eval").sample(tasks, limit)
 
 
-def shared_tasks(tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> list[str]:
-    """The ids of the held-out tasks that are training tasks too: equal in everything but the id."""
-    trained = {_content(task) for task in tasks}
-    return [str(task["id"]) for task in eval_tasks if _content(task) in trained]
+def run_eval_tasks(config: Config, given: Sequence[Task] | None) -> Sequence[Task]:
+    """The held-out tasks of a run: ``given``, else those of ``tasks.eval``; none if neither has any."""
+    if given is None:
+        return held_out_tasks(config) if config.tasks.eval else []
+    return given_tasks(given, "tasks.eval") if given else []
 
 
-def warn_of_shared_tasks(tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> None:
-    """Log a warning if held-out tasks are training tasks too."""
-    if shared := shared_tasks(tasks, eval_tasks):
-        logger.warning(
-            "%d of %d held-out tasks are also training tasks, the first %r: the held-out reward does not show whether the policy "
-            "generalises. Remove them from tasks.train or from tasks.eval",
-            *(len(shared), len(eval_tasks), shared[0]),
+def shared_tasks(tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> dict[str, str]:
+    """The held-out tasks that are training tasks too, as ids with the training task's: equal in everything but id and split.
+
+    Where several training tasks differ in nothing but the id, the id is the content, and must be equal too.
+    """
+    trained: dict[str, list[str]] = {}
+    for task in tasks:
+        trained.setdefault(task_content(task), []).append(str(task["id"]))
+    found: dict[str, str] = {}
+    for task in eval_tasks:
+        identity, known = str(task["id"]), trained.get(task_content(task), [])
+        if identity in known or len(known) == 1:
+            found[identity] = identity if identity in known else known[0]
+    return found
+
+
+def check_overlap(config: Config, tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> None:
+    """Raise `ConfigError` if held-out tasks are training tasks too; with ``tasks.allow_overlap``, log a warning."""
+    shared = shared_tasks(tasks, eval_tasks)
+    if not shared:
+        return
+    held_out, trained = next(iter(shared.items()))
+    same = "" if held_out == trained else f", which is the training task {trained!r}"
+    text = (
+        f"{len(shared)} of {len(eval_tasks)} held-out tasks are also training tasks, such as {held_out!r}{same}: the held-out reward "
+        "does not show whether the policy generalises"
+    )
+    if not config.tasks.allow_overlap:
+        raise ConfigError(
+            f"tasks.eval: {text}. Remove them from tasks.train or from tasks.eval, or set tasks.allow_overlap: true"
         )
+    logger.warning("%s", text)
 
 
-def _content(task: Task) -> str:
-    """A task without its id, and its id if it has nothing else."""
-    rest = {key: value for key, value in task.items() if key != "id"}
-    return json.dumps(rest or task["id"], sort_keys=True, default=repr)
+def task_content(task: Task) -> str:
+    """A task without its id and split, and its id if it has nothing else, as text that is equal for equal contents."""
+    rest = {key: value for key, value in task.items() if key not in ("id", "split")}
+    try:
+        return json.dumps(rest or task["id"], sort_keys=True, default=_plain)
+    except (TypeError, ValueError):  # keys of several types, or objects in a circle
+        return repr(rest)
+
+
+def _plain(value: Any) -> object:
+    # The repr of an array leaves out its middle.
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 def _configured(source: TaskSource | None, key: str) -> list[Task]:
@@ -89,18 +136,20 @@ def _configured(source: TaskSource | None, key: str) -> list[Task]:
     return load_tasks(source, key=key)
 
 
-def check_tasks(items: Iterable[tuple[str, Any]], *, name: str) -> list[Task]:
+def check_tasks(items: Iterable[tuple[str, Any]], *, name: str, json_only: bool = True) -> list[Task]:
     """Return copies of the tasks in ``(place, task)`` pairs, each with an ``id``.
 
     A task without an id gets its position, from 0. An integer id is converted to a string. Raises `ConfigError` for a task that is
-    not a JSON object, for any other type of id, and for a duplicate id.
+    not a mapping, or with ``json_only`` not a JSON object, for any other type of id, and for a duplicate id.
     """
     tasks: list[Task] = []
     places: dict[str, str] = {}
+    numbered = 0
     for index, (place, item) in enumerate(items):
         if not isinstance(item, Mapping):
             raise ConfigError(f"{place}: expected a JSON object, found {type(item).__name__}: {str(item)[:80]!r}")
         task = {**item}
+        numbered += "id" not in task
         identity = task.get("id", index)
         if isinstance(identity, int) and not isinstance(identity, bool):
             identity = str(identity)
@@ -110,47 +159,62 @@ def check_tasks(items: Iterable[tuple[str, Any]], *, name: str) -> list[Task]:
             raise ConfigError(
                 f"{place}: duplicate id {identity!r}, first used at {places[identity]}; ids must be unique"
             )
-        try:
-            json.dumps(task)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{place}: not a JSON object: {error}") from None
+        if json_only:
+            try:
+                json.dumps(task)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ConfigError(f"{place}: not a JSON object: {error}") from None
         places[identity] = place
         tasks.append({**task, "id": identity})
     if not tasks:
         raise ConfigError(f"{name}: found no tasks, expected at least one")
+    if numbered:
+        logger.warning(
+            "%s: %d of %d tasks have no id and are numbered by their position; results of two runs can be compared by task only while "
+            "the order of the tasks stays the same",
+            *(name, numbered, len(tasks)),
+        )
     return tasks
 
 
 def _read(path: Path, key: str) -> Iterator[tuple[str, Any]]:
+    if path.is_dir():
+        raise ConfigError(f"{key}: {str(path)!r} is a folder, expected a file of tasks")
     if not path.is_file():
         raise ConfigError(f"{key}: no file at {str(path)!r}; the working directory is {str(Path.cwd())!r}")
-    kind = path.suffix.lower()
-    if kind == ".jsonl":
-        yield from _read_lines(path)
-    elif kind == ".json":
-        yield from _read_list(path)
-    else:
-        yield from _read_parquet(path, key)
+    reader = {".jsonl": _read_lines, ".json": _read_list}.get(path.suffix.lower())
+    with need_path(f"read {key}", "Change its permissions, or use a copy"):
+        yield from _read_parquet(path, key) if reader is None else reader(path)
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                place = f"{path}:{number}"
-                try:
-                    yield place, json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise ConfigError(f"{place}: not valid JSON: {error.msg} at column {error.colno}") from None
+                yield f"{path}:{number}", _parse(line.rstrip(b"\r\n"), path, number)
+
+
+def _parse(data: bytes, path: Path, first: int = 1) -> Any:
+    """The JSON value in ``data``, which starts at line ``first`` of the file. A byte order mark is skipped."""
+    try:
+        return json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = first + data.count(b"\n", 0, error.start)
+        raise ConfigError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8") from None
+    except json.JSONDecodeError as error:
+        place = f"{path}:{first + error.lineno - 1}"
+        hint = "; use double quotes" if error.doc[error.pos : error.pos + 1] == "'" else ""
+        raise ConfigError(f"{place}: not valid JSON: {error.msg} at column {error.colno}{hint}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}:{first}: not valid JSON: too deeply nested") from None
 
 
 def _read_list(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}:{error.lineno}: not valid JSON: {error.msg} at column {error.colno}") from None
+    found = _parse(path.read_bytes(), path)
     if not isinstance(found, list):
-        raise ConfigError(f"{path}: expected a list of JSON objects, found {type(found).__name__}")
+        raise ConfigError(
+            f"{path}: expected a list of JSON objects, found {type(found).__name__}; use .jsonl for one object per line"
+        )
     for index, item in enumerate(found):
         yield f"{path}, task {index}", item
 
@@ -162,5 +226,9 @@ def _read_parquet(path: Path, key: str) -> Iterator[tuple[str, Any]]:
         raise ConfigError(
             f"{key}: reading {path} needs pyarrow, which is not installed. Run: pip install pyarrow; or use .jsonl"
         ) from None
-    for index, item in enumerate(parquet.read_table(path).to_pylist()):
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except Exception as error:  # noqa: BLE001 - pyarrow's errors are of several kinds
+        raise ConfigError(f"{path}: not a readable parquet file: {describe(error)}") from None
+    for index, item in enumerate(rows):
         yield f"{path}, row {index}", item

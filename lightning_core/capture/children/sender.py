@@ -13,14 +13,15 @@ import logging
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from lightning_core.capture.context import outside_rollout
-from lightning_core.capture.repeats import Repeats
 from lightning_core.capture.signatures import SIGNATURE, sign_record
+from lightning_core.logs.repeats import COUNTED, Repeats
 from lightning_core.trace import describe
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ RECORDS_THREAD = "lightning-records"
 
 _TIMEOUT_SECONDS = 30.0
 _NO_ANSWER = f"no answer within {_TIMEOUT_SECONDS:g} s"
+_ENDED = "the rollout has ended"
 _IDLE_SECONDS = 1.0
 """The thread ends, and closes its connection, after this time without records."""
 _COUNT_SECONDS = 0.2
@@ -80,7 +82,7 @@ class _Connection:
                     return dict(json.loads(answer)["refused"])
                 why = f"status {response.status}: {answer[:1000]!r}"
                 if response.status == 401:
-                    why = "the rollout has ended"
+                    why = _ENDED
             except Exception as failure:  # noqa: BLE001 - a failure to record must not reach the agent
                 why = describe(failure)
         self.close()  # the endpoint may not have read the body
@@ -117,6 +119,7 @@ class Sender:
 
     def __init__(self) -> None:
         self._closed = False
+        self._losses = Repeats()
         self.renew()
 
     def renew(self) -> None:
@@ -130,7 +133,16 @@ class Sender:
         """The size of the records that are not yet sent."""
         self._thread: threading.Thread | None = None
         """The only thread that sends. It clears this when nothing is left to send, and stops when this is changed."""
-        self._losses = Repeats()
+        self._supervised: str | None = None
+
+    @contextmanager
+    def supervised(self, rollout: str) -> Generator[None]:
+        """In the body, do not log that ``rollout`` has ended: its runner, which ended it and this process, reports why."""
+        self._supervised = rollout
+        try:
+            yield
+        finally:
+            self._supervised = None
 
     def put(self, to: Destination, what: str, record: Mapping[str, Any]) -> None:
         """Send ``record``, called ``what`` in messages. While 32 MiB are queued, waits at most 30 s, then logs an error."""
@@ -281,7 +293,8 @@ class Sender:
             with outside_rollout():
                 lost = connection.post(batch[0].to, [record.line for record in batch])
         finally:
-            self._log((batch[index].what, why) for index, why in lost.items())
+            is_known = batch[0].to.rollout == self._supervised
+            self._log((batch[index].what, why) for index, why in lost.items() if not (is_known and why == _ENDED))
             with self._changed:
                 for record in batch:
                     record.done = True
@@ -301,6 +314,7 @@ class Sender:
                     what,
                     times,
                     found[0],
+                    extra=COUNTED,
                 )
 
 

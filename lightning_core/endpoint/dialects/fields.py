@@ -8,10 +8,9 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
-from lightning_core.errors import PolicyRequestError
+from lightning_core.errors import PolicyRequestError, did_you_mean
 
 TEXT_ONLY = "the model reads and writes text only"
 OFF_POLICY = "the sampler has temperature and top_p only"
@@ -132,8 +131,8 @@ class Fields:
 
     def _unknown(self, name: str) -> str:
         known = {known.partition(".")[0] for known in self.supported | self.ignored}
-        meant = get_close_matches(name[:_LONGEST_NAME], known, n=1, cutoff=0.8)
-        return f"unknown field; did you mean {meant[0]!r}?" if meant else "unknown field"
+        meant = did_you_mean(name[:_LONGEST_NAME], known, cutoff=0.8)
+        return f"unknown field; {meant}" if meant else "unknown field"
 
 
 def check_left_out(tools: Sequence[str], *, left: bool) -> None:

@@ -8,13 +8,13 @@ Python's or Lightning's own.
 from __future__ import annotations
 
 import builtins
-import traceback
 from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 from lightning_core import errors
 from lightning_core.errors import TimeLimitError, text_of
+from lightning_core.logs.explain import explain
 from lightning_core.rollouts.containment import chain
 
 _MAX_TEXT = 4_000
@@ -34,7 +34,8 @@ class CarriedError(Exception):
     names: tuple[str, ...] = ()
     """The original class and its bases, as ``module.name``."""
     text: str = ""
-    traceback_text: str = ""
+    explained: str = ""
+    """The lines of the program that raised it, and its message; see `logs.explain`."""
 
     def __str__(self) -> str:
         return self.text
@@ -50,7 +51,7 @@ def dump(error: BaseException) -> dict[str, Any]:
             }
             for cause in islice(chain(error), _MAX_CHAIN)
         ],
-        "traceback": text_of(error, _traceback)[-_MAX_TEXT:],
+        "explained": text_of(error, _explained)[-_MAX_TEXT:],
     }
 
 
@@ -62,7 +63,7 @@ def load(data: dict[str, Any]) -> CarriedError:
         outer.__cause__ = error
         error = outer
     assert error is not None
-    error.traceback_text = data["traceback"]
+    error.explained = data["explained"]
     return error
 
 
@@ -75,8 +76,8 @@ def _text(error: BaseException) -> str:
     return text_of(error)[:_MAX_TEXT]
 
 
-def _traceback(error: Any) -> str:
-    return "".join(traceback.format_exception(error, limit=-30))
+def _explained(error: Any) -> str:
+    return explain(error)
 
 
 def _make(names: tuple[str, ...], text: str) -> CarriedError:

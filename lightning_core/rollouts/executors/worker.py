@@ -32,9 +32,10 @@ import numpy as np
 
 from lightning_core.capture import aside
 from lightning_core.capture.children.scope import ChildScope
-from lightning_core.capture.children.sender import RECORDS_THREAD
+from lightning_core.capture.children.sender import RECORDS_THREAD, sender
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.process_patches import ensure_patched
+from lightning_core.logs.folding import configure_logging
 from lightning_core.rollouts.containment import AgentExit, contained
 from lightning_core.rollouts.executors import failures, results
 from lightning_core.rollouts.executors.channel import receive_bytes, send_json
@@ -81,7 +82,7 @@ class Program:
     def load(cls, settings: dict[str, Any]) -> Program:
         """Install the patches, then import what `ProgramSettings` name."""
         if settings["log_level"] is not None:
-            logging.basicConfig(level=settings["log_level"], format="%(levelname)s %(name)s: %(message)s")
+            configure_logging(settings["log_level"])
         ensure_patched(settings["integrations"])
         reward = settings["reward"]
         solve = FunctionReference(**settings["agent"]).load("agent")
@@ -127,7 +128,10 @@ class Worker:
         while True:
             message = self._run(self._messages.get())
             _flush()
-            send_json(self._connection, message)
+            try:
+                send_json(self._connection, message)
+            except OSError:  # the runner is gone, and `_receive` ends this process
+                return
 
     def _receive(self) -> None:
         while (message := receive_bytes(self._connection)) is not None:
@@ -143,7 +147,7 @@ class Worker:
         ended: dict[str, Any] = {}
         try:
             # Leaving the scope sends what is still to be recorded.
-            with given.scope():
+            with sender.supervised(given.scope.run.rollout), given.scope():
                 # Context variables that the agent sets are its own.
                 ended = contextvars.copy_context().run(self._solve, given)
         except BaseException as error:  # noqa: BLE001 - reported to the runner

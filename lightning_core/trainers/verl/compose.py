@@ -6,14 +6,13 @@ Its parts: verl's defaults, ours, ``trainer.verl``, and the keys that our config
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib.metadata import version
 from typing import Any
 
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, did_you_mean
 from lightning_core.trainers.verl.settings import flatten
 
 _ENGINE = "model_engine"
@@ -43,9 +42,10 @@ def compose_config(derived: Mapping[str, Any], defaults: Mapping[str, Any], own:
         if not key.startswith("+") and not _is_known(name, known):
             if key not in wanted:
                 raise ConfigError(f"the installed verl {version('verl')} has no key {name!r}; expected verl 0.9.1")
-            near = get_close_matches(name, known, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else "."
-            raise ConfigError(f"trainer.verl: verl has no key {name!r}{meant} To add one, write '+{name}'")
+            meant = did_you_mean(name, known)
+            raise ConfigError(
+                f"trainer.verl: verl has no key {name!r}{f'; {meant}' if meant else '.'} To add one, write '+{name}'"
+            )
         with open_dict(config):
             OmegaConf.update(config, name, value, merge=True, force_add=True)
     return config

@@ -11,8 +11,10 @@ from lightning_core.config import Config
 from lightning_core.errors import ConfigError, LightningError, MissingExtra, TrainingError
 from lightning_core.model.source import max_positions, resolve_model
 from lightning_core.records.checkpoints import checkpoint_step
+from lightning_core.records.folder import record_resume
+from lightning_core.records.held_out import EVALUATIONS
 from lightning_core.records.report import MetricsLog
-from lightning_core.records.results import EVALUATIONS, recorded_evaluations
+from lightning_core.records.results import recorded_evaluations
 from lightning_core.records.store import Store
 from lightning_core.rollouts.entries import pick_tasks
 from lightning_core.rollouts.interrupts import interruptible
@@ -62,6 +64,7 @@ def train_with_verl(plan: Plan) -> None:
         write_tasks(folder / "tasks_eval.jsonl", plan.eval_tasks)
     resumed_after = 0 if plan.checkpoint is None else checkpoint_step(plan.checkpoint)
     found = verl_config(config, folder)
+    record_resume(config, folder, plan.checkpoint)
     (folder / FAILURE).unlink(missing_ok=True)
     archive_log(folder)
     with Store(folder / "store.db") as store:  # created here, so that it exists even if verl fails

@@ -1,0 +1,49 @@
+"""The Hugging Face Hub's errors and log messages about a model, in a few words."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def retries_once() -> Generator[None]:
+    """Log one warning in place of the Hub's two per failed request."""
+    logged = False
+
+    def is_other(record: logging.LogRecord) -> bool:
+        nonlocal logged
+        text = record.getMessage()
+        if "thrown while requesting" not in text and not text.startswith("Retrying in"):
+            return True
+        if not logged:
+            logged = True
+            logger.warning("the Hugging Face Hub cannot be reached; retrying")
+        return False
+
+    requests = logging.getLogger("huggingface_hub.utils._http")
+    requests.addFilter(is_other)
+    try:
+        yield
+    finally:
+        requests.removeFilter(is_other)
+
+
+def explain_hub(text: str) -> str | None:
+    """What transformers' error ``text`` says of a model that is no folder; None if it is about something else."""
+    if "couldn't connect to" in text:
+        return (
+            "it is not a folder here, and the Hugging Face Hub cannot be reached to look for it; check the name and the connection, "
+            "or set policy.model to a folder"
+        )
+    if "is not a valid model identifier" in text or "Repo id must" in text or "Repository Not Found" in text:
+        return (
+            "it is neither a folder here nor a public model on the Hugging Face Hub; check the spelling (owner/name), or log in with "
+            "`hf auth login` if it is private"
+        )
+    if "gated repo" in text:
+        return "it is gated: accept its terms on its page on the Hugging Face Hub, then log in with `hf auth login`"
+    return None

@@ -1,0 +1,37 @@
+"""Reads traces of stored rollouts for people: a trace that cannot be built is a message."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import NamedTuple
+
+from lightning_core.records.store import RolloutRecord, Store
+from lightning_core.trace import OPERATION, Call, SpanRecord, Trace, span_to_call, spans_to_trace
+
+
+class ReadTrace(NamedTuple):
+    """A rollout's spans and their trace, or why they make none."""
+
+    trace: Trace | None
+    spans: tuple[SpanRecord, ...]
+    problem: str | None
+
+
+def read_trace(store: Store, record: RolloutRecord) -> ReadTrace:
+    """The trace of the rollout ``record``. Spans of other processes may have any form."""
+    spans = store.spans(record.id)
+    if not spans:
+        return ReadTrace(None, spans, "Nothing was recorded in this rollout: it ended before its agent ran.")
+    try:
+        return ReadTrace(spans_to_trace(spans, counters=record.counters), spans, None)
+    except (ValueError, TypeError, KeyError) as error:
+        return ReadTrace(None, spans, f"The spans of this rollout cannot be read: {error}")
+
+
+def read_call(store: Store, record: RolloutRecord, call: str) -> Call | None:
+    """The call with the id ``call`` of the rollout ``record``, without the rest of its trace; None if it has none that can be read."""
+    for span in store.spans(record.id, only=call):
+        if span.attributes.get(OPERATION) == "chat":
+            with suppress(ValueError, TypeError, KeyError):
+                return span_to_call(span)
+    return None
