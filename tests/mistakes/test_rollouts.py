@@ -1,0 +1,114 @@
+"""Mistakes that a run shows only when the agent runs: one message, the agent's lines, and no traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import transformers  # noqa: F401 - see test_models
+
+from tests.mistakes.conftest import AGENT
+from tests.mistakes.try_command import Try, write
+from tests.tiny_model import make_tiny_model
+
+TRAIN = ["train", "lightning.yaml", "tasks.eval="]
+
+WRONG = f"""{AGENT}
+
+def fails(task):
+    talk("x")
+    return helper(task)
+def helper(task):
+    return task["answer"]
+def fails_first(task):
+    raise ConnectionError("no database at db:5432")
+def nothing(task):
+    talk("x")
+def text(task):
+    return talk("x") and "good" or "good"
+def nan(task):
+    talk("x")
+    return float("nan")
+def mapping(task):
+    talk("x")
+    return {{"reward": 1}}
+def twice(task):
+    from lightning_core import reward
+    talk("x")
+    reward(1.0)
+    return 1.0
+def no_call(task):
+    return 1.0
+def exits(task):
+    import sys
+    talk("x")
+    sys.exit("done")
+def no_key(task):
+    OpenAI()
+def other_server(task):
+    own = OpenAI(api_key="k", base_url="http://127.0.0.1:9/v1", max_retries=0)
+    own.chat.completions.create(model="gpt", messages=[{{"role": "user", "content": "x"}}])
+    return 1.0
+def too_long(task):
+    import time
+    talk("x")
+    time.sleep(30)
+def scores(task, result):
+    return task["answer"] == result
+def long_text(task):
+    talk("x")
+    raise ValueError("\\n".join("x" * 1000 for _ in range(1000)))
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "words"),
+    [
+        (["agent=wrong:fails"], 1, ["wrong.py:20, in fails: return helper(task)", "in helper: return task", "all 2 rollouts failed"]),
+        (["agent=wrong:fails_first"], 1, ["in fails_first", "ConnectionError: no database at db:5432", "no trained agent made a call"]),
+        (["agent=wrong:nothing"], 1, ["ended without a reward: the agent returned None. Return a number"]),
+        (["agent=wrong:text"], 1, ["the agent returned 'good'. Return a number, call reward"]),
+        (["agent=wrong:nan"], 1, ["a reward must be a finite number"]),
+        (["agent=wrong:mapping"], 1, ["the agent returned {'reward': 1}. Return a number"]),
+        (["agent=wrong:twice"], 1, ["reward() was called as well; give the reward once"]),
+        (["agent=wrong:no_call"], 1, ["no trained agent made a call in 2 rollouts", "the agent calls no model, or uses a cache"]),
+        (["agent=wrong:exits"], 1, ["in exits: ", "SystemExit('done')"]),
+        (["agent=wrong:no_key"], 1, ["in no_key: OpenAI()", "OPENAI_API_KEY"]),
+        (["agent=wrong:other_server"], 1, ["a model call of an agent without a name failed", "could not reach http://127.0.0.1:9/v1"]),
+        (["agent=wrong:too_long", "rollouts.timeout_seconds=1"], 1, ["rollouts.timeout_seconds = 1 s"]),
+        (["agent=wrong:long_text"], 1, ["ValueError: ", "characters) …", "996 lines more"]),
+        (["reward=wrong:scores"], 1, ["task 'train", "the reward function failed", "in scores: ", "KeyError: 'answer'"]),
+        (["agents={train: [talkre]}"], 2, ["agents.train names 'talkre', but the agents of this program are ['talker']. Did you mean"]),
+        (["agents={frozen: {talkre: base}}"], 2, ["agents.frozen names 'talkre'", "Did you mean 'talker'?"]),
+        (["agents={frozen: {talker: base}}"], 1, ["no trained agent made a call"]),
+        (["rollouts.executor=auto", "agent=wrong:fails"], 1, ["in fails: return helper(task)", "in helper: "]),
+    ],
+    ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else None,
+)  # fmt: skip
+def test_a_mistake_of_the_agent_is_one_message(
+    model: Path, home: Path, attempt: Try, no_marks: None, settings: list[str], code: int, words: list[str]
+) -> None:
+    (home / "model").symlink_to(model)
+    write({"wrong.py": WRONG})
+    attempt([*TRAIN, "rollouts.retries=0", *settings], code, *words)
+
+
+def test_a_program_without_marks_cannot_name_its_agents(model: Path, home: Path, attempt: Try, no_marks: None) -> None:
+    (home / "model").symlink_to(model)
+    write({"plain.py": AGENT.replace('@trainable("talker")\n', "")})
+    words = ["agents.train names 'talker', but no agent of this program has a name", "@trainable"]
+    attempt([*TRAIN, "agent=plain:solve", "agents={train: [talker]}"], 2, *words)
+
+
+def test_a_run_without_improvement_is_complete_and_exits_with_3_only_if_asked(
+    model: Path, home: Path, attempt: Try, no_marks: None
+) -> None:
+    (home / "model").symlink_to(model)
+    settings = ["train", "lightning.yaml", "trainer.learning_rate=1e-9"]
+    attempt([*settings, "run.name=a"], 0, "Too few tasks for an interval")
+    attempt([*settings, "run.name=b", "--require-improvement"], 3, "Too few tasks for an interval")
