@@ -96,7 +96,7 @@ _NAMES = (
     ("DSPy 3", 'mark, with `engine="litellm"`', "`tests/frameworks/second/test_marks.py`"),
 )
 _NAME = "lightning-rl"
-_INTERNAL = ("all", "dev", "dev-models", "dev-view", "examples")
+_INTERNAL = ("all", "dev", "dev-models", "dev-view", "docs", "examples", "quickstart")
 """Extras that combine others, or are for development."""
 
 
