@@ -1,6 +1,6 @@
 # make demo | demo-sql | test | models | test-numeric | test-pythons | test-lowest | test-frameworks | test-trackers | test-vllm | test-verl |
-# test-parity | test-containers | test-view | lint | test-pythons-long | test-verl-long | agents | agents-short: each makes its environment first,
-# once, and again when what it is made from changes.
+# test-parity | test-containers | test-view | test-first-hour | docs | lint | test-pythons-long | test-verl-long | agents | agents-short: each makes
+# its environment first, once, and again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
 # pip listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build of torch.
@@ -12,6 +12,7 @@ LOWEST := .venv-lowest
 FRAMEWORKS := .venv-frameworks
 TRACKERS := .venv-trackers
 CLUSTER := .venv-cluster
+DOCS := .venv-docs
 BIN := $(VENV)/bin
 # One process leaves much of two cores idle. A file stays in one process.
 TWICE := -n 2 --dist loadfile
@@ -22,13 +23,13 @@ TORCH := torch==2.13.0
 TEMPLATES := trl==1.16.0
 
 .PHONY: demo demo-sql test models test-numeric test-pythons test-pythons-long test-lowest test-frameworks test-trackers test-vllm test-verl test-verl-long \
-	test-parity test-containers test-view agents agents-short lint environment
+	test-parity test-containers test-view test-first-hour agents agents-short docs lint environment
 
 demo: $(INSTALLED)
-	$(BIN)/lightning-rl train examples/calculator/lightning.yaml $(ARGS)
+	$(BIN)/lightning-rl train examples/calculator/lightning.yaml --require-improvement $(ARGS)
 
 demo-sql: $(INSTALLED)
-	$(BIN)/lightning-rl train examples/text_to_sql/lightning.yaml $(ARGS)
+	$(BIN)/lightning-rl train examples/text_to_sql/lightning.yaml --require-improvement $(ARGS)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(TWICE) $(ARGS)
@@ -41,11 +42,11 @@ test-numeric: $(INSTALLED)
 models: $(INSTALLED)
 	$(BIN)/python -m docs._generate.models --measure
 
-# The fast tests, without torch, on the newest CPython up to 3.14 that this machine has.
+# Fast tests, without torch, on the newest CPython up to 3.14 that this machine has.
 test-pythons:
 	$(PYTHON) .ci/pythons.py $(ARGS)
 
-# On each one from 3.12.
+# All fast tests, on each one from 3.12.
 test-pythons-long:
 	$(PYTHON) .ci/pythons.py --all $(ARGS)
 
@@ -86,6 +87,10 @@ test-containers: $(INSTALLED)
 test-view: $(VENV)/.installed-view
 	$(BIN)/python -m pytest tests/browser $(ARGS)
 
+# The installation page and the quickstart, word for word, with this checkout's wheel in a fresh environment.
+test-first-hour: $(INSTALLED)
+	$(BIN)/python -m pytest tests/first_hour $(ARGS)
+
 # Unmodified agents: programs, which are installed from the npm registry into .agents when their tests run first, and Python packages.
 agents: $(INSTALLED) $(FRAMEWORKS)/first/.installed $(FRAMEWORKS)/second/.installed
 	$(BIN)/python -m pytest tests/agents $(ARGS)
@@ -93,6 +98,10 @@ agents: $(INSTALLED) $(FRAMEWORKS)/first/.installed $(FRAMEWORKS)/second/.instal
 # Two of them, without the training steps.
 agents-short: $(INSTALLED)
 	$(BIN)/python -m pytest tests/agents/test_codex.py tests/agents/test_claude_code.py -m "not slow" $(ARGS)
+
+# The documentation site, in build/site. A broken link or a page outside the navigation is an error.
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -136,6 +145,13 @@ $(TRACKERS)/.installed: pyproject.toml tests/trackers/requirements.txt
 	$(TRACKERS)/bin/uv pip install -q --python $(TRACKERS)/bin/python -r tests/trackers/requirements.txt
 	$(TRACKERS)/bin/uv pip install -q --python $(TRACKERS)/bin/python --no-deps -e .
 	touch $(TRACKERS)/.installed
+
+# The packages of the extra alone: the site reads the source without importing it.
+$(DOCS)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip --disable-pip-version-check --no-input install -q \
+		$$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	touch $(DOCS)/.installed
 
 # An environment of its own, since verl admits no transformers as new as ours.
 $(CLUSTER)/.installed: pyproject.toml tests/cluster/lock.txt tests/cluster/alias/pyproject.toml

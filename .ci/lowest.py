@@ -22,7 +22,7 @@ def lowest_versions(project: dict[str, object]) -> dict[str, str]:
     found: dict[str, str] = {}
     for extra in project["entry-points"]["lightning_core.integrations"]:  # type: ignore[index]
         for requirement in project["optional-dependencies"][extra]:  # type: ignore[index]
-            if pin := re.match(r"([A-Za-z0-9._-]+)>=([0-9][^,;]*)", requirement):
+            if pin := re.match(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?>=([0-9][^,;]*)", requirement):
                 found[pin[1]] = pin[2]
     return found
 

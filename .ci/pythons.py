@@ -1,4 +1,4 @@
-"""Runs the fast tests, without torch, on the newest other CPython from 3.12 to 3.14, or with ``--all`` on each of them.
+"""Runs the fast tests, without torch, on the newest other CPython from 3.12 to 3.14; with ``--all`` more tests, on each of them.
 
 Looks for python3.12, python3.13 and python3.14 on the PATH and among pyenv's versions. Each has its own environment, such as
 .venv-3.12, which is recreated when pyproject.toml or constraints.txt changes. Other arguments are passed to pytest.
@@ -20,6 +20,16 @@ MINORS = (12, 13, 14)
 # transformers without torch has the chat templates and tokenizers; verl, vLLM and training are tested elsewhere.
 ADDITIONAL = ("transformers", "jinja2")
 ALL = "--all"
+# With --all only: what depends on packages rather than on the version of Python, such as pages, request bodies and frameworks.
+LONG = (
+    "tests/policy",
+    "tests/view",
+    "tests/monitors",
+    "tests/models",
+    "tests/trainers",
+    "tests/export",
+    "tests/integrations",
+)
 PYTEST = ("-n", "2", "--dist", "loadfile", "-m", "not slow", "-p", "tests.without_torch")
 
 
@@ -75,6 +85,7 @@ def main(arguments: list[str]) -> int:
         arguments.remove(ALL)
     else:
         pythons = dict(list(pythons.items())[-1:])
+        arguments += [f"--ignore={folder}" for folder in LONG]
     if not pythons:
         print("no other CPython from 3.12 to 3.14 found on the PATH or in pyenv: NO TESTS WERE RUN", flush=True)
     failed: list[str] = []

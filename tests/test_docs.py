@@ -11,7 +11,14 @@ from lightning_core.cli.main import parse
 from lightning_core.config import load_config
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").rglob("README.md"),
+    ]
+)
 
 
 def blocks(page: Path, language: str) -> list[str]:

@@ -25,7 +25,6 @@ from tests import bandit
 from tests.test_loop import settings
 from tests.tiny_model import make_tiny_model
 
-pytestmark = pytest.mark.numeric
 HELD_OUT = bandit.tasks(2, start=100)
 
 
@@ -86,7 +85,7 @@ def test_patience_ends_a_run_and_the_best_checkpoint_is_kept(model: Path, tmp_pa
     shown = [text.split()[3:] for text in progress.texts if text.startswith("held-out reward after")]
     assert shown == [
         ["0", "steps:", "0.100"],
-        ["1", "steps:", "0.900"],
+        ["1", "step:", "0.900"],
         ["2", "steps:", "0.300"],
         *[["3", "steps:", "0.200"]] * 2,
     ]
@@ -158,7 +157,7 @@ def test_an_interrupted_evaluation_is_repeated_on_resume(
     }
     file = tmp_path / "config.yaml"
     file.write_text(dump_config(config(model, tmp_path, **sections)))
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(int(number)), str(file)], check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(int(number)), str(file)], check=False, timeout=280)
     assert done.returncode != 0
     folder = tmp_path / "run"
     assert [path.name for path in checkpoints(folder)] == ["step-000001"]

@@ -27,7 +27,6 @@ from tests import bandit
 from tests.test_loop import settings
 from tests.tiny_model import make_tiny_model
 
-pytestmark = pytest.mark.numeric
 SMALL: dict[str, Any] = {
     "rollouts": {"tasks_per_step": 2, "group_size": 2, "retries": 0},
     "trainer": {"steps": 4, "checkpoint_every": 100},

@@ -19,10 +19,9 @@ from lightning_core.loop import evaluate
 from lightning_core.records.progress import SilentProgress
 from lightning_core.records.store import Store
 from lightning_core.trace import OUTPUT_IDS
+from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests import bandit
 from tests.tiny_model import make_tiny_model
-
-pytestmark = pytest.mark.numeric
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +137,30 @@ def test_how_an_update_changes_its_tokens_is_recorded(model: Path, tmp_path: Pat
         assert sum(advantages[rollout] * change for rollout, change in changes.items()) > 0
 
 
+def test_a_resume_that_cannot_start_changes_no_configuration(model: Path, tmp_path: Path):
+    config = settings(model, tmp_path, trainer={"steps": 1}, tasks={"eval": None})
+    folder = fit(config=load_config(config)).folder
+    before = {path.name: path.read_bytes() for path in folder.glob("*.yaml")}
+    run = {**config["run"], "resume": True}
+    wrong = {**config, "policy": {**config["policy"], "model": str(tmp_path / "nowhere")}, "run": run}
+    with pytest.raises(ConfigError, match="nowhere"):
+        fit(config=load_config(wrong))
+    assert {path.name: path.read_bytes() for path in folder.glob("*.yaml")} == before
+
+
+def test_a_change_that_cannot_be_measured_does_not_end_the_run(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def full(trainer: TorchTrainer, rows: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(TorchTrainer, "logprobs", full)
+    config = settings(model, tmp_path, trainer={"steps": 3, "measure_change": 2}, tasks={"eval": None})
+    assert len(fit(config=load_config(config)).metrics) == 3
+    (message,) = [r.getMessage() for r in caplog.records if "measure_change" in r.getMessage()]
+    assert "not measured from step 1 on: RuntimeError: out of memory" in message
+
+
 def test_several_policies_of_failure(model: Path, tmp_path: Path):
     """An agent that sometimes raises is trained with reward 0 for these rollouts; its failures are counted."""
 
@@ -234,7 +257,7 @@ def test_a_nan_reward_names_its_task(model: Path, tmp_path: Path):
 
 
 def test_resuming_nothing_and_overwriting_something_are_refused(model: Path, tmp_path: Path):
-    with pytest.raises(ConfigError, match="no checkpoint under"):
+    with pytest.raises(ConfigError, match="there is no run in"):
         fit(config=load_config(settings(model, tmp_path, run={"resume": True})))
     (tmp_path / "run").mkdir(exist_ok=True)
     with pytest.raises(ConfigError, match=r"exists; set another run\.name"):

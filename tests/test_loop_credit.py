@@ -20,8 +20,6 @@ from lightning_core.records.store import Store
 from lightning_core.serving import ServingEndpoint
 from tests.tiny_model import make_tiny_model
 
-pytestmark = pytest.mark.numeric
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

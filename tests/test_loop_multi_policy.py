@@ -25,8 +25,6 @@ from tests import two_bandits
 from tests.test_loop import RUN
 from tests.tiny_model import make_tiny_model
 
-pytestmark = pytest.mark.numeric
-
 LORA = {"tuning": "lora", "lora": {"rank": 8}}
 
 

@@ -37,7 +37,7 @@ PAGES = (
     "rollouts/{middle}",
     "tasks",
     "tasks?sort=gain&direction=down",
-    "tasks/task-7",
+    "task?id=task-7",
 )
 CREDITED = ("rollouts/1", "credit", "credit?step=0&rewards=explicit&advantage=rloo")
 

@@ -76,7 +76,7 @@ def test_a_task_that_cannot_be_sent_runs_here_and_no_other(
 
 def test_names_of_exceptions_are_bounded_and_not_kept() -> None:
     def load(name: str) -> failures.CarriedError:
-        return failures.load({"chain": [{"names": [name], "text": "x"}], "traceback": ""})
+        return failures.load({"chain": [{"names": [name], "text": "x"}], "explained": ""})
 
     assert type(load(f"agent.A\0{'b' * 5000}")).__name__ == f"A{'b' * 192}"
     for n in range(2000):

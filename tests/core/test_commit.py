@@ -9,7 +9,7 @@ import pytest
 
 from lightning_core.config import load_config
 from lightning_core.records.commit import record_commit, recorded_commits
-from lightning_core.records.folder import open_run_folder
+from lightning_core.records.folder import open_run_folder, record_resume
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -78,18 +78,26 @@ def test_without_an_answer_of_git_the_commit_is_unknown_and_the_reason_is_record
     assert recorded(tmp_path / "d", code) == "unknown: git is not installed"
 
 
+def resume(settings: list[str]) -> Path:
+    config = load_config({}, [*settings, "run.resume=true"])
+    folder, checkpoint = open_run_folder(config)
+    assert checkpoint is not None
+    record_resume(config, folder, checkpoint)
+    return folder
+
+
 def test_a_resumed_run_lists_every_commit_with_its_first_step(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(code)
     first = git(code, "rev-parse", "HEAD")
     settings = ["tasks.train=tests.bandit:tasks", "policy.model=m", "run.dir=runs", "run.name=a"]
     folder, _ = open_run_folder(load_config({}, settings))
     (folder / "checkpoints" / "step-000020").mkdir(parents=True)
-    open_run_folder(load_config({}, [*settings, "run.resume=true"]))
+    resume(settings)
     assert recorded_commits(folder) == [first]
     git(code, "commit", "--allow-empty", "-qm", "second")
     second = git(code, "rev-parse", "HEAD")
-    open_run_folder(load_config({}, [*settings, "run.resume=true"]))
+    resume(settings)
     assert recorded_commits(folder) == [first, f"from step 20: {second}"]
     (folder / "commit.txt").unlink()
-    open_run_folder(load_config({}, [*settings, "run.resume=true"]))
+    resume(settings)
     assert recorded_commits(folder) == ["unknown: not recorded", f"from step 20: {second}"]

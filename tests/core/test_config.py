@@ -128,7 +128,8 @@ credit: {rewards: discounted, advantage: grp}
 rollouts: {group_size: yes}
 """
     assert refusal(tmp_path, text, "rollouts.temperature=0", needs=("tasks.train", "reward")) == [
-        "c.yaml:1: agent: found 'foo.bar', expected 'module:callable', such as 'examples.text_to_sql.agent:solve'",
+        "c.yaml:1: agent: found 'foo.bar', expected 'module:callable', such as 'examples.text_to_sql.agent:solve'; did you mean"
+        " 'foo:bar'?",
         "c.yaml:3: tasks.train.source: found 'a.txt', expected a path that ends in .jsonl, .json, .parquet, or"
         " 'module:callable'",
         "c.yaml:4: tasks.eval.limt: unknown key; did you mean 'limit'? expected one of source, args, limit",

@@ -70,7 +70,16 @@ def test_single_and_equal_groups_get_nothing_and_are_counted(rule: str):
     episodes = [episode("x", 1, "aa", task="1"), episode("y", 0.3, task="2"), episode("z", 0.3, task="2")]
     credit = assign_credit(episodes, CreditRules(advantage=rule))
     assert set(credit.advantages.values()) == {0.0}
-    assert credit.metrics == {"groups": 2, "groups_single": 1, "groups_equal": 1}
+    assert credit.metrics == {"groups": 2, "groups_single": 1, "groups_equal": 1, "groups_wasted": 2}
+
+
+def test_groups_that_get_advantages_from_elsewhere_are_not_wasted():
+    """Equal within, but compared over the batch, or trained by another component."""
+    flat = [episode(r, v, task=r[0]) for r, v in (("a1", 1), ("a2", 1), ("b1", 0), ("b2", 0))]
+    credit = assign_credit(flat, CreditRules(advantage="reinforce++"))
+    assert (credit.metrics["groups_equal"], credit.metrics["groups_wasted"]) == (2, 0)
+    credit = assign_credit(flat, CreditRules(advantage="reinforce++-baseline"))
+    assert (credit.metrics["groups_equal"], credit.metrics["groups_wasted"]) == (2, 2)
 
 
 def test_groups_by_agent_compare_an_agent_with_itself():

@@ -7,14 +7,22 @@ import sys
 import threading
 import types
 from collections.abc import Iterator, Sequence
-from importlib.metadata import EntryPoint
+from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from docs._generate.compatibility import compatibility
-from lightning_core.capture.integration import GROUP, Conflict, Installed, TrainSpec, discover, find_conflicts
+from lightning_core.capture.integration import (
+    GROUP,
+    Conflict,
+    Installed,
+    TrainSpec,
+    discover,
+    find_conflicts,
+    find_framework_conflicts,
+)
 from lightning_core.capture.patching import Patches
 from lightning_core.errors import IntegrationUnavailable
 
@@ -147,6 +155,24 @@ def test_conflicts_name_what_is_required_and_what_was_found() -> None:
         Conflict("no-such-distribution>=2", None),
     ]
     assert str(Conflict("a>=2", "1.0")) == "requires 'a>=2', found '1.0'"
+
+
+def test_a_missing_client_does_not_stop_an_integration_but_a_wrong_version_does(tmp_path: Path) -> None:
+    (tmp_path / "METADATA").write_text(
+        "Name: fits\nVersion: 1\nProvides-Extra: fits\n"
+        "Requires-Dist: pytest>=1; extra == 'fits'\n"
+        "Requires-Dist: no-such-client>=2; extra == 'fits'\n"
+        "Requires-Dist: wrapt>=1000; extra == 'old'\n"
+    )
+    distribution = Distribution.at(tmp_path)
+
+    def conflicts(name: str, *hosts: str) -> list[str]:
+        entry = EntryPoint(name, "fake_integrations:fits", GROUP)._for(distribution)
+        return [conflict.required for conflict in find_framework_conflicts(entry, frozenset(hosts))]
+
+    assert conflicts("fits", "pytest") == []
+    assert conflicts("fits", "pytest", "no_such_host") == ["no-such-client>=2", "the package no_such_host"]
+    assert conflicts("old", "pytest") == ["wrapt>=1000"]
 
 
 def test_the_class_closest_to_the_object_decides(announce: Any) -> None:

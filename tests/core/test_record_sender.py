@@ -76,6 +76,24 @@ def test_refused_records_are_logged_with_their_reason_and_number_and_the_others_
     assert "not JSON serializable" in unsent
 
 
+def test_the_end_of_a_rollout_is_logged_unless_its_runner_ends_this_process_too(
+    playground: Playground, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = Sender()
+    with playground.rollout(strict=False) as run, scope("writer"):
+        record, to = span(run, "late"), destination(run)
+    with sender.supervised(run.rollout):
+        sender.put(to, "span", record)
+        sender.flush()
+    assert messages(caplog) == []
+    with sender.supervised("another"):
+        sender.put(to, "span", record)
+        sender.flush()
+    sender.close()
+    (ended,) = messages(caplog)
+    assert ended == "a child process could not send a record (span) to its rollout: the rollout has ended"
+
+
 def test_names_that_are_not_unicode_arrive(own: tuple[Sender, Run], caplog: pytest.LogCaptureFixture) -> None:
     sender, run = own
     sender.add(destination(run), "infrastructure", "thread 'w-\udc80é' failed", times=1)

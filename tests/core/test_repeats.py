@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from lightning_core.capture.repeats import Repeats
+from lightning_core.logs.repeats import Repeats
 
 
 def test_a_repeated_cause_is_logged_at_powers_of_ten() -> None:
@@ -51,3 +53,28 @@ def test_threads_lose_no_count() -> None:
     for thread in threads:
         thread.join()
     assert repeats.count("a", 900_000) == " (1000000 times so far)"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_that_is_forked_while_another_thread_counts_can_count() -> None:
+    class Slow:
+        """A cause whose hash is computed, while the lock is held, until the test lets it go."""
+
+        def __hash__(self) -> int:
+            held.set()
+            release.wait(60)
+            return 0
+
+    repeats, held, release = Repeats(), threading.Event(), threading.Event()
+    repeats.count("a")
+    other = threading.Thread(target=repeats.count, args=(Slow(),))
+    other.start()
+    assert held.wait(60)
+    if (child := os.fork()) == 0:
+        signal.alarm(30)  # ends a child that hangs
+        os._exit(0 if repeats.count("a") == "" else 1)
+    status = os.waitpid(child, 0)[1]
+    release.set()
+    other.join()
+    assert os.waitstatus_to_exitcode(status) == 0

@@ -73,9 +73,7 @@ def test_the_recipe_an_advantage_rule() -> None:
         ConfigError, match=r"found 'maxrl', expected .*'max-rl', or 'module:callable'; did you mean 'max-rl'"
     ):
         rules(advantage="maxrl")
-    with pytest.raises(
-        ConfigError, match=r"advantage_args\.flor: 'max-rl' has no argument 'flor'; expected one of 'floor'"
-    ):
+    with pytest.raises(ConfigError, match=r"advantage_args\.flor: 'max-rl' has no argument 'flor'; expected 'floor'"):
         rules(advantage="max-rl", advantage_args={"flor": 1.0})
     with pytest.raises(ConfigError, match=r"advantage_args\.floor: found 'high', expected a number"):
         rules(advantage="max-rl", advantage_args={"floor": "high"})
@@ -170,7 +168,7 @@ def test_rules_are_module_and_callable() -> None:
         ({"group_by": ["tusk"]}, "credit.group_by[0]: found 'tusk', expected 'task', 'agent',"),
         (
             {"rewards": "tests.own_rules:per_call", "rewards_args": {"penalti": 1.0}},
-            "credit.rewards_args.penalti: 'per_call' has no argument 'penalti'; expected one of 'penalty'; did you mean",
+            "credit.rewards_args.penalti: 'per_call' has no argument 'penalti'; expected 'penalty'",
         ),
         (
             {"rewards": "tests.own_rules:per_call", "rewards_args": {"penalty": -1.0}},

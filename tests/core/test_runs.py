@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,27 @@ def test_runs_are_listed_with_state_and_progress_the_newest_first(tmp_path: Path
     assert [run.name for run in list_runs(new)] == ["new"], "a run's own folder"
 
 
+def test_a_resumed_run_has_no_results_until_it_is_finished_again(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    summary().write(folder / "summary.json")
+    MetricsLog(folder / "metrics.jsonl").append(9, {"reward": 0.25})
+    with running(folder):
+        (found,) = list_runs(tmp_path)
+    assert (found.state, found.summary) == ("running", None)
+    assert [run.state for run in list_runs(tmp_path)] == ["finished"], "it was stopped before a step"
+    MetricsLog(folder / "metrics.jsonl", keep_steps=9).append(10, {"reward": 0.5})
+    (found,) = list_runs(tmp_path)
+    assert (found.state, found.summary) == ("stopped", None)
+
+
+def test_a_run_without_its_configuration_is_listed(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    MetricsLog(folder / "metrics.jsonl").append(1, {"reward": 0.25})
+    (folder / "config.yaml").unlink()
+    (found,) = list_runs(tmp_path)
+    assert (found.name, found.steps, found.model, found.config) == ("run", 1, None, {})
+
+
 def test_damaged_files_do_not_hide_a_run(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "broken")
     for name in ("config.yaml", "summary.json", "metrics.jsonl"):
@@ -55,7 +77,7 @@ def test_damaged_files_do_not_hide_a_run(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere' is not a folder; expected the folder of runs"):
+    with pytest.raises(ConfigError, match=r"nowhere' in .*; expected the folder of runs"):
         list_runs(tmp_path / "nowhere")
 
 
@@ -79,3 +101,45 @@ def test_a_run_is_running_while_a_process_trains_it_even_if_that_is_killed(tmp_p
     with running(folder):
         assert is_running(folder)
     shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_that_outlives_a_killed_run_does_not_keep_it_running(tmp_path: Path) -> None:
+    """An agent forked it."""
+    folder = make_run(tmp_path / "run")
+    program = (
+        "import os, sys, time, pathlib; from lightning_core.records.lock import running\n"
+        "with running(pathlib.Path(sys.argv[1])):\n"
+        "    child = os.fork()\n"
+        "    if child: print(child, flush=True)\n"
+        "    time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        try:
+            assert is_running(folder)
+            parent.kill()
+            parent.wait()
+            with running(folder):
+                assert is_running(folder)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no file locks")
+def test_a_run_starts_while_others_look_at_it(tmp_path: Path) -> None:
+    """Each look holds the lock for a moment."""
+    folder = make_run(tmp_path / "run")
+    with running(folder):
+        pass
+    program = (
+        "import fcntl, sys, time\n"
+        "file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_SH); print('looking', flush=True); time.sleep(0.3)"
+    )
+    looking = [sys.executable, "-c", program, str(folder / "running.lock")]
+    with subprocess.Popen(looking, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "looking\n"
+        with running(folder):
+            assert is_running(folder)

@@ -32,8 +32,6 @@ from lightning_core.trainers import Trainer, make_trainer
 from tests import bandit
 from tests.tiny_model import make_tiny_model
 
-pytestmark = pytest.mark.numeric
-
 QUESTION = [{"role": "user", "content": "say 7"}]
 
 

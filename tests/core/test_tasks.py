@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from lightning_core.config import load_config
 from lightning_core.config.imports import import_callable
 from lightning_core.config.sections import TaskSource
 from lightning_core.errors import ConfigError
-from lightning_core.rollouts.tasks import load_tasks, shared_tasks, warn_of_shared_tasks
+from lightning_core.rollouts.tasks import check_overlap, given_tasks, held_out_tasks, load_tasks, shared_tasks
 
 
 def write(path: Path, text: str) -> str:
@@ -96,7 +98,7 @@ def test_functions(here: str) -> None:
 def test_import_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "broken_agent.py", "import a_package_that_is_not_there\n")
-    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
+    with pytest.raises(ConfigError, match=r"broken_agent.py:1, in <module>: import a_package_that_is_not_there\n"):
         import_callable("broken_agent:solve", key="agent")
     with pytest.raises(ConfigError, match="agent: no module 'no_such_module' for 'no_such_module:f'"):
         import_callable("no_such_module:f", key="agent")
@@ -106,12 +108,41 @@ def test_import_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: st
         import_callable("json:__name__", key="agent")
 
 
-def test_held_out_tasks_that_are_training_tasks_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_held_out_tasks_that_are_training_tasks_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     train = [{"id": "a", "question": "1 + 1", "n": 1}, {"id": "b", "question": "2 + 2", "n": 2}]
-    held_out = [{"id": "x", "n": 2, "question": "2 + 2"}, {"id": "a", "question": "3 + 3", "n": 1}, {"id": "y"}]
-    assert shared_tasks(train, held_out) == ["x"], "another id and another order of keys"
-    assert shared_tasks([{"id": "x"}], [{"id": "x"}, {"id": "y"}]) == ["x"], "tasks that are only an id"
-    warn_of_shared_tasks(train, held_out[1:])
+    held_out = [
+        {"id": "x", "n": 2, "question": "2 + 2", "split": "easy"},
+        {"id": "a", "question": "3 + 3", "n": 1},
+        {"id": "y"},
+    ]
+    assert shared_tasks(train, held_out) == {"x": "b"}, "another id, split and order of keys"
+    assert shared_tasks([{"id": "x"}], [{"id": "x"}, {"id": "y"}]) == {"x": "x"}, "tasks that are only an id"
+    odd = [{"id": "a", "grid": {1: "x", "b": 2}}, {"id": "b", "array": np.arange(2000)}]
+    changed = np.where(np.arange(2000) == 1000, 0, np.arange(2000))
+    assert shared_tasks(odd, [{**odd[0], "id": "y"}, {"id": "z", "array": changed}]) == {"y": "a"}, "not JSON"
+    keys = [{"id": f"gsm-{n}", "level": "hard"} for n in range(3)]
+    assert shared_tasks(keys[:2], keys[1:]) == {"gsm-1": "gsm-1"}, "tasks whose id is the content"
+    config = load_config({"policy": {"model": "m"}})
+    check_overlap(config, train, held_out[1:])
+    expected = "1 of 3 held-out tasks are also training tasks, such as 'x', which is the training task 'b'"
+    with pytest.raises(ConfigError, match=f"tasks.eval: {expected}.*set tasks.allow_overlap: true"):
+        check_overlap(config, train, held_out)
     assert caplog.text == ""
-    warn_of_shared_tasks(train, held_out)
-    assert "1 of 3 held-out tasks are also training tasks, the first 'x'" in caplog.text
+    check_overlap(load_config({"policy": {"model": "m"}}, ["tasks.allow_overlap=true"]), train, held_out)
+    assert expected in caplog.text
+
+
+def test_the_number_of_tasks_and_ids_are_never_silently_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write(tmp_path / "t.jsonl", '{"q": 1}\n{"q": 2}\n')
+    config = load_config({"policy": {"model": "m"}, "tasks": {"eval": file}, "eval": {"tasks": 5}})
+    assert len(held_out_tasks(config)) == 2
+    assert "2 of 2 tasks have no id and are numbered by their position" in caplog.text
+    assert "eval.tasks is 5, but tasks.eval has 2 tasks; all are evaluated" in caplog.text
+
+
+def test_tasks_passed_in_python_need_no_ids() -> None:
+    assert [task["id"] for task in given_tasks([{"q": 1}, {"id": 7}], "tasks.train")] == ["0", "7"]
+    with pytest.raises(ConfigError, match=r"tasks\[1\]: expected a JSON object, found str: 'two'"):
+        given_tasks([{"q": 1}, "two"], "tasks.train")  # type: ignore[list-item]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import signal
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,10 +16,10 @@ import pytest
 from lightning_core.config import Config, load_config
 from lightning_core.config.sections import TRACKERS
 from lightning_core.errors import ConfigError, MissingExtra
-from lightning_core.records.results import Evaluation
+from lightning_core.records.results import Evaluation, Result
 from lightning_core.trackers import registry, reporting
 from lightning_core.trackers.registry import BUILT_IN, tracker_factories
-from lightning_core.trackers.tracker import TrackedRun
+from lightning_core.trackers.tracker import RunState, TrackedRun
 from lightning_core.trackers.values import checkpoint_files, evaluation_values, finite
 from tests.recording_tracker import FailingTracker, RecordingTracker, reported
 
@@ -80,8 +83,43 @@ def test_errors_are_logged_once_with_the_name_and_counted(tmp_path: Path, caplog
 
 def test_a_tracker_that_cannot_be_created_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     report(tmp_path, configuration("tests.recording_tracker:unreachable"))
-    (message,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert message.endswith(f"ConnectionError: no server for {tmp_path.name}")
+    first, total = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert first.endswith(f"ConnectionError: no server for {tmp_path.name}")
+    assert "3 errors" in total
+
+
+def test_a_tracker_is_created_again_after_an_error_and_gets_what_it_missed(tmp_path: Path) -> None:
+    attempts: list[str] = []
+
+    def late(run: TrackedRun) -> RecordingTracker:
+        attempts.append(run.name)
+        if len(attempts) < 3:
+            sys.exit("not yet")
+        return RecordingTracker(run)
+
+    with reporting.reporting(configuration(), {"late": late}, tmp_path, None) as reports:
+        for step in (1, 2, 3):
+            reports.on_step(step, {})
+    assert [line[:2] for line in reported(tmp_path)[1:]] == [["step", 1], ["step", 2], ["step", 3], ["end", "finished"]]
+
+
+def test_a_run_ends_although_its_tracker_does_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting, "_NOTICE_SECONDS", 0.01)
+    monkeypatch.setattr(reporting, "_WAIT_SECONDS", 0.02)
+    never = threading.Event()
+
+    class HangingTracker(RecordingTracker):
+        def on_step(self, step: int, metrics: Any) -> None:
+            never.wait()
+
+    with reporting.reporting(configuration(), {"slow": HangingTracker}, tmp_path, None) as reports:
+        reports.on_step(1, {})
+    waiting, given_up = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    never.set()
+    assert "waiting for the tracker slow; Ctrl-C ends the wait" in waiting
+    assert "the tracker slow did not end" in given_up
 
 
 def test_training_does_not_wait_for_a_slow_tracker(tmp_path: Path) -> None:
@@ -99,13 +137,47 @@ def test_training_does_not_wait_for_a_slow_tracker(tmp_path: Path) -> None:
     assert [line[0] for line in reported(tmp_path)] == ["start", "step", "step", "step", "end"]
 
 
-def test_the_id_of_a_tracker_is_kept_for_the_resumed_run(tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_wait_and_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    never = threading.Event()
+
+    class HangingTracker(RecordingTracker):
+        def on_end(self, state: RunState, result: Result | None) -> None:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            never.wait()
+
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell that runs the tests in the background ignores it
+    try:
+        with reporting.reporting(configuration(), {"slow": HangingTracker}, tmp_path, None) as reports:
+            reports.on_step(1, {})
+    finally:
+        never.set()
+        signal.signal(signal.SIGINT, before)
+    assert "the wait was interrupted" in caplog.text
+
+
+def test_a_factory_without_a_tracker_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with reporting.reporting(configuration(), {"none": lambda run: None}, tmp_path, None):  # pyright: ignore[reportArgumentType]
+        pass
+    assert "expected an object with on_step, on_evaluation and on_end, found NoneType" in caplog.text
+
+
+def test_ids_of_trackers_that_start_together_are_kept_for_the_resumed_run(tmp_path: Path) -> None:
     run = TrackedRun(folder=tmp_path, name="a", config={})
-    run.keep_id("one", "1")
-    run.keep_id("two", "2")
+    names = [f"tracker{number}" for number in range(20)]
+    together = threading.Barrier(len(names))
+
+    def start(name: str) -> None:
+        together.wait()
+        run.keep_id(name, f"id of {name}")
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(start, names))
     resumed = TrackedRun(folder=tmp_path, name="a", config={}, steps_done=4, resumed=True)
-    assert [resumed.read_id(name) for name in ("one", "two", "three")] == ["1", "2", None]
-    assert run.read_id("one") is None, "a new run begins anew"
+    assert [resumed.read_id(name) for name in names] == [f"id of {name}" for name in names]
+    assert resumed.read_id("other") is None
+    assert run.read_id("tracker1") is None, "a new run begins anew"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,9 @@ from lightning_core.model.source import fetch_demo_model
 from tests.export.runs import TOLERANCE, difference, sequences, train, trainer_logprobs
 from tests.tiny_model import make_tiny_model
 
+# The first export downloads the converter.
+pytestmark = pytest.mark.timeout(1200)
+
 IDS = sequences(40_000, count=2)
 PLACES = [1, 3, 20, 59]
 """The tokens of a sequence whose logprobs are compared."""

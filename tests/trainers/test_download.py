@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import threading
+import venv
 import zipfile
 from collections.abc import Iterator
 from functools import partial
@@ -76,3 +77,20 @@ def test_a_terminal_shows_the_progress_of_a_download(command: list[str]) -> None
 def test_a_pipe_shows_nothing(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_an_environment_without_pip_is_named_with_the_commands_that_install_it(tmp_path: Path) -> None:
+    venv.create(tmp_path / "empty", with_pip=False)
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [tmp_path / "empty" / "bin" / "python", "-c", PROGRAM, tmp_path / "out", "0"],
+        env={"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"lightning_core.errors.InfrastructureError: pip is not installed in '{tmp_path}/empty', and 'thing==1' is downloaded "
+        "with it: run `uv pip install pip`, or `python -m ensurepip`"
+    )
