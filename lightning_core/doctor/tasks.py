@@ -48,17 +48,6 @@ def number(t: TaskLists) -> Iterator[Observed]:
         yield Observed("ok", text)
 
 
-@checks.check("ids")
-def ids(t: TaskLists) -> Iterator[Observed]:
-    """Tasks without `id` are numbered. Results of two runs can then be compared by task only while the order of the tasks
-    stays the same. Give each task an id."""
-    for name, tasks in (("training", t.train), ("held-out", t.eval)):
-        if len(tasks) > 1 and all(task["id"] == str(index) for index, task in enumerate(tasks)):
-            yield Observed(
-                "info", f"the {name} tasks have their positions as ids", "add a field id, so that runs can be compared"
-            )
-
-
 @checks.check("duplicates")
 def duplicates(t: TaskLists) -> Iterator[Observed]:
     """Tasks of the same content under several ids. They count several times. Remove the copies."""
