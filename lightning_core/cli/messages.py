@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 
 from lightning_core.errors import visible
 
@@ -21,8 +21,9 @@ def agents_output_apart() -> Generator[None]:
     sys.stdout.flush()
     ours = os.dup(1)
     try:
-        os.dup2(2, 1)
-        yield
+        os.dup2(2, 1)  # for their processes
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
         sys.stdout.flush()
         os.dup2(ours, 1)
