@@ -10,7 +10,7 @@ from lightning_core.chat.tool_formats import HERMES, read_message
 from lightning_core.errors import PolicyRequestError
 
 USER = {"role": "user", "content": "hi"}
-CHANGED = "earlier responses, or the messages or tools before them, differ from the recorded ones"
+CHANGED = "it has assistant messages that were not sampled in this rollout, or not after the same messages and tools"
 
 
 TEMPLATE = (
