@@ -32,12 +32,13 @@ from lightning_core.endpoint.routing import Routing
 from lightning_core.records.ledger import NewRoutes
 from lightning_core.records.progress import PlainProgress
 from lightning_core.records.store import Phase, Store
-from lightning_core.rollouts.collect import Collector, Group, require_transitions, without_signal
+from lightning_core.rollouts.attempt import Attempt, Job, Rollout
+from lightning_core.rollouts.collect import Collector, Group, require_transitions
 from lightning_core.rollouts.counts import add_counts
 from lightning_core.rollouts.entries import count_earlier, to_episodes
 from lightning_core.rollouts.judge import Judged
 from lightning_core.rollouts.programs import load_agent
-from lightning_core.rollouts.runner import Attempt, Job, Rollout
+from lightning_core.rollouts.refill import without_signal
 from lightning_core.rollouts.selection import trained_agents
 from lightning_core.trainers.verl.pool import WorkerPool
 from lightning_core.trainers.verl.prompts import Prompt, read_prompts
