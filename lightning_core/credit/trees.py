@@ -105,7 +105,9 @@ class Trees:
 
 
 def with_trees(episodes: Sequence[Episode]) -> list[Episode]:
-    """``episodes``, each with the trees of all of them."""
+    """``episodes``, each with the trees of all of them, unless they have trees: those of more rollouts."""
+    if all(e.trees is not None for e in episodes):
+        return list(episodes)
     trees = Trees(episodes)
     return [replace(e, trees=trees) for e in episodes]
 

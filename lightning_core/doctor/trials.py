@@ -25,7 +25,8 @@ from lightning_core.records.progress import Progress
 from lightning_core.records.store import Store
 from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.background import background_loop
-from lightning_core.rollouts.collect import Batch, Collector
+from lightning_core.rollouts.batch import Batch
+from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.entries import pick_tasks
 from lightning_core.rollouts.environment import capturing, open_agents
 from lightning_core.rollouts.refill import without_signal

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 from lightning_core.config import Config
@@ -23,6 +23,7 @@ from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.agent_pool import AgentPool
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.background import BackgroundLoop
+from lightning_core.rollouts.batch import Batch, Group
 from lightning_core.rollouts.counts import count_calls, count_forks, count_rewards, count_rollouts, count_rows
 from lightning_core.rollouts.entries import (
     call_credits,
@@ -33,6 +34,7 @@ from lightning_core.rollouts.entries import (
     rollout_record,
     to_episodes,
 )
+from lightning_core.rollouts.failure_log import FailureLog
 from lightning_core.rollouts.judge import reward_spans, with_scores
 from lightning_core.rollouts.refill import spare_tasks, without_signal
 from lightning_core.rollouts.runner import Task
@@ -44,36 +46,6 @@ logger = logging.getLogger(__name__)
 
 Values = Callable[[Sequence[Transition]], Mapping[str, float]]
 """A critic: the expected return at each call's prompt, by call id."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """The finished attempts at one task."""
-
-    task: Task
-    step: int
-    """Number of updates before these rollouts."""
-    rollouts: Sequence[Rollout]
-    """The last attempt at each job."""
-    lost: int = 0
-    """Number of jobs without a rollout because their worker was lost."""
-    error: str | None = None
-    """The error that lost the worker."""
-    forks: Sequence[Rollout] = ()
-    """Forks of the attempts (``rollouts.forks``), without the dropped ones."""
-    forks_dropped: int = 0
-    """Number of forks that did not reach their call with the recorded history, or were left out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Episodes with credit, and the rows to train on."""
-
-    episodes: Sequence[Episode]
-    credit: Credit
-    rows: Sequence[Row]
-    counts: Mapping[str, float]
-    """Sums (`counts`). Add the counts of a step's batches to get those of the step."""
 
 
 class Collector:
@@ -98,6 +70,7 @@ class Collector:
         self._store = store
         self._values = values
         self._on_rollout = on_rollout
+        self._failures = FailureLog()
         self._names_checked = False
         self._invalid = InvalidRewards(config.rollouts.max_invalid)
 
@@ -126,8 +99,9 @@ class Collector:
             records = [(rollout_record(a.rollout, step, phase, version), a.rollout.spans) for a in attempts]
             writes.append(self._store.queue_rollouts(records))
             for attempt in attempts:
-                if attempt.final:
+                if attempt.final and phase != "fork":
                     self._on_rollout(attempt.rollout)
+                if attempt.final:
                     self._invalid.count(attempt.rollout)
 
         try:
@@ -143,6 +117,8 @@ class Collector:
         except InfrastructureError as error:
             logger.error("task %r: %d forks are left out: %s", group.task["id"], len(jobs), error)
             return replace(group, forks_dropped=len(jobs))
+        for fork in forks:
+            self._failures.dropped(fork)
         whole = [fork for fork in forks if fork.dropped is None]
         return replace(group, forks=whole, forks_dropped=len(jobs) - len(whole))
 

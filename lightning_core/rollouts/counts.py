@@ -58,8 +58,9 @@ def count_forks(forks: Sequence[Rollout], *, dropped: int) -> dict[str, float]:
     """Forks, ``dropped`` ones, and the tokens that the others sampled after the calls that they repeat."""
     if not forks and not dropped:
         return {}
-    own = (c for fork in forks for c in fork.trace.calls if c.replays is None and c.output_ids is not None)
-    return {"forks": len(forks), "forks_dropped": dropped, "tokens_forked": sum(len(c.output_ids) for c in own)}
+    own = (c.output_ids for fork in forks for c in fork.trace.calls if c.replays is None)
+    tokens = sum(len(ids) for ids in own if ids is not None)
+    return {"forks": len(forks), "forks_dropped": dropped, "tokens_forked": tokens}
 
 
 def _rewritten(trace: Trace) -> int:

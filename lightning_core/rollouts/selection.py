@@ -35,7 +35,7 @@ _ADVICE = {
 def routing_of(config: Config, phase: Phase) -> Routing:
     """The model of each agent in ``phase``, and the sampling settings of trained agents."""
     temperature = config.rollouts.temperature
-    if phase != "train" and config.eval.temperature is not None:
+    if phase not in ("train", "fork") and config.eval.temperature is not None:
         temperature = config.eval.temperature
     agents, trains_all = config.agents, config.agents.train == "all"
     return Routing(

@@ -43,7 +43,9 @@ class Example(NamedTuple):
 
 
 def sql(rng: random.Random, prompt: str) -> str:
-    return rng.choice(("SELECT name FROM nowhere", "SELECT 1", "SELECT count(*) FROM city", "SELEKT", "the table is wrong", "yes"))
+    return rng.choice(
+        ("SELECT name FROM nowhere", "SELECT 1", "SELECT count(*) FROM city", "SELEKT", "the table is wrong", "yes")
+    )
 
 
 def calculate(rng: random.Random, prompt: str) -> str:
@@ -98,7 +100,11 @@ def scripted(answer: Answer, seed: int = 0) -> ScriptedBackend:
 
 def measure(example: Example, points: int) -> Found:
     """Fork the calls of as many rollouts as have ``points`` calls."""
-    settings = {"rollouts": {"group_size": 2, "max_tokens": 4096}, "policy": {"max_context": 1 << 20}, "run": {"dir": "unused"}}
+    settings = {
+        "rollouts": {"group_size": 2, "max_tokens": 4096},
+        "policy": {"max_context": 1 << 20},
+        "run": {"dir": "unused"},
+    }
     config = load_config(ROOT / "examples" / example.folder / "lightning.yaml", overrides=_flat(settings))
     backend = scripted(example.answer)
     chats = dict.fromkeys(backend.models, Chat(backend.tokenizer))

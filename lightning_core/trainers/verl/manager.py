@@ -33,7 +33,8 @@ from lightning_core.records.ledger import NewRoutes
 from lightning_core.records.progress import PlainProgress
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
-from lightning_core.rollouts.collect import Collector, Group, require_transitions
+from lightning_core.rollouts.batch import Group
+from lightning_core.rollouts.collect import Collector, require_transitions
 from lightning_core.rollouts.counts import add_counts
 from lightning_core.rollouts.entries import count_earlier, to_episodes
 from lightning_core.rollouts.judge import Judged
