@@ -29,6 +29,11 @@ class Group:
     forks_dropped: int = 0
     """Number of forks that did not reach their call with the recorded history, or were left out."""
 
+    @property
+    def trained(self) -> Sequence[Rollout]:
+        """The attempts and their forks."""
+        return [*self.rollouts, *self.forks]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:

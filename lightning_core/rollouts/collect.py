@@ -154,7 +154,7 @@ class Collector:
 
     def episodes(self, groups: Sequence[Group]) -> list[Episode]:
         """rollouts → transitions: the rollouts that can be trained on."""
-        rollouts = [r for g in groups for r in (*g.rollouts, *g.forks)]
+        rollouts = [r for g in groups for r in g.trained]
         return to_episodes(rollouts, trained_agents(self.config, (r.trace for r in rollouts)))
 
     async def judged(self, episodes: Sequence[Episode], step: int, *, required: bool) -> list[Episode]:

@@ -68,7 +68,7 @@ def test_tree_adds_the_advantages_within_the_tree_and_within_the_task():
 
 
 def test_a_call_beside_the_fork_does_not_depend_on_it():
-    """b ran while a did. It earned (1 + 0) / 2 whatever a said, and is compared with the other attempt."""
+    """b ran while a did. It earned (1 + 0) / 2 with either response of a, and is compared with the other attempt."""
     episodes = [
         attempt("o", 1.0, {"end_ns": 3 * 10**9}, {}),
         attempt("f", 0.0, {"forks": "o0", "end_ns": 3 * 10**9}, {"replays": "o1"}),
