@@ -15,6 +15,7 @@ from lightning_core.loop import Result
 from lightning_core.records.recredit import recredit
 from lightning_core.records.store import Store
 from tests.tiny_model import make_tiny_model
+from tests.view.pages import browsing
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +114,21 @@ def test_the_command_line_computes_credit_of_forks_again(
     capsys.readouterr()
     main(["credit", str(result.folder), "credit.rewards=tree", "credit.advantage=grpo"])
     assert "talker" in capsys.readouterr().out
+
+
+def test_the_trace_and_the_viewer_tell_repeated_calls_from_sampled_ones(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = train(model, tmp_path, trainer={"steps": 1}, rollouts={"forks": {"points": 9, "samples": 1}})
+    with Store(result.folder / "store.db", read_only=True) as store:
+        forks = [r for r in store.rollouts(phase="fork") if any(c.replays for c in store.trace(r.id).calls)]
+    capsys.readouterr()
+    main(["trace", str(result.folder), "--rollout", str(forks[0].ordinal)])
+    shown = capsys.readouterr().out
+    assert "answered from the record of call" in shown
+    assert "sampled in place of call" in shown
+    with browsing(tmp_path) as client:
+        page = client.get(f"/runs/run/rollouts/{forks[0].ordinal}")
+    assert page.status_code == 200
+    assert "Answered from the record of call" in page.text
+    assert "Sampled in place of call" in page.text
