@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.command import CommandSection
 from lightning_core.config.credit import Arguments, CreditSection
+from lightning_core.config.forks import Forks
 from lightning_core.config.monitors import MonitorsSection
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyName
 from lightning_core.config.problems import INVALID_VALUE
@@ -193,6 +194,8 @@ class Rollouts(Section):
     refill: CountOrZero = 0
     """Dynamic sampling: maximum number of groups per step that are replaced by groups of other tasks because all their
     rollouts got the same reward."""
+    forks: Forks | None = None
+    """Forks of the attempts, for credit rules that use them; null: none."""
     temperature: NotNegative = 1.0
     """Sampling temperature of the trained agents' calls. It overrides the request's, and the loss uses the same
     value."""
