@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TRACE_FILES = (".json", ".jsonl", ".pb")
 """File name endings of stored traces; any other file is a configuration."""
-PHASES = ("train", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished")
+PHASES = ("train", "fork", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished")
 STATUSES = ("ok", "failed", "infrastructure", "invalid")
 ORDERS = ("ordinal", "step", "task_id", "reward", "calls", "seconds")
 _ONE_ROLLOUT = "--rollout selects one rollout"

@@ -175,6 +175,10 @@ def _call_lines(call: Call, trace: Trace, credit: CallCredit | None, errors: _Er
         parts.append(f"{len(call.prompt_ids)} → {len(call.output_ids)} tokens")
     if call.context is not None:
         parts.append(f"context {call.context}{f' ({call.context_reason})' if call.context_reason else ''}")
+    if call.replays is not None:
+        parts.append(f"answered from the record of call {call.replays}")
+    if call.forks is not None:
+        parts.append(f"sampled in place of call {call.forks}")
     if call.finish_reason not in (None, "stop"):
         parts.append(f"finish reason {call.finish_reason}")
     if credit is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from lightning_core.config.problems import INVALID_VALUE
 
+_NOT_EXPANDED = re.compile(r"^~[^/]*|\$(\w+|\{[^}]*\})")
 _CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 _CLOSED = re.compile(
@@ -49,6 +51,17 @@ def _meant(text: str) -> str:
     return f"; did you mean {found!r}?" if module and is_callable_name(found) else ""
 
 
+def _expanded(text: str) -> str:
+    path = os.path.expandvars(os.path.expanduser(text))
+    if left := _NOT_EXPANDED.search(path):
+        raise PydanticCustomError(
+            INVALID_VALUE,
+            "but {name} cannot be expanded: set the variable, or write the path in full",
+            {"name": left[0]},
+        )
+    return path
+
+
 def _open_weights(name: str) -> str:
     if _CLOSED.match(name) and not Path(name).is_dir():
         raise PydanticCustomError(
@@ -60,7 +73,9 @@ def _open_weights(name: str) -> str:
 
 
 CallableName = Annotated[str, AfterValidator(_callable_name)]
-ModelName = Annotated[str, AfterValidator(_open_weights)]
+PathText = Annotated[str, AfterValidator(_expanded)]
+"""A path of this machine, with `~` and environment variables expanded."""
+ModelName = Annotated[PathText, AfterValidator(_open_weights)]
 Count = Annotated[int, Ge(1)]
 CountOrZero = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]

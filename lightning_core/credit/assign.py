@@ -11,6 +11,7 @@ from lightning_core.credit.apply import advantages_of, common_parts, values_of
 from lightning_core.credit.episode import Component, Episode, Value
 from lightning_core.credit.grouping import equalise, group_values
 from lightning_core.credit.rules import CreditRules
+from lightning_core.credit.trees import with_trees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,7 @@ def compare_episodes(
 
     The rewards of AIR must already be among those of ``episodes``.
     """
+    episodes = with_trees(episodes)
     reward, advantage = rules.reward_rule, rules.advantage_rule
     arguments = rules.reward_arguments
     rewarded = {e.rollout: values_of(e, reward, arguments, values) for e in episodes}

@@ -48,6 +48,20 @@ def number(t: TaskLists) -> Iterator[Observed]:
         yield Observed("ok", text)
 
 
+@checks.check("ids")
+def ids(t: TaskLists) -> Iterator[Observed]:
+    """A training task and a held-out task of other content may have equal ids: `train` accepts them, but a task's page in the
+    viewer shows the attempts at both. Give them different ids."""
+    trained = {task["id"]: task_content(task) for task in t.train}
+    equal = [task["id"] for task in t.eval if trained.get(task["id"], task_content(task)) != task_content(task)]
+    if equal:
+        yield Observed(
+            "warning",
+            f"{len(equal)} of {len(t.eval)} held-out tasks have the id of a training task of other content: {listed(equal)}",
+            "give them other ids, such as eval-1",
+        )
+
+
 @checks.check("duplicates")
 def duplicates(t: TaskLists) -> Iterator[Observed]:
     """Tasks of the same content under several ids. They count several times. Remove the copies."""

@@ -23,11 +23,14 @@ from lightning_core.endpoint.routing import Routing
 from lightning_core.errors import LightningError, plural
 from lightning_core.records.progress import Progress
 from lightning_core.records.store import Store
+from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.background import background_loop
-from lightning_core.rollouts.collect import Batch, Collector, without_signal
+from lightning_core.rollouts.batch import Batch
+from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.entries import pick_tasks
 from lightning_core.rollouts.environment import capturing, open_agents
-from lightning_core.rollouts.runner import RewardFunction, Rollout, Solve, Task
+from lightning_core.rollouts.refill import without_signal
+from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.serving import ServingEndpoint
 from lightning_core.session import TrainingSession, open_session
 from lightning_core.testing.playground import EveryModel, SameChat

@@ -20,7 +20,7 @@ from lightning_core.credit import (
     assign_by_policy,
     assign_credit,
 )
-from lightning_core.rollouts.collect import without_signal
+from lightning_core.rollouts.refill import without_signal
 from lightning_core.trace import Reward
 from tests.core.episodes import call, episode, from_calls
 

@@ -20,7 +20,8 @@ from lightning_core.chat.chat import Chat
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.errors import InfrastructureError, RewardError
-from lightning_core.rollouts.runner import Attempt, Job, Rollout, Runner
+from lightning_core.rollouts.attempt import Attempt, Job, Rollout
+from lightning_core.rollouts.runner import Runner
 from lightning_core.trace import TASK_ID, SpanRecord
 
 
