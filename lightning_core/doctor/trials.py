@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shutil import disk_usage
 from statistics import fmean
 
 import numpy as np
@@ -17,6 +16,7 @@ from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
 from lightning_core.config.resolve import policy_settings
 from lightning_core.config.sections import Otlp, UpstreamSection
+from lightning_core.doctor.machine import free_bytes
 from lightning_core.doctor.plan import Measured
 from lightning_core.doctor.trial import Trial, working_time
 from lightning_core.endpoint.routing import Routing
@@ -131,7 +131,6 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
     except LightningError as raised:
         return replace(trial, error=raised), None
     whole, single = _times(rollouts)
-    runs = Path(setup.config.run.dir).absolute()
     measured = Measured(
         config=setup.config,
         eval_tasks=setup.eval_tasks,
@@ -146,7 +145,7 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
         trained_bytes=saved.trained,
         frozen_bytes=saved.frozen,
         optimizer_bytes=saved.optimizer,
-        disk_bytes=disk_usage(next(folder for folder in (runs, *runs.parents) if folder.exists())).free,
+        disk_bytes=free_bytes(Path(setup.config.run.dir)),
     )
     return trial, measured
 

@@ -144,6 +144,10 @@ class Runner:
         self, jobs: Sequence[Job], routing: Routing, on_attempt: OnAttempt | None, context: contextvars.Context
     ) -> list[Rollout]:
         """Run each job in a copy of ``context``."""
+        # The caller may have cancelled the future, which then does not get the error; asyncio would log it as lost.
+        whole = asyncio.current_task()
+        assert whole is not None
+        whole.add_done_callback(lambda done: done.cancelled() or done.exception())
 
         async def guarded(job: Job) -> Rollout:
             async with self._slots.hold() as slot:

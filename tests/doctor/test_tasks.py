@@ -69,6 +69,7 @@ def test_an_id_of_two_tasks_is_named() -> None:
     ]
 
 
-def test_positions_as_ids_are_mentioned() -> None:
+def test_ids_that_are_numbers_are_the_tasks_own() -> None:
+    """Loading tasks without ids logs a warning; the doctor cannot see the difference."""
     tasks = [{"id": str(n), "question": f"{n}?"} for n in range(8)]
-    assert [f.level for f in examine(tasks, []) if f.name == "ids"] == ["info"]
+    assert [f.level for f in examine(tasks, [])] == ["ok"]

@@ -22,6 +22,8 @@ from tests.mistakes.try_command import Try
         ("trainer: {steps: 1}", "training: {steps: 1}", ["training: unknown key; did you mean 'trainer'?"]),
         ("steps: 1", "step: 1", ["trainer.step: unknown key; did you mean 'steps'?"]),
         ("steps: 1", "steps: '1'", ["trainer.steps: found '1', expected a whole number"]),
+        ("model: ./model", "model: gpt-4o-mini", ["found 'gpt-4o-mini', expected a model with open weights", "policy.upstream"]),
+        ("model: ./model", "model: anthropic/claude-sonnet-4", ["found 'anthropic/claude-sonnet-4', expected a model with open weights"]),
         ("steps: 1", "steps: 1.5", ["trainer.steps: found 1.5, expected a whole number"]),
         ("steps: 1", "steps: -1", ["trainer.steps: found -1, expected"]),
         ("steps: 1", "steps: 1, learning_rate: fast", ["trainer.learning_rate: found 'fast', expected a number"]),
