@@ -12,7 +12,7 @@ from lightning_core.credit import Credit, Episode
 from lightning_core.records.solved import is_solved
 from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.attempt import Rollout
-from lightning_core.trace import Call, Trace
+from lightning_core.trace import Call, Floats, Trace
 from lightning_core.transitions import Row, Transition
 
 _CONTEXTS = ("new", "clean", "realigned", "forked")
@@ -24,6 +24,7 @@ _SUMS = (
     "rollouts_credited",
     "reward_judge_sum",
     "versions_behind",
+    "teacher_kl_sum",
 )
 """Counts that are replaced by means."""
 _SUMS_OF_POLICIES = ("response_tokens_sum", "surprisal_sum", "reward_air_sum")
@@ -130,6 +131,14 @@ def count_rows(rows: Sequence[Row], *, step: int | None = None) -> dict[str, flo
     return counts
 
 
+def count_taught(differences: Mapping[str, Floats]) -> dict[str, float]:
+    """The tokens that a teacher scored, and the sum of log policy − log teacher over them."""
+    if not differences:
+        return {}
+    total = -math.fsum(float(values.sum()) for values in differences.values())
+    return {"tokens_distilled": sum(len(values) for values in differences.values()), "teacher_kl_sum": total}
+
+
 def add_counts(total: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
     """The sums of both."""
     return {key: total.get(key, 0) + more.get(key, 0) for key in {**total, **more}}
@@ -150,6 +159,7 @@ def counts_to_metrics(counts: Mapping[str, float]) -> dict[str, float]:
     if "rollouts_trained" in counts:
         metrics["rows_per_rollout"] = counts["rows"] / max(1, counts["rollouts_trained"])
     metrics |= _mean("staleness", counts, "versions_behind", counts["rows"])
+    metrics |= _mean("teacher_kl", counts, "teacher_kl_sum", counts.get("tokens_distilled", 0))
     metrics |= _mean("reward_judge", counts, "reward_judge_sum", counts.get("rollouts_credited", 0))
     for prefix in dict.fromkeys(key.rpartition("calls")[0] for key in counts if _is_name(key, "calls")):
         metrics |= _call_metrics(counts, prefix)
