@@ -58,7 +58,7 @@ class Rule(Section):
 
 
 class AirSection(Section):
-    """Automatic intermediate rewards of calls, from tool outcomes and response formats."""
+    """Automatic intermediate rewards of calls, from tool outcomes, response formats and lengths."""
 
     tool_ok: float = 0.0
     """Reward per tool call that succeeded."""
@@ -73,6 +73,10 @@ class AirSection(Section):
     truncated_ramp: CountOrZero = 0
     """Number of tokens before the limit over which `truncated` grows linearly from 0: DAPO's soft overlong penalty
     (2503.14476). 0: only responses that reached the limit get it."""
+    token_cost: NotNegative = 0.0
+    """Subtracted from the call's reward per sampled token of the call, such as 0.0001."""
+    call_cost: NotNegative = 0.0
+    """Subtracted from the call's reward, such as 0.01: the cost of a turn."""
     formats: Annotated[tuple[Format, ...], Field(strict=False)] = ()
     """Rewards for responses of a given form."""
     rules: Annotated[tuple[Rule, ...], Field(strict=False)] = ()

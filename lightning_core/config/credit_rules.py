@@ -83,6 +83,8 @@ def _air(air: configured.AirSection) -> Air:
         tool_errors=air.tool_errors,
         truncated=air.truncated,
         truncated_ramp=air.truncated_ramp,
+        token_cost=air.token_cost,
+        call_cost=air.call_cost,
         formats=[FormatRule(pattern=f.pattern, weight=f.weight, agents=f.agents) for f in air.formats],
         rules=[
             (import_callable(r.function, key=f"credit.air.rules.{i}.function"), r.weight)

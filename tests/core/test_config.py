@@ -110,7 +110,7 @@ def test_lora_gets_its_defaults() -> None:
         ["credit.rewards=discounted", "credit.gamma=0.9", "credit.group_by=[task, agent]"],
         [
             "credit.rewards=m:f",
-            "credit.air={tool_errors: {x: 1}, formats: [{pattern: a, weight: 1}]}",
+            "credit.air={tool_errors: {x: 1}, token_cost: 1e-4, call_cost: 0.1, formats: [{pattern: a, weight: 1}]}",
             "credit.judge={model: m}",
         ],
         ["agents.train=[no, '1e-5', ü]", "run.name='12'", "agents.frozen={judge: base}"],
@@ -212,6 +212,7 @@ rollouts: {group_size: yes}
             "credit: {air: {formats: [{pattern: '(', weight: 1}]}}",
             "credit.air.formats[0].pattern: found '(', expected a regular",
         ),
+        ("credit: {air: {token_cost: -0.001}}", "credit.air.token_cost: found -0.001, expected"),
         ("credit: {air: {tool_eror: 1}}", "credit.air.tool_eror: unknown key; did you mean 'tool_error'?"),
         (
             "rollouts: {group_size: 1}\ncredit: {judge: {model: m}, advantage: none}",
