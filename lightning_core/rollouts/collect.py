@@ -40,6 +40,7 @@ from lightning_core.rollouts.refill import spare_tasks, without_signal
 from lightning_core.rollouts.runner import Task
 from lightning_core.rollouts.selection import check_agents, no_calls, routing_of, trained_agents
 from lightning_core.rollouts.stopping import InvalidRewards, check_finished, check_rewarded
+from lightning_core.trace import Reward
 from lightning_core.transitions import Row, Transition, transitions_to_rows
 
 logger = logging.getLogger(__name__)
@@ -181,7 +182,9 @@ class Collector:
         scores = {k: v for found in outcomes if not isinstance(found, Exception) for k, v in found.items()}
         return with_scores(episodes, scores)
 
-    async def _judge(self, episodes: Sequence[Episode], step: int) -> Mapping[str, float] | InfrastructureError:
+    async def _judge(
+        self, episodes: Sequence[Episode], step: int
+    ) -> Mapping[str, Sequence[Reward]] | InfrastructureError:
         try:
             judged = await self._agents.judge(episodes, step)
         except InfrastructureError as error:
@@ -189,7 +192,7 @@ class Collector:
         await asyncio.to_thread(self._store.add_rollouts, judged.records)
         if judged.error is not None:
             return InfrastructureError(judged.error)
-        await asyncio.to_thread(self._store.add_spans, reward_spans(episodes, judged.scores))
+        await asyncio.to_thread(self._store.add_spans, reward_spans(judged.scores))
         return judged.scores
 
     def credit(self, episodes: Sequence[Episode]) -> Credit:
@@ -219,7 +222,7 @@ class Collector:
             **count_forks([r for g in groups for r in g.forks], dropped=sum(g.forks_dropped for g in groups)),
             "groups_refilled": replaced,
             **count_calls(episodes, credit, list(c.policies)),
-            **count_rewards(episodes, judged=c.credit.judge is not None),
+            **count_rewards(episodes, judged=() if c.credit.judge is None else c.credit.judge.rewards),
             **count_rows(rows, step=None if c.policies else groups[0].step),
             **credit.metrics,
         }

@@ -111,7 +111,7 @@ def test_lora_gets_its_defaults() -> None:
         [
             "credit.rewards=m:f",
             "credit.air={tool_errors: {x: 1}, token_cost: 1e-4, call_cost: 0.1, formats: [{pattern: a, weight: 1}]}",
-            "credit.judge={model: m}",
+            "credit.judge={model: m, rubric: [{name: short, text: t, weight: 0.2, agents: [a]}, {name: right, text: u}]}",
         ],
         ["agents.train=[no, '1e-5', ü]", "run.name='12'", "agents.frozen={judge: base}"],
         [
@@ -213,10 +213,40 @@ rollouts: {group_size: yes}
             "credit.air.formats[0].pattern: found '(', expected a regular",
         ),
         ("credit: {air: {token_cost: -0.001}}", "credit.air.token_cost: found -0.001, expected"),
+        (
+            "credit: {air: {formats: [{pattern: a, weight: 1, agent: [x]}]}}",
+            "credit.air.formats[0].agent: unknown key; did you mean 'agents'?",
+        ),
         ("credit: {air: {tool_eror: 1}}", "credit.air.tool_eror: unknown key; did you mean 'tool_error'?"),
         (
             "rollouts: {group_size: 1}\ncredit: {judge: {model: m}, advantage: none}",
             "rollouts.group_size: found 1, expected 2 or more: a judge compares",
+        ),
+        ("credit: {judge: {model: m, rubric: []}}", "credit.judge.rubric: the list is empty, expected"),
+        ("credit: {judge: {model: m, rubric: 5}}", "credit.judge.rubric: found 5, expected a string"),
+        (
+            "credit: {judge: {model: m, rubric: [{name: a b, text: t}]}}",
+            "credit.judge.rubric[0].name: found 'a b', expected",
+        ),
+        (
+            "credit: {judge: {model: m, rubric: [{name: a, text: t, weigth: 1}]}}",
+            "credit.judge.rubric[0].weigth: unknown key; did you mean 'weight'?",
+        ),
+        (
+            "credit: {judge: {model: m, rubric: [{name: a, text: t}, {name: a, text: u}]}}",
+            "credit.judge.rubric[1].name: 'a' is the name of an earlier criterion",
+        ),
+        (
+            "credit: {judge: {model: m, rubric: [{name: a, text: t, agents: [x, y]}]}}\nagents: {train: [x]}",
+            "credit.judge.rubric[0].agents: 'y' is not trained; expected names in agents.train: ['x']",
+        ),
+        (
+            "credit: {judge: {model: m, rubric: [{name: a, text: t, agents: []}]}}",
+            "credit.judge.rubric[0].agents: the list is empty; remove the key",
+        ),
+        (
+            "credit: {rewards: gae, gamma: 1.0, advantage: none, judge: {model: m, rubric: [{name: a, text: t}]}}",
+            "credit.judge.rubric: found a list of criteria, expected a text: with rewards: gae the critic",
         ),
         ("rollouts: {refill: 2}\ncredit: {advantage: none}", "rollouts.refill: goes with advantages that compare"),
         ("credit: {group_by: [agent, agent]}", "credit.group_by: expected one or more different keys"),
