@@ -13,7 +13,7 @@ from lightning_core.config.credit import FLAT, CreditSection
 from lightning_core.config.policies import PolicyCredit
 from lightning_core.config.resolve import policy_settings
 from lightning_core.config.rules import argument_problems, declared, such_as, with_parameter
-from lightning_core.config.sections import Sections, TaskSource, Vllm
+from lightning_core.config.sections import Sections, Tasks, TaskSource, Vllm
 from lightning_core.config.source import KeyPath
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.config.types import is_callable_name
@@ -31,6 +31,8 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
                 ("tasks", split, "args"),
                 f"goes with a source 'module:callable' only, but {source.source!r} is a file",
             )
+    if c.tasks.sampling == "uniform" and c.tasks.sampling_floor != Tasks.model_fields["sampling_floor"].default:
+        yield ("tasks", "sampling_floor"), "goes with sampling: curriculum only, but tasks.sampling is 'uniform'"
     for name in c.agents.frozen:
         if name in c.agents.named:
             yield ("agents", "frozen", name), "the agent is in agents.train too; remove it from one of them"

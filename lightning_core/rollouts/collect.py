@@ -20,11 +20,13 @@ from lightning_core.credit import Credit, Episode, assign_by_policy
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
 from lightning_core.records.progress import Progress
 from lightning_core.records.store import Phase, Store
+from lightning_core.records.task_history import Tried, recent_attempts
 from lightning_core.rollouts.agent_pool import AgentPool
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.background import BackgroundLoop
 from lightning_core.rollouts.batch import Batch, Group
 from lightning_core.rollouts.counts import count_calls, count_forks, count_rewards, count_rollouts, count_rows
+from lightning_core.rollouts.curriculum import count_picked
 from lightning_core.rollouts.entries import (
     call_credits,
     count_earlier,
@@ -74,6 +76,13 @@ class Collector:
         self._failures = FailureLog()
         self._names_checked = False
         self._invalid = InvalidRewards(config.rollouts.max_invalid)
+
+    def tried(self, step: int) -> Mapping[str, Tried] | None:
+        """With ``tasks.sampling: curriculum``: the recent attempts at each task before ``step``. They are read from the store, so that
+        a resumed run picks the same tasks."""
+        if self.config.tasks.sampling == "uniform":
+            return None
+        return recent_attempts(self._store, before=step, solved=self.config.eval.solved)
 
     async def roll_out(self, task: Task, phase: Phase, step: int, *, earlier: int = 0) -> Group:
         """tasks → rollouts: run all attempts at ``task`` under the current policy; recorded on return.
@@ -204,11 +213,17 @@ class Collector:
         return assign_by_policy(episodes, self.rules, values=values)
 
     def batch(
-        self, groups: Sequence[Group], episodes: Sequence[Episode], credit: Credit, *, replaced: int = 0
+        self,
+        groups: Sequence[Group],
+        episodes: Sequence[Episode],
+        credit: Credit,
+        *,
+        replaced: int = 0,
+        picked: Mapping[str, float] | None = None,
     ) -> Batch:
         """advantages → rows.
 
-        ``groups``: all that ran, including the ``replaced`` ones; ``episodes``: without those.
+        ``groups``: all that ran, including the ``replaced`` ones; ``episodes``: without those. ``picked``: counts of the step's tasks.
         """
         rows = [row for e in episodes for row in self.rows(e, credit)]
         c = self.config
@@ -225,6 +240,7 @@ class Collector:
             **count_rewards(episodes, judged=() if c.credit.judge is None else c.credit.judge.rewards),
             **count_rows(rows, step=None if c.policies else groups[0].step),
             **credit.metrics,
+            **(picked or {}),
         }
         return Batch(episodes=episodes, credit=credit, rows=rows, counts=counts)
 
@@ -261,7 +277,8 @@ def collect(
         progress.phase("judge")
         return groups, background.call(collector.judged, episodes, step, required=True)
 
-    chosen = pick_tasks(tasks, config, step)
+    tried = collector.tried(step)
+    chosen = pick_tasks(tasks, config, step, tried)
     groups, episodes = roll_out(chosen, whole=True)
     credit = collector.credit(episodes)
 
@@ -278,7 +295,8 @@ def collect(
         dropped = set(flat[: len(others)])
         episodes = [*(e for e in episodes if e.task_id not in dropped), *fresh]
         credit = collector.credit(episodes)
-    batch = collector.batch(groups, episodes, credit, replaced=replaced)
+    picked = {} if tried is None else count_picked(chosen, tried)
+    batch = collector.batch(groups, episodes, credit, replaced=replaced, picked=picked)
     if not batch.rows:
         logger.warning(
             "step %d: nothing to train on: all %d responses of the trained agents reached their token limit, and "

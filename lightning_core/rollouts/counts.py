@@ -24,6 +24,8 @@ _SUMS = (
     "rollouts_trained",
     "rollouts_credited",
     "versions_behind",
+    "tasks_sampled",
+    "tasks_sampled_success_sum",
 )
 """Counts that are replaced by means."""
 _SUMS_OF_POLICIES = ("response_tokens_sum", "surprisal_sum", "reward_air_sum")
@@ -151,6 +153,7 @@ def counts_to_metrics(counts: Mapping[str, float]) -> dict[str, float]:
     if "rollouts_trained" in counts:
         metrics["rows_per_rollout"] = counts["rows"] / max(1, counts["rollouts_trained"])
     metrics |= _mean("staleness", counts, "versions_behind", counts["rows"])
+    metrics |= _mean("tasks_sampled_success", counts, "tasks_sampled_success_sum", counts.get("tasks_sampled", 0))
     for name in filter(_is_judged, counts):
         metrics |= _mean(name.removesuffix("_sum"), counts, name, counts.get("rollouts_credited", 0))
     for prefix in dict.fromkeys(key.rpartition("calls")[0] for key in counts if _is_name(key, "calls")):

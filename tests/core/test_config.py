@@ -107,6 +107,7 @@ def test_lora_gets_its_defaults() -> None:
     [
         [],
         ["policy.tuning=lora", "policy.lora.target_modules=[q_proj]"],
+        ["tasks.sampling=curriculum", "tasks.sampling_floor=0.2"],
         ["credit.rewards=discounted", "credit.gamma=0.9", "credit.group_by=[task, agent]"],
         [
             "credit.rewards=m:f",
@@ -309,6 +310,9 @@ rollouts: {group_size: yes}
             "eval.early_stop.min_improvement: goes with patience",
         ),
         ("credit: {air: {truncated_ramp: 9}}", "credit.air.truncated_ramp: has no effect without credit.air.truncated"),
+        ("tasks: {sampling: hard}", "tasks.sampling: found 'hard', expected 'uniform' or 'curriculum'"),
+        ("tasks: {sampling: curriculum, sampling_floor: 1.5}", "tasks.sampling_floor: found 1.5, expected"),
+        ("tasks: {sampling_floor: 0.2}", "tasks.sampling_floor: goes with sampling: curriculum only"),
         ("algorithm: {clip_dual: 2.0}", "algorithm.clip_dual: goes with loss: dual-clip only"),
         ("algorithm: {aggregation: constant}", "algorithm.aggregation: 'constant' needs algorithm.constant_tokens"),
         ("algorithm: {constant_tokens: 9}", "algorithm.constant_tokens: goes with aggregation: constant only"),
