@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lightning_core.config import Config
 from lightning_core.config.credit_rules import teacher_prompt
-from lightning_core.errors import ConfigError, LightningError, plural
+from lightning_core.errors import ConfigError, LightningError, describe, plural
 from lightning_core.monitors import HeldOut
 from lightning_core.records.checkpoints import (
     best_checkpoint,
@@ -37,7 +37,7 @@ from lightning_core.rollouts.distill import Teacher
 from lightning_core.rollouts.environment import capturing, open_agents
 from lightning_core.rollouts.interrupts import Interrupted, interruptible
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
-from lightning_core.trace import LOGPROBS_AFTER, POLICY, describe, pack
+from lightning_core.trace import LOGPROBS_AFTER, POLICY, pack
 from lightning_core.trainers import Trainer, make_trainer
 
 logger = logging.getLogger(__name__)

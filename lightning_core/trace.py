@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.errors import RewardError, fold, show, text_of
+from lightning_core.errors import RewardError, show
 from lightning_core.notebooks.html import trace_table
 
 TokenIds = NDArray[np.uint32]
@@ -395,9 +395,3 @@ def pack(values: Iterable[int] | Iterable[float], dtype: Literal["<u4", "<f4"]) 
 
 def _unpack(data: bytes | None, dtype: Literal["<u4", "<f4"]) -> Any:
     return None if data is None else np.frombuffer(data, dtype=dtype)
-
-
-def describe(error: BaseException) -> str:
-    """``Type: message`` on one line, for spans and summaries. Long messages are folded."""
-    text = fold(text_of(error))
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lightning_core.credit.advantage_rules import moments
-from lightning_core.credit.assign import compare_episodes
+from lightning_core.credit.compare import compare_episodes
 from lightning_core.credit.episode import Episode, Value
 from lightning_core.credit.multi_policy import split_by_policy
 from lightning_core.credit.rules import CreditRules
@@ -57,9 +57,8 @@ def explain_credit(
 def _explain(
     episodes: Sequence[Episode], rules: CreditRules, values: Mapping[str, float] | None
 ) -> dict[str, Explanation]:
-    _, compared = compare_episodes(episodes, rules, values=values)
     groups: dict[str, list[GroupExplanation]] = {t.call: [] for e in episodes for t in e.transitions}
-    for one in compared:
+    for one in compare_episodes(episodes, rules, values=values).compared:
         for members in one.groups:
             mean, deviation = moments(members)
             for member in members:

@@ -57,7 +57,9 @@ class Teacher:
         with user_code(f"algorithm.distill.prompt: {name!r} failed"):
             messages: object = self.prompt([dict(m) for m in call.messages])
         if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
-            raise ConfigError(f"algorithm.distill.prompt: {name!r} returned {show(messages)}; expected a list of messages")
+            raise ConfigError(
+                f"algorithm.distill.prompt: {name!r} returned {show(messages)}; expected a list of messages"
+            )
         ids = self.chat.render(messages, call.tools, Memory()).ids
         length = len(ids) + len(transition.output_ids)
         if length > self.max_context:

@@ -1,0 +1,87 @@
+"""From rewards to compared values: one component after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lightning_core.credit.apply import advantages_of, common_parts, values_of
+from lightning_core.credit.episode import Component, Episode, Value
+from lightning_core.credit.grouping import equalise, group_values
+from lightning_core.credit.rules import CreditRules
+from lightning_core.credit.terms import RewardTerm, split_terms
+from lightning_core.credit.trees import with_trees
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One component of the values, compared by the advantage rule."""
+
+    part: Component
+    """The component of the first episode: name, weight, group keys."""
+    keyed: Sequence[Sequence[Value]]
+    """The groups of calls that agree in all group keys."""
+    groups: Sequence[Sequence[Value]]
+    """The groups that the advantage rule got: ``keyed``, or the whole batch as one group."""
+    advantages: Mapping[str, float]
+    """By call id, without the component's weight. A term has those of its own calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueComparison:
+    """The values of all calls, and how the advantage rule compared them."""
+
+    values: Mapping[str, float]
+    """By call id: the value of the first component, plus those of the terms times their weights."""
+    targets: Mapping[str, float]
+    """With a critic: the regression targets of its values, by call id."""
+    compared: Sequence[Compared]
+
+
+def compare_episodes(
+    episodes: Sequence[Episode], rules: CreditRules, *, values: Mapping[str, float] | None = None
+) -> ValueComparison:
+    """The values of the calls of ``episodes``, compared by ``rules``: first all rewards that are no term, then each term.
+
+    The rewards of AIR must already be among those of ``episodes``.
+    """
+    episodes = with_trees(episodes)
+    totals = {t.call: 0.0 for e in episodes for t in e.transitions}
+    targets: dict[str, float] = {}
+    compared: list[Compared] = []
+    for term, own in split_terms(episodes, rules.terms):
+        rewarded = {e.rollout: values_of(e, rules.reward_rule, rules.reward_arguments, values) for e in own}
+        found = _by_call(own, {rollout: parts[0].values for rollout, parts in rewarded.items()})
+        totals |= {call: totals[call] + (1.0 if term is None else term.weight) * v for call, v in found.items()}
+        learnt = {rollout: parts[0].targets for rollout, parts in rewarded.items() if parts[0].targets is not None}
+        targets |= _by_call([e for e in own if e.rollout in learnt], learnt)
+        compared += _compare(own, rules, rewarded, term)
+    return ValueComparison(values=totals, targets=targets, compared=compared)
+
+
+def _compare(
+    episodes: Sequence[Episode],
+    rules: CreditRules,
+    rewarded: Mapping[str, Sequence[Component]],
+    term: RewardTerm | None,
+) -> list[Compared]:
+    advantage = rules.advantage_rule
+    outcome_of = rules.reward_rule.depends_on if advantage.compares else None
+    outcomes = {} if outcome_of is None else {e.rollout: outcome_of(e) for e in episodes}
+
+    compared: list[Compared] = []
+    for number, part in enumerate(common_parts(rewarded)):
+        by_call = _by_call(episodes, {rollout: parts[number].values for rollout, parts in rewarded.items()})
+        keyed = equalise(group_values(episodes, by_call, (*rules.keys, *part.group_by)), outcomes)
+        groups = keyed
+        if advantage.compares == "batch":
+            groups = equalise(group_values(episodes, by_call, ()), outcomes)
+        if term is not None:
+            name = f"{term.name}_{part.name}" if part.name else term.name
+            part = replace(part, name=name, weight=part.weight * term.weight)
+        compared.append(Compared(part=part, keyed=keyed, groups=groups, advantages=advantages_of(groups, rules)))
+    return compared
+
+
+def _by_call(episodes: Sequence[Episode], found: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {t.call: value for e in episodes for t, value in zip(e.transitions, found[e.rollout], strict=True)}
