@@ -22,7 +22,7 @@ from lightning_core.transitions import Row
 
 
 @dataclass(frozen=True, slots=True)
-class Scorer:
+class RowScorer:
     """Logprobs under one model."""
 
     forward: Forward | Reference
@@ -55,16 +55,16 @@ def open_teacher(
     policy: Forward,
     base: Reference | None,
     budget: int,
-) -> Scorer:
+) -> RowScorer:
     """The teacher of ``distill``; ``loaded``, ``policy`` and ``base``: the policy's model, current and initial weights.
 
     Raises `ConfigError` if another model has another vocabulary.
     """
     if distill.teacher == POLICY:
-        return Scorer(policy, loaded.path, budget)
+        return RowScorer(policy, loaded.path, budget)
     if distill.teacher == BASE:
         assert base is not None, "the initial weights are kept"
-        return Scorer(base, loaded.path, budget)
+        return RowScorer(base, loaded.path, budget)
     other: Mapping[str, int]
     teacher = load_policy(replace(settings, model=distill.teacher, lora=None, train_layers=None))
     own, other = loaded.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
@@ -75,4 +75,4 @@ def open_teacher(
             f"{len(other)} tokens differ); a teacher scores the policy's tokens, so both need the same tokenizer"
         )
     forward = Forward(teacher.model.requires_grad_(False), teacher.path, teacher.constraints)
-    return Scorer(Reference(forward, nullcontext), teacher.path, budget)
+    return RowScorer(Reference(forward, nullcontext), teacher.path, budget)

@@ -34,7 +34,7 @@ from lightning_core.trainers.torch.packing import PackedBatch, pack_rows, pad_ro
 from lightning_core.trainers.torch.parts import load_policy, notes, open_backend, plan_memory, tune_policy
 from lightning_core.trainers.torch.proof import check_rows, prove_once
 from lightning_core.trainers.torch.saving import write_merged, write_weights
-from lightning_core.trainers.torch.teacher import Scorer, keeps_base, open_teacher
+from lightning_core.trainers.torch.teacher import RowScorer, keeps_base, open_teacher
 from lightning_core.trainers.torch.update import Updater
 from lightning_core.trainers.torch.value_head import ValueHead, prompt_states
 from lightning_core.transitions import Row, Transition, transitions_to_rows
@@ -206,7 +206,7 @@ class TorchTrainer:
     def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
         """See `Trainer.logprobs`."""
         with self._backend.pause(), self._tuning.active():
-            policy = Scorer(self._updater.forward, self._loaded.path, self._memory.micro_batch_tokens)
+            policy = RowScorer(self._updater.forward, self._loaded.path, self._memory.micro_batch_tokens)
             return policy.logprobs(rows)
 
     def teacher_logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
@@ -215,7 +215,7 @@ class TorchTrainer:
             return self._teacher.logprobs(rows)
 
     @cached_property
-    def _teacher(self) -> Scorer:
+    def _teacher(self) -> RowScorer:
         distill, budget = self.algorithm.distill, self._memory.micro_batch_tokens
         assert distill is not None, "called only with algorithm.distill"
         base = None if self.base is None else self._updater.reference
