@@ -198,3 +198,9 @@ def did_you_mean(words: str | Iterable[str], known: Iterable[str], *, cutoff: fl
     wanted = [words] if isinstance(words, str) else words
     near = dict.fromkeys(match for word in wanted for match in get_close_matches(word, candidates, 1, cutoff))
     return f"did you mean {', '.join(map(repr, near))}?" if near else ""
+
+
+def describe(error: BaseException) -> str:
+    """``Type: message`` on one line, for spans and summaries. Long messages are folded."""
+    text = fold(text_of(error))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from lightning_core.config import Config
-from lightning_core.errors import ConfigError, LightningError, plural
+from lightning_core.config.credit_rules import teacher_prompt
+from lightning_core.errors import ConfigError, LightningError, describe, plural
 from lightning_core.monitors import HeldOut
 from lightning_core.records.checkpoints import (
     best_checkpoint,
@@ -32,10 +33,11 @@ from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.background import BackgroundLoop, background_loop
 from lightning_core.rollouts.batch import Batch
 from lightning_core.rollouts.collect import Collector, collect
+from lightning_core.rollouts.distill import Teacher
 from lightning_core.rollouts.environment import capturing, open_agents
 from lightning_core.rollouts.interrupts import Interrupted, interruptible
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
-from lightning_core.trace import LOGPROBS_AFTER, describe, pack
+from lightning_core.trace import LOGPROBS_AFTER, POLICY, pack
 from lightning_core.trainers import Trainer, make_trainer
 
 logger = logging.getLogger(__name__)
@@ -251,7 +253,14 @@ def open_session(
             open_agents(config, solve, trainer.backend, trainer.chats, reward_function=reward_function)
         )
         yield TrainingSession(
-            collector=Collector(config, agents, store, values=trainer.expected, on_rollout=advance),
+            collector=Collector(
+                config,
+                agents,
+                store,
+                values=trainer.expected,
+                teacher=_open_teacher(config, trainer),
+                on_rollout=advance,
+            ),
             background=stack.enter_context(background_loop()),
             trainer=trainer,
             store=store,
@@ -259,6 +268,20 @@ def open_session(
             folder=folder,
             on_evaluation=on_evaluation,
         )
+
+
+def _open_teacher(config: Config, trainer: Trainer) -> Teacher | None:
+    """The teacher of ``algorithm.distill``, if it is set."""
+    distill = config.algorithm.distill
+    if distill is None:
+        return None
+    return Teacher(
+        settings=distill,
+        score=trainer.teacher_logprobs,
+        chat=trainer.chats[POLICY],
+        max_context=trainer.backend.max_context,
+        prompt=teacher_prompt(config.algorithm),
+    )
 
 
 def _check_context(config: Config, limit: int) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.errors import RewardError, fold, show, text_of
+from lightning_core.errors import RewardError, show
 from lightning_core.notebooks.html import trace_table
 
 TokenIds = NDArray[np.uint32]
@@ -112,7 +112,7 @@ class SpanRecord:
 class Call:
     """One response of one model. A request for n choices makes n calls.
 
-    ``messages`` and ``response`` may be given as JSON texts, which are parsed when first read: the prompts of a
+    ``messages``, ``response`` and ``tools`` may be given as JSON texts, which are parsed when first read: the prompts of a
     rollout's calls repeat each other, and training reads tokens only.
     """
 
@@ -130,6 +130,8 @@ class Call:
     """Version that sampled the first token, if the weights changed during sampling."""
     messages: tuple[Mapping[str, Any], ...]
     response: Mapping[str, Any] | None
+    tools: Sequence[Any] | None = None
+    """The request's tool definitions."""
     prompt_ids: TokenIds | None
     """uint32 [P]; None if an upstream server answered without token ids."""
     output_ids: TokenIds | None
@@ -197,6 +199,7 @@ class _JsonField:
 _JSON = {
     "messages": _JsonField(Call.messages, lambda text: tuple(json.loads(text))),
     "response": _JsonField(Call.response, lambda text: json.loads(text)[0]),
+    "tools": _JsonField(Call.tools, json.loads),
 }
 for _name, _field in _JSON.items():
     setattr(Call, _name, _field)
@@ -324,6 +327,7 @@ def span_to_call(span: SpanRecord) -> Call:
         first_version=a.get(FIRST_VERSION),
         messages=a.get(INPUT_MESSAGES, ()),
         response=a.get(OUTPUT_MESSAGES),
+        tools=a.get(TOOL_DEFINITIONS),
         prompt_ids=_unpack(a.get(PROMPT_IDS), "<u4"),
         output_ids=_unpack(a.get(OUTPUT_IDS), "<u4"),
         logprobs=_unpack(a.get(LOGPROBS), "<f4"),
@@ -391,9 +395,3 @@ def pack(values: Iterable[int] | Iterable[float], dtype: Literal["<u4", "<f4"]) 
 
 def _unpack(data: bytes | None, dtype: Literal["<u4", "<f4"]) -> Any:
     return None if data is None else np.frombuffer(data, dtype=dtype)
-
-
-def describe(error: BaseException) -> str:
-    """``Type: message`` on one line, for spans and summaries. Long messages are folded."""
-    text = fold(text_of(error))
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -173,13 +173,13 @@ def _refusal_reason(call: Call) -> str | None:
 
 def transitions_to_rows(
     transitions: Iterable[Transition],
-    advantages: Mapping[str, float] | None = None,
+    advantages: Mapping[str, float | Floats] | None = None,
     *,
     masked: Collection[str] = (),
 ) -> list[Row]:
     """Merge transitions into rows, in the order of their first calls.
 
-    ``advantages`` maps call ids to the advantage of all tokens of the call. ``masked``: calls that are
+    ``advantages`` maps call ids to the advantage of all tokens of the call, or to float32 [T]. ``masked``: calls that are
     not trained on, but remain context of later calls. Raises KeyError for a missing call, and
     ValueError for a transition with a refusal.
     """
@@ -212,7 +212,7 @@ class _OpenRow:
         self.calls.append(transition)
         self.key = transition.prompt_ids.tobytes() + transition.output_ids.tobytes()
 
-    def close(self, advantages: Mapping[str, float] | None, masked: Collection[str]) -> Row | None:
+    def close(self, advantages: Mapping[str, float | Floats] | None, masked: Collection[str]) -> Row | None:
         """The row up to its last trained call; None if all calls are ``masked``."""
         trained = [t for t in self.calls if t.call not in masked]
         if not trained:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Gt
-from torch import Tensor
 
 from lightning_core.credit import Episode, Value
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def per_call(episode: Episode, *, penalty: Annotated[float, Ge(0)] = 0.0) -> list[float]:

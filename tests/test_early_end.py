@@ -22,7 +22,7 @@ from lightning_core.records.checkpoints import best_checkpoint, checkpoints
 from lightning_core.records.progress import SilentProgress
 from lightning_core.records.store import Store
 from tests import bandit
-from tests.test_loop import settings
+from tests.bandit_runs import settings
 from tests.tiny_model import make_tiny_model
 
 HELD_OUT = bandit.tasks(2, start=100)

@@ -24,7 +24,7 @@ from lightning_core.records.checkpoints import checkpoints
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import Interrupted, interruptible, uninterrupted
 from tests import bandit
-from tests.test_loop import settings
+from tests.bandit_runs import settings
 from tests.tiny_model import make_tiny_model
 
 SMALL: dict[str, Any] = {

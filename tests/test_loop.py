@@ -21,24 +21,13 @@ from lightning_core.records.store import Store
 from lightning_core.trace import OUTPUT_IDS
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests import bandit
+from tests.bandit_runs import RUN, settings
 from tests.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-def settings(model: Path, runs: Path, **sections: dict[str, Any]) -> dict[str, Any]:
-    base: dict[str, dict[str, Any]] = {
-        "tasks": {"train": "tests.bandit:tasks", "eval": "tests.bandit:held_out"},
-        "policy": {"model": str(model), "max_context": 256, "dtype": "float32"},
-        "rollouts": {"tasks_per_step": 4, "group_size": 8, "max_tokens": 4, "temperature": 1.0},
-        "trainer": {"steps": 12, "learning_rate": 5e-3, "checkpoint_every": 2},
-        "run": {"dir": str(runs), "name": "run"},
-    }
-    merged = {key: {**base.get(key, {}), **sections.get(key, {})} for key in {**base, **sections}}
-    return {"agent": "tests.bandit:solve", **merged}
 
 
 def test_a_tiny_model_learns_a_bandit_through_the_real_endpoint(model: Path, tmp_path: Path):
@@ -76,15 +65,6 @@ def test_a_tiny_model_learns_a_bandit_through_the_real_endpoint(model: Path, tmp
         assert tokens is not None
         assert credit.tokens == len(tokens)
         assert any(OUTPUT_IDS in s.attributes for s in store.spans(credit.rollout))
-
-
-RUN = """
-import sys
-from lightning_core import fit, load_config
-from lightning_core.capture import scope
-from lightning_core.records.progress import PlainProgress
-fit(config=load_config(sys.argv[1], sys.argv[2:]), progress=PlainProgress(sys.stdout))
-"""
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "curriculum"])

@@ -22,7 +22,7 @@ from lightning_core.loop import Result
 from lightning_core.records.store import Store
 from lightning_core.serving import open_serving
 from tests import two_bandits
-from tests.test_loop import RUN
+from tests.bandit_runs import RUN
 from tests.tiny_model import make_tiny_model
 
 LORA = {"tuning": "lora", "lora": {"rank": 8}}

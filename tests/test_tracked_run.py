@@ -11,8 +11,8 @@ from lightning_core.errors import MissingExtra
 from lightning_core.loop import evaluate
 from lightning_core.records.runs import read_run
 from lightning_core.trackers import registry
+from tests.bandit_runs import settings
 from tests.recording_tracker import reported
-from tests.test_loop import settings
 from tests.tiny_model import make_tiny_model
 
 TRACKERS = ["tests.recording_tracker:RecordingTracker", "tests.recording_tracker:unreachable"]

@@ -11,8 +11,8 @@ from lightning_core import trace as tr
 from lightning_core.capture.context import find_scope
 from lightning_core.capture.scope import current_address, current_run
 from lightning_core.capture.spans import start_span
-from lightning_core.errors import StrayCallError
-from lightning_core.trace import check_reward, describe
+from lightning_core.errors import StrayCallError, describe
+from lightning_core.trace import check_reward
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from lightning_core.capture.owner import current_owner
 from lightning_core.capture.run import Run
 from lightning_core.capture.spans import SpanHandle, start_span
 from lightning_core.capture.work import Scope, Work
-from lightning_core.trace import describe
+from lightning_core.errors import describe
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,8 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, Sta
 from lightning_core import trace as tr
 from lightning_core.capture import packed
 from lightning_core.capture.address import Address
-from lightning_core.trace import SpanRecord, describe
+from lightning_core.errors import describe
+from lightning_core.trace import SpanRecord
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 from lightning_core.capture.context import current, find_scope
 from lightning_core.capture.scope import ScopeKind, is_failure, open_scope
 from lightning_core.capture.work import Scope
-from lightning_core.trace import describe
+from lightning_core.errors import describe
 
 
 class StepScope:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Le
 
+from lightning_core.config.distill import Distill
 from lightning_core.config.rules import LossName
 from lightning_core.config.types import Count, NotNegative, Positive, Section
 from lightning_core.credit.losses import CLIP_DUAL, CLIP_HIGH, CLIP_LOW
@@ -67,6 +68,10 @@ class Algorithm(Section):
     """With `constant`: the divisor, such as the maximum number of tokens that a rollout can sample."""
     kl: Kl | None = None
     """KL penalty; null: no penalty."""
+    distill: Distill | None = None
+    """On-policy distillation; null: none."""
+    reward_weight: NotNegative = 1.0
+    """Coefficient of the advantages from rewards; 0: only `distill` trains."""
     entropy_weight: NotNegative = 0.0
     """Coefficient of the entropy bonus, per nat of entropy of the distribution that a token was sampled from."""
     importance: Importance | None = None

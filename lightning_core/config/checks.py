@@ -139,6 +139,8 @@ def check_policies(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     """Yield problems of ``policies`` and the agents that they name."""
     yield from _check_agents(c)
     yield from _check_frozen(c)
+    if c.policies and c.algorithm.distill is not None:
+        yield ("algorithm", "distill"), "goes with one policy; remove it, or policies"
     if c.policies and c.policy.backend != "torch":
         yield (
             ("policy", "backend"),
@@ -204,6 +206,21 @@ def check_algorithm(a: Algorithm, loss: Loss | None = None) -> Iterator[tuple[Ke
         yield (
             ("algorithm", "constant_tokens"),
             f"goes with aggregation: constant only, but algorithm.aggregation is {a.aggregation!r}",
+        )
+    if a.distill is None and a.reward_weight == 0:
+        yield (
+            ("algorithm", "reward_weight"),
+            "at 0 nothing is trained on without algorithm.distill; set it, or raise the weight",
+        )
+    if a.distill is not None and a.distill.prompt is None and a.distill.teacher == "policy":
+        yield (
+            ("algorithm", "distill"),
+            "with teacher: policy and the same prompt, teacher and policy are equal; set prompt",
+        )
+    if a.distill is not None and a.distill.prompt is None and a.distill.teacher == "base":
+        yield (
+            ("algorithm", "distill"),
+            "with teacher: base and the same prompt, it is a KL penalty; set prompt, or use algorithm.kl",
         )
     if a.importance is not None and a.importance.high is not None and a.importance.low >= a.importance.high:
         yield (

@@ -134,6 +134,8 @@ def _check_algorithm(c: Sections) -> Iterator[tuple[KeyPath, str]]:
                 ("algorithm", key),
                 f"verl does not support it with algorithm.aggregation: {a.aggregation}; expected token-mean",
             )
+    if a.distill is not None:
+        yield ("algorithm", "distill"), "the teacher runs in the embedded trainer; use trainer.name: torch"
     loss = declared(LOSSES, a.loss)
     if loss is None or not loss.is_builtin:
         known = ", ".join(name for name, rule in LOSSES.items() if rule.is_builtin)

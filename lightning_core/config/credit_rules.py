@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lightning_core.config import credit as configured
@@ -72,7 +72,14 @@ def checked_loss(a: Algorithm) -> Loss:
     """The loss that ``a`` names. Raises `ConfigError` also if it does not fit the other settings."""
     loss = loss_rule(a)
     _raise_first(check_algorithm(a, loss))
+    teacher_prompt(a)
     return loss
+
+
+def teacher_prompt(a: Algorithm) -> Callable[..., Any] | None:
+    """The function that ``distill.prompt`` names, if any. Raises `ConfigError` if it cannot be imported."""
+    name = None if a.distill is None else a.distill.prompt
+    return None if name is None else import_callable(name, key="algorithm.distill.prompt")
 
 
 def loss_arguments(a: Algorithm, loss: Loss) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from lightning_core.capture.spans import start_span
 from lightning_core.chat.chat import RenderedPrompt
 from lightning_core.endpoint.dialects.exchange import ChatRequest, Choice, UpstreamResponse
 from lightning_core.endpoint.upstream import Target
-from lightning_core.errors import OverloadError, PolicyRequestError
-from lightning_core.trace import describe, pack
+from lightning_core.errors import OverloadError, PolicyRequestError, describe
+from lightning_core.trace import pack
 
 _PATH = "url.path"
 

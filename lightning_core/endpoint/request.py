@@ -26,9 +26,8 @@ from lightning_core.endpoint.origins import trusted_headers
 from lightning_core.endpoint.receive import plain_body, read_body, read_json
 from lightning_core.endpoint.record import ModelSpan, RefusedSpan
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, RequestKey, Session, Sessions, abort
-from lightning_core.errors import OverloadError, PolicyRequestError, UpstreamError, UpstreamRefusal
+from lightning_core.errors import OverloadError, PolicyRequestError, UpstreamError, UpstreamRefusal, describe
 from lightning_core.logs.repeats import COUNTED
-from lightning_core.trace import describe
 
 logger = logging.getLogger(__name__)
 

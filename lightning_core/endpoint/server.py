@@ -51,8 +51,8 @@ from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions, stop
 from lightning_core.endpoint.speakers import Speakers, Verdict
 from lightning_core.endpoint.upstream import UpstreamServer
-from lightning_core.errors import ConfigError, InfrastructureError, PolicyRequestError
-from lightning_core.trace import COUNT, describe
+from lightning_core.errors import ConfigError, InfrastructureError, PolicyRequestError, describe
+from lightning_core.trace import COUNT
 
 __all__ = ["Limits", "PolicyEndpoint", "Routing"]
 

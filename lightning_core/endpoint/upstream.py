@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from lightning_core.capture.providers import GOOGLE_KEY, KEY_HEADERS, host_of, without_key
-from lightning_core.errors import ConfigError, UpstreamError, UpstreamRefusal, fold
-from lightning_core.trace import describe
+from lightning_core.errors import ConfigError, UpstreamError, UpstreamRefusal, describe, fold
 
 _PASSED_BACK = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
 """Headers of an HTTP error that are passed through, because clients act on them."""

@@ -17,8 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from lightning_core.capture.spans import add_span_processor, remove_span_processor
-from lightning_core.errors import ConfigError, MissingExtra
-from lightning_core.trace import describe
+from lightning_core.errors import ConfigError, MissingExtra, describe
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,16 @@ from lightning_core.rollouts.agent_pool import AgentPool
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.background import BackgroundLoop
 from lightning_core.rollouts.batch import Batch, Group
-from lightning_core.rollouts.counts import count_calls, count_forks, count_rewards, count_rollouts, count_rows
+from lightning_core.rollouts.counts import (
+    count_calls,
+    count_forks,
+    count_rewards,
+    count_rollouts,
+    count_rows,
+    count_taught,
+)
 from lightning_core.rollouts.curriculum import count_picked
+from lightning_core.rollouts.distill import Teacher, token_advantages
 from lightning_core.rollouts.entries import (
     call_credits,
     count_earlier,
@@ -42,7 +50,7 @@ from lightning_core.rollouts.refill import spare_tasks, without_signal
 from lightning_core.rollouts.runner import Task
 from lightning_core.rollouts.selection import check_agents, no_calls, routing_of, trained_agents
 from lightning_core.rollouts.stopping import InvalidRewards, check_finished, check_rewarded
-from lightning_core.trace import Reward
+from lightning_core.trace import Floats, Reward
 from lightning_core.transitions import Row, Transition, transitions_to_rows
 
 logger = logging.getLogger(__name__)
@@ -61,9 +69,10 @@ class Collector:
         store: Store,
         *,
         values: Values | None = None,
+        teacher: Teacher | None = None,
         on_rollout: Callable[[Rollout], None] = lambda _: None,
     ) -> None:
-        """``values``: the critic, if a reward rule needs one.
+        """``values``: the critic, if a reward rule needs one. ``teacher``: that of ``algorithm.distill``.
 
         ``on_rollout``: called with the last attempt at each job.
         """
@@ -72,6 +81,7 @@ class Collector:
         self._agents = agents
         self._store = store
         self._values = values
+        self._teacher = teacher
         self._on_rollout = on_rollout
         self._failures = FailureLog()
         self._names_checked = False
@@ -225,8 +235,9 @@ class Collector:
 
         ``groups``: all that ran, including the ``replaced`` ones; ``episodes``: without those. ``picked``: counts of the step's tasks.
         """
-        rows = [row for e in episodes for row in self.rows(e, credit)]
         c = self.config
+        taught = {} if self._teacher is None else self._teacher.differences(episodes)
+        rows = [row for e in episodes for row in self.rows(e, credit, taught)]
         rollouts = count_rollouts(
             [r for g in groups for r in g.rollouts], lost=sum(g.lost for g in groups), solved=c.eval.solved
         )
@@ -239,16 +250,22 @@ class Collector:
             **count_calls(episodes, credit, list(c.policies)),
             **count_rewards(episodes, judged=() if c.credit.judge is None else c.credit.judge.rewards),
             **count_rows(rows, step=None if c.policies else groups[0].step),
+            **count_taught(taught),
             **credit.metrics,
             **(picked or {}),
         }
         return Batch(episodes=episodes, credit=credit, rows=rows, counts=counts)
 
-    def rows(self, episode: Episode, credit: Credit) -> list[Row]:
-        """advantages → rows of one episode. With ``algorithm.truncated: mask`` responses cut at the limit are context only."""
-        mask = self.config.algorithm.truncated == "mask"
+    def rows(self, episode: Episode, credit: Credit, taught: Mapping[str, Floats] | None = None) -> list[Row]:
+        """advantages → rows of one episode.
+
+        ``taught``: see `Teacher.differences`. With ``algorithm.truncated: mask`` responses cut at the limit are context only.
+        """
+        a = self.config.algorithm
+        mask, weight = a.truncated == "mask", 0.0 if a.distill is None else a.distill.weight
+        own = token_advantages(credit.advantages, taught or {}, reward_weight=a.reward_weight, weight=weight)
         masked = {t.call for t in episode.transitions if mask and t.finish_reason == "length"}
-        return transitions_to_rows(episode.transitions, credit.advantages, masked=masked)
+        return transitions_to_rows(episode.transitions, own, masked=masked)
 
     def record_credit(self, batch: Batch, step: int) -> None:
         """Record the credit of each call."""

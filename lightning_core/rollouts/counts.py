@@ -13,7 +13,7 @@ from lightning_core.credit import Credit, Episode
 from lightning_core.records.solved import is_solved
 from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.attempt import Rollout
-from lightning_core.trace import Call, Trace
+from lightning_core.trace import Call, Floats, Trace
 from lightning_core.transitions import Row, Transition
 
 _CONTEXTS = ("new", "clean", "realigned", "forked")
@@ -24,6 +24,7 @@ _SUMS = (
     "rollouts_trained",
     "rollouts_credited",
     "versions_behind",
+    "teacher_kl_sum",
     "tasks_sampled",
     "tasks_sampled_success_sum",
 )
@@ -133,6 +134,14 @@ def count_rows(rows: Sequence[Row], *, step: int | None = None) -> dict[str, flo
     return counts
 
 
+def count_taught(differences: Mapping[str, Floats]) -> dict[str, float]:
+    """The tokens that a teacher scored, and the sum of log policy − log teacher over them."""
+    if not differences:
+        return {}
+    total = -math.fsum(float(values.sum()) for values in differences.values())
+    return {"tokens_distilled": sum(len(values) for values in differences.values()), "teacher_kl_sum": total}
+
+
 def add_counts(total: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
     """The sums of both."""
     return {key: total.get(key, 0) + more.get(key, 0) for key in {**total, **more}}
@@ -153,6 +162,7 @@ def counts_to_metrics(counts: Mapping[str, float]) -> dict[str, float]:
     if "rollouts_trained" in counts:
         metrics["rows_per_rollout"] = counts["rows"] / max(1, counts["rollouts_trained"])
     metrics |= _mean("staleness", counts, "versions_behind", counts["rows"])
+    metrics |= _mean("teacher_kl", counts, "teacher_kl_sum", counts.get("tokens_distilled", 0))
     metrics |= _mean("tasks_sampled_success", counts, "tasks_sampled_success_sum", counts.get("tasks_sampled", 0))
     for name in filter(_is_judged, counts):
         metrics |= _mean(name.removesuffix("_sum"), counts, name, counts.get("rollouts_credited", 0))

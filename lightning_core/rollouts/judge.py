@@ -22,10 +22,10 @@ from lightning_core.config.credit import JUDGE, Criterion, Judge
 from lightning_core.credit import Episode
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
-from lightning_core.errors import InfrastructureError
+from lightning_core.errors import InfrastructureError, describe
 from lightning_core.records.store import RolloutRecord
 from lightning_core.rollouts.entries import judge_record
-from lightning_core.trace import OPERATION, REWARD_AGENT, REWARD_NAME, REWARD_VALUE, Reward, SpanRecord, Trace, describe
+from lightning_core.trace import OPERATION, REWARD_AGENT, REWARD_NAME, REWARD_VALUE, Reward, SpanRecord, Trace
 
 _MAX_TOKENS = 512
 _TOKENS_PER_SCORE = 4

@@ -17,10 +17,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_core.errors import CaptureError, InfrastructureError, ProgramError, RewardError, TimeLimitError, text_of
+from lightning_core.errors import (
+    CaptureError,
+    InfrastructureError,
+    ProgramError,
+    RewardError,
+    TimeLimitError,
+    describe,
+    text_of,
+)
 from lightning_core.records.store import Status
 from lightning_core.rollouts.containment import chain
-from lightning_core.trace import Call, describe
+from lightning_core.trace import Call
 
 OnTimeout = Literal["fail", "leave_out"]
 

@@ -37,7 +37,7 @@ from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.speakers import Verdict
-from lightning_core.errors import ConfigError, InfrastructureError, RewardError, show
+from lightning_core.errors import ConfigError, InfrastructureError, RewardError, describe, show
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.executors.choose import choose_executor
 from lightning_core.rollouts.executors.executor import Assignment, DisplacedError, ExecutorError, Returned
@@ -46,7 +46,7 @@ from lightning_core.rollouts.failure_log import FailureLog
 from lightning_core.rollouts.outcome import Evidence, Outcome, classify
 from lightning_core.rollouts.slots import Slot, Slots
 from lightning_core.rollouts.tasks import Task
-from lightning_core.trace import TRAINED, SpanRecord, Trace, check_reward, describe, spans_to_trace
+from lightning_core.trace import TRAINED, SpanRecord, Trace, check_reward, spans_to_trace
 
 logger = logging.getLogger(__name__)
 

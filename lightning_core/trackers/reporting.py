@@ -12,10 +12,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from lightning_core.config import Config
+from lightning_core.errors import describe
 from lightning_core.records.checkpoints import checkpoint_step
 from lightning_core.records.results import Evaluation, Result
 from lightning_core.records.store import Phase
-from lightning_core.trace import describe
 from lightning_core.trackers.registry import TrackerFactory
 from lightning_core.trackers.tracker import RunState, TrackedRun, Tracker
 

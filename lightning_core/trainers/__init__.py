@@ -55,6 +55,10 @@ class Trainer(Protocol):
         """The logprobs of the sampled tokens of ``rows`` under the current weights: float32 [T] by call id, as at sampling."""
         ...
 
+    def teacher_logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
+        """`logprobs` under the teacher of ``algorithm.distill``, which must be set."""
+        ...
+
     def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
         """The critic's expected return at each call's prompt, by call id.
 

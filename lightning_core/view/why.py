@@ -15,11 +15,11 @@ from lightning_core.config.resolve import policy_settings
 from lightning_core.config.types import is_callable_name
 from lightning_core.credit import CreditRules
 from lightning_core.credit.explain import Explanation, explain_credit
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, describe
 from lightning_core.records.configs import config_of_step
 from lightning_core.records.recredit import step_episodes
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
-from lightning_core.trace import Trace, describe
+from lightning_core.trace import Trace
 from lightning_core.view.library import file_signature
 
 _TOLERANCE = 1e-6

@@ -6,9 +6,16 @@ from typing import Any
 
 import pytest
 
-from lightning_core.errors import CaptureError, InfrastructureError, RewardError, StrayCallError, TimeLimitError
+from lightning_core.errors import (
+    CaptureError,
+    InfrastructureError,
+    RewardError,
+    StrayCallError,
+    TimeLimitError,
+    describe,
+)
 from lightning_core.rollouts.outcome import Evidence, classify
-from lightning_core.trace import Call, describe
+from lightning_core.trace import Call
 from tests.core.episodes import call
 
 SECOND = 1_000_000_000

@@ -17,8 +17,7 @@ import httpx
 from httpx_sse import EventSource, SSEError
 
 from lightning_core.backends.backend import SamplingParams
-from lightning_core.errors import ConfigError, InfrastructureError
-from lightning_core.trace import describe
+from lightning_core.errors import ConfigError, InfrastructureError, describe
 
 RELOAD_SECONDS = 900
 """How long loading new weights may take."""

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from lightning_core.backends.backend import Delta, SamplingParams, check_request
 from lightning_core.backends.vllm.api import VllmApi
-from lightning_core.errors import InfrastructureError, PolicyRequestError
-from lightning_core.trace import POLICY, describe
+from lightning_core.errors import InfrastructureError, PolicyRequestError, describe
+from lightning_core.trace import POLICY
 
 DRAIN_SECONDS = 60
 """How long a push waits for running responses to return their tokens."""

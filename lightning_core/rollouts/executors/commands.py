@@ -7,8 +7,7 @@ import socket
 import struct
 from collections import deque
 
-from lightning_core.errors import InfrastructureError
-from lightning_core.trace import describe
+from lightning_core.errors import InfrastructureError, describe
 
 COMMAND = struct.Struct("!cI")
 """A letter, and the number of the start or the process to end."""

@@ -26,13 +26,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from lightning_core.errors import describe
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import receive_bytes, send_json
 from lightning_core.rollouts.executors.commands import COMMAND, START, TERMINATE
 from lightning_core.rollouts.executors.groups import Processes, descendants, end_descendants, end_group
 from lightning_core.rollouts.executors.leftovers import adopt_orphans
 from lightning_core.rollouts.executors.worker import Program, memory_bytes, work
-from lightning_core.trace import describe
 
 _ENDING_SECONDS = 2.0
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lightning_core.capture.context import without_scope
+from lightning_core.errors import describe
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import framed, read_json
 from lightning_core.rollouts.executors.commands import KILL, TERMINATE, CommandSender, not_started
 from lightning_core.rollouts.executors.executor import DisplacedError, ExecutorError
 from lightning_core.rollouts.executors.groups import end_group
 from lightning_core.rollouts.executors.launcher import command
-from lightning_core.trace import describe
 
 T = TypeVar("T")
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_core.config.imports import import_callable
-from lightning_core.errors import ConfigError
-from lightning_core.trace import describe
+from lightning_core.errors import ConfigError, describe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

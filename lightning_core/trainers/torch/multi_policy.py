@@ -122,6 +122,10 @@ class MultiPolicyTrainer:
             self._steps += 1
         return metrics
 
+    def teacher_logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
+        """See `Trainer.teacher_logprobs`. The configuration refuses it with several policies."""
+        raise TrainingError("algorithm.distill goes with one policy")
+
     def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
         """See `Trainer.logprobs`. Each row is scored by its own policy."""
         return {

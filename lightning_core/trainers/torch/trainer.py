@@ -34,6 +34,7 @@ from lightning_core.trainers.torch.packing import PackedBatch, pack_rows, pad_ro
 from lightning_core.trainers.torch.parts import load_policy, notes, open_backend, plan_memory, tune_policy
 from lightning_core.trainers.torch.proof import check_rows, prove_once
 from lightning_core.trainers.torch.saving import write_merged, write_weights
+from lightning_core.trainers.torch.teacher import RowScorer, keeps_base, open_teacher
 from lightning_core.trainers.torch.update import Updater
 from lightning_core.trainers.torch.value_head import ValueHead, prompt_states
 from lightning_core.transitions import Row, Transition, transitions_to_rows
@@ -71,7 +72,7 @@ class TorchTrainer:
         self.name = name
         self._loaded = loaded or load_policy(policy)
         self._model = self._loaded.model
-        self._tuning = tune_policy(self._loaded, policy, name=name, seed=seed, keep_base=algorithm.kl is not None)
+        self._tuning = tune_policy(self._loaded, policy, name=name, seed=seed, keep_base=keeps_base(algorithm))
         self._seed = seed
         self._updater = Updater(self._loaded, self._tuning, settings, learning_rate=policy.learning_rate)
         width: int = self._model.get_output_embeddings().weight.shape[1]
@@ -202,15 +203,23 @@ class TorchTrainer:
             self._backend.versions[self.name] = self._version
         return step_metrics(parts, updates)
 
-    @torch.no_grad()
     def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
         """See `Trainer.logprobs`."""
-        found: dict[str, Floats] = {}
         with self._backend.pause(), self._tuning.active():
-            for batch in self._pack(rows, range(len(rows))):
-                logprobs_E, _ = self._updater.forward.logprobs(batch, rows)
-                found |= batch.by_call(rows, logprobs_E.float().cpu().numpy())
-        return found
+            policy = RowScorer(self._updater.forward, self._loaded.path, self._memory.micro_batch_tokens)
+            return policy.logprobs(rows)
+
+    def teacher_logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
+        """See `Trainer.teacher_logprobs`."""
+        with self._backend.pause(), self._tuning.active():
+            return self._teacher.logprobs(rows)
+
+    @cached_property
+    def _teacher(self) -> RowScorer:
+        distill, budget = self.algorithm.distill, self._memory.micro_batch_tokens
+        assert distill is not None, "called only with algorithm.distill"
+        base = None if self.base is None else self._updater.reference
+        return open_teacher(distill, self.policy, self._loaded, policy=self._updater.forward, base=base, budget=budget)
 
     def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
         """See `Trainer.expected`."""

@@ -56,7 +56,7 @@ class Updater:
         for number, batch in enumerate(part.batches):
             prove_batch(rows, batch, objective.sampled[number])
             if algorithm.kl is not None and number not in objective.references:
-                objective.references[number] = self._reference.logprobs(batch, rows)
+                objective.references[number] = self.reference.logprobs(batch, rows)
             logprobs_E, entropy_E = self.forward.logprobs(batch, rows, entropy=algorithm.entropy_weight > 0)
             found = objective.loss(number, logprobs_E, entropy_E)
             found.loss.backward()
@@ -76,7 +76,7 @@ class Updater:
         )
 
     @cached_property
-    def _reference(self) -> Reference:
+    def reference(self) -> Reference:
         """Passes through the initial weights; with an adapter these are the same model without it."""
         assert self._tuning.base is not None
         model, context = self._tuning.base

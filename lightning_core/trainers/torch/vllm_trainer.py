@@ -101,6 +101,10 @@ class VllmTrainer:
         """See `Trainer.logprobs`."""
         return self._trainer.logprobs(rows)
 
+    def teacher_logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
+        """See `Trainer.teacher_logprobs`."""
+        return self._trainer.teacher_logprobs(rows)
+
     def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
         """See `Trainer.expected`."""
         return self._trainer.expected(transitions)

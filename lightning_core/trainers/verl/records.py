@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_core.errors import TrainingError
+from lightning_core.errors import TrainingError, describe
 from lightning_core.rollouts.counts import counts_to_metrics
-from lightning_core.trace import describe
 
 FAILURE = "failure.pickle"
 """The exception that stopped the run.

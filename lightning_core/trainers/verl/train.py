@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.config import Config
-from lightning_core.errors import ConfigError, LightningError, MissingExtra, TrainingError
+from lightning_core.errors import ConfigError, LightningError, MissingExtra, TrainingError, describe
 from lightning_core.model.source import max_positions, resolve_model
 from lightning_core.records.checkpoints import checkpoint_step
 from lightning_core.records.folder import record_resume
@@ -18,7 +18,6 @@ from lightning_core.records.results import recorded_evaluations
 from lightning_core.records.store import Store
 from lightning_core.rollouts.entries import pick_tasks
 from lightning_core.rollouts.interrupts import interruptible
-from lightning_core.trace import describe
 from lightning_core.trainers.plan import Plan
 from lightning_core.trainers.verl.records import FAILURE, archive_log, read_metrics_of_verl
 from lightning_core.trainers.verl.settings import defaults, rows_per_update, translate

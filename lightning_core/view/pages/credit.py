@@ -11,11 +11,10 @@ from starlette.responses import Response
 
 from lightning_core.config import Config, load_config
 from lightning_core.config.credit_rules import policy_rules
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, describe
 from lightning_core.records.configs import config_of_step
 from lightning_core.records.recredit import compare_agents, credited_steps, most_changed, recredit
 from lightning_core.records.store import Store
-from lightning_core.trace import describe
 from lightning_core.view.library import Library
 from lightning_core.view.render import page
 from lightning_core.view.scatter import SIZE, make_scatter

@@ -1,0 +1,78 @@
+"""Scores rows with a model: the policy, or the teacher of ``algorithm.distill``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+
+from lightning_core.config.algorithm import Algorithm
+from lightning_core.config.distill import Distill
+from lightning_core.config.resolve import PolicySettings
+from lightning_core.errors import ConfigError
+from lightning_core.model.load import LoadedModel
+from lightning_core.model.path import ModelPath
+from lightning_core.trace import BASE, POLICY, Floats
+from lightning_core.trainers.torch.forward import Forward, Reference
+from lightning_core.trainers.torch.packing import pack_rows, pad_rows
+from lightning_core.trainers.torch.parts import load_policy
+from lightning_core.transitions import Row
+
+
+@dataclass(frozen=True, slots=True)
+class RowScorer:
+    """Logprobs under one model."""
+
+    forward: Forward | Reference
+    path: ModelPath
+    budget: int
+    """Tokens of a micro-batch."""
+
+    @torch.no_grad()
+    def logprobs(self, rows: Sequence[Row]) -> dict[str, Floats]:
+        """The logprobs of the sampled tokens of ``rows``: float32 [T] by call id, as at sampling."""
+        pack = pad_rows if self.path.geometry is None else pack_rows
+        found: dict[str, Floats] = {}
+        for batch in pack(rows, range(len(rows)), budget=self.budget):
+            logprobs_E = self.forward.logprobs(batch, rows)
+            values_E = logprobs_E[0] if isinstance(logprobs_E, tuple) else logprobs_E
+            found |= batch.by_call(rows, values_E.float().cpu().numpy())
+        return found
+
+
+def keeps_base(algorithm: Algorithm) -> bool:
+    """Whether the loss or the teacher needs the initial weights."""
+    return algorithm.kl is not None or (algorithm.distill is not None and algorithm.distill.teacher == BASE)
+
+
+def open_teacher(
+    distill: Distill,
+    settings: PolicySettings,
+    loaded: LoadedModel,
+    *,
+    policy: Forward,
+    base: Reference | None,
+    budget: int,
+) -> RowScorer:
+    """The teacher of ``distill``; ``loaded``, ``policy`` and ``base``: the policy's model, current and initial weights.
+
+    Raises `ConfigError` if another model has another vocabulary.
+    """
+    if distill.teacher == POLICY:
+        return RowScorer(policy, loaded.path, budget)
+    if distill.teacher == BASE:
+        assert base is not None, "the initial weights are kept"
+        return RowScorer(base, loaded.path, budget)
+    other: Mapping[str, int]
+    teacher = load_policy(replace(settings, model=distill.teacher, lora=None, train_layers=None))
+    own, other = loaded.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
+    if own != other:
+        different = sum(own.get(token) != number for token, number in other.items())
+        raise ConfigError(
+            f"algorithm.distill.teacher: {distill.teacher!r} has another vocabulary than {settings.model!r} ({different} of "
+            f"{len(other)} tokens differ); a teacher scores the policy's tokens, so both need the same tokenizer"
+        )
+    forward = Forward(teacher.model.requires_grad_(False), teacher.path, teacher.constraints)
+    return RowScorer(Reference(forward, nullcontext), teacher.path, budget)
