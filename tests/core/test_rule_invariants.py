@@ -28,6 +28,9 @@ COMPARING = [name for name, rule in ADVANTAGE_RULES.items() if rule.compares]
 WITHOUT_CRITIC = [name for name, rule in REWARD_RULES.items() if not rule.needs_critic]
 GROUPINGS = [None, *chain.from_iterable(combinations(GROUP_KEYS, n) for n in (1, 2))]
 
+POSITIVE = {"maxrl"}
+"""Rules that accept no negative values."""
+
 agents = st.text("ab", min_size=1, max_size=4)
 numbers = st.sampled_from([-1.0, 0.0, 0.1, 0.3, 1.0])
 
@@ -111,6 +114,8 @@ def test_a_reward_of_one_agent_moves_no_other_policys_calls(
     rewards: str, advantage: str, attempts: list[tuple[str, float, float]]
 ) -> None:
     """Also if that agent was never called."""
+    if advantage in POSITIVE:
+        attempts = [(agents, abs(reward), abs(own)) for agents, reward, own in attempts]
     rules = dict.fromkeys("AB", CreditRules(rewards=rewards, advantage=advantage, gamma=0.9))
 
     def advantages(rewarded: bool) -> dict[str, float]:
@@ -118,7 +123,7 @@ def test_a_reward_of_one_agent_moves_no_other_policys_calls(
             two_policies(f"r{i}-", reward, agents, [Reward(value=own, agent="b")] if rewarded else [])
             for i, (agents, reward, own) in enumerate(attempts)
         ]
-        values = {t.call: 0.25 for e in episodes for t in e.transitions}
+        values = {t.call: 0.0 if advantage in POSITIVE else 0.25 for e in episodes for t in e.transitions}
         found = assign_by_policy(episodes, rules, values=values).advantages
         return {t.call: found[t.call] for e in episodes for t in e.transitions if t.policy == "A"}
 
