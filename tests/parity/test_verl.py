@@ -28,6 +28,8 @@ LOSSES: list[tuple[dict[str, Any], str, float]] = [
     ({"loss": "dual-clip", "clip_low": 0.2, "clip_high": 0.3, "clip_dual": 1.4}, "vanilla", 1.4),
     ({"loss": "gspo", "sequence": "row", "clip_low": 0.1, "clip_high": 0.15}, "gspo", 3.0),
     ({"loss": "cispo", "clip_low": 0.2, "clip_high": 0.3}, "cispo", 3.0),
+    ({"loss": "dppo-tv", "clip_low": 0.1, "clip_high": 0.15}, "dppo_tv", 1e9),
+    ({"loss": "dppo-kl", "clip_low": 0.03, "clip_high": 0.05}, "dppo_kl", 1e9),
     ({"loss": "reinforce"}, "reinforce", 3.0),
 ]
 IMPORTANCE: list[tuple[Importance | None, str, str]] = [

@@ -35,6 +35,8 @@ LOSSES: dict[str, dict[str, Any]] = {
     "gspo-row": {"loss": "gspo", "sequence": "row", **CLIPS},
     "gspo-rollout": {"loss": "gspo", "sequence": "rollout", **CLIPS},
     "cispo": {"loss": "cispo", **CLIPS},
+    "dppo-tv": {"loss": "dppo-tv", "clip_low": 3e-4, "clip_high": 4e-4},
+    "dppo-kl": {"loss": "dppo-kl", "clip_low": 2e-5, "clip_high": 3e-5},
     "reinforce": {"loss": "reinforce"},
 }
 AGGREGATIONS = ["rollout-mean", "sequence-mean", "token-mean", "constant"]

@@ -23,6 +23,8 @@ LOSSES: dict[str, dict[str, Any]] = {
     "dual-clip": {"loss": "dual-clip", "clip_dual": 1.2, **CLIPS},
     "gspo": {"loss": "gspo", "sequence": "row", "clip_low": 0.02, "clip_high": 0.03},
     "cispo": {"loss": "cispo", **CLIPS},
+    "dppo-tv": {"loss": "dppo-tv", "clip_low": 3e-4, "clip_high": 4e-4},
+    "dppo-kl": {"loss": "dppo-kl", "clip_low": 2e-5, "clip_high": 3e-5},
     "reinforce": {"loss": "reinforce"},
 }
 AGGREGATIONS: dict[str, dict[str, Any]] = {
