@@ -170,6 +170,28 @@ def dppo_kl(
     )
 
 
+@loss("m2po", whole_batch=True)
+def m2po(
+    logprobs_E: Tensor, log_ratio_E: Tensor, advantages_E: Tensor, *, threshold: Annotated[float, Gt(0)] = 0.04
+) -> TokenLosses:
+    """−r A, without the fewest tokens whose removal brings the mean of (log r)² to `threshold` or below.
+    The mean is over the tokens of the mini-batch that `ppo` could clip: A > 0 and r > 1, or A < 0 and r < 1. Those with
+    the largest (log r)² are removed (M2PO, 2510.01161). For stale rollouts.
+
+    Tokens with equal (log r)² are removed together, so that the result does not depend on their order.
+    """
+    del logprobs_E
+    drift_E = log_ratio_E.detach().double()
+    clippable_E = drift_E * advantages_E > 0
+    squares_N = drift_E[clippable_E].square().sort().values
+    means_N = squares_N.cumsum(0) / squares_N.new_ones(len(squares_N)).cumsum(0)
+    removed_N = squares_N[means_N > threshold]
+    removed_E = clippable_E & (drift_E.square() >= removed_N[0]) if len(removed_N) else clippable_E & False
+    return _masked(
+        log_ratio_E.exp(), advantages_E, high_E=removed_E & (advantages_E > 0), low_E=removed_E & (advantages_E < 0)
+    )
+
+
 @loss("reinforce", ratio=None)
 def reinforce(logprobs_E: Tensor, log_ratio_E: Tensor, advantages_E: Tensor) -> TokenLosses:
     """−A log policy (Williams, 1992).

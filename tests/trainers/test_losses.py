@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -152,6 +153,43 @@ def test_dppo_kl_is_finite_at_probabilities_of_0_and_1() -> None:
     for sign in (1.0, -1.0):
         found = LOSSES["dppo-kl"].function(new, new - old, torch.full((3,), sign), clip_low=0.05, clip_high=0.05)
         assert [mark.any().item() for mark in found.marks.values()] == [sign > 0, sign < 0]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "masked"),
+    [
+        # The tokens that could be clipped have (log r)² = 0.01, 0.04, 0.09, 0.25: the means of the smallest are 0.01,
+        # 0.025, 0.0467 and 0.0975.
+        (0.1, []),
+        (0.05, [5]),
+        (0.04, [2, 5]),
+        (0.02, [1, 2, 5]),
+        (0.005, [0, 1, 2, 5]),
+    ],
+)
+def test_m2po_masks_the_fewest_tokens_that_could_be_clipped(threshold: float, masked: list[int]) -> None:
+    drift = torch.tensor([0.1, 0.2, -0.3, 0.8, -0.9, 0.5, 2.0])
+    advantages = torch.tensor([1.0, 2.0, -1.0, -1.0, 3.0, 1.0, 0.0])
+    new = torch.full((7,), -1.0).requires_grad_()
+    found = LOSSES["m2po"].function(new, new - (-1 - drift), advantages, threshold=threshold)
+    expected = [
+        0.0 if i in masked else -math.exp(d) * a
+        for i, (d, a) in enumerate(zip(drift.tolist(), advantages.tolist(), strict=True))
+    ]
+    found.losses_E.sum().backward()
+    assert found.losses_E.tolist() == pytest.approx(expected)
+    assert new.grad is not None
+    assert new.grad.tolist() == pytest.approx(expected)
+    assert found.marks["clip_high_fraction"].nonzero().flatten().tolist() == [i for i in masked if i != 2]
+    assert found.marks["clip_low_fraction"].nonzero().flatten().tolist() == [i for i in masked if i == 2]
+
+
+def test_m2po_masks_equal_tokens_together_and_accepts_none() -> None:
+    """Squares 0.01, 0.04 and 0.04 have the mean 0.03; without one of the equal ones it would be 0.025."""
+    drift = torch.tensor([0.2, 0.1, 0.2])
+    found = LOSSES["m2po"].function(drift, drift, torch.ones(3), threshold=0.028)
+    assert (found.losses_E == 0).tolist() == [True, False, True]
+    assert (LOSSES["m2po"].function(drift, drift, -torch.ones(3), threshold=0.001).losses_E != 0).all()
 
 
 RATIOS = torch.tensor([0.1, 0.5, 1.0, 2.0, 7.0])

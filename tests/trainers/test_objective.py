@@ -37,6 +37,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "cispo": {"loss": "cispo", **CLIPS},
     "dppo-tv": {"loss": "dppo-tv", "clip_low": 3e-4, "clip_high": 4e-4},
     "dppo-kl": {"loss": "dppo-kl", "clip_low": 2e-5, "clip_high": 3e-5},
+    "m2po": {"loss": "m2po", "loss_args": {"threshold": 0.02}},
     "reinforce": {"loss": "reinforce"},
 }
 AGGREGATIONS = ["rollout-mean", "sequence-mean", "token-mean", "constant"]
@@ -241,6 +242,7 @@ def test_an_extra_pass_is_made_only_for_rollouts_that_are_cut(trainer: TorchTrai
         ("ppo", "token", 0),
         ("ppo", "row", 0),
         ("ppo", "rollout", 1),
+        ("m2po", None, 1),
         ("gspo-row", None, 0),
         ("gspo-rollout", None, 1),
         ("gspo-rollout", "rollout", 1),
