@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from lightning_core.credit.advantage_rules import is_flat, rollouts
 from lightning_core.credit.air import air_sum, with_air
-from lightning_core.credit.apply import advantages_of, common_parts, values_of
-from lightning_core.credit.episode import Component, Episode, Value
-from lightning_core.credit.grouping import equalise, group_values
+from lightning_core.credit.compare import Compared, by_call, compare_episodes
+from lightning_core.credit.episode import Episode, Value
 from lightning_core.credit.rules import CreditRules
 
 
@@ -41,60 +40,19 @@ def assign_credit(
     rewarded, compared = compare_episodes(episodes, rules, values=values)
     advantages = {t.call: 0.0 for e in episodes for t in e.transitions}
     for found in compared:
-        advantages = {call: before + found.part.weight * found.advantages[call] for call, before in advantages.items()}
+        for call, weight in found.weights.items():
+            advantages[call] += weight * found.advantages[call]
     targets = {rollout: parts[0].targets for rollout, parts in rewarded.items() if parts[0].targets is not None}
     for found in compared:
         metrics |= _metrics(found)
     if compared:
         metrics["groups_wasted"] = _wasted(compared[0].keyed, advantages)
     return Credit(
-        values=_by_call(episodes, {rollout: parts[0].values for rollout, parts in rewarded.items()}),
+        values=by_call(episodes, {rollout: parts[0].values for rollout, parts in rewarded.items()}),
         advantages=advantages,
-        targets=_by_call([e for e in episodes if e.rollout in targets], targets),
+        targets=by_call([e for e in episodes if e.rollout in targets], targets),
         metrics=metrics,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """One component of the values, compared by the advantage rule."""
-
-    part: Component
-    """The component of the first episode: name, weight, group keys."""
-    keyed: Sequence[Sequence[Value]]
-    """The groups of calls that agree in all group keys."""
-    groups: Sequence[Sequence[Value]]
-    """The groups that the advantage rule got: ``keyed``, or the whole batch as one group."""
-    advantages: Mapping[str, float]
-    """By call id, without the component's weight."""
-
-
-def compare_episodes(
-    episodes: Sequence[Episode], rules: CreditRules, *, values: Mapping[str, float] | None = None
-) -> tuple[Mapping[str, Sequence[Component]], Sequence[Compared]]:
-    """The components of each rollout's values, and what the advantage rule made of each component.
-
-    The rewards of AIR must already be among those of ``episodes``.
-    """
-    reward, advantage = rules.reward_rule, rules.advantage_rule
-    arguments = rules.reward_arguments
-    rewarded = {e.rollout: values_of(e, reward, arguments, values) for e in episodes}
-    outcome_of = reward.depends_on if advantage.compares else None
-    outcomes = {} if outcome_of is None else {e.rollout: outcome_of(e) for e in episodes}
-
-    compared: list[Compared] = []
-    for number, part in enumerate(common_parts(rewarded)):
-        by_call = _by_call(episodes, {rollout: parts[number].values for rollout, parts in rewarded.items()})
-        keyed = equalise(group_values(episodes, by_call, (*rules.keys, *part.group_by)), outcomes)
-        groups = keyed
-        if advantage.compares == "batch":
-            groups = equalise(group_values(episodes, by_call, ()), outcomes)
-        compared.append(Compared(part=part, keyed=keyed, groups=groups, advantages=advantages_of(groups, rules)))
-    return rewarded, compared
-
-
-def _by_call(episodes: Sequence[Episode], found: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    return {t.call: value for e in episodes for t, value in zip(e.transitions, found[e.rollout], strict=True)}
 
 
 def _wasted(groups: Sequence[Sequence[Value]], advantages: Mapping[str, float]) -> float:

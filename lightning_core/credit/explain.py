@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lightning_core.credit.advantage_rules import moments
-from lightning_core.credit.assign import compare_episodes
+from lightning_core.credit.compare import compare_episodes
 from lightning_core.credit.episode import Episode, Value
 from lightning_core.credit.multi_policy import split_by_policy
 from lightning_core.credit.rules import CreditRules
@@ -62,11 +62,11 @@ def _explain(
     for one in compared:
         for members in one.groups:
             mean, deviation = moments(members)
-            for member in members:
+            for member in (v for v in members if v.call in one.weights):
                 groups[member.call].append(
                     GroupExplanation(
                         component=one.part.name,
-                        weight=one.part.weight,
+                        weight=one.weights[member.call],
                         value=member.value,
                         members=members,
                         mean=mean,
