@@ -204,7 +204,7 @@ rollouts: {group_size: yes}
         ("eval: {temperature: 0, samples: 4}", "eval.samples: found 4, expected 1: at eval.temperature 0"),
         (
             "algorithm: {loss: gspo, clip_low: 3e-4, clip_high: 4e-4}",
-            "algorithm.sequence: 'gspo' needs algorithm.sequence: row or rollout",
+            "algorithm.sequence: 'gspo' needs algorithm.sequence: row, rollout or call",
         ),
         ("algorithm: {aggregation: sequence-mean}", "algorithm.sequence: 'sequence-mean' needs algorithm.sequence"),
         (

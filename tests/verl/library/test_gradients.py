@@ -22,6 +22,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "ppo": {"loss": "ppo", **CLIPS},
     "dual-clip": {"loss": "dual-clip", "clip_dual": 1.2, **CLIPS},
     "gspo": {"loss": "gspo", "sequence": "row", "clip_low": 0.02, "clip_high": 0.03},
+    "gspo-call": {"loss": "gspo", "sequence": "call", "clip_low": 0.02, "clip_high": 0.03},
     "cispo": {"loss": "cispo", **CLIPS},
     "dppo-tv": {"loss": "dppo-tv", "clip_low": 3e-4, "clip_high": 4e-4},
     "dppo-kl": {"loss": "dppo-kl", "clip_low": 2e-5, "clip_high": 3e-5},
@@ -30,6 +31,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 AGGREGATIONS: dict[str, dict[str, Any]] = {
     "rollout-mean": {"aggregation": "rollout-mean"},
     "sequence-mean": {"aggregation": "sequence-mean", "sequence": "row"},
+    "call-mean": {"aggregation": "sequence-mean", "sequence": "call"},
     "token-mean": {"aggregation": "token-mean"},
     "constant": {"aggregation": "constant", "constant_tokens": 20},
 }
