@@ -58,6 +58,14 @@ def test_losses(embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Row], 
     assert_same(verl_trainer.gradients(rows, algorithm, multiple=8, micro=4), expected)
 
 
+def test_m2po_in_one_micro_batch(embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Row]) -> None:
+    """verl computes a loss for each micro-batch, so the second moment is that of one."""
+    algorithm = Algorithm(loss="m2po")
+    expected, metrics = embedded.gradients(rows, algorithm)
+    assert metrics["clip_high_fraction"] > 0
+    assert_same(verl_trainer.gradients(rows, algorithm, multiple=8, micro=8), expected)
+
+
 @pytest.mark.parametrize("penalty", PENALTIES)
 def test_penalties(embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Row], penalty: str) -> None:
     """The means over tokens are verl's own; verl has none over rollouts."""
