@@ -16,9 +16,9 @@ from lightning_core.config.credit_rules import checked_loss, policy_rules
 from lightning_core.config.monitors import configured_monitors
 from lightning_core.errors import ConfigError
 from lightning_core.records.folder import open_run_folder, record_resume
-from lightning_core.records.lock import running
 from lightning_core.records.notebook import shown_progress
 from lightning_core.records.progress import Progress
+from lightning_core.records.remove import started
 from lightning_core.records.results import Evaluation, Result, finish, recorded_evaluations
 from lightning_core.records.store import Store
 from lightning_core.rollouts.counts import counts_to_metrics, seconds_to_metrics
@@ -68,7 +68,7 @@ def fit(
     configured_monitors(config.monitors)
     trackers = tracker_factories(config)
     folder, checkpoint = open_run_folder(config)
-    with running(folder), reporting(config, trackers, folder, checkpoint) as reports, shown_progress(progress) as shown:
+    with started(folder), reporting(config, trackers, folder, checkpoint) as reports, shown_progress(progress) as shown:
         trainer.train(
             Plan(
                 config=config,

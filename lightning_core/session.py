@@ -28,11 +28,13 @@ from lightning_core.records.progress import Progress
 from lightning_core.records.results import Evaluation, held_out_rewards, recorded_stop, to_evaluation
 from lightning_core.records.steps import StepLog
 from lightning_core.records.store import Phase, Store
+from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.background import BackgroundLoop, background_loop
-from lightning_core.rollouts.collect import Batch, Collector, collect
+from lightning_core.rollouts.batch import Batch
+from lightning_core.rollouts.collect import Collector, collect
 from lightning_core.rollouts.environment import capturing, open_agents
 from lightning_core.rollouts.interrupts import Interrupted, interruptible
-from lightning_core.rollouts.runner import RewardFunction, Rollout, Solve, Task
+from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.trace import LOGPROBS_AFTER, describe, pack
 from lightning_core.trainers import Trainer, make_trainer
 

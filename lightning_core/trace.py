@@ -73,6 +73,8 @@ CONTEXT = "lightning.context"
 CONTEXT_REASON = "lightning.context.reason"
 DECLARED_AGENTS = "lightning.agents"
 TRAINED = "lightning.trained"
+REPLAYS = "lightning.replays"
+FORKS = "lightning.forks"
 HOST = "server.address"
 CREDENTIALS = "lightning.credentials"
 REASON = "lightning.reason"
@@ -156,6 +158,10 @@ class Call:
     end_ns: int
     trained: bool = False
     """Whether the agent was trained when the call was answered."""
+    replays: str | None = None
+    """The call of another rollout whose recorded response answered this one; it is trained on there."""
+    forks: str | None = None
+    """The call of another rollout with the same history, in whose place this one was sampled."""
     target: tuple[str, str] | None = None
     """The host that the call was forwarded to and whose key was sent; None if it was answered here."""
 
@@ -335,6 +341,8 @@ def span_to_call(span: SpanRecord) -> Call:
         start_ns=span.start_ns,
         end_ns=span.end_ns,
         trained=bool(a.get(TRAINED)),
+        replays=a.get(REPLAYS),
+        forks=a.get(FORKS),
         target=(str(a[HOST]), str(a.get(CREDENTIALS, ""))) if HOST in a else None,
     )
 

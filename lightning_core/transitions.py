@@ -110,7 +110,7 @@ class Row:
 
 
 def trace_to_transitions(trace: Trace, *, agents: Collection[str], refused: bool = False) -> list[Transition]:
-    """The trainable calls of ``agents`` (exact names), in order of arrival.
+    """The trainable calls of ``agents`` (exact names), in order of arrival, without those answered from a record.
 
     See `refused_calls` for the rest. With ``refused`` they are included, each with its
     ``refusal``, so that they can be inspected and credited: traces recorded by another
@@ -119,7 +119,7 @@ def trace_to_transitions(trace: Trace, *, agents: Collection[str], refused: bool
     found: list[Transition] = []
     for call in trace.calls:
         reason = _refusal_reason(call)
-        if call.agent in agents and (refused or reason is None):
+        if call.agent in agents and call.replays is None and (refused or reason is None):
             found.append(
                 Transition(
                     call=call.id,

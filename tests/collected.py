@@ -14,10 +14,12 @@ from lightning_core.endpoint.server import Routing
 from lightning_core.errors import InfrastructureError
 from lightning_core.records.progress import SilentProgress
 from lightning_core.records.store import Store
+from lightning_core.rollouts.agent_pool import Record
+from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.background import background_loop
-from lightning_core.rollouts.collect import Batch, Collector, Record, collect
+from lightning_core.rollouts.batch import Batch
+from lightning_core.rollouts.collect import Collector, collect
 from lightning_core.rollouts.judge import Judged
-from lightning_core.rollouts.runner import Attempt, Job, Rollout
 from lightning_core.trace import Reward, Trace
 from tests.core.episodes import call, event
 

@@ -10,11 +10,11 @@ from lightning_core import load_config
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.records.store import Store
+from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.environment import capturing, open_agents
 from lightning_core.rollouts.programs import load_agent, load_reward
-from lightning_core.rollouts.runner import Rollout
 
 ASKS = """
 import json, os, sys, urllib.request

@@ -43,6 +43,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "algorithm": {"loss": "dual-clip", "kl": {"weight": 0.1}, "importance": {}, "mini_batches": 2},
     },
     "critic": {"credit": {"rewards": "gae", "gamma": 1.0, "advantage": "none"}, "algorithm": {"entropy_weight": 0.01}},
+    "forks": {"credit": {"rewards": "counterfactual"}, "rollouts": {"forks": {"points": 1, "samples": 1}}},
 }
 
 

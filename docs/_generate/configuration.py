@@ -38,8 +38,9 @@ lightning-rl train lightning.yaml trainer.steps=20 agents.train='[writer]'
 - Unknown keys, duplicate keys and unsupported combinations are errors. All errors are reported at
   once, each with its file and line. Functions named as `module:callable` are imported when the run
   starts; the first error among them and their arguments is reported with its key.
-- Relative paths are relative to the working directory.
-- Scalars follow YAML 1.2: `1e-5` is a number; `no` and `12:30` are strings.
+- Relative paths are relative to the working directory. `~` and `$VARIABLES` in paths are expanded.
+- Scalars follow YAML 1.2: `1e-5` is a number; `no` and `12:30` are strings. Merge keys
+  (`<<: *name`) are supported.
 - A missing or empty section has its defaults. `policy.model` is required; `lightning-rl train` also
   requires `agent` and `tasks.train`.
 

@@ -177,7 +177,7 @@ class Chat:
                 context = "realigned" if reason else "clean"
                 ids = (*turn.ids, *self._encoder.encode(tail, start=False))
         elif any(m["role"] == "assistant" for m in plain):
-            reason = "earlier responses, or the messages or tools before them, differ from the recorded ones"
+            reason = "the prompt has assistant messages that were not sampled in this rollout, or not after the same messages and tools"
         return RenderedPrompt(
             ids=tuple(self._encoder.encode(text)) if ids is None else ids,
             text=text,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from lightning_core.cli import exits
+from lightning_core.cli.messages import agents_output_apart
 from lightning_core.errors import ConfigError, plural, visible
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def doctor(options: argparse.Namespace) -> int:
 
     progress = show_progress()
     try:
-        with _agents_output_apart() if options.json else nullcontext():
+        with agents_output_apart():
             found = examine_environment(config)
             found += examine(
                 config, count=options.tasks, attempts=options.attempts, model=not options.no_model, progress=progress
@@ -64,19 +63,6 @@ def doctor(options: argparse.Namespace) -> int:
     finally:
         progress.close()
     return _report(found, as_json=options.json)
-
-
-@contextmanager
-def _agents_output_apart() -> Generator[None]:
-    """Send what agents and their processes print to standard error, since standard output is JSON."""
-    ours = os.dup(1)
-    try:
-        os.dup2(2, 1)
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(ours, 1)
-        os.close(ours)
 
 
 def _report(findings: Iterable[Finding], *, as_json: bool) -> int:

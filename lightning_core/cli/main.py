@@ -13,7 +13,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +44,7 @@ from lightning_core.logs.folding import configure_logging
 
 if TYPE_CHECKING:
     from lightning_core.config import Config
+    from lightning_core.rollouts.tasks import Task
 
 DEFAULT_CONFIG = "lightning.yaml"
 """The configuration that ``train`` reads if none is named."""
@@ -221,6 +222,7 @@ def _train(options: argparse.Namespace) -> int:
         raise ConfigError(f"eval.every is {config.eval.every}, but tasks.eval is not set; set it, or remove eval.every")
     if options.require_improvement and config.tasks.eval is None:
         raise ConfigError("--require-improvement needs held-out tasks, but tasks.eval is not set")
+    held_out = _enough_tasks(config) if options.require_improvement else None
     if options.print_verl_config:
         return _print_verl_config(config)
     from lightning_core.cli.console import show
@@ -232,7 +234,7 @@ def _train(options: argparse.Namespace) -> int:
 
     began, progress = time.time(), show_progress()
     try:
-        result = fit(config=config, progress=progress)
+        result = fit(config=config, eval_tasks=held_out, progress=progress)
     except LightningError:
         progress.close()
         _show_ledger(Path(config.run.dir) / (config.run.name or "latest") / "store.db", since=began)
@@ -249,6 +251,21 @@ def _train(options: argparse.Namespace) -> int:
     say(f"\nrun: {result.folder}\ncheckpoint: {result.checkpoint}")
     shown = result.summary.improved or not options.require_improvement
     return exits.OK if shown else exits.NOT_IMPROVED
+
+
+def _enough_tasks(config: Config) -> Sequence[Task]:
+    """The held-out tasks. Raises `ConfigError` if there are too few for an interval, and so for a significant improvement."""
+    from lightning_core.records.intervals import MIN_TASKS
+    from lightning_core.rollouts.tasks import held_out_tasks
+
+    tasks = held_out_tasks(config)
+    if len(tasks) < MIN_TASKS:
+        key = "tasks.eval has" if config.eval.tasks is None or config.eval.tasks > len(tasks) else "eval.tasks selects"
+        raise ConfigError(
+            f"--require-improvement needs {MIN_TASKS} held-out tasks or more, but {key} {len(tasks)}: with fewer, no improvement is "
+            "significant, and the command would always exit with 3. Add held-out tasks, or leave the option out"
+        )
+    return tasks
 
 
 def _default_config() -> str:
@@ -311,6 +328,7 @@ def _eval(options: argparse.Namespace) -> int:
     from lightning_core.records.folder import create_folder
     from lightning_core.records.intervals import confidence_interval
     from lightning_core.records.progress import show_progress
+    from lightning_core.records.remove import removed_if_unused
     from lightning_core.records.store import Store
 
     run = as_run_folder(options.config)
@@ -329,7 +347,8 @@ def _eval(options: argparse.Namespace) -> int:
     before = last_rollout(folder / "store.db") or 0
     progress = show_progress()
     try:
-        result = evaluate(config=config, folder=folder, checkpoint=checkpoint, progress=progress)
+        with removed_if_unused(folder) if run is None else nullcontext():
+            result = evaluate(config=config, folder=folder, checkpoint=checkpoint, progress=progress)
     finally:
         progress.close()
     estimate = confidence_interval([fmean(rewards) for rewards in result.rewards.values()])

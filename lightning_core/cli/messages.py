@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stdout
 
 from lightning_core.errors import visible
 
@@ -10,3 +13,18 @@ from lightning_core.errors import visible
 def say(text: str, *, error: bool = False) -> None:
     """Print ``text`` with control characters as escapes; ``error``: to standard error."""
     print(visible(text), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+@contextmanager
+def agents_output_apart() -> Generator[None]:
+    """Send what agents and their processes print to standard error: standard output is the command's result."""
+    sys.stdout.flush()
+    ours = os.dup(1)
+    try:
+        os.dup2(2, 1)  # for their processes
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(ours, 1)
+        os.close(ours)

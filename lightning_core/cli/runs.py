@@ -97,11 +97,16 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _find(parent: str, text: str) -> Path:
-    from lightning_core.records.runs import is_run
+    from lightning_core.records.runs import is_run, run_folders
 
     for folder in (Path(text), Path(parent, text)):
         if is_run(folder):
             return folder
+    if not Path(parent).is_dir() or next(run_folders(Path(parent)), None) is None:
+        raise ConfigError(
+            f"no run {text!r}, neither as a path nor in {parent!r}, where there is no run yet: start one with `lightning-rl train`, or set "
+            "--dir to the folder of the runs"
+        )
     raise ConfigError(f"no run {text!r}, neither as a path nor in {parent!r}; `lightning-rl runs {parent}` lists them")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_core.cli import exits
+from lightning_core.cli.messages import agents_output_apart
 from lightning_core.cli.numbers import finite, whole
 from lightning_core.errors import ConfigError, LightningError, plural
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 TRACE_FILES = (".json", ".jsonl", ".pb")
 """File name endings of stored traces; any other file is a configuration."""
-PHASES = ("train", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished")
+PHASES = ("train", "fork", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished")
 STATUSES = ("ok", "failed", "infrastructure", "invalid")
 ORDERS = ("ordinal", "step", "task_id", "reward", "calls", "seconds")
 _ONE_ROLLOUT = "--rollout selects one rollout"
@@ -133,7 +134,8 @@ def _run_task(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="lightning-trace-") as scratch:
         store, failure = Path(scratch) / "store.db", None
         try:
-            evaluate(config=config, folder=Path(scratch), tasks=[chosen])
+            with agents_output_apart():
+                evaluate(config=config, folder=Path(scratch), tasks=[chosen])
         except LightningError as error:
             # For example an unknown agent name: the recorded spans show the names to choose from.
             failure = error

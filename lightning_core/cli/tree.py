@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -120,18 +121,33 @@ def _tree(trace: Trace, credit: Mapping[str, CallCredit], full: bool) -> Tree:
         if item.id != root:
             parent = item.parent if item.parent in items else root
             children.setdefault(parent or root, []).append(item)
-    tree = Tree("", hide_root=True, guide_style="dim")
+    tree, errors = Tree("", hide_root=True, guide_style="dim"), _Errors(items.values())
     # A stack, not recursion, since agents can be nested deeply; pop, since foreign spans can form a cycle.
-    pending: list[tuple[Tree, str]] = [(tree, root)]
+    pending: list[tuple[Tree, Call | Event]] = [(tree, item) for item in reversed(children.pop(root, []))]
     while pending:
-        node, parent = pending.pop()
-        for item in children.pop(parent, []):
-            if isinstance(item, Call):
-                label = "\n".join(_call_lines(item, trace, credit.get(item.id), full))
-            else:
-                label = _event_line(item)
-            pending.append((node.add(_text(label, full)), item.id))
+        parent, item = pending.pop()
+        if isinstance(item, Call):
+            label = "\n".join(_call_lines(item, trace, credit.get(item.id), errors, full))
+        else:
+            label = _event_line(item, errors)
+        node = parent.add(_text(label, full))
+        pending += [(node, child) for child in reversed(children.pop(item.id, []))]
     return tree
+
+
+class _Errors:
+    """Shows each error of a tree once, with its number, from the top down."""
+
+    def __init__(self, items: Iterable[Call | Event]) -> None:
+        self._counts = Counter(item.error for item in items if item.error is not None)
+        self._shown: set[str] = set()
+
+    def text(self, error: str) -> str:
+        if error in self._shown:
+            return "failed: as above"
+        self._shown.add(error)
+        times = f" ({self._counts[error]} times)" if self._counts[error] > 1 else ""
+        return f"failed: {one_line(error)}{times}"
 
 
 def _text(line: str, full: bool) -> Text:
@@ -143,14 +159,14 @@ def _text(line: str, full: bool) -> Text:
     return text
 
 
-def _event_line(event: Event) -> str:
-    error = "" if event.error is None else f"  failed: {one_line(event.error)}"
+def _event_line(event: Event, errors: _Errors) -> str:
+    error = "" if event.error is None else f"  {errors.text(event.error)}"
     is_own = event.agent is None or event.agent == event.name or event.kind == "agent"
     agent = "" if is_own else f"  (agent {one_line(str(event.agent))})"
     return f"{event.kind} {one_line(event.name)}{agent}{error}"
 
 
-def _call_lines(call: Call, trace: Trace, credit: CallCredit | None, full: bool) -> Iterator[str]:
+def _call_lines(call: Call, trace: Trace, credit: CallCredit | None, errors: _Errors, full: bool) -> Iterator[str]:
     parts = [f"call of {one_line(call.agent or 'no agent')}"]
     version = "" if call.policy_version is None else f" version {call.policy_version}"
     if call.model:  # unknown if a refused request could not be read
@@ -159,6 +175,10 @@ def _call_lines(call: Call, trace: Trace, credit: CallCredit | None, full: bool)
         parts.append(f"{len(call.prompt_ids)} → {len(call.output_ids)} tokens")
     if call.context is not None:
         parts.append(f"context {call.context}{f' ({call.context_reason})' if call.context_reason else ''}")
+    if call.replays is not None:
+        parts.append(f"answered from the record of call {call.replays}")
+    if call.forks is not None:
+        parts.append(f"sampled in place of call {call.forks}")
     if call.finish_reason not in (None, "stop"):
         parts.append(f"finish reason {call.finish_reason}")
     if credit is not None:
@@ -171,7 +191,7 @@ def _call_lines(call: Call, trace: Trace, credit: CallCredit | None, full: bool)
     if call.refused is not None:
         parts.append(f"refused: {one_line(call.refused)}")
     elif call.error is not None:
-        parts.append(f"failed: {one_line(call.error)}")
+        parts.append(errors.text(call.error))
     yield "  ".join(parts)
     messages = call.messages if full else call.messages[-1:]
     for message in messages:

@@ -44,6 +44,7 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     yield from check_policies(c)
     yield from check_algorithm(c.algorithm)
     yield from check_credit(c.credit, group_size=c.rollouts.group_size, refill=c.rollouts.refill)
+    yield from check_forks(c)
     if c.rollouts.temperature == 0:
         yield (
             ("rollouts", "temperature"),
@@ -248,11 +249,11 @@ def check_credit(
     if advantage is not None:
         yield from argument_problems(advantage, c.advantage_args, ("credit", "advantage_args"))
     compares = "group" if advantage is None else advantage.compares
-    if rewards is not None and rewards.needs_critic and compares == "group":
+    if rewards is not None and rewards.baseline and compares == "group":
         others = " or ".join(repr(rule.name) for rule in ADVANTAGE_RULES.values() if rule.compares != "group")
         yield (
             ("credit", "advantage"),
-            f"found {c.advantage!r}, expected {others}: with rewards: {c.rewards} the critic is the baseline",
+            f"found {c.advantage!r}, expected {others}: with rewards: {c.rewards} {rewards.baseline} is the baseline",
         )
     if c.air is not None and c.air.truncated_ramp and not c.air.truncated:
         yield ("credit", "air", "truncated_ramp"), "has no effect without credit.air.truncated; set it, such as to -0.5"
@@ -285,3 +286,17 @@ def _check_rewards(c: CreditSection, rule: RewardRule) -> Iterator[tuple[KeyPath
 def _goes_with(names: Sequence[str], found: str) -> str:
     only = " only" if len(names) == 1 else ""
     return f"goes with rewards: {' | '.join(names)}{only}, but credit.rewards is {found!r}"
+
+
+def check_forks(c: Sections) -> Iterator[tuple[KeyPath, str]]:
+    """Yield problems of ``rollouts.forks`` and the rules that use forks."""
+    for name, settings in policy_settings(c).items():
+        rule = declared(REWARD_RULES, settings.credit.rewards)
+        path = ("policies", name, "credit", "rewards") if c.policies else ("credit", "rewards")
+        if rule is None:
+            continue
+        if rule.forks and c.rollouts.forks is None:
+            yield path, f"{rule.name!r} uses forks; set rollouts.forks, such as to {{points: 1, samples: 2}}"
+        if not rule.forks and c.rollouts.forks is not None:
+            using = [other.name for other in REWARD_RULES.values() if other.forks]
+            yield path, f"found {rule.name!r}, which ignores rollouts.forks; expected one of {using!r}"

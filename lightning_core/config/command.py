@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from lightning_core.capture.children.folders import path_problem
 from lightning_core.config.problems import INVALID_VALUE
-from lightning_core.config.types import Names, Section
+from lightning_core.config.types import Names, PathText, Section
 
 _FIELDS = r"""(?:\[[^\[\]{}'"]+\])*"""
 PLACEHOLDER = re.compile(
@@ -76,7 +76,7 @@ class CommandSection(Section):
     """The agent's name; null: the name of the program."""
     stdin: Template = ""
     """Its standard input."""
-    workspace: str | None = None
+    workspace: PathText | None = None
     """A folder that is copied into its working folder; null: the working folder is empty."""
     files: dict[OwnPath, Template] = {}
     """Files to write before it starts, by path: `~/…` in its home directory, others in its working folder."""

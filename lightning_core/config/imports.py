@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import platform
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -62,6 +63,8 @@ def user_code(what: str) -> Generator[None]:
 def _advice(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return '\nThe module ends the process while it is imported. Put what a script does under if __name__ == "__main__":'
+    if type(error) is SyntaxError:
+        return f"\nPython {platform.python_version()} read the file; syntax of later versions is an error in it."
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         package = error.name.partition(".")[0]
         if _is_own(package):

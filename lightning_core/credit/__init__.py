@@ -10,7 +10,7 @@ Pure functions in registries; no torch, no I/O.
 `registry` describes how to add a rule.
 """
 
-from lightning_core.credit import advantage_rules, gae, grouping, losses, reward_rules
+from lightning_core.credit import advantage_rules, gae, grouping, losses, reward_rules, tree_rules
 from lightning_core.credit.air import Air, FormatRule
 from lightning_core.credit.assign import Credit, assign_credit
 from lightning_core.credit.episode import Component, Episode, Value
@@ -27,7 +27,7 @@ from lightning_core.credit.registry import (
 )
 from lightning_core.credit.rules import CreditRules
 
-_DECLARED = (advantage_rules, gae, grouping, losses, reward_rules)
+_DECLARED = (advantage_rules, gae, grouping, losses, reward_rules, tree_rules)
 """Imported so that their rules are in the registries."""
 
 __all__ = [

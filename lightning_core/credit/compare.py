@@ -10,6 +10,7 @@ from lightning_core.credit.apply import advantages_of, common_parts, flat_calls,
 from lightning_core.credit.episode import Component, Episode, Value
 from lightning_core.credit.grouping import equalise, group_values
 from lightning_core.credit.rules import CreditRules
+from lightning_core.credit.trees import with_trees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,7 @@ def compare_episodes(
 
     The rewards of AIR must already be among those of ``episodes``.
     """
+    episodes = with_trees(episodes)
     reward, advantage = rules.reward_rule, rules.advantage_rule
     arguments = rules.reward_arguments
     rewarded = {e.rollout: values_of(e, reward, arguments, values) for e in episodes}

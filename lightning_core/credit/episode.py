@@ -8,10 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_core.trace import Call, Reward, Trace, check_reward
 from lightning_core.transitions import Transition
+
+if TYPE_CHECKING:
+    from lightning_core.credit.trees import Trees
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +25,8 @@ class Episode:
     transitions: Sequence[Transition]
     rewards: Sequence[Reward]
     """The trace's rewards, then derived ones: automatic intermediate rewards and a judge's scores."""
+    trees: Trees | None = None
+    """The trees of the step's rollouts; set while credit is assigned."""
 
     @property
     def rollout(self) -> str:

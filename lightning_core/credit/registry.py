@@ -112,7 +112,11 @@ class RewardRule(DeclaredRule):
     """Returns everything in an episode that its values depend on, except the positions of its calls. Rollouts of a group with equal
     results get no advantage. None as the function or as its result: only the values are compared."""
     needs_critic: bool = False
-    """Call ``rule(episode, expected, *, …)`` with the critic's value of each call. The critic is the baseline."""
+    """Call ``rule(episode, expected, *, …)`` with the critic's value of each call."""
+    baseline: str | None = None
+    """What its values were compared with already, so that they are not to be compared within groups: "the critic", for example."""
+    forks: bool = False
+    """Whether it uses the forks of rollouts (``rollouts.forks``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,6 +285,8 @@ def reward_rule(
     group: tuple[str, ...] = ("task",),
     depends_on: Callable[[Any], Hashable] | None = None,
     needs_critic: bool = False,
+    baseline: str | None = None,
+    forks: bool = False,
 ) -> Callable[[F], F]:
     """Declare a reward rule; see `RewardRule` for the arguments.
 
@@ -294,7 +300,15 @@ def reward_rule(
                 f"the reward rule {name!r} has the positional parameter {extra[limit]!r}; write '*' before it, as in "
                 f"'def rule({', '.join(extra[:limit])}, *, {extra[limit]})', or use the function as 'module:callable' without declaring it"
             )
-        return REWARD_RULES.declare(name, function, group=group, depends_on=depends_on, needs_critic=needs_critic)
+        return REWARD_RULES.declare(
+            name,
+            function,
+            group=group,
+            depends_on=depends_on,
+            needs_critic=needs_critic,
+            baseline=baseline,
+            forks=forks,
+        )
 
     return declare
 

@@ -12,6 +12,7 @@ from lightning_core.credit.branches import parallel_branches
 from lightning_core.credit.episode import Component, Episode
 from lightning_core.credit.grouping import AnchorHistory
 from lightning_core.credit.registry import Example, reward_rule
+from lightning_core.credit.trees import episode_return
 
 Gamma = Annotated[float, Gt(0), Le(1), Example(0.95)]
 
@@ -33,9 +34,8 @@ def broadcast(episode: Episode) -> list[float]:
 
     Rewards of calls count towards the return. Rewards of an agent count for that agent's calls only.
     """
-    total = episode.reward + math.fsum(r.value for r in episode.rewards if r.call is not None)
-    own = _by_agent(episode)
-    return [total + own.get(t.agent, 0.0) for t in episode.transitions]
+    returns = {agent: episode_return(episode, agent) for agent in {t.agent for t in episode.transitions}}
+    return [returns[t.agent] for t in episode.transitions]
 
 
 @reward_rule("last-call", group=("task", "agent", "turns-left"), depends_on=rewards_of)

@@ -54,8 +54,8 @@ class Environment:
     """The folder of runs."""
     disk_bytes: int
     """Free bytes there."""
-    writable: bool
-    """Whether runs can be created there."""
+    folder_error: str | None
+    """Why no run can be created there; None if one can."""
     proxies: Mapping[str, str] = field(default_factory=dict[str, str])
     """The variables of proxies that requests to this machine would go through, and the proxies."""
     port: str
@@ -151,11 +151,12 @@ def memory(e: Environment) -> Iterator[Observed]:
 
 @checks.check("disk")
 def disk(e: Environment) -> Iterator[Observed]:
-    """Free disk space in `run.dir`, and whether it can be written to. A checkpoint of full training has 12 bytes per
+    """Free disk space in `run.dir`, and whether a run can be created there. A checkpoint of full training has 12 bytes per
     trained weight, and a full disk stops the run."""
     text = f"{size(e.disk_bytes)} free in {e.folder}"
-    if not e.writable:
-        yield Observed("problem", f"{e.folder} is not writable", "set run.dir to a folder that you may write to")
+    if e.folder_error is not None:
+        advice = "set run.dir to a folder that you may write to, or mount its disk"
+        yield Observed("problem", f"no run can be created in {e.folder}: {e.folder_error}", advice)
     elif e.disk_bytes < _LITTLE_DISK:
         yield Observed("warning", text, "free space, or set run.dir to another disk")
     else:

@@ -6,8 +6,9 @@ import os
 import platform
 import shutil
 import socket
+import tempfile
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
@@ -38,7 +39,6 @@ def gather_environment(config: Config | None = None) -> Environment:
     """The environment; ``config``: for the endpoint's address and the folder of runs."""
     host, port = ("127.0.0.1", 0) if config is None else (config.endpoint.host, config.endpoint.port)
     runs = Path("runs" if config is None else config.run.dir)
-    existing = next(folder for folder in (runs, *runs.absolute().parents) if folder.exists())
     ours = find_distribution(_DISTRIBUTION)
     names = list((ours.metadata.get_all("Provides-Extra") if ours else None) or ())
     extras = read_extras(ours, [name for name in names if name not in _NOT_REPORTED])
@@ -60,12 +60,39 @@ def gather_environment(config: Config | None = None) -> Environment:
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         devices=_devices(),
         folder=str(runs),
-        disk_bytes=shutil.disk_usage(existing).free,
-        writable=existing.is_dir() and os.access(existing, os.W_OK),
+        disk_bytes=free_bytes(runs),
+        folder_error=why_not_created(runs),
         proxies=catching_proxies(),
         port=f"{host}:{port}",
         port_error=why_closed(host, port),
     )
+
+
+def free_bytes(folder: Path) -> int:
+    """The free bytes where ``folder`` is, or would be created."""
+    return shutil.disk_usage(_nearest(folder, os.path.exists)).free
+
+
+def why_not_created(folder: Path) -> str | None:
+    """Why no folder can be created in ``folder``, which may not exist; None if one can.
+
+    Tried: permissions do not show a disk that is mounted read-only, or a file system such as ``/proc``.
+    """
+    nearest = _nearest(folder, os.path.lexists)
+    if nearest.is_symlink() and not nearest.exists():
+        return f"{str(nearest)!r} is a link to {str(nearest.readlink())!r}, which does not exist"
+    if not nearest.is_dir():
+        return f"{str(nearest)!r} is not a folder"
+    try:
+        with tempfile.TemporaryDirectory(prefix=".lightning-doctor-", dir=nearest):
+            return None
+    except OSError as error:
+        return f"{error.strerror or error} ({str(nearest)!r})"
+
+
+def _nearest(folder: Path, exists: Callable[[Path], bool]) -> Path:
+    """``folder``, or the nearest of the folders around it that exists."""
+    return next(found for found in (folder, *folder.absolute().parents) if exists(found))
 
 
 def needed_extras(config: Config) -> dict[str, str]:

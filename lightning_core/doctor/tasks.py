@@ -50,13 +50,16 @@ def number(t: TaskLists) -> Iterator[Observed]:
 
 @checks.check("ids")
 def ids(t: TaskLists) -> Iterator[Observed]:
-    """Tasks without `id` are numbered. Results of two runs can then be compared by task only while the order of the tasks
-    stays the same. Give each task an id."""
-    for name, tasks in (("training", t.train), ("held-out", t.eval)):
-        if len(tasks) > 1 and all(task["id"] == str(index) for index, task in enumerate(tasks)):
-            yield Observed(
-                "info", f"the {name} tasks have their positions as ids", "add a field id, so that runs can be compared"
-            )
+    """A training task and a held-out task of other content may have equal ids: `train` accepts them, but a task's page in the
+    viewer shows the attempts at both. Give them different ids."""
+    trained = {task["id"]: task_content(task) for task in t.train}
+    equal = [task["id"] for task in t.eval if trained.get(task["id"], task_content(task)) != task_content(task)]
+    if equal:
+        yield Observed(
+            "warning",
+            f"{len(equal)} of {len(t.eval)} held-out tasks have the id of a training task of other content: {listed(equal)}",
+            "give them other ids, such as eval-1",
+        )
 
 
 @checks.check("duplicates")

@@ -10,7 +10,7 @@ from lightning_core.config import Config
 from lightning_core.errors import InfrastructureError, LightningError, TrainingError
 from lightning_core.records.ledger import Ledger, trace_ledger
 from lightning_core.records.store import LEFT_OUT
-from lightning_core.rollouts.runner import Rollout
+from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.selection import trained_agents
 from lightning_core.trace import Call
 

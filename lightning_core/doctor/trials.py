@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shutil import disk_usage
 from statistics import fmean
 
 import numpy as np
@@ -17,17 +16,21 @@ from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
 from lightning_core.config.resolve import policy_settings
 from lightning_core.config.sections import Otlp, UpstreamSection
+from lightning_core.doctor.machine import free_bytes
 from lightning_core.doctor.plan import Measured
 from lightning_core.doctor.trial import Trial, working_time
 from lightning_core.endpoint.routing import Routing
 from lightning_core.errors import LightningError, plural
 from lightning_core.records.progress import Progress
 from lightning_core.records.store import Store
+from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.background import background_loop
-from lightning_core.rollouts.collect import Batch, Collector, without_signal
+from lightning_core.rollouts.batch import Batch
+from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.entries import pick_tasks
 from lightning_core.rollouts.environment import capturing, open_agents
-from lightning_core.rollouts.runner import RewardFunction, Rollout, Solve, Task
+from lightning_core.rollouts.refill import without_signal
+from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.serving import ServingEndpoint
 from lightning_core.session import TrainingSession, open_session
 from lightning_core.testing.playground import EveryModel, SameChat
@@ -128,7 +131,6 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
     except LightningError as raised:
         return replace(trial, error=raised), None
     whole, single = _times(rollouts)
-    runs = Path(setup.config.run.dir).absolute()
     measured = Measured(
         config=setup.config,
         eval_tasks=setup.eval_tasks,
@@ -143,7 +145,7 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
         trained_bytes=saved.trained,
         frozen_bytes=saved.frozen,
         optimizer_bytes=saved.optimizer,
-        disk_bytes=disk_usage(next(folder for folder in (runs, *runs.parents) if folder.exists())).free,
+        disk_bytes=free_bytes(Path(setup.config.run.dir)),
     )
     return trial, measured
 

@@ -19,6 +19,10 @@ _ADVICE = {
 }
 """What to do about requests that went elsewhere and may be model calls, by reason."""
 
+_EXITS = ("AgentExit: ", "EOFError: ")
+"""The errors of agents that end the process, or read from a terminal. No answer changes that."""
+_RETURN = "let the agent return its reward: sys.exit() ends a rollout as failed, and input() reads nothing in a run"
+
 checks: Checks[Trial] = Checks("The agent's requests")
 
 
@@ -99,17 +103,19 @@ def dropped(t: Trial) -> Iterator[Observed]:
 def failures(t: Trial) -> Iterator[Observed]:
     """Rollouts that raised an error or exceeded the time limit (they count with the reward so far, else 0), or that the
     infrastructure failed (they are left out). With the script, an agent may fail because of the answer `ok`; a problem is then
-    only that all rollouts fail before any answer."""
+    only that all rollouts fail before any answer, or that all end by `sys.exit` or at `input()`, which reads nothing in a run."""
     for status, meaning in (("failed", "failed"), ("infrastructure", "were left out")):
         found = [r for r in t.rollouts if r.status == status]
         if found and not (status == "infrastructure" and is_of_reward(found[0].error)):
-            by_script = t.scripted and t.is_any_answered
+            exits = len(found) == len(t.rollouts) and all((r.error or "").startswith(_EXITS) for r in found)
+            by_script = t.scripted and t.is_any_answered and not exits
             every = not t.is_any_ok and not by_script
+            advice = _RETURN if exits else "correct the agent, or let it return a reward if it can fail at every task"
             answer = " with the scripted answer 'ok'" if by_script else ""
             yield Observed(
                 "problem" if every else "warning",
                 f"{len(found)} of {plural(len(t.rollouts), 'rollout')} {meaning}{answer}; the first error: {found[0].error}",
-                "correct the agent, or let it return a reward if it can fail at every task" if every else "",
+                advice if every else "",
             )
 
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION
-from lightning_core.endpoint.dialects.dialect import Dialect
-from lightning_core.endpoint.dialects.exchange import ChatRequest, UpstreamResponse, model_name
+from lightning_core.endpoint.dialects.dialect import Dialect, StreamWriter
+from lightning_core.endpoint.dialects.exchange import ChatRequest, Choice, ResponseContext, UpstreamResponse, model_name
 from lightning_core.endpoint.record import CallSpan, EmbeddingsSpan
 from lightning_core.endpoint.request import EventStream, IncomingRequest
 from lightning_core.endpoint.upstream import Target, UpstreamClient, UpstreamServer, origin_target, with_headers
@@ -131,3 +131,42 @@ def _record(spans: list[CallSpan], responses: list[UpstreamResponse], target: Ta
     for span, response in zip(spans, responses, strict=True):
         span.forwarded(response)
         span.end()
+
+
+def replay_forwarded(
+    dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, target: Target
+) -> Response | None:
+    """The recorded responses to a request that would be forwarded; None if one of them is not recorded."""
+    replay, agent = incoming.session.replay, incoming.address.agent
+    if replay is None:
+        return None
+    found = [replay.take_forwarded(agent, request.input_messages(i)) for i in range(request.choices)]
+    calls = [call for call in found if call is not None]
+    if len(calls) < len(found):
+        return None
+    spans = [CallSpan(incoming.address, request, request.model, i, target=target) for i in range(request.choices)]
+    choices = [
+        Choice(message=dict(c.response or {}), token_ids=[], logprobs=[], finish_reason=c.finish_reason or "stop")
+        for c in calls
+    ]
+    for span, call, choice in zip(spans, calls, choices, strict=True):
+        span.replays(call.replays or call.id)
+        span.answered(choice.message, choice.finish_reason)
+        span.end()
+    context = ResponseContext(
+        request=request, call=spans[0].id, model=request.model, prompts=[()], decode=_nothing, answered=bool
+    )
+    if not request.stream:
+        return JSONResponse(dialect.write_response(context, choices))
+    return EventStream(_write(dialect.stream_writer(context), choices))
+
+
+async def _write(writer: StreamWriter, choices: Sequence[Choice]) -> AsyncGenerator[bytes]:
+    for index, choice in enumerate(choices):
+        yield writer.begin(index)
+        yield writer.finish(index, choice, str(choice.message.get("content") or ""))
+    yield writer.end(choices)
+
+
+def _nothing(token_ids: Sequence[int]) -> str:
+    return ""

@@ -160,6 +160,14 @@ class CallSpan(ModelSpan):
         if first_version is not None and first_version != version:
             self._span.set_attribute(tr.FIRST_VERSION, first_version)
 
+    def replays(self, call: str) -> None:
+        """Record that the response is that of ``call``, which is in another rollout."""
+        self._span.set_attribute(tr.REPLAYS, call)
+
+    def forks(self, call: str) -> None:
+        """Record that the response takes the place of that of ``call``, which is in another rollout."""
+        self._span.set_attribute(tr.FORKS, call)
+
     def answered(self, message: Mapping[str, Any], finish_reason: str | None) -> None:
         """Record the response as the agent receives it."""
         self._span.set_attribute(tr.OUTPUT_MESSAGES, json.dumps([message], ensure_ascii=False))

@@ -18,10 +18,11 @@ from lightning_core.digest import sampling_digest
 from lightning_core.endpoint.dialects.dialect import StreamWriter
 from lightning_core.endpoint.dialects.exchange import ChatRequest, Choice
 from lightning_core.endpoint.record import CallSpan
+from lightning_core.endpoint.replay import recorded_deltas
 from lightning_core.endpoint.sessions import Session
 from lightning_core.endpoint.streaming import HeldText, RunningText, cut
 from lightning_core.errors import PolicyRequestError
-from lightning_core.trace import pack
+from lightning_core.trace import Call, pack
 
 _ANY_OBJECT = {"type": "object"}
 
@@ -89,8 +90,13 @@ class Sampler:
         sampled: list[Delta] = []
         stopped_by_text = False
         running = RunningText(chat.text)
-        deltas = self._backend.generate(
-            job.prompt.ids, params, model=job.model, stream=request.stream or bool(request.stop)
+        recorded = _recorded(job, span)
+        deltas = (
+            recorded_deltas(recorded)
+            if recorded is not None
+            else self._backend.generate(
+                job.prompt.ids, params, model=job.model, stream=request.stream or bool(request.stop)
+            )
         )
         try:
             async for delta in deltas:
@@ -109,7 +115,8 @@ class Sampler:
         finally:
             await deltas.aclose()
         text, choice.stop = cut(chat.text(choice.token_ids), request.stop)
-        message = _read(job, text)
+        # The recorded message, since the ids of tool calls are random.
+        message = _read(job, text) if recorded is None else dict(recorded.response or {})
         if not stopped_by_text and not request.prompts:
             chat.remember(job.prompt, choice.token_ids, message, job.session.memory)
         if message.get("tool_calls"):
@@ -185,6 +192,19 @@ class Sampler:
         finally:
             everything.cancel()
             await asyncio.wait({everything})
+
+
+def _recorded(job: SamplingJob, span: CallSpan) -> Call | None:
+    """The recorded call that answers ``job``, if any; records it, or which recorded call ``job`` takes the place of."""
+    if job.session.replay is None:
+        return None
+    asked = (job.address.agent, job.model, job.prompt.ids)
+    recorded = job.session.replay.take(*asked)
+    if recorded is not None:
+        span.replays(recorded.replays or recorded.id)
+    elif (forked := job.session.replay.reach(*asked)) is not None:
+        span.forks(forked)
+    return recorded
 
 
 def _read(job: SamplingJob, text: str) -> Message:

@@ -20,6 +20,8 @@ def create_folder(folder: Path, config: str) -> None:
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
+            if not folder.is_dir():  # a file or a link is in the way
+                raise
             raise ConfigError(
                 f"the run's folder {str(folder)!r} exists; set another run.name, or resume the run with run.resume"
             ) from None

@@ -18,7 +18,9 @@ NOT_TRAINED = "not trained"
 _MAX_REASON = 120
 # The end of a message may be missing. An apostrophe inside a word does not quote.
 _QUOTED = re.compile(r"""(?<!\w)(?:'.*?(?:'(?!\w)|$)|".*?(?:"(?!\w)|$)|`.*?(?:`(?!\w)|$))""")
-_NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:[.,_]\d+)*(?!\w)")
+_NUMBER = re.compile(
+    r"(?P<end>\bexit (?:code|status) |\bsignal |\bSystemExit\()?(?<![\w.])[-+]?\d+(?:[.,_]\d+)*(?!\w)", re.IGNORECASE
+)
 _OBJECT = re.compile(r"\{.*(?:\}|$)")
 _REPEATED = re.compile(r"(['\"]…['\"]|\bN)(?:, \1)+")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=\W?[A-Z])")
@@ -49,7 +51,9 @@ Ledger = Counter[Entry]
 
 def trace_ledger(trace: Trace, trained: Collection[str | None] = ()) -> Ledger:
     """The number of requests of one rollout for each entry. ``trained``: agents known to be trained, for traces that do not say it."""
-    ledger: Ledger = Counter(entry for call in trace.calls for entry in _call_entries(call, trained))
+    ledger: Ledger = Counter(
+        entry for call in trace.calls if call.replays is None for entry in _call_entries(call, trained)
+    )
     for event in trace.events:
         entry = event_entry(event.attributes, event.agent)
         if entry is not None:
@@ -129,9 +133,14 @@ def event_entry(attributes: Mapping[str, Any], agent: str | None) -> Entry | Non
 
 
 def general_reason(message: str) -> str:
-    """The first sentence of ``message``, shortened, with a placeholder for each quoted value and number: equal reasons are one entry."""
+    """The first sentence of ``message``, shortened, with a placeholder for each quoted value and number: equal reasons are one entry.
+
+    Exit codes and signals are kept: they are the reason.
+    """
     text = _QUOTED.sub(lambda match: f"{match[0][0]}…{match[0][0]}", " ".join(message.split()))
-    text = _OBJECT.sub("{…}", _NUMBER.sub("N", _SENTENCE_END.split(text, maxsplit=1)[0]))
+    text = _OBJECT.sub(
+        "{…}", _NUMBER.sub(lambda match: match[0] if match["end"] else "N", _SENTENCE_END.split(text, maxsplit=1)[0])
+    )
     text = _REPEATED.sub(r"\1", text)
     return text if len(text) <= _MAX_REASON else f"{text[: _MAX_REASON - 1]}…"
 

@@ -54,7 +54,7 @@ def step_episodes(
 
 def recredit(store: Store, step: int, rules: Mapping[str, CreditRules]) -> list[Change]:
     """The credit of all calls in the update ``step`` with ``rules``, which must not need a critic."""
-    ordinals = {r.id: r.ordinal for r in store.rollouts(step=step, phase="train")}
+    ordinals = {r.id: r.ordinal for r in store.rollouts(step=step) if r.phase in ("train", "fork")}
     new = assign_by_policy(step_episodes(store, step), rules)
     return [
         Change(ordinal=ordinals[c.rollout], trained=c, value=new.values[c.call], advantage=new.advantages[c.call])

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lightning_core.errors import ConfigError
-from lightning_core.records.lock import is_running
+from lightning_core.records.lock import is_running, running
 from lightning_core.records.runs import is_run, list_runs
+from lightning_core.records.store import Store
 
 _LATEST = "latest"
+_BEFORE_ROLLOUTS = {"config.yaml", "commit.txt", "running.lock", "store.db", "store.db-wal", "store.db-shm"}
+"""The files of a run that has done nothing yet, if its store is empty."""
 
 
 def check_removable(parent: Path, names: Sequence[str]) -> list[Path]:
@@ -47,6 +52,34 @@ def remove_runs(folders: Sequence[Path]) -> None:
         shutil.rmtree(folder)
     for parent in {folder.parent for folder in folders}:
         _repair_latest(parent)
+
+
+@contextmanager
+def removed_if_unused(folder: Path) -> Generator[None]:
+    """Remove the run in ``folder`` if the body raises before its first rollout, such as for a model that cannot be loaded."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError, sqlite3.Error):
+            if _is_unused(folder):
+                remove_runs([folder])
+        raise
+
+
+@contextmanager
+def started(folder: Path) -> Generator[None]:
+    """Mark the run in ``folder`` as running (`running`). Removed if it fails before its first rollout."""
+    with removed_if_unused(folder), running(folder):
+        yield
+
+
+def _is_unused(folder: Path) -> bool:
+    if not {path.name for path in folder.iterdir()} <= _BEFORE_ROLLOUTS:
+        return False
+    if not (folder / "store.db").exists():
+        return True
+    with Store(folder / "store.db", read_only=True) as store:
+        return not store.rollouts(last=1)
 
 
 def _repair_latest(parent: Path) -> None:

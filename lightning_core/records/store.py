@@ -31,6 +31,7 @@ from lightning_core.trace import (
     OUTPUT_IDS,
     REASON,
     REFUSED,
+    REPLAYS,
     REQUEST_MODEL,
     REQUESTS,
     RESPONSE_MODEL,
@@ -40,12 +41,19 @@ from lightning_core.trace import (
     spans_to_trace,
 )  # fmt: skip
 
-Phase = Literal["train", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished"]
-"""``eval_manual``: evaluations by `loop.evaluate`. ``eval_unfinished``: the run's own, until all their rollouts are stored."""
+Phase = Literal["train", "fork", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished"]
+"""``fork``: forks of those of ``train``. ``eval_manual``: evaluations by `loop.evaluate`. ``eval_unfinished``: the run's own, until all
+their rollouts are stored."""
 Status = Literal["ok", "failed", "infrastructure", "invalid"]
 LEFT_OUT: frozenset[Status] = frozenset({"infrastructure", "invalid"})  # neither trained on nor part of a mean
 COUNTED = f"status NOT IN ({', '.join(repr(status) for status in sorted(LEFT_OUT))})"
 """The condition of the rollouts that are not `LEFT_OUT`."""
+
+_REPEATED = (
+    "SELECT rollout, span_id FROM spans WHERE rollout IN (SELECT id FROM rollouts WHERE phase = 'fork') "
+    f"""AND json_extract(attributes, '$."{REPLAYS}"') IS NOT NULL"""
+)
+"""The calls of forks that were answered from the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +200,7 @@ class Store:
 
     def rewind(self, step: int) -> None:
         """Delete what a run resumed after ``step`` updates repeats."""
-        repeated = "step > ? OR (step = ? AND phase IN ('train', 'judge')) OR phase = 'eval_unfinished'"
+        repeated = "step > ? OR (step = ? AND phase IN ('train', 'fork', 'judge')) OR phase = 'eval_unfinished'"
         with self._transaction():
             # The tables that refer to rollouts first: a cascade would delete from them rollout by rollout.
             for table in ("arrays", "spans", "credit"):
@@ -280,8 +288,10 @@ class Store:
 
     def tokens_sampled(self) -> int:
         """Number of sampled tokens with recorded ids, in all rollouts."""
-        query = "SELECT coalesce(sum(length(data)), 0) AS octets FROM arrays WHERE key = ?"
-        return int(self.select(query, OUTPUT_IDS)[0]["octets"]) // 4
+        octets = "SELECT coalesce(sum(length(data)), 0) AS octets FROM arrays WHERE key = ?"
+        repeated = f"{octets} AND (rollout, span_id) IN ({_REPEATED})"
+        whole, twice = (int(self.select(query, OUTPUT_IDS)[0]["octets"]) for query in (octets, repeated))
+        return (whole - twice) // 4
 
     def ledger(self, *, after: int = 0, rollouts: Sequence[str] | None = None) -> Ledger:
         """The number of requests for each entry of the ledger.
@@ -298,7 +308,7 @@ class Store:
             which, chosen = "AND rollout IN (SELECT id FROM rollouts WHERE ordinal > ?)", [after]
         query = (
             f"SELECT agent, operation, error IS NOT NULL AS failed, {values}, count(*) AS number FROM spans "
-            f"WHERE operation IS NOT NULL {which} GROUP BY {groups}"
+            f"WHERE operation IS NOT NULL AND (rollout, span_id) NOT IN ({_REPEATED}) {which} GROUP BY {groups}"
         )
         trained, ledger = self.credited_agents(), Ledger()
         for row in self.select(query, *chosen):

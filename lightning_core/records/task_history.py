@@ -49,7 +49,7 @@ def find_tasks(
     limit: int = 100,
     offset: int = 0,
 ) -> TaskPage:
-    """The tasks whose id contains ``text``, without those of judges. ``solved``: the reward that solves a task."""
+    """The tasks whose id contains ``text``, without forks and those of judges. ``solved``: the reward that solves a task."""
     if order not in TASK_ORDERS:
         raise ValueError(f"found order {order!r}, expected one of {', '.join(TASK_ORDERS)}")
     left_out = ", ".join(f"'{status}'" for status in sorted(LEFT_OUT))
@@ -58,7 +58,7 @@ def find_tasks(
         WITH tried AS (
             SELECT task_id, phase != 'train' AS held_out, step, status IN ({left_out}) AS left_out,
                 CASE WHEN status IN ({left_out}) THEN NULL ELSE reward END AS reward
-            FROM rollouts WHERE phase != 'judge' AND instr(lower(task_id), lower(?))
+            FROM rollouts WHERE phase NOT IN ('judge', 'fork') AND instr(lower(task_id), lower(?))
         ), steps AS (
             SELECT task_id, held_out, count(*) AS attempts, sum(left_out) AS failures, min(step) AS first_step,
                 max(step) AS last_step, max(reward) AS best, sum(coalesce(reward >= ?, 0)) AS solved
@@ -89,21 +89,21 @@ class RewardedAttempt(NamedTuple):
     reward: float
 
 
-_ATTEMPTS = "FROM rollouts WHERE task_id = ? AND phase != 'judge'"
+_ATTEMPTS = "FROM rollouts WHERE task_id = ? AND phase NOT IN ('judge', 'fork')"
 
 
 def count_attempts(store: Store, task_id: str) -> int:
-    """The number of attempts at one task, without those of judges."""
+    """The number of attempts at one task, without forks and those of judges."""
     return int(store.select(f"SELECT count(*) AS number {_ATTEMPTS}", task_id)[0]["number"])
 
 
 def attempts_at(store: Store, task_id: str, *, limit: int, offset: int = 0) -> list[RolloutRecord]:
-    """At most ``limit`` of the attempts at one task after the first ``offset``, in the order of the run, without those of judges."""
+    """At most ``limit`` of the attempts at one task after the first ``offset``, in the order of the run, without forks and judges."""
     return store.records(f"SELECT * {_ATTEMPTS} ORDER BY step, ordinal LIMIT ? OFFSET ?", task_id, limit, offset)
 
 
 def rewarded_attempts(store: Store, task_id: str) -> list[RewardedAttempt]:
-    """The attempts at one task that have a reward, in the order of the run, without those of judges."""
+    """The attempts at one task that have a reward, in the order of the run, without forks and those of judges."""
     columns = ", ".join(RewardedAttempt._fields)
     query = f"SELECT {columns} {_ATTEMPTS} AND reward IS NOT NULL ORDER BY step, ordinal"
     return [RewardedAttempt(*row) for row in store.select(query, task_id)]

@@ -8,82 +8,44 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import islice
-from typing import Protocol
 
 from lightning_core.config import Config
 from lightning_core.config.credit_rules import policy_rules
+from lightning_core.config.forks import Forks
 from lightning_core.credit import Credit, Episode, assign_by_policy
-from lightning_core.endpoint.server import Routing
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
 from lightning_core.records.progress import Progress
 from lightning_core.records.store import Phase, Store
+from lightning_core.rollouts.agent_pool import AgentPool
+from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.background import BackgroundLoop
-from lightning_core.rollouts.counts import count_calls, count_rewards, count_rollouts, count_rows
+from lightning_core.rollouts.batch import Batch, Group
+from lightning_core.rollouts.counts import count_calls, count_forks, count_rewards, count_rollouts, count_rows
 from lightning_core.rollouts.entries import (
     call_credits,
     count_earlier,
+    fork_jobs,
     make_jobs,
     pick_tasks,
     rollout_record,
     to_episodes,
 )
-from lightning_core.rollouts.judge import Judged, reward_spans, with_scores
-from lightning_core.rollouts.runner import Attempt, Job, Rollout, Task
+from lightning_core.rollouts.failure_log import FailureLog
+from lightning_core.rollouts.judge import reward_spans, with_scores
+from lightning_core.rollouts.refill import spare_tasks, without_signal
+from lightning_core.rollouts.runner import Task
 from lightning_core.rollouts.selection import check_agents, no_calls, routing_of, trained_agents
 from lightning_core.rollouts.stopping import InvalidRewards, check_finished, check_rewarded
 from lightning_core.transitions import Row, Transition, transitions_to_rows
 
 logger = logging.getLogger(__name__)
 
-Record = Callable[[Sequence[Attempt]], None]
 Values = Callable[[Sequence[Transition]], Mapping[str, float]]
 """A critic: the expected return at each call's prompt, by call id."""
-
-
-class AgentPool(Protocol):
-    """Runs agents and the judge: in this process, or on the workers of a cluster."""
-
-    async def roll_out(self, jobs: Sequence[Job], routing: Routing, record: Record) -> Sequence[Rollout]:
-        """Return the last attempt at each job. Calls ``record`` with every attempt, one or several at a time.
-
-        Raises `InfrastructureError` if the worker that ran them is lost, and what ``record`` raises.
-        """
-        ...
-
-    async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
-        """Return the judge's scores for one group. Raises `InfrastructureError` if its worker is lost."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """The finished attempts at one task."""
-
-    task: Task
-    step: int
-    """Number of updates before these rollouts."""
-    rollouts: Sequence[Rollout]
-    """The last attempt at each job."""
-    lost: int = 0
-    """Number of jobs without a rollout because their worker was lost."""
-    error: str | None = None
-    """The error that lost the worker."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Episodes with credit, and the rows to train on."""
-
-    episodes: Sequence[Episode]
-    credit: Credit
-    rows: Sequence[Row]
-    counts: Mapping[str, float]
-    """Sums (`counts`). Add the counts of a step's batches to get those of the step."""
 
 
 class Collector:
@@ -108,6 +70,7 @@ class Collector:
         self._store = store
         self._values = values
         self._on_rollout = on_rollout
+        self._failures = FailureLog()
         self._names_checked = False
         self._invalid = InvalidRewards(config.rollouts.max_invalid)
 
@@ -119,26 +82,45 @@ class Collector:
         c = self.config
         copies = c.rollouts.group_size if phase == "train" else c.eval.samples
         jobs = make_jobs(task, c, copies=copies, phase=phase, step=step, earlier=earlier)
-        version = None if c.policies else step
+        try:
+            rollouts = await self._run(jobs, phase, step)
+        except InfrastructureError as error:
+            logger.error("task %r: %d rollouts are left out: %s", task["id"], len(jobs), error)
+            return Group(task=task, step=step, rollouts=(), lost=len(jobs), error=str(error))
+        group = Group(task=task, step=step, rollouts=rollouts)
+        return group if phase != "train" or c.rollouts.forks is None else await self._fork(group, c.rollouts.forks)
 
+    async def _run(self, jobs: Sequence[Job], phase: Phase, step: int) -> Sequence[Rollout]:
+        """The last attempt at each of ``jobs``; all attempts are recorded on return."""
+        version = None if self.config.policies else step
         writes: list[Future[None]] = []
 
         def record(attempts: Sequence[Attempt]) -> None:
             records = [(rollout_record(a.rollout, step, phase, version), a.rollout.spans) for a in attempts]
             writes.append(self._store.queue_rollouts(records))
             for attempt in attempts:
-                if attempt.final:
+                if attempt.final and phase != "fork":
                     self._on_rollout(attempt.rollout)
+                if attempt.final:
                     self._invalid.count(attempt.rollout)
 
         try:
-            rollouts = await self._agents.roll_out(jobs, routing_of(c, phase), record)
-        except InfrastructureError as error:
-            logger.error("task %r: %d rollouts are left out: %s", task["id"], len(jobs), error)
-            return Group(task=task, step=step, rollouts=(), lost=len(jobs), error=str(error))
+            return await self._agents.roll_out(jobs, routing_of(self.config, phase), record)
         finally:
             await asyncio.gather(*map(asyncio.wrap_future, writes))
-        return Group(task=task, step=step, rollouts=rollouts)
+
+    async def _fork(self, group: Group, settings: Forks) -> Group:
+        """``group`` with forks of its attempts."""
+        jobs = fork_jobs(group.rollouts, settings, trained_agents(self.config, (r.trace for r in group.rollouts)))
+        try:
+            forks = await self._run(jobs, "fork", group.step) if jobs else []
+        except InfrastructureError as error:
+            logger.error("task %r: %d forks are left out: %s", group.task["id"], len(jobs), error)
+            return replace(group, forks_dropped=len(jobs))
+        for fork in forks:
+            self._failures.dropped(fork)
+        whole = [fork for fork in forks if fork.dropped is None]
+        return replace(group, forks=whole, forks_dropped=len(jobs) - len(whole))
 
     async def roll_out_all(self, tasks: Sequence[Task], phase: Phase, step: int, *, whole: bool = True) -> list[Group]:
         """Run one group for each task, all concurrently.
@@ -172,7 +154,7 @@ class Collector:
 
     def episodes(self, groups: Sequence[Group]) -> list[Episode]:
         """rollouts → transitions: the rollouts that can be trained on."""
-        rollouts = [r for g in groups for r in g.rollouts]
+        rollouts = [r for g in groups for r in g.trained]
         return to_episodes(rollouts, trained_agents(self.config, (r.trace for r in rollouts)))
 
     async def judged(self, episodes: Sequence[Episode], step: int, *, required: bool) -> list[Episode]:
@@ -234,6 +216,7 @@ class Collector:
             logger.warning("in %d of %d rollouts no trained agent made a model call", silent, rollouts["rollouts"])
         counts = {
             **rollouts,
+            **count_forks([r for g in groups for r in g.forks], dropped=sum(g.forks_dropped for g in groups)),
             "groups_refilled": replaced,
             **count_calls(episodes, credit, list(c.policies)),
             **count_rewards(episodes, judged=c.credit.judge is not None),
@@ -306,19 +289,3 @@ def require_transitions(groups: Sequence[Group], episodes: Sequence[Episode]) ->
     """Raise `TrainingError` if there is nothing to train on."""
     if not any(e.transitions for e in episodes):
         raise no_calls([r for g in groups for r in g.rollouts])
-
-
-def without_signal(episodes: Sequence[Episode], credit: Credit) -> list[str]:
-    """The ids of the tasks whose advantages are all 0."""
-    signal: dict[str, bool] = {}
-    for e in episodes:
-        found = any(credit.advantages[t.call] for t in e.transitions)
-        signal[e.task_id] = signal.get(e.task_id, False) or found
-    return [task for task, found in signal.items() if not found]
-
-
-def spare_tasks(tasks: Sequence[Task], chosen: Sequence[Task], *, seed: str) -> Iterator[Task]:
-    """The tasks that are not in ``chosen``, in an order determined by ``seed``."""
-    taken = {t["id"] for t in chosen}
-    others = [t for t in tasks if t["id"] not in taken]
-    yield from random.Random(f"{seed}:spare").sample(others, len(others))

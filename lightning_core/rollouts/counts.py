@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from lightning_core.credit import Credit, Episode
 from lightning_core.records.solved import is_solved
 from lightning_core.records.store import LEFT_OUT
-from lightning_core.rollouts.runner import Rollout
+from lightning_core.rollouts.attempt import Rollout
 from lightning_core.trace import Call, Trace
 from lightning_core.transitions import Row, Transition
 
@@ -52,6 +52,15 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float 
         "context_rewritten": sum(_rewritten(r.trace) for r in rollouts),
         "tokens_sampled": sum(len(c.output_ids) for c in calls if c.output_ids is not None),
     }
+
+
+def count_forks(forks: Sequence[Rollout], *, dropped: int) -> dict[str, float]:
+    """Forks, ``dropped`` ones, and the tokens that the others sampled after the calls that they repeat."""
+    if not forks and not dropped:
+        return {}
+    own = (c.output_ids for fork in forks for c in fork.trace.calls if c.replays is None)
+    tokens = sum(len(ids) for ids in own if ids is not None)
+    return {"forks": len(forks), "forks_dropped": dropped, "tokens_forked": tokens}
 
 
 def _rewritten(trace: Trace) -> int:

@@ -10,14 +10,17 @@ import random
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lightning_core.capture import Run
 from lightning_core.config import Config
+from lightning_core.config.forks import Forks
 from lightning_core.credit import Credit, Episode
 from lightning_core.errors import TrainingError
 from lightning_core.records.store import LEFT_OUT, CallCredit, Phase, RolloutRecord
-from lightning_core.rollouts.runner import Job, Rollout
+from lightning_core.rollouts.attempt import Job, Rollout
+from lightning_core.rollouts.forks import Fork, choose_points, fork_seed, recording_of
 from lightning_core.rollouts.tasks import Task
 from lightning_core.transitions import refused_calls, trace_to_transitions
 
@@ -58,6 +61,24 @@ def make_jobs(task: Task, config: Config, *, copies: int, phase: Phase, step: in
     return [
         Job(task=task, task_id=str(task["id"]), seed=_seed(config.run.seed, when, task["id"], copy))
         for copy in range(first, first + copies)
+    ]
+
+
+def fork_jobs(rollouts: Sequence[Rollout], settings: Forks, agents: Collection[str]) -> list[Job]:
+    """The forks of ``rollouts``, the attempts at one task, at calls of ``agents``; see ``rollouts.forks``."""
+    finished = {r.trace.rollout: r for r in rollouts if r.status not in LEFT_OUT}
+    if not finished:
+        return []
+    seed = next(iter(finished.values())).job.seed
+    points = choose_points([r.trace for r in finished.values()], settings, agents, seed=seed)
+    return [
+        replace(
+            job := finished[trace.rollout].job,
+            seed=fork_seed(job.seed, index, sample),
+            fork=Fork(recording=recording_of(trace, call), agent_seed=job.seed + finished[trace.rollout].attempt),
+        )
+        for index, (trace, call) in enumerate(points)
+        for sample in range(settings.samples)
     ]
 
 
@@ -107,7 +128,7 @@ def rollout_record(rollout: Rollout, step: int, phase: Phase, version: int | Non
         attempt=rollout.attempt,
         status=rollout.status,
         reward=rollout.trace.reward,
-        error=rollout.error,
+        error=rollout.error if rollout.dropped is None else f"fork dropped: {rollout.dropped}",
         version=version,
         started_ns=root.start_ns if root else now,
         ended_ns=root.end_ns if root else now,

@@ -19,8 +19,9 @@ from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.upstream import upstream_target
 from lightning_core.otel import exporting
+from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.judge import Judged, judge_group
-from lightning_core.rollouts.runner import Attempt, Job, RewardFunction, Rollout, Runner, Solve
+from lightning_core.rollouts.runner import RewardFunction, Runner, Solve
 
 _JUDGED_AT_ONCE = 8
 

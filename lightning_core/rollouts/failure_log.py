@@ -6,6 +6,7 @@ import logging
 
 from lightning_core.logs.repeats import COUNTED, Repeats
 from lightning_core.records.ledger import general_reason
+from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.containment import chain
 from lightning_core.rollouts.executors.failures import CarriedError
 from lightning_core.rollouts.outcome import Outcome
@@ -25,6 +26,7 @@ class FailureLog:
         self._is_full = False
         """Whether it was logged that further reasons are not."""
         self._retried = Repeats()
+        self._dropped = Repeats()
 
     def raised(self, task: str, outcome: Outcome, error: Exception | None) -> None:
         """Log the lines of the agent or of the reward function that raised ``error``, which ended an attempt at ``task``."""
@@ -54,3 +56,10 @@ class FailureLog:
         """Log that ``attempt`` (from 1) at ``task`` failed and is repeated."""
         if (times := self._retried.count(general_reason(error or ""))) is not None:
             logger.warning("task %r: attempt %d failed (%s); retrying%s", task, attempt, error, times, extra=COUNTED)
+
+    def dropped(self, fork: Rollout) -> None:
+        """Log why ``fork`` is dropped, if it is."""
+        if fork.dropped is None:
+            return
+        if (times := self._dropped.count((fork.status, general_reason(fork.dropped)))) is not None:
+            logger.warning("task %r: a fork is dropped%s: %s", fork.job.task_id, times, fork.dropped, extra=COUNTED)

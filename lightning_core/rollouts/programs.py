@@ -72,12 +72,17 @@ def load_reward(config: Sections) -> Callable[[Any, Any], float] | None:
 
 
 def _called_with(function: Callable[..., Any], count: int, what: str, arguments: str) -> Callable[..., Any]:
-    """``function``. Raises `ConfigError` if it is a class, or cannot be called with ``count`` positional arguments."""
+    """``function``. Raises `ConfigError` if it is a class or a generator function, or does not take ``count`` positional arguments."""
     if inspect.isclass(function):
         raise ConfigError(
             f"{what} is a class, expected a function or an object that is called with {arguments}: create the object in the module, and "
             "name it"
         )
+    for called in (function, getattr(function, "__call__", None)):  # noqa: B004 - an object's method
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+            raise ConfigError(
+                f"{what} has a yield, so calling it runs none of its code; expected a function that returns its result"
+            )
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # written in C
@@ -85,7 +90,10 @@ def _called_with(function: Callable[..., Any], count: int, what: str, arguments:
     try:
         signature.bind(*[None] * count)
     except TypeError:
-        raise ConfigError(f"{what} has the arguments {signature}, but is called with {arguments}") from None
+        text = f"{what} has the arguments {signature}, but is called with {arguments}"
+        if next(iter(signature.parameters), "") == "self":
+            text += "; it is a method: create an object in the module, run = Run(), and name its method, run.solve"
+        raise ConfigError(text) from None
     return function
 
 

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -38,7 +38,7 @@ from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.speakers import Verdict
 from lightning_core.errors import ConfigError, InfrastructureError, RewardError, show
-from lightning_core.records.store import Status
+from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.executors.choose import choose_executor
 from lightning_core.rollouts.executors.executor import Assignment, DisplacedError, ExecutorError, Returned
 from lightning_core.rollouts.executors.off_loop import SECONDS, off_loop
@@ -58,48 +58,6 @@ _REMOVING_THREADS = 8
 _CLOSING_SECONDS = 10.0
 _MOST_REPEATS = 5
 """Most repetitions of an attempt because the agents of the program were not known, or because of another rollout."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One rollout to run."""
-
-    task: Task
-    task_id: str
-    seed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
-    """One finished attempt."""
-
-    job: Job
-    attempt: int
-    status: Status
-    trace: Trace
-    spans: tuple[SpanRecord, ...]
-    error: str | None
-    seconds: float
-    score_seconds: float = 0.0
-    """The seconds of these that the reward function took."""
-
-    @property
-    def has_reward(self) -> bool:
-        """Whether it returned, or gave a reward before it failed."""
-        return self.status == "ok" or (self.status == "failed" and self.trace.reward is not None)
-
-    @property
-    def reward(self) -> float:
-        """The episode's reward; 0 for an agent that failed before it got one."""
-        return self.trace.reward or 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One attempt at a job; ``final``: it is not repeated."""
-
-    rollout: Rollout
-    final: bool
 
 
 OnAttempt = Callable[[Attempt], None]
@@ -186,6 +144,10 @@ class Runner:
         self, jobs: Sequence[Job], routing: Routing, on_attempt: OnAttempt | None, context: contextvars.Context
     ) -> list[Rollout]:
         """Run each job in a copy of ``context``."""
+        # The caller may have cancelled the future, which then does not get the error; asyncio would log it as lost.
+        whole = asyncio.current_task()
+        assert whole is not None
+        whole.add_done_callback(lambda done: done.cancelled() or done.exception())
 
         async def guarded(job: Job) -> Rollout:
             async with self._slots.hold() as slot:
@@ -246,12 +208,18 @@ class Runner:
                 strict=self._strict,
                 keep_folders=True,
             ) as run:
-                self._endpoint.open(key, run.address, self._own_routing(routing), seed=job.seed + attempt)
+                self._endpoint.open(
+                    key,
+                    run.address,
+                    self._own_routing(routing),
+                    seed=job.seed + attempt,
+                    recording=job.fork and job.fork.recording,
+                )
                 slot.end()
                 work = Assignment(
                     task=task,
                     scored_task=scored_task,
-                    seed=job.seed + attempt,
+                    seed=job.seed + attempt if job.fork is None else job.fork.agent_seed,
                     limit=self._settings.timeout_seconds,
                     started=partial(slot.begin, partial(self._endpoint.silence, key)),
                     repeated=repeated or attempt > 0,

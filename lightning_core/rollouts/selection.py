@@ -19,7 +19,7 @@ from lightning_core.errors import ConfigError, TrainingError, did_you_mean, plur
 from lightning_core.records.ledger import NOT_TRAINED, TRAINED, Ledger, trace_ledger
 from lightning_core.records.paths import ambiguous_paths
 from lightning_core.records.store import Phase
-from lightning_core.rollouts.runner import Rollout
+from lightning_core.rollouts.attempt import Rollout
 from lightning_core.trace import DECLARED_AGENTS, Trace
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _ADVICE = {
 def routing_of(config: Config, phase: Phase) -> Routing:
     """The model of each agent in ``phase``, and the sampling settings of trained agents."""
     temperature = config.rollouts.temperature
-    if phase != "train" and config.eval.temperature is not None:
+    if phase not in ("train", "fork") and config.eval.temperature is not None:
         temperature = config.eval.temperature
     agents, trains_all = config.agents, config.agents.train == "all"
     return Routing(

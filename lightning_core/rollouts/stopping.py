@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lightning_core.errors import InfrastructureError, RewardError, TrainingError
 from lightning_core.records.store import LEFT_OUT
-from lightning_core.rollouts.runner import Rollout
+from lightning_core.rollouts.attempt import Rollout
 
 logger = logging.getLogger(__name__)
 

@@ -190,6 +190,10 @@ def _read(path: Path, key: str) -> Iterator[tuple[str, Any]]:
 def _read_lines(path: Path) -> Iterator[tuple[str, Any]]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
+            if line.lstrip().startswith(b"["):
+                raise ConfigError(
+                    f"{path}:{number}: expected a JSON object on each line, found a list; if the file is one list, name it .json"
+                )
             if line.strip():
                 yield f"{path}:{number}", _parse(line.rstrip(b"\r\n"), path, number)
 

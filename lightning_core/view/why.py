@@ -106,5 +106,5 @@ def explain_rollout(
 
 
 def _attempts(store: Store, record: RolloutRecord) -> set[str]:
-    query = "SELECT id FROM rollouts WHERE task_id = ? AND step = ? AND phase = ?"
-    return {row["id"] for row in store.select(query, record.task_id, record.step, record.phase)}
+    query = "SELECT id FROM rollouts WHERE task_id = ? AND step = ? AND phase IN ('train', 'fork')"
+    return {row["id"] for row in store.select(query, record.task_id, record.step)}

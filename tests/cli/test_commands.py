@@ -15,7 +15,7 @@ from lightning_core.cli.main import main
 from lightning_core.config import Config
 from lightning_core.errors import InfrastructureError
 from lightning_core.records.checkpoints import mark_best
-from lightning_core.records.intervals import compare
+from lightning_core.records.intervals import MIN_TASKS, compare
 from lightning_core.records.report import Summary
 from lightning_core.records.store import Store
 from tests.cli.conftest import Install
@@ -50,6 +50,7 @@ def test_train(home: Path, loop: Install, capsys: pytest.CaptureFixture[str], ga
     assert "\nwriter         1  answered  policy (trained)\n" in shown.out
     assert "run: runs/x" in shown.out
     assert shown.err == ""
+    (home / "eval.jsonl").write_text("".join(f'{{"id": "e{i}"}}\n' for i in range(MIN_TASKS)))
     assert main(["train", "c.yaml", "--require-improvement"]) == code
 
 

@@ -51,6 +51,7 @@ def test_the_test_of_each_template_passes(template: str, folder: Path) -> None:
     done = run("pytest", "-p", "no:cacheprovider", folder=folder)
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
+    assert "warning" not in done.stdout
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

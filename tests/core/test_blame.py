@@ -23,7 +23,8 @@ from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.errors import ConfigError
-from lightning_core.rollouts.runner import Job, Rollout, Runner
+from lightning_core.rollouts.attempt import Job, Rollout
+from lightning_core.rollouts.runner import Runner
 from lightning_core.testing.recording_server import RecordingServer
 
 TRAINED = Routing(trained=frozenset({"writer"}))

@@ -56,6 +56,42 @@ def test_scalars_follow_yaml_1_2(tmp_path: Path) -> None:
     assert config.run.seed == 10
 
 
+def test_paths_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/u")
+    monkeypatch.setenv("DATA", "/data")
+    text = """\
+agent: {command: [solve], workspace: ~/program, files: {~/.rc: x}}
+tasks: {train: $DATA/a.jsonl, eval: {source: "${DATA}/b.jsonl"}}
+policy: {model: ~/model}
+policies: {p: {agents: [solve], model: $DATA/model}}
+run: {dir: ~/runs}
+"""
+    config = load_text(tmp_path, text, "tasks.train=~/c.jsonl")
+    shown = config.model_dump()
+    assert (shown["agent"]["workspace"], config.run.dir) == ("/home/u/program", "/home/u/runs")
+    assert (config.policy.model, config.policies["p"].model) == ("/home/u/model", "/data/model")
+    assert (shown["tasks"]["train"]["source"], shown["tasks"]["eval"]["source"]) == ("/home/u/c.jsonl", "/data/b.jsonl")
+    assert list(shown["agent"]["files"]) == ["~/.rc"]  # the program's home, not the user's
+
+
+def test_merge_keys(tmp_path: Path) -> None:
+    text = """\
+policy: {model: m}
+policies:
+  a: &a {agents: [x], learning_rate: 0.1, train_layers: 2}
+  b: {<<: *a, agents: [y], train_layers: 3}
+"""
+    policies = load_text(tmp_path, text).policies
+    assert [(p.agents, p.learning_rate, p.train_layers) for p in policies.values()] == [
+        (("x",), 0.1, 2),
+        (("y",), 0.1, 3),
+    ]
+    assert refusal(tmp_path, text.replace("0.1", "-1")) == [
+        "c.yaml:3: policies.a.learning_rate: found -1, expected greater than 0",
+        "c.yaml:4: policies.b.learning_rate: found -1, expected greater than 0",
+    ]
+
+
 def test_an_empty_section_has_its_defaults(tmp_path: Path) -> None:
     assert load_text(tmp_path, MINIMAL + "trainer:\n  # steps: 3\nrollouts:\n") == load_text(tmp_path, MINIMAL)
 

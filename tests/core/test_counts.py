@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lightning_core.credit import Air, Credit, CreditRules, Episode, assign_by_policy
+from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.counts import (
     add_counts,
     count_calls,
@@ -18,7 +19,6 @@ from lightning_core.rollouts.counts import (
     is_solved,
     seconds_to_metrics,
 )
-from lightning_core.rollouts.runner import Job, Rollout
 from lightning_core.trace import Call, Reward, Trace
 from tests.core.episodes import call, episode
 

@@ -19,8 +19,9 @@ from lightning_core.config import load_config
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.errors import ConfigError
+from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.executors import processes
-from lightning_core.rollouts.runner import Attempt, Job, Rollout, Runner
+from lightning_core.rollouts.runner import Runner
 from tests import executor_agents as agents
 from tests import faulty_agents
 from tests.executor_runs import ROUTING, finish, numbered, open_endpoint, run, running, wait_until_gone
@@ -185,7 +186,8 @@ PROGRAM = """
     from lightning_core.config.sections import Rollouts
     from lightning_core.endpoint.routing import Routing
     from lightning_core.endpoint.server import PolicyEndpoint
-    from lightning_core.rollouts.runner import Job, Runner
+    from lightning_core.rollouts.attempt import Job
+from lightning_core.rollouts.runner import Runner
     from tests import executor_agents as agents
 
     backend = ScriptedBackend(lambda prompt: "answer")

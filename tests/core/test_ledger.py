@@ -169,12 +169,19 @@ def test_the_store_finds_what_its_traces_contain(tmp_path_factory: pytest.TempPa
         ([f"stop is {value!r}; expected strings" for value in ([1], [1, 2.5, -3])], "stop is [N]; expected strings"),
         ([f"the agent's call didn't fit: {n}" for n in range(3)], "the agent's call didn't fit: N"),
         ([f"the prompt is {n * 'a'!r}"[:50] for n in (5, 500)], None),
+        ([f"exit code 3 after {n} s" for n in (1, 2.5)], "exit code 3 after N s"),
     ],
 )
 def test_equal_reasons_of_a_refusal_are_one_entry(messages: list[str], expected: str | None) -> None:
     found = {general_reason(message) for message in messages}
     assert len({reason.replace('"', "'").rstrip("'") for reason in found}) == 1
     assert expected is None or found == {expected}
+
+
+@pytest.mark.parametrize("end", ["exit code {}", "exit status {}", "signal {}", "raised SystemExit({})"])
+def test_the_ways_that_a_process_ends_are_different_reasons(end: str) -> None:
+    reasons = [f"ProgramError: the program ended with {end.format(number)}" for number in (1, 2, -9, 137)]
+    assert [general_reason(reason) for reason in reasons] == reasons
 
 
 def test_a_reason_is_short() -> None:

@@ -15,7 +15,14 @@ from rich.console import Console
 from lightning_core.cli.console import show
 from lightning_core.cli.summary import make_summary
 from lightning_core.errors import MissingExtra
-from lightning_core.records.intervals import Estimate, compare, compare_splits, confidence_interval, paired_improvement
+from lightning_core.records.intervals import (
+    MIN_TASKS,
+    Estimate,
+    compare,
+    compare_splits,
+    confidence_interval,
+    paired_improvement,
+)
 from lightning_core.records.overview import Answers, RaisedMonitor, SolvedTasks
 from lightning_core.records.progress import (
     LiveProgress,
@@ -79,8 +86,8 @@ def test_paired_is_narrower_than_unpaired_when_tasks_differ() -> None:
 
 def test_too_few_tasks_give_no_interval() -> None:
     assert confidence_interval([0.2, 0.4]).interval is None
-    assert paired_improvement([0.0] * 5, [1.0] * 5).interval is None
-    assert paired_improvement([0.0] * 6, [1.0] * 6).interval == (1.0, 1.0)
+    for count, interval in ((MIN_TASKS - 1, None), (MIN_TASKS, (1.0, 1.0))):
+        assert paired_improvement([0.0] * count, [1.0] * count).interval == interval
 
 
 @pytest.mark.parametrize("values", [[], [math.nan], [math.inf, 1.0]])

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import gc
 import math
 import threading
 import time
@@ -18,8 +19,9 @@ from lightning_core.capture.spans import deliver
 from lightning_core.chat.chat import Chat
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
-from lightning_core.errors import InfrastructureError
-from lightning_core.rollouts.runner import Job, Rollout, Runner
+from lightning_core.errors import InfrastructureError, RewardError
+from lightning_core.rollouts.attempt import Attempt, Job, Rollout
+from lightning_core.rollouts.runner import Runner
 from lightning_core.trace import TASK_ID, SpanRecord
 
 
@@ -325,3 +327,26 @@ def test_a_span_that_cannot_be_read_fails_its_own_rollout_only(endpoint: PolicyE
     assert "expected one root span" in str(bad.error)
     assert len(bad.spans) == 1
     assert bad.trace.calls == ()
+
+
+def test_an_error_of_a_cancelled_batch_is_not_reported_as_lost(
+    endpoint: PolicyEndpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The batches of a step are cancelled after an error; one of them may fail at the same moment."""
+    work: list[Future[list[Rollout]]] = []
+    submitted, failed = threading.Event(), threading.Event()
+
+    def fail(_: Attempt) -> None:
+        assert submitted.wait(60)
+        assert work[0].cancel()
+        failed.set()
+        raise RewardError("too many invalid rewards")
+
+    with Runner(lambda task: 1.0, endpoint=endpoint, settings=Rollouts()) as runner:
+        work.append(runner.submit(jobs(1), routing=ROUTING, on_attempt=fail))
+        submitted.set()
+        assert failed.wait(60)
+        finish(runner.submit(jobs(1), routing=ROUTING))
+    work.clear()  # asyncio logs an error when nothing refers to its task any more
+    gc.collect()
+    assert "never retrieved" not in caplog.text

@@ -13,8 +13,11 @@ import pytest
 
 from lightning_core.errors import ConfigError
 from lightning_core.records.lock import is_running, running
+from lightning_core.records.remove import started
 from lightning_core.records.report import MetricsLog, Summary
 from lightning_core.records.runs import list_runs
+from lightning_core.records.store import Store
+from tests.core.test_store import record
 
 CONFIG = "policy: {model: tiny}\ntrainer: {steps: 9}\nrun: {tags: [first, demo]}\n"
 
@@ -143,3 +146,27 @@ def test_a_run_starts_while_others_look_at_it(tmp_path: Path) -> None:
         assert other.stdout.readline() == "looking\n"
         with running(folder):
             assert is_running(folder)
+
+
+@pytest.mark.parametrize("error", [ConfigError, KeyboardInterrupt])
+@pytest.mark.parametrize(("written", "kept"), [(None, False), ("store", False), ("rollout", True), ("log.txt", True)])
+def test_a_run_that_fails_is_removed_only_if_it_did_nothing(
+    tmp_path: Path, error: type[BaseException], written: str | None, kept: bool
+) -> None:
+    for name in ("earlier", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("policy: {model: m}\n")
+    (tmp_path / "latest").symlink_to("new")
+    with pytest.raises(error), started(tmp_path / "new"):
+        _write(tmp_path / "new", written, error)
+    assert (tmp_path / "new").exists() == kept
+    assert (tmp_path / "latest").readlink() == Path("new" if kept else "earlier")
+
+
+def _write(folder: Path, written: str | None, error: type[BaseException]) -> None:
+    if written in ("store", "rollout"):
+        with Store(folder / "store.db") as store:
+            store.add_rollouts([(record("r"), ())] if written == "rollout" else [])
+    elif written is not None:
+        (folder / written).write_text("of a server")
+    raise error("no")

@@ -94,6 +94,16 @@ def raises_at_once(task: dict[str, Any]) -> float:
     raise RuntimeError("no database")
 
 
+def exits(task: dict[str, Any]) -> float:
+    talk([user(task["prompt"])])
+    sys.exit("no tool for this")
+
+
+def asks(task: dict[str, Any]) -> float:
+    talk([user(task["prompt"])])
+    return float(input("the reward: "))
+
+
 def needs_a_plan(task: dict[str, Any]) -> float:
     """An agent that is not trained plans first; a script's answer is no plan."""
     plan = reviewer([user("plan")])

@@ -18,7 +18,15 @@ from lightning_core.cli.main import main
 from lightning_core.config import load_config
 from lightning_core.doctor.environment import Devices, Environment, Extra, checks
 from lightning_core.doctor.finding import Finding
-from lightning_core.doctor.machine import catching_proxies, gather_environment, needed_extras, read_extras, why_closed
+from lightning_core.doctor.machine import (
+    catching_proxies,
+    free_bytes,
+    gather_environment,
+    needed_extras,
+    read_extras,
+    why_closed,
+    why_not_created,
+)
 from tests.doctor.conftest import named
 
 METADATA = """\
@@ -43,7 +51,7 @@ EXAMPLE = Environment(
     devices=Devices(kernels="AVX2", bfloat16=None, threads=8, free_bytes=16 << 30),
     folder="runs",
     disk_bytes=100 << 30,
-    writable=True,
+    folder_error=None,
     port="127.0.0.1:0",
     port_error=None,
 )
@@ -119,8 +127,21 @@ def test_little_memory_a_full_disk_and_a_slow_cpu_are_named() -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_a_problem() -> None:
-    (disk,) = named(examine(replace(EXAMPLE, writable=False)), "disk")
-    assert disk.level == "problem"
+    (disk,) = named(examine(replace(EXAMPLE, folder_error="Read-only file system")), "disk")
+    assert (disk.level, disk.found) == ("problem", "no run can be created in runs: Read-only file system")
+
+
+def test_a_folder_that_cannot_be_created_has_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "disk").symlink_to(tmp_path / "unmounted")
+    assert why_not_created(tmp_path / "new" / "runs") is None
+    assert list(tmp_path.rglob(".*")) == []
+    for path in ("file", "file/runs"):
+        assert why_not_created(tmp_path / path) == f"'{tmp_path / 'file'}' is not a folder"
+    assert "unmounted', which does not exist" in (why_not_created(tmp_path / "disk" / "runs") or "")
+    assert free_bytes(tmp_path / "disk" / "runs") > 0
+    if Path("/proc/self").exists():  # where permissions say yes
+        assert why_not_created(Path("/proc/nosuch")) == "No such file or directory ('/proc')"
 
 
 def test_a_proxy_that_catches_this_machine_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:

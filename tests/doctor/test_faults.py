@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,17 @@ def test_an_agent_that_raises_before_any_call_is_a_problem_with_the_script_too(w
     assert (failures.section, failures.name) == ("scripted policy", "failures")
     assert failures.found == "4 of 4 rollouts failed; the first error: RuntimeError: no database"
     assert "a run stops before that" in next(f.found for f in found if f.name == "not checked")
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+@pytest.mark.parametrize("agent", ["exits", "asks"])
+def test_an_agent_that_always_exits_is_a_problem_with_any_answer(
+    with_script: Examine, agent: str, executor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", StringIO())
+    (failures,) = named(with_script(agent, rollouts={"executor": executor}), "failures")
+    assert (failures.level, failures.found[:32]) == ("problem", "4 of 4 rollouts failed; the firs")
+    assert "sys.exit()" in failures.advice
 
 
 def test_if_the_script_keeps_a_trained_agent_from_its_call_the_policy_decides(

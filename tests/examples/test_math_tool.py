@@ -20,7 +20,6 @@ from lightning_core.rollouts.tasks import load_tasks
 from lightning_core.testing import playground
 from lightning_core.trace import Trace
 
-pytestmark = pytest.mark.filterwarnings("ignore:Resolved model mismatch")  # AutoGen's, of another model's answer
 CONFIG = Path(agent.__file__).with_name("lightning.yaml")
 
 

@@ -42,6 +42,11 @@ TRAIN = ["train", "lightning.yaml"]
             [*TRAIN, "--require-improvement", "tasks.eval="],
             ["--require-improvement needs held-out tasks", "tasks.eval"],
         ),
+        ([*TRAIN, "--require-improvement"], ["needs 6 held-out tasks or more, but tasks.eval has 3", "exit with 3"]),
+        (
+            [*TRAIN, "--require-improvement", "eval.tasks=2"],
+            ["but eval.tasks selects 2", "no improvement is significant"],
+        ),
         (["trace", "lightning.yaml", "--rollout", "1"], ["--rollout is for a run's folder", "use --task"]),
         (["trace", "lightning.yaml", "--task", "nosuch"], ["no task with the id 'nosuch'", "'train0'"]),
         (["trace", "lightning.yaml", "--status", "bad"], ["invalid choice: 'bad'", "failed"]),

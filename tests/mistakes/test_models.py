@@ -42,6 +42,17 @@ def test_a_model_that_is_no_folder_is_named(home: Path, attempt: Try, name: str,
     attempt([*TRAIN, f"policy.model={name}"], 2, *words)
 
 
+@pytest.mark.parametrize("command", [TRAIN, ["eval", "lightning.yaml"]], ids=" ".join)
+def test_a_run_whose_model_cannot_be_loaded_leaves_no_folder(home: Path, attempt: Try, command: list[str]) -> None:
+    earlier = home / "runs" / "earlier"
+    earlier.mkdir(parents=True)
+    (earlier / "config.yaml").write_text("policy: {model: m}\n")
+    (home / "runs" / "latest").symlink_to("earlier")
+    attempt([*command, "policy.model=./nosuch"], 2, "no model folder at './nosuch'")
+    assert sorted(path.name for path in (home / "runs").iterdir()) == ["earlier", "latest"]
+    assert (home / "runs" / "latest").resolve() == earlier
+
+
 def test_a_name_that_the_hub_cannot_be_asked_about_gives_one_message(
     attempt: Try, monkeypatch: pytest.MonkeyPatch
 ) -> None:

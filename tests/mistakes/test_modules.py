@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import pytest
 
 from tests.mistakes.try_command import Try, write
@@ -13,6 +15,15 @@ def nothing(): return 1.0
 def two(task, extra): return 1.0
 class Agent:
     def __call__(self, task): return 1.0
+class Run:
+    def solve(self, task): return 1.0
+    def lines(self, task): yield 1.0
+run = Run()
+class Lines:
+    def __call__(self, task): yield 1.0
+lines = Lines()
+def yields(task): yield 1.0
+async def yields_async(task): yield 1.0
 def one_argument(task): return 1.0
 def number(): return 5
 def text(): return ["one", "two"]
@@ -49,11 +60,17 @@ def endless():
         ("agent=callables:nothing", ["has the arguments (), but is called with the task"]),
         ("agent=callables:two", ["has the arguments (task, extra), but is called with the task"]),
         ("agent=callables:Agent", ["is a class", "create the object in the module"]),
+        ("agent=callables:Run.solve", ["has the arguments (self, task)", "it is a method: create an object in the module"]),
+        ("agent=callables:yields", ["'callables:yields' has a yield", "expected a function that returns its result"]),
+        ("agent=callables:yields_async", ["'callables:yields_async' has a yield"]),
+        ("agent=callables:run.lines", ["'callables:run.lines' has a yield"]),
+        ("agent=callables:lines", ["'callables:lines' has a yield"]),
+        ("reward=callables:yields", ["reward: 'callables:yields' has a yield"]),
         ("reward=callables:one_argument", ["reward: 'callables:one_argument' has the arguments (task)", "result"]),
         ("reward=callables:nosuch", ["reward: the module 'callables' has no 'nosuch'"]),
         ("tasks.train=callables:number", ["callables:number returned int, expected a list of tasks"]),
         ("tasks.train=callables:text", ["callables:text, task 0: expected a JSON object, found str: 'one'"]),
-        ("tasks.train=callables:broken", ["tasks.train: callables:broken failed:\n  callables.py:11, in broken: ", "IndexError"]),
+        ("tasks.train=callables:broken", ["tasks.train: callables:broken failed:\n  callables.py:20, in broken: ", "IndexError"]),
         ("tasks.train=callables:two", ["tasks.train: callables:two failed:", "TypeError"]),
         ("credit.advantage=callables:nosuch", ["credit.advantage: the module 'callables' has no 'nosuch'"]),
         ("algorithm.loss=callables:one_argument", ["algorithm.loss", "one_argument"]),
@@ -73,7 +90,10 @@ def test_a_wrong_callable_is_named(
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        ("def solve(task)\n    return 1\n", ['broken.py", line 1', "def solve(task)", "SyntaxError: expected ':'"]),
+        (
+            "def solve(task)\n    return 1\n",
+            ['broken.py", line 1', "def solve(task)", "SyntaxError: expected ':'", f"\nPython {platform.python_version()} read the file"],
+        ),
         ("def solve(task):\nreturn 1\n", ["IndentationError", 'broken.py", line 2']),
         ("x = 'half\n", ["SyntaxError: unterminated string literal", 'broken.py", line 1']),
         (

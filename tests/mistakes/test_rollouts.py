@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import transformers  # noqa: F401 - see test_models
 
+from lightning_core.cli.main import main
+from lightning_core.records.intervals import MIN_TASKS
 from tests.mistakes.conftest import AGENT
 from tests.mistakes.try_command import Try, write
 from tests.tiny_model import make_tiny_model
@@ -43,6 +46,18 @@ def exits(task):
     import sys
     talk("x")
     sys.exit("done")
+def calls_again(task):
+    for _ in range(3):
+        try:
+            talk("x")
+        except Exception:
+            pass
+    return 1.0
+def prints(task):
+    import subprocess
+    print("printed by the agent")
+    subprocess.run(["echo", "printed by its child"])
+    return solve(task)
 def no_key(task):
     OpenAI()
 def other_server(task):
@@ -109,6 +124,33 @@ def test_a_run_without_improvement_is_complete_and_exits_with_3_only_if_asked(
     model: Path, home: Path, attempt: Try, no_marks: None
 ) -> None:
     (home / "model").symlink_to(model)
+    (home / "eval.jsonl").write_text("".join(f'{{"id": "e{i}", "prompt": "say 1{i}"}}\n' for i in range(MIN_TASKS)))
     settings = ["train", "lightning.yaml", "trainer.learning_rate=1e-9"]
-    attempt([*settings, "run.name=a"], 0, "Too few tasks for an interval")
-    attempt([*settings, "run.name=b", "--require-improvement"], 3, "Too few tasks for an interval")
+    attempt([*settings, "run.name=a"], 0, "Not significant")
+    attempt([*settings, "run.name=b", "--require-improvement"], 3, "Not significant")
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_what_an_agent_prints_is_not_in_the_trace(
+    model: Path, home: Path, no_marks: None, capfd: pytest.CaptureFixture[str], executor: str
+) -> None:
+    (home / "model").symlink_to(model)
+    write({"wrong.py": WRONG})
+    assert main(["trace", "lightning.yaml", "--json", "agent=wrong:prints", f"rollouts.executor={executor}"]) == 0
+    shown = capfd.readouterr()
+    assert json.loads(shown.out)["rollout"]["task_id"] == "train0"
+    assert "printed by the agent" in shown.err
+    assert "printed by its child" in shown.err
+
+
+def test_an_error_of_all_calls_is_shown_once_with_its_number(
+    model: Path, home: Path, no_marks: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (home / "model").symlink_to(model)
+    write({"wrong.py": WRONG})
+    upstream = "policy={model: ./model, upstream: {base_url: 'http://127.0.0.1:9/v1'}}"
+    options = ["agent=wrong:calls_again", "agents={frozen: {talker: other}}", "rollouts.retries=0", upstream]
+    assert main(["trace", "lightning.yaml", *options]) == 1
+    tree = [line for line in capfd.readouterr().out.splitlines() if "failed: " in line]
+    assert [line.endswith("(3 times)") for line in tree] == [True, True] + [False] * 4
+    assert [line.endswith("failed: as above") for line in tree] == [False, False] + [True] * 4

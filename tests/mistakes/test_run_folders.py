@@ -22,6 +22,7 @@ def runs(home: Path) -> Path:
     (home / "runs" / "damaged" / "store.db").write_bytes(b"not a database" * 100)
     (home / "runs" / "latest").symlink_to("first")
     (home / "notes").mkdir()
+    (home / "unmounted").symlink_to("disk")
     return home / "runs"
 
 
@@ -53,6 +54,8 @@ def runs(home: Path) -> Path:
         (["runs", "nosuch"], ["there is no folder 'nosuch'"]),
         (["runs", "compare", "first"], ["found one run, 'first'; expected two or more"]),
         (["runs", "compare", "first", "typo"], ["no run 'typo', neither as a path nor in 'runs'"]),
+        (["runs", "compare", "a", "b", "--dir", "notes"], ["no run 'a'", "no run yet: start one with `lightning-rl train`", "--dir"]),
+        (["runs", "compare", "a", "b", "--dir", "no"], ["no run 'a'", "no run yet"]),
         (["runs", "remove", "typo", "--yes"], ["'typo' is not the name of a run in 'runs'"]),
         (["runs", "remove", "latest", "--yes"], ["'latest' is a link to 'first'; name that run itself"]),
         (["runs", "remove", "first"], ["add --yes to remove first"]),
@@ -62,6 +65,7 @@ def runs(home: Path) -> Path:
         (["train", "lightning.yaml", "--resume", "run.dir=no"], ["there is no run in '", "start one without resume"]),
         (["train", "lightning.yaml", "run.name=first"], ["'runs/first' exists; set another run.name, or resume"]),
         (["train", "lightning.yaml", "run.dir=train.jsonl"], ["cannot create the run's folder", "Set run.dir"]),
+        (["train", "lightning.yaml", "run.dir=unmounted"], ["cannot create the run's folder: File exists ('unmounted')", "Set run.dir"]),
     ],
     ids=lambda value: " ".join(value)[:60],
 )  # fmt: skip

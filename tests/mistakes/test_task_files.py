@@ -19,15 +19,20 @@ GOOD = '{"id": "a", "prompt": "one"}\n'
         (f"{GOOD}{{'id': 'b'}}\n", ["tasks.jsonl:2: not valid JSON", "at column 2; use double quotes"]),
         (f'{GOOD}{{"id": "b"\n', ["tasks.jsonl:2: not valid JSON", "at column"]),
         (f'{GOOD}\n{{"id": "b",}}\n', ["tasks.jsonl:3: not valid JSON"]),
-        ('[\n{"id": "a"}\n]\n', ["tasks.jsonl:1: not valid JSON"]),
-        ('[{"id": "a"}]\n', ["tasks.jsonl:1: expected a JSON object, found list"]),
+        (
+            '[\n{"id": "a"}\n]\n',
+            [
+                "tasks.jsonl:1: expected a JSON object on each line, found a list; if the file is one list, name it .json"
+            ],
+        ),
+        ('[{"id": "a"}]\n', ["tasks.jsonl:1: expected a JSON object on each line, found a list"]),
         ('"a question"\n', ["tasks.jsonl:1: expected a JSON object, found str: 'a question'"]),
         (GOOD * 2, ["tasks.jsonl:2: duplicate id 'a', first used at tasks.jsonl:1; ids must be unique"]),
         ('{"id": null, "prompt": "x"}\n', ["tasks.jsonl:1: expected 'id' to be a non-empty string, found None"]),
         ('{"id": 1.5}\n', ["tasks.jsonl:1: expected 'id' to be a non-empty string, found 1.5"]),
         ('{"id": ""}\n', ["expected 'id' to be a non-empty string, found ''"]),
         ("id,prompt\na,one\n", ["tasks.jsonl:1: not valid JSON"]),
-        ("[" * 100_000, ["tasks.jsonl:1: not valid JSON: too deeply nested"]),
+        ('{"a":' + "[" * 100_000, ["tasks.jsonl:1: not valid JSON: too deeply nested"]),
     ],
 )
 def test_a_wrong_line_is_named(home: Path, attempt: Try, content: str, words: list[str]) -> None:

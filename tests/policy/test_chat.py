@@ -10,7 +10,9 @@ from lightning_core.chat.tool_formats import HERMES, read_message
 from lightning_core.errors import PolicyRequestError
 
 USER = {"role": "user", "content": "hi"}
-CHANGED = "earlier responses, or the messages or tools before them, differ from the recorded ones"
+CHANGED = (
+    "the prompt has assistant messages that were not sampled in this rollout, or not after the same messages and tools"
+)
 
 
 TEMPLATE = (
@@ -132,6 +134,12 @@ def test_a_change_before_a_response_is_a_new_context(chat: Chat, tokenizer, earl
     chat.remember(chat.render([USER], None, memory), output, chat.parse(output, tools=False), memory)
     changed = chat.render([earlier, {"role": "assistant", "content": "the answer"}, USER], tools, memory)
     assert (changed.context, changed.reason) == ("new", CHANGED)
+
+
+def test_examples_in_the_first_prompt_were_not_sampled(chat: Chat):
+    few_shot = [USER, {"role": "assistant", "content": "4"}, USER]
+    first = chat.render(few_shot, None, Memory())
+    assert (first.context, first.reason) == ("new", CHANGED)
 
 
 def test_a_template_that_rewrites_history_forks_with_its_reason():

@@ -142,6 +142,17 @@ def test_every_rollout_becomes_a_row(start: Start, tmp_path: Path) -> None:
         assert len(store.rollouts(phase="train", step=0, status="ok")) == 6
 
 
+def test_forks_become_rows_of_sessions_of_their_own(start: Start, tmp_path: Path) -> None:
+    """Each agent makes one call; a fork has the same prompt, and another response."""
+    forks = {"forks": {"points": 1, "samples": 2}}
+    uids = request(start("digits", rollouts=forks, credit={"rewards": "counterfactual"}), {"id": "a"}, {"id": "b"})
+    assert set(settled(uids).values()) == {"finished"}
+    assert sorted(rows(uids)) == sorted(f"{uid}_{session}_0" for uid in uids for session in range(5))
+    with Store(tmp_path / "store.db", read_only=True) as store:
+        assert len(store.rollouts(phase="fork", step=0, status="ok")) == 4
+        assert len(store.credit(step=0)) == 10
+
+
 def test_a_worker_that_is_lost_loses_no_rollout(start: Start, tmp_path: Path) -> None:
     """Its process is killed in the middle of a group, as the kernel would; the group is run again."""
     uids = request(start("kills_its_process_once", rollouts={"executor": "task"}), {"id": str(tmp_path)}, {"id": "b"})

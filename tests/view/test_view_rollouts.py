@@ -56,7 +56,7 @@ def test_rollouts_are_found_by_an_agents_name(sample: httpx.Client) -> None:
         ),
         ("?min=nan", "min: found 'nan', expected a finite number"),
         ("?min=2&max=1", "min: found 2, expected at most max, which is 1"),
-        ("?phase=training", "phase: found 'training', expected one of train, judge"),
+        ("?phase=training", "phase: found 'training', expected one of train, fork, judge"),
         ("?status=<i>", "status: found '<i>', expected one of ok, failed"),
         ("?sort=id", "sort: found 'id', expected one of ordinal, step"),
         ("?page=0", "page: found '0', expected a whole number from 1"),

@@ -32,12 +32,14 @@ from lightning_core.endpoint.routing import Routing
 from lightning_core.records.ledger import NewRoutes
 from lightning_core.records.progress import PlainProgress
 from lightning_core.records.store import Phase, Store
-from lightning_core.rollouts.collect import Collector, Group, require_transitions, without_signal
+from lightning_core.rollouts.attempt import Attempt, Job, Rollout
+from lightning_core.rollouts.batch import Group
+from lightning_core.rollouts.collect import Collector, require_transitions
 from lightning_core.rollouts.counts import add_counts
 from lightning_core.rollouts.entries import count_earlier, to_episodes
 from lightning_core.rollouts.judge import Judged
 from lightning_core.rollouts.programs import load_agent
-from lightning_core.rollouts.runner import Attempt, Job, Rollout
+from lightning_core.rollouts.refill import without_signal
 from lightning_core.rollouts.selection import trained_agents
 from lightning_core.trainers.verl.pool import WorkerPool
 from lightning_core.trainers.verl.prompts import Prompt, read_prompts
@@ -224,7 +226,7 @@ class LightningManager:
         credit = self._collector.credit(episodes)
         by_rollout = {e.rollout: e for e in episodes}
         replaced = self._replaced_prompts(prompted, by_rollout, credit)
-        dropped = {r.trace.rollout for one in prompted if one.prompt.uid in replaced for r in one.group.rollouts}
+        dropped = {r.trace.rollout for one in prompted if one.prompt.uid in replaced for r in one.group.trained}
         kept = [e for e in episodes if e.rollout not in dropped]
         counted = replace(credit, metrics=self._credit_metrics(kept, credit)) if replaced else credit
         batch = self._collector.batch(groups, kept, counted, replaced=len(replaced))
@@ -242,7 +244,7 @@ class LightningManager:
         """The uids of the prompts to replace: no signal, up to ``rollouts.refill`` per step."""
         replaced: set[str] = set()
         for one in prompted:
-            own = [by_rollout[r.trace.rollout] for r in one.group.rollouts if r.trace.rollout in by_rollout]
+            own = [by_rollout[r.trace.rollout] for r in one.group.trained if r.trace.rollout in by_rollout]
             flat = any(e.transitions for e in own) and bool(without_signal(own, credit))
             if flat and self._replaced[one.prompt.step] < self._config.rollouts.refill:
                 self._replaced[one.prompt.step] += 1
@@ -261,7 +263,7 @@ class LightningManager:
     ) -> list[VerlRow]:
         """The rows of one prompt's rollouts. See `train_rows` for ``signal``."""
         rows: list[VerlRow] = []
-        for session, rollout in enumerate(one.group.rollouts):
+        for session, rollout in enumerate(one.group.trained):
             if (episode := by_rollout.get(rollout.trace.rollout)) is not None:
                 found = self._collector.rows(episode, credit)
                 rows += train_rows(one.prompt.group, session, found, reward=episode.reward, signal=signal)

@@ -14,10 +14,10 @@ from lightning_core.config import Config
 from lightning_core.credit import Episode
 from lightning_core.endpoint.routing import Routing
 from lightning_core.model.source import load_eos_token_ids, load_tokenizer
+from lightning_core.rollouts.attempt import Attempt, Job
 from lightning_core.rollouts.environment import capturing, open_agents
 from lightning_core.rollouts.judge import Judged
 from lightning_core.rollouts.programs import load_agent, load_reward
-from lightning_core.rollouts.runner import Attempt, Job
 
 
 class RolloutWorker:

@@ -50,7 +50,7 @@ def show(request: Request) -> Response:
         record = _record(store, request)
         trace, spans, problem = read_trace(store, record)
         credit = store.credit(rollout=record.id)
-        group = _of_group(store, record, record.phase)
+        group = _of_group(store, record, *(("train", "fork") if record.phase in ("train", "fork") else (record.phase,)))
         read = {r.id: read_trace(store, r).trace for r in group if r.id != record.id} | {record.id: trace}
         traces = {identity: found for identity, found in read.items() if found is not None}
         folder = library.run(name).folder
@@ -147,13 +147,14 @@ def _measured_rollouts(run: RunInfo) -> Any:
     return section.get("measure_change") if isinstance(section, dict) else None
 
 
-def _of_group(store: Store, record: RolloutRecord, phase: str) -> list[RolloutRecord]:
-    query = "SELECT * FROM rollouts WHERE task_id = ? AND step = ? AND phase = ? ORDER BY ordinal LIMIT ?"
-    return store.records(query, record.task_id, record.step, phase, _ATTEMPTS)
+def _of_group(store: Store, record: RolloutRecord, *phases: str) -> list[RolloutRecord]:
+    chosen = ", ".join("?" for _ in phases)
+    query = f"SELECT * FROM rollouts WHERE task_id = ? AND step = ? AND phase IN ({chosen}) ORDER BY ordinal LIMIT ?"
+    return store.records(query, record.task_id, record.step, *phases, _ATTEMPTS)
 
 
 def _attempts(store: Store, group: Sequence[RolloutRecord], traces: Mapping[str, Trace]) -> list[GroupAttempt]:
-    """The attempts at the same task in the same step and phase, the rollout itself among them."""
+    """The attempts at the same task in the same step, with their forks, the rollout itself among them."""
     return [
         GroupAttempt(
             record=other,

@@ -8,7 +8,7 @@ import os
 from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.messages import TextMessage
 from autogen_core.model_context import UnboundedChatCompletionContext
-from autogen_core.models import AssistantMessage, UserMessage
+from autogen_core.models import AssistantMessage, ModelFamily, ModelInfo, UserMessage
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 EXAMPLES = [
@@ -20,8 +20,15 @@ EXAMPLES = [
     AssistantMessage(content="1182", source="finder"),
 ]
 
-# While the agent trains, the trained model answers in place of this one, and no key is needed.
-client = OpenAIChatCompletionClient(model="gpt-4o-mini", api_key=os.environ.get("OPENAI_API_KEY", "none"))
+# While the agent trains, the trained model answers, and no key is needed. With another model name AutoGen warns of each answer that
+# it comes from `policy`. AutoGen has the `model_info` of OpenAI's models only.
+client = OpenAIChatCompletionClient(
+    model="policy",
+    model_info=ModelInfo(
+        vision=False, function_calling=True, json_output=False, structured_output=False, family=ModelFamily.UNKNOWN
+    ),
+    api_key=os.environ.get("OPENAI_API_KEY", "none"),
+)
 
 
 async def solve(task: dict[str, str]) -> float:

@@ -1,0 +1,111 @@
+"""Forks: rollouts that repeat a recorded one up to one of its calls, and sample from there on.
+
+The agent runs again from its start. The policy endpoint answers its earlier calls from the record (`endpoint.replay`), so an
+agent whose tools are deterministic sends the prompts that it sent before, token for token. A fork whose agent did not, is
+dropped, and the reason is logged and counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from lightning_core.config.forks import Forks
+from lightning_core.endpoint.replay import Recording
+from lightning_core.trace import Call, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """One fork: the recorded calls to repeat, and the seed of the agent's process when they were recorded."""
+
+    recording: Recording
+    agent_seed: int
+
+
+def recording_of(trace: Trace, point: Call) -> Recording:
+    """What to repeat of ``trace`` to reach the call ``point``.
+
+    Calls that began before ``point`` ended cannot depend on its response, so those beside it are repeated too.
+    """
+    calls = [call for call in trace.calls if call.id != point.id and call.start_ns < point.end_ns and _answered(call)]
+    return Recording(calls=calls, point=point)
+
+
+def fork_points(trace: Trace, agents: Collection[str]) -> list[Call]:
+    """The calls of ``agents`` in ``trace`` that can be sampled anew."""
+    return [
+        call
+        for call in trace.calls
+        if call.agent in agents and call.replays is None and call.prompt_ids is not None and _answered(call)
+    ]
+
+
+def difference(recording: Recording, trace: Trace) -> str | None:
+    """How ``trace``, a rollout that repeats ``recording``, differs from it up to the call to sample anew; None if it does not."""
+    repeated = {call.replays for call in trace.calls}
+    missing = next((c for c in recording.needed if (c.replays or c.id) not in repeated), None)
+    point = recording.point
+    if missing is None and any(call.forks == (point.forks or point.id) for call in trace.calls):
+        return None
+    expected = missing or point
+    own = [c for c in trace.calls if c.agent == expected.agent and c.replays is None and c.error is None]
+    if not own:
+        return f"agent {expected.agent!r} did not make the call again"
+    return f"agent {expected.agent!r} sent another prompt: {_first_difference(expected, own[0])}"
+
+
+def choose_points(
+    traces: Sequence[Trace], settings: Forks, agents: Collection[str], *, seed: int
+) -> list[tuple[Trace, Call]]:
+    """The calls to sample anew, of ``traces``, the attempts at one task; see ``rollouts.forks``."""
+    if settings.choose == "disagreement" and len({trace.reward for trace in traces}) < 2:
+        return []
+    candidates = [(trace, call) for trace in traces for call in fork_points(trace, agents)]
+    random.Random(f"{seed}:forks").shuffle(candidates)
+    if settings.choose == "entropy":
+        candidates.sort(key=lambda found: surprisal(found[1]), reverse=True)
+    chosen: list[tuple[Trace, Call]] = []
+    left = settings.max_tokens
+    for trace, call in candidates:
+        cost = settings.samples * tokens_from(trace, call)
+        if len(chosen) < settings.points and (left is None or cost <= left):
+            chosen.append((trace, call))
+            left = None if left is None else left - cost
+    return chosen
+
+
+def tokens_from(trace: Trace, point: Call) -> int:
+    """The number of tokens that ``trace`` sampled from the call ``point`` on."""
+    return sum(len(c.output_ids) for c in trace.calls if c.output_ids is not None and c.sequence >= point.sequence)
+
+
+def surprisal(call: Call) -> float:
+    """The mean negative logprob of the response's tokens: an estimate of the policy's entropy, in nats per token."""
+    return 0.0 if call.logprobs is None or not len(call.logprobs) else -float(call.logprobs.mean())
+
+
+def fork_seed(seed: int, point: int, sample: int) -> int:
+    """The sampling seed of fork ``sample`` at point number ``point`` of a task."""
+    return int(hashlib.blake2b(f"fork:{seed}:{point}:{sample}".encode(), digest_size=7).hexdigest(), 16)
+
+
+def _answered(call: Call) -> bool:
+    return call.error is None and call.response is not None
+
+
+def _first_difference(expected: Call, found: Call) -> str:
+    for number, (old, new) in enumerate(zip(expected.messages, found.messages, strict=False), 1):
+        if old != new:
+            return f"message {number} was {_clip(old)}, now {_clip(new)}"
+    before, now = len(expected.messages), len(found.messages)
+    if before != now:
+        return f"it had {before} messages, now {now}"
+    return "the messages are equal, but their tokens, tools or settings differ"
+
+
+def _clip(message: object) -> str:
+    text = repr(message)
+    return text if len(text) <= 200 else f"{text[:200]}…"

@@ -1,0 +1,176 @@
+"""How many decision points of unmodified agents can be forked: the examples of four frameworks, all calls of their rollouts.
+
+    python -m tests.bench.forks [--points 250]
+
+A scripted model answers at random, so that rollouts differ in their number of calls, in their tools and in their errors. Each call of
+each rollout is then sampled anew after the recorded calls before it. A point is restored if the agent reaches it with
+exactly the recorded prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning_core import load_config
+from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.chat.chat import Chat
+from lightning_core.rollouts.attempt import Job, Rollout
+from lightning_core.rollouts.environment import LocalAgents, capturing, open_agents
+from lightning_core.rollouts.forks import Fork, fork_points, fork_seed, recording_of
+from lightning_core.rollouts.programs import load_agent, load_reward
+from lightning_core.rollouts.selection import routing_of
+from lightning_core.rollouts.tasks import load_tasks
+
+ROOT = Path(__file__).parents[2]
+Answer = Callable[[random.Random, str], str]
+
+
+class Example(NamedTuple):
+    """An example, and the answers of its scripted model."""
+
+    framework: str
+    folder: str
+    answer: Answer
+
+
+def sql(rng: random.Random, prompt: str) -> str:
+    return rng.choice(
+        ("SELECT name FROM nowhere", "SELECT 1", "SELECT count(*) FROM city", "SELEKT", "the table is wrong", "yes")
+    )
+
+
+def calculate(rng: random.Random, prompt: str) -> str:
+    if rng.random() < 0.6 and prompt.count("tool\n") < 6:
+        arguments = f'{{"expression": "{rng.randint(1, 20)}*{rng.randint(1, 20)}{rng.choice(("", "+", "/0"))}"}}'
+        return f'<tool_call>{{"name": "calculator", "arguments": {arguments}}}</tool_call>'
+    return str(rng.randint(1, 99))
+
+
+def search(rng: random.Random, prompt: str) -> str:
+    wanted = rng.choice(("Nassau", "currency of Ruritania", "language of the Bahamas"))
+    return f"Search: {wanted}" if rng.random() < 0.6 else f"Answer: {wanted}"
+
+
+def look_up(rng: random.Random, prompt: str) -> str:
+    if rng.random() < 0.6:
+        arguments = f'{{"item": "paper lamp", "column": "{rng.choice(("price", "stock", "maker", "nothing"))}"}}'
+        return f'<tool_call>{{"name": "look_up", "arguments": {arguments}}}</tool_call>'
+    return "I do not know"
+
+
+EXAMPLES = (
+    Example("LangGraph", "text_to_sql", sql),
+    Example("LangChain", "langchain_agent", look_up),
+    Example("OpenAI Agents SDK", "rag", search),
+    Example("AutoGen", "math_tool", calculate),
+)
+
+
+class Found(NamedTuple):
+    """The decision points of one example."""
+
+    rollouts: int
+    points: int
+    restored: int
+    changed: int
+    """Forks whose reward or number of calls differs from that of their rollout."""
+    reasons: Counter[str]
+    seconds: float
+
+
+def scripted(answer: Answer, seed: int = 0) -> ScriptedBackend:
+    """A model with random answers; every answer is new."""
+    rng, lock = random.Random(seed), threading.Lock()
+
+    def script(prompt: str) -> str:
+        with lock:
+            return answer(rng, prompt)
+
+    return ScriptedBackend(script)
+
+
+def measure(example: Example, points: int) -> Found:
+    """Fork the calls of as many rollouts as have ``points`` calls."""
+    settings = {
+        "rollouts": {"group_size": 2, "max_tokens": 4096},
+        "policy": {"max_context": 1 << 20},
+        "run": {"dir": "unused"},
+    }
+    config = load_config(ROOT / "examples" / example.folder / "lightning.yaml", overrides=_flat(settings))
+    backend = scripted(example.answer)
+    chats = dict.fromkeys(backend.models, Chat(backend.tokenizer))
+    with (
+        capturing(config),
+        open_agents(config, load_agent(config), backend, chats, reward_function=load_reward(config)) as agents,
+    ):
+        return asyncio.run(_measure(agents, config, load_tasks(config.tasks.train), points))
+
+
+async def _measure(agents: LocalAgents, config: Any, tasks: Sequence[Any], points: int) -> Found:
+    routing = routing_of(config, "train")
+    rollouts: list[Rollout] = []
+    jobs: list[Job] = []
+    batch = 50
+    for start in range(0, len(tasks), batch):
+        new = [Job(task=t, task_id=str(t["id"]), seed=start + i) for i, t in enumerate(tasks[start : start + batch])]
+        for rollout in await agents.roll_out(new, routing, lambda attempts: None):
+            rollouts.append(rollout)
+            jobs += [
+                replace(
+                    rollout.job,
+                    seed=fork_seed(rollout.job.seed, index, 0),
+                    fork=Fork(recording=recording_of(rollout.trace, call), agent_seed=rollout.job.seed),
+                )
+                for index, call in enumerate(fork_points(rollout.trace, frozenset(config.agents.named)))
+            ]
+        if len(jobs) >= points:
+            break
+    jobs = jobs[:points]
+    by_call = {call.id: rollout for rollout in rollouts for call in rollout.trace.calls}
+    began = time.perf_counter()
+    forks = await agents.roll_out(jobs, routing, lambda attempts: None)
+    seconds = time.perf_counter() - began
+    dropped = [fork.dropped for fork in forks if fork.dropped is not None]
+    changed = 0
+    for fork in forks:
+        assert fork.job.fork is not None
+        origin = by_call[fork.job.fork.recording.point.id]
+        changed += (fork.reward, len(fork.trace.calls)) != (origin.reward, len(origin.trace.calls))
+    return Found(len(rollouts), len(jobs), len(jobs) - len(dropped), changed, Counter(dropped), seconds)
+
+
+def _flat(sections: dict[str, dict[str, Any]]) -> list[str]:
+    return [f"{section}.{key}={value}" for section, values in sections.items() for key, value in values.items()]
+
+
+def main() -> None:
+    """Print one row for each framework."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--points", type=int, default=250, help="decision points of each framework")
+    points = parser.parse_args().points
+    print(f"{'framework':20} {'rollouts':>9} {'points':>7} {'restored':>9} {'changed':>8} {'ms a fork':>10}")
+    total = Counter[str]()
+    for example in EXAMPLES:
+        found = measure(example, points)
+        print(
+            f"{example.framework:20} {found.rollouts:9} {found.points:7} {found.restored:9} {found.changed:8} "
+            f"{1000 * found.seconds / found.points:10.0f}",
+            flush=True,
+        )
+        total.update(points=found.points, restored=found.restored)
+        for reason, number in found.reasons.most_common(3):
+            print(f"    dropped {number}: {reason}")
+    print(f"{'all':20} {'':9} {total['points']:7} {total['restored']:9}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""The rules that use forks, against hand-computed numbers and the exact value of a small decision process."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lightning_core.credit import CreditRules, Episode, assign_by_policy, assign_credit
+from tests.core.episodes import call, from_calls
+
+
+def attempt(name: str, reward: float, *calls: dict[str, Any], agent: str = "a", task: str = "t") -> Episode:
+    """A rollout with one call for each of ``calls``, which are their differences; the ids are NAME0, NAME1, …."""
+    made = [call(f"{name}{i}", name, agent, i, **changes) for i, changes in enumerate(calls)]
+    found = from_calls(made, reward, task=task)
+    return replace(found, transitions=[t for t, c in zip(found.transitions, made, strict=True) if c.replays is None])
+
+
+def group() -> list[Episode]:
+    """The attempts o and p, and two forks of o's second call."""
+    return [
+        attempt("o", 1.0, {}, {}, {}),
+        attempt("p", 0.0, {}, {}),
+        attempt("f", 0.0, {"replays": "o0"}, {"forks": "o1"}, {}),
+        attempt("g", 0.5, {"replays": "o0"}, {"forks": "o1"}),
+    ]
+
+
+def credit(rewards: str, advantage: str, episodes: list[Episode] | None = None) -> dict[str, float]:
+    found = assign_credit(episodes or group(), CreditRules(rewards=rewards, advantage=advantage))
+    return {name: pytest.approx(value) for name, value in found.advantages.items()}  # pyright: ignore[reportUnknownMemberType]
+
+
+def test_counterfactual_compares_the_responses_to_the_same_history():
+    """o0 earned (1 + 0 + 0.5) / 3 = 0.5 against p's 0. At the fork: 1 against 0.25, 0 against 0.75, 0.5 against 0.5."""
+    assert credit("counterfactual", "rloo") == {
+        "o0": 0.5, "p0": -0.5, "p1": -0.5, "o1": 0.75, "o2": 0.75, "f1": -0.75, "f2": -0.75, "g1": 0.0,
+    }  # fmt: skip
+
+
+def test_vine_is_the_difference_of_the_values_around_a_call():
+    """V before the fork is 0.5 = (1 + 0 + 0.5) / 3; p's tree is worth 0, o's 0.5. After the fork: the return, less the others' mean."""
+    assert credit("vine", "none") == {
+        "o0": 0.5, "p0": -0.5, "p1": -0.5, "o1": 0.75, "o2": 0.75, "f1": -0.75, "f2": -0.75, "g1": 0.0,
+    }  # fmt: skip
+
+
+def test_vine_between_two_forks_is_the_difference_of_their_values():
+    """V(o1) is (1 + 0) / 2 = 0.5 without o's own way: 0 for o1; V(o2) = (1 + 0.2) / 2 = 0.6."""
+    episodes = [
+        attempt("o", 1.0, {}, {}, {}),
+        attempt("f", 0.0, {"replays": "o0"}, {"forks": "o1"}),
+        attempt("h", 0.2, {"replays": "o0"}, {"replays": "o1"}, {"forks": "o2"}),
+    ]
+    # f's baseline: the mean of o and h; o0 has no other attempt to compare with.
+    assert credit("vine", "none", episodes) == {"o0": 0.0, "o1": 0.6, "o2": 0.8, "f1": -0.6, "h2": -0.8}
+
+
+def test_tree_adds_the_advantages_within_the_tree_and_within_the_task():
+    """Means by rollout: o (0.5 + 1 + 1) / 3 = 5/6, f 0, g 1/2, p 0; of the task 1/3, of the tree 4/9. p's tree has one rollout."""
+    assert credit("tree", "dr-grpo") == {
+        "o0": 1 / 6 + 1 / 18, "o1": 2 / 3 + 5 / 9, "o2": 2 / 3 + 5 / 9, "p0": -1 / 3, "p1": -1 / 3,
+        "f1": -1 / 3 - 4 / 9, "f2": -1 / 3 - 4 / 9, "g1": 1 / 6 + 1 / 18,
+    }  # fmt: skip
+
+
+def test_a_call_beside_the_fork_does_not_depend_on_it():
+    """b ran while a did. It earned (1 + 0) / 2 with either response of a, and is compared with the other attempt."""
+    episodes = [
+        attempt("o", 1.0, {"end_ns": 3 * 10**9}, {}),
+        attempt("f", 0.0, {"forks": "o0", "end_ns": 3 * 10**9}, {"replays": "o1"}),
+        attempt("p", 0.0, {}),
+    ]
+    found = credit("counterfactual", "rloo", episodes)
+    assert (found["o0"], found["f0"]) == (1.0, -1.0)
+    assert (found["o1"], found["p0"]) == (0.5, -0.5)
+
+
+def test_each_policy_compares_its_own_calls():
+    """Two agents with a policy each: o1 is the second one's, and the fork says nothing of the first one."""
+
+    def two(name: str, reward: float, *changes: dict[str, Any]) -> Episode:
+        own = [{**c, "model": model} for c, model in zip(changes, ("first", "second"), strict=True)]
+        return attempt(name, reward, *own)
+
+    episodes = [
+        two("o", 1.0, {}, {}),
+        two("p", 0.0, {}, {}),
+        two("f", 0.0, {"replays": "o0"}, {"forks": "o1"}),
+    ]
+    rules = CreditRules(rewards="counterfactual", advantage="rloo")
+    found = assign_by_policy(episodes, {"first": rules, "second": rules}).advantages
+    assert (found["o0"], found["p0"]) == (0.5, -0.5)
+    assert (found["o1"], found["f1"]) == (1.0, -1.0)
+    assert found["p1"] == 0.0
+
+
+def test_vine_is_unbiased():
+    """Two decisions of 0 or 1; the return is their product. Over all outcomes of a fork at the second decision, the mean of
+    advantage times score is the exact gradient, for each decision's logit at probability p."""
+    p, q = 0.3, 0.6
+    gradient = [0.0, 0.0]
+
+    def chance(value: int, probability: float) -> float:
+        return probability if value else 1 - probability
+
+    for x, y, other, x2, y2 in itertools.product((0, 1), repeat=5):
+        weight = chance(x, p) * chance(y, q) * chance(other, q) * chance(x2, p) * chance(y2, q)
+        episodes = [
+            attempt("o", x * y, {}, {}),
+            attempt("f", x * other, {"replays": "o0"}, {"forks": "o1"}),
+            attempt("r", x2 * y2, {}, {}),
+        ]
+        found = assign_credit(episodes, CreditRules(rewards="vine", advantage="none")).advantages
+        gradient[0] += weight * found["o0"] * (x - p)
+        gradient[1] += weight * found["o1"] * (y - q)
+    # d E[xy] / d logit = q p (1 - p) and p q (1 - q)
+    assert gradient == pytest.approx([q * p * (1 - p), p * q * (1 - q)])
