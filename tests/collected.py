@@ -52,8 +52,8 @@ class ScriptedAgents:
     async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
         del step
         self.judged.append([e.task_id for e in episodes])
-        scores = {} if self.judge_error else {e.rollout: index / 10 for index, e in enumerate(episodes)}
-        return Judged(scores=scores, error=self.judge_error, records=[])
+        scores = {e.rollout: [Reward(value=index / 10, name="judge")] for index, e in enumerate(episodes)}
+        return Judged(scores={} if self.judge_error else scores, error=self.judge_error, records=[])
 
     def _rollout(self, job: Job, copy: int) -> Rollout:
         identity = uuid4().hex

@@ -87,9 +87,17 @@ fit(config=load_config(sys.argv[1], sys.argv[2:]), progress=PlainProgress(sys.st
 """
 
 
-def test_a_killed_run_resumes_exactly_where_it_stopped(model: Path, tmp_path: Path):
+@pytest.mark.parametrize("sampling", ["uniform", "curriculum"])
+def test_a_killed_run_resumes_exactly_where_it_stopped(model: Path, tmp_path: Path, sampling: str):
     """Killed after its third step with a checkpoint at the second: steps 3 and 4 equal those of an uninterrupted run."""
-    config = settings(model, tmp_path, rollouts={"concurrency": 1}, trainer={"steps": 4}, tasks={"eval": None})
+    config = settings(
+        model,
+        tmp_path,
+        rollouts={"concurrency": 1},
+        trainer={"steps": 4},
+        tasks={"eval": None, "sampling": sampling},
+        eval={"solved": 0.5},
+    )
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))
     command = [sys.executable, "-c", RUN, str(file)]

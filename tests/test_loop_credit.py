@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from lightning_core import fit, load_config
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.cli.main import main
+from lightning_core.config.credit_rules import policy_rules
 from lightning_core.endpoint.server import Routing
 from lightning_core.errors import InfrastructureError
 from lightning_core.loop import Result
+from lightning_core.records.recredit import recredit
 from lightning_core.records.store import Store
 from lightning_core.serving import ServingEndpoint
 from tests.tiny_model import make_tiny_model
@@ -98,6 +101,64 @@ def test_a_judge_behind_the_upstream_is_all_the_reward_there_is(model: Path, tmp
         (call,) = store.trace(judged[0].id).calls
         assert (call.agent, call.model, call.policy_version) == ("judge", "critic", None)
     assert all(m["reward"] == 0 for m in result.metrics), "the agents' own return does not change"
+
+
+def by_criteria(prompt: str) -> str:
+    """A judge with the scores of `letters` under "small", and the opposite under "other"."""
+    small = json.loads(letters(prompt))["scores"]
+    return json.dumps({"small": small, "other": [10 - score for score in small]})
+
+
+def test_a_judge_scores_each_criterion_and_each_counts_on_its_own(model: Path, tmp_path: Path):
+    backend = ScriptedBackend(by_criteria, models=["critic"])
+    rubric = [
+        {"name": "small", "text": "Small letters.", "weight": 1.0, "agents": ["talker"]},
+        {"name": "other", "text": "Anything else.", "weight": 0.25},
+    ]
+    with ServingEndpoint(backend, Chat(backend.tokenizer), routing=Routing(max_tokens=1000)) as upstream:
+        result = train(
+            model,
+            tmp_path,
+            "tests.talkers:silent",
+            policy={"upstream": {"base_url": upstream.url}},
+            credit={"judge": {"model": "critic", "rubric": rubric, "weight": 2.0}},
+        )
+    with Store(result.folder / "store.db", read_only=True) as store:
+        for step, metrics in enumerate(result.metrics):
+            credit = {c.rollout: c for c in store.credit(step=step)}
+            scores: dict[str, dict[str, list[float]]] = {}
+            for record in store.rollouts(step=step, phase="train"):
+                judged = {r.name: r for r in store.trace(record.id).rewards if (r.name or "").startswith("judge_")}
+                assert [r.agent for r in judged.values()] == ["talker", None]
+                small, other = (r.value for r in judged.values())
+                assert small + other == pytest.approx(1.0)
+                assert credit[record.id].reward == pytest.approx(2 * small + 2 * 0.25 * other)
+                scores.setdefault(record.task_id, {})[record.id] = [small, other]
+            for group in scores.values():
+                mean = sum(small for small, _ in group.values()) / len(group)
+                deviation = math.sqrt(sum((small - mean) ** 2 for small, _ in group.values()) / (len(group) - 1))
+                for rollout, (small, _) in group.items():
+                    expected = 2 * (1 - 0.25) * (small - mean) / (deviation + 1e-6)
+                    assert credit[rollout].advantage == pytest.approx(expected, abs=1e-6)
+            mean_small = [small for group in scores.values() for small, _ in group.values()]
+            assert metrics["reward_judge_small"] == pytest.approx(sum(mean_small) / len(mean_small))
+            assert metrics["reward_judge_other"] == pytest.approx(1 - metrics["reward_judge_small"])
+            assert metrics["judge_small_groups"] == metrics["groups"] == 4
+            assert "reward_judge" not in metrics
+            assert not [name for name in metrics if name.endswith("_sum")]
+            assert len(store.rollouts(step=step, phase="judge")) == 4, "one prompt for all criteria of a group"
+            rules = policy_rules(load_config(result.folder / "config.yaml"))
+            assert [change for change in recredit(store, step, rules) if change.size > 1e-6] == []
+
+
+def test_the_untrained_weights_score_every_criterion_of_the_schema(model: Path, tmp_path: Path):
+    rubric = [{"name": name, "text": "Good."} for name in ("first", "second")]
+    result = train(model, tmp_path, "tests.talkers:silent", credit={"judge": {"model": "base", "rubric": rubric}})
+    with Store(result.folder / "store.db", read_only=True) as store:
+        for record in store.rollouts(phase="judge"):
+            (call,) = store.trace(record.id).calls
+            answer = json.loads((call.response or {})["content"])
+            assert {name: len(found) for name, found in answer.items()} == {"first": 4, "second": 4}
 
 
 def test_the_untrained_weights_can_be_the_judge(model: Path, tmp_path: Path):

@@ -39,6 +39,7 @@ def metrics_of(model: Path, runs: Path, solve: Any, sections: dict[str, dict[str
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "corrections": {
         "policy": {"tuning": "lora"},
+        "tasks": {"sampling": "curriculum"},
         "credit": {"air": {"truncated": -0.1}, "judge": {"model": "base"}},
         "algorithm": {"loss": "dual-clip", "kl": {"weight": 0.1}, "importance": {}, "mini_batches": 2},
     },

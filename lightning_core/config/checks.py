@@ -13,7 +13,7 @@ from lightning_core.config.credit import FLAT, CreditSection
 from lightning_core.config.policies import PolicyCredit
 from lightning_core.config.resolve import policy_settings
 from lightning_core.config.rules import argument_problems, declared, such_as, with_parameter
-from lightning_core.config.sections import Sections, TaskSource, Vllm
+from lightning_core.config.sections import Sections, Tasks, TaskSource, Vllm
 from lightning_core.config.source import KeyPath
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.config.types import is_callable_name
@@ -31,6 +31,8 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
                 ("tasks", split, "args"),
                 f"goes with a source 'module:callable' only, but {source.source!r} is a file",
             )
+    if c.tasks.sampling == "uniform" and c.tasks.sampling_floor != Tasks.model_fields["sampling_floor"].default:
+        yield ("tasks", "sampling_floor"), "goes with sampling: curriculum only, but tasks.sampling is 'uniform'"
     for name in c.agents.frozen:
         if name in c.agents.named:
             yield ("agents", "frozen", name), "the agent is in agents.train too; remove it from one of them"
@@ -41,6 +43,7 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     if c.policy.tuning == "full" and c.policy.lora is not None:
         yield ("policy", "lora"), "goes with tuning: lora only, but policy.tuning is 'full'"
     yield from _check_sampling(c)
+    yield from _check_criteria(c)
     yield from check_policies(c)
     yield from check_algorithm(c.algorithm)
     yield from check_credit(c.credit, group_size=c.rollouts.group_size, refill=c.rollouts.refill)
@@ -79,6 +82,27 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         yield ("otlp", "headers_env"), "requires otlp.endpoint"
     if c.eval.temperature == 0 and c.eval.samples > 1:
         yield ("eval", "samples"), f"found {c.eval.samples}, expected 1: at eval.temperature 0 all attempts are equal"
+
+
+def _check_criteria(c: Sections) -> Iterator[tuple[KeyPath, str]]:
+    """Yield problems of a judge's list of criteria."""
+    if c.credit.judge is None:
+        return
+    criteria = c.credit.judge.criteria
+    if c.credit.judge.rubric == ():
+        yield ("credit", "judge", "rubric"), "the list is empty, expected one or more criteria, or a text"
+    for index, criterion in enumerate(criteria):
+        path = ("credit", "judge", "rubric", index)
+        if criterion.name in [other.name for other in criteria[:index]]:
+            yield (*path, "name"), f"{criterion.name!r} is the name of an earlier criterion; use another"
+        unknown = [agent for agent in criterion.agents or () if c.agents.named and agent not in c.agents.named]
+        if unknown:
+            yield (
+                (*path, "agents"),
+                f"{unknown[0]!r} is not trained; expected names in agents.train: {list(c.agents.named)!r}",
+            )
+        if criterion.agents == ():
+            yield (*path, "agents"), "the list is empty; remove the key for all trained agents"
 
 
 def _check_sampling(c: Sections) -> Iterator[tuple[KeyPath, str]]:
@@ -263,6 +287,11 @@ def check_credit(
         yield ("rollouts", "group_size"), f"found 1, expected 2 or more: {c.advantage!r} compares attempts at one task"
     if group_size == 1 and c.judge is not None:
         yield ("rollouts", "group_size"), "found 1, expected 2 or more: a judge compares attempts at one task"
+    if c.judge is not None and c.judge.criteria and rewards is not None and rewards.needs_critic:
+        yield (
+            ("credit", "judge", "rubric"),
+            f"found a list of criteria, expected a text: with rewards: {c.rewards} the critic predicts the sum of all rewards",
+        )
     if refill and compares != "group":
         yield (
             ("rollouts", "refill"),

@@ -49,6 +49,12 @@ def check_verl(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             yield ("endpoint", key), "with trainer.name: verl every worker has an endpoint of its own; remove the key"
     if t.schedule == "linear":
         yield ("trainer", "schedule"), "found 'linear', expected 'constant' or 'cosine': verl has no other schedule"
+    if c.tasks.sampling == "curriculum":
+        yield (
+            ("tasks", "sampling"),
+            "found 'curriculum', expected 'uniform': verl reads the tasks of all steps from a file that is written before training; or "
+            "use trainer.name: torch",
+        )
     if t.keep_best:
         yield ("trainer", "keep_best"), "verl keeps the newest checkpoints only; use trainer.keep_checkpoints"
     if c.eval.early_stop is not None:

@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from lightning_core.config.problems import INVALID_VALUE
@@ -19,6 +19,8 @@ Anchor = Literal["exact", "normalised"]
 GroupBy = Annotated[tuple[GroupKeyName, ...], Field(strict=False)]
 Arguments = dict[str, Any]
 
+JUDGE = "judge"
+"""The name of the rewards that hold a judge's scores, and the beginning of those of its criteria."""
 FLAT = ("gamma", "lam", "step_weight", "anchor")
 """Arguments of reward rules that have their own key in the section."""
 
@@ -58,7 +60,7 @@ class Rule(Section):
 
 
 class AirSection(Section):
-    """Automatic intermediate rewards of calls, from tool outcomes and response formats."""
+    """Automatic intermediate rewards of calls, from tool outcomes, response formats and lengths."""
 
     tool_ok: float = 0.0
     """Reward per tool call that succeeded."""
@@ -73,6 +75,10 @@ class AirSection(Section):
     truncated_ramp: CountOrZero = 0
     """Number of tokens before the limit over which `truncated` grows linearly from 0: DAPO's soft overlong penalty
     (2503.14476). 0: only responses that reached the limit get it."""
+    token_cost: NotNegative = 0.0
+    """Subtracted from the call's reward per sampled token of the call, such as 0.0001."""
+    call_cost: NotNegative = 0.0
+    """Subtracted from the call's reward, such as 0.01: the cost of a turn."""
     formats: Annotated[tuple[Format, ...], Field(strict=False)] = ()
     """Rewards for responses of a given form."""
     rules: Annotated[tuple[Rule, ...], Field(strict=False)] = ()
@@ -88,18 +94,59 @@ class Critic(Section):
     """Passes over each step's calls."""
 
 
+class Criterion(Section):
+    """One criterion of a judge. Its score is compared on its own within the group, before the advantages are added."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
+    """Name of the criterion. Its score is recorded as the reward `judge_NAME`."""
+    text: str
+    """What a good rollout does."""
+    weight: float = 1.0
+    """Coefficient of the advantages from this criterion, times `credit.judge.weight`. 0: the score is only recorded."""
+    agents: Names | None = None
+    """Agents whose calls get advantages from the criterion; null: all trained agents."""
+
+    @property
+    def reward(self) -> str:
+        """The name of the rewards that hold its scores."""
+        return f"{JUDGE}_{self.name}"
+
+
+def _rubric_kind(data: object) -> str:
+    return "[criteria]" if isinstance(data, list | tuple) else "[text]"
+
+
+Rubric = Annotated[
+    Annotated[str, Tag("[text]")] | Annotated[tuple[Criterion, ...], Field(strict=False), Tag("[criteria]")],
+    # One kind is expected, so that errors are about that one.
+    Discriminator(_rubric_kind),
+]
+
+
 class Judge(Section):
     """A model that scores all rollouts of a group in one prompt.
     Its own calls are never trained."""
 
     model: str
     """Name of the model: `base` for the initial weights, or a model of `policy.upstream`."""
-    rubric: str | None = None
-    """Criteria for a good rollout; null: how well it solves the task."""
+    rubric: Rubric | None = None
+    """What a good rollout is: a text, for one score; or a list of criteria, each with a score of its own; null: how well
+    it solves the task."""
     weight: float = 1.0
-    """Coefficient of the score, which is from 0 to 1. The product is added to the episode's reward."""
+    """Coefficient of the score, which is from 0 to 1. The product is added to the episode's reward. With a list of
+    criteria: a factor of their weights."""
     agent: str = "judge"
     """Agent name under which the judge's calls are recorded."""
+
+    @property
+    def criteria(self) -> tuple[Criterion, ...]:
+        """The criteria with scores of their own; none if the rubric is a text."""
+        return self.rubric if isinstance(self.rubric, tuple) else ()
+
+    @property
+    def rewards(self) -> tuple[str, ...]:
+        """The names of the rewards that hold its scores."""
+        return tuple(c.reward for c in self.criteria) or (JUDGE,)
 
 
 class CreditSection(Section):

@@ -15,7 +15,16 @@ from lightning_core.config.imports import import_callable
 from lightning_core.config.resolve import policy_settings
 from lightning_core.config.rules import find_rule, function_of
 from lightning_core.config.source import KeyPath, dotted
-from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES, Air, CreditRules, FormatRule
+from lightning_core.credit import (
+    ADVANTAGE_RULES,
+    GROUP_KEYS,
+    LOSSES,
+    REWARD_RULES,
+    Air,
+    CreditRules,
+    FormatRule,
+    RewardTerm,
+)
 from lightning_core.credit.registry import Loss
 from lightning_core.errors import ConfigError
 
@@ -49,6 +58,7 @@ def credit_rules(c: configured.CreditSection, *, group_size: int = 2, refill: in
         advantage_args=c.advantage_args,
         group_by=None if c.group_by is None else [function_of(key, key="credit.group_by") for key in c.group_by],
         air=None if c.air is None else _air(c.air),
+        terms=[] if c.judge is None else _terms(c.judge),
         **{name: getattr(c, name) for name in FLAT},
     )
 
@@ -75,6 +85,10 @@ def _raise_first(problems: Iterator[tuple[KeyPath, str]]) -> None:
         raise ConfigError(f"{dotted(path)}: {text}")
 
 
+def _terms(judge: configured.Judge) -> list[RewardTerm]:
+    return [RewardTerm(name=c.reward, weight=judge.weight * c.weight, agents=c.agents) for c in judge.criteria]
+
+
 def _air(air: configured.AirSection) -> Air:
     return Air(
         tool_ok=air.tool_ok,
@@ -83,6 +97,8 @@ def _air(air: configured.AirSection) -> Air:
         tool_errors=air.tool_errors,
         truncated=air.truncated,
         truncated_ramp=air.truncated_ramp,
+        token_cost=air.token_cost,
+        call_cost=air.call_cost,
         formats=[FormatRule(pattern=f.pattern, weight=f.weight, agents=f.agents) for f in air.formats],
         rules=[
             (import_callable(r.function, key=f"credit.air.rules.{i}.function"), r.weight)

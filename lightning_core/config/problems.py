@@ -174,7 +174,7 @@ def _section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None
     current: type[BaseModel] | None = model
     named = False  # whether the next part is a key of a dict, not a field
     for part in path:
-        if named:
+        if named or isinstance(part, int):  # an item of a list has the list's type
             named = False
             continue
         field = current.model_fields.get(str(part)) if current else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Le
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -78,6 +79,12 @@ class Tasks(Section):
     eval: TaskSource | None = None
     """Held-out tasks, in the same forms, evaluated before and after training. The report groups tasks by their string
     field `split`, if they have one."""
+    sampling: Literal["uniform", "curriculum"] = "uniform"
+    """How the training tasks of a step are chosen. `uniform`: one pass over all tasks after the other, each in a random
+    order. `curriculum`: at random, with a probability proportional to p(1 − p), where p is the task's estimated
+    success rate (see `eval.solved`) in its last attempts (2408.15099, 2502.12272)."""
+    sampling_floor: Annotated[float, Ge(0), Le(1)] = 0.1
+    """With `curriculum`: the part of the probability that is the same for all tasks, so that none is left out."""
     allow_overlap: bool = False
     """Whether held-out tasks may be training tasks too, equal in everything but `id` and `split`. The held-out reward
     then does not show whether the policy generalises."""

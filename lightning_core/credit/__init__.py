@@ -26,6 +26,7 @@ from lightning_core.credit.registry import (
     reward_rule,
 )
 from lightning_core.credit.rules import CreditRules
+from lightning_core.credit.terms import RewardTerm
 
 _DECLARED = (advantage_rules, gae, grouping, losses, reward_rules, tree_rules)
 """Imported so that their rules are in the registries."""
@@ -41,6 +42,7 @@ __all__ = [
     "CreditRules",
     "Episode",
     "FormatRule",
+    "RewardTerm",
     "Value",
     "advantage_rule",
     "assign_by_policy",

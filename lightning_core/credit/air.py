@@ -1,7 +1,7 @@
 """Automatic intermediate rewarding (AIR; arXiv 2508.03680, §3.4).
 
-Outcomes of tools, truncation and response formats become rewards of the calls that caused them. A tool's outcome is matched to the
-call that requested the tool by the tool call's id (`signals.py`), never by time.
+Outcomes of tools, truncation, lengths and response formats become rewards of the calls that caused them. A tool's outcome is matched
+to the call that requested the tool by the tool call's id (`signals.py`), never by time.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ class Air:
     """For a response that reached its token limit."""
     truncated_ramp: int = 0
     """Number of tokens before the limit over which ``truncated`` grows linearly from 0 (DAPO, arXiv 2503.14476, eq. 13)."""
+    token_cost: float = 0.0
+    """Subtracted per sampled token of the call."""
+    call_cost: float = 0.0
+    """Subtracted per call."""
     formats: Sequence[FormatRule] = ()
     rules: Sequence[tuple[CallReward, float]] = ()
     """Custom rules and the coefficients of their results."""
@@ -78,6 +82,7 @@ def _rewards(episode: Episode, air: Air) -> Iterator[Reward]:
         signals = by_call.get(t.call, [])
         found = [(f"tool {s.tool} {s.status}", _of_tool(s, air)) for s in signals]
         found.append(("truncated", air.truncated * _overlong(calls[t.call], air.truncated_ramp)))
+        found += [("token_cost", -air.token_cost * len(t.output_ids)), ("call_cost", -air.call_cost)]
         text = _text(calls[t.call])
         found += [
             ("format", rule.weight)

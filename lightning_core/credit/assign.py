@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from lightning_core.credit.advantage_rules import is_flat, rollouts
 from lightning_core.credit.air import air_sum, with_air
-from lightning_core.credit.compare import Compared, by_call, compare_episodes
+from lightning_core.credit.compare import Compared, compare_episodes
 from lightning_core.credit.episode import Episode, Value
 from lightning_core.credit.rules import CreditRules
 
@@ -37,22 +37,15 @@ def assign_credit(
     if rules.air is not None:
         episodes = [with_air(episode, rules.air) for episode in episodes]
         metrics["reward_air_sum"] = air_sum(episodes)
-    rewarded, compared = compare_episodes(episodes, rules, values=values)
-    advantages = {t.call: 0.0 for e in episodes for t in e.transitions}
-    for found in compared:
-        for call, weight in found.weights.items():
-            advantages[call] += weight * found.advantages[call]
-    targets = {rollout: parts[0].targets for rollout, parts in rewarded.items() if parts[0].targets is not None}
-    for found in compared:
-        metrics |= _metrics(found)
-    if compared:
-        metrics["groups_wasted"] = _wasted(compared[0].keyed, advantages)
-    return Credit(
-        values=by_call(episodes, {rollout: parts[0].values for rollout, parts in rewarded.items()}),
-        advantages=advantages,
-        targets=by_call([e for e in episodes if e.rollout in targets], targets),
-        metrics=metrics,
-    )
+    found = compare_episodes(episodes, rules, values=values)
+    advantages = dict.fromkeys(found.values, 0.0)
+    for one in found.compared:
+        for call, weight in one.weights.items():
+            advantages[call] += weight * one.advantages[call]
+        metrics |= _metrics(one)
+    if found.compared:
+        metrics["groups_wasted"] = _wasted(found.compared[0].keyed, advantages)
+    return Credit(values=found.values, advantages=advantages, targets=found.targets, metrics=metrics)
 
 
 def _wasted(groups: Sequence[Sequence[Value]], advantages: Mapping[str, float]) -> float:

@@ -1,15 +1,16 @@
-"""Compares the values of calls: one comparison for each component of the reward rule's result."""
+"""From rewards to compared values: one component after the other."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_core.credit.apply import advantages_of, common_parts, flat_calls, values_of
 from lightning_core.credit.episode import Component, Episode, Value
 from lightning_core.credit.grouping import equalise, group_values
 from lightning_core.credit.rules import CreditRules
+from lightning_core.credit.terms import RewardTerm, split_terms
 from lightning_core.credit.trees import with_trees
 
 
@@ -24,35 +25,66 @@ class Compared:
     groups: Sequence[Sequence[Value]]
     """The groups that the advantage rule got: ``keyed``, or the whole batch as one group."""
     advantages: Mapping[str, float]
-    """By call id, without the component's weight."""
+    """By call id, without the component's weight. A term has those of its own calls."""
     weights: Mapping[str, float]
     """The coefficients of the advantages by call id, without the calls that the component does not count for (`Component.share`)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueComparison:
+    """The values of all calls, and how the advantage rule compared them."""
+
+    values: Mapping[str, float]
+    """By call id: the value of the first component, plus those of the terms times their weights."""
+    targets: Mapping[str, float]
+    """With a critic: the regression targets of its values, by call id."""
+    compared: Sequence[Compared]
+
+
 def compare_episodes(
     episodes: Sequence[Episode], rules: CreditRules, *, values: Mapping[str, float] | None = None
-) -> tuple[Mapping[str, Sequence[Component]], Sequence[Compared]]:
-    """The components of each rollout's values, and what the advantage rule made of each component.
+) -> ValueComparison:
+    """The values of the calls of ``episodes``, compared by ``rules``: first all rewards that are no term, then each term.
 
     The rewards of AIR must already be among those of ``episodes``.
     """
     episodes = with_trees(episodes)
-    reward, advantage = rules.reward_rule, rules.advantage_rule
-    arguments = rules.reward_arguments
-    rewarded = {e.rollout: values_of(e, reward, arguments, values) for e in episodes}
-    outcome_of = reward.depends_on if advantage.compares else None
+    totals = {t.call: 0.0 for e in episodes for t in e.transitions}
+    targets: dict[str, float] = {}
+    compared: list[Compared] = []
+    for term, own in split_terms(episodes, rules.terms):
+        rewarded = {e.rollout: values_of(e, rules.reward_rule, rules.reward_arguments, values) for e in own}
+        found = _by_call(own, {rollout: parts[0].values for rollout, parts in rewarded.items()})
+        totals |= {call: totals[call] + (1.0 if term is None else term.weight) * v for call, v in found.items()}
+        learnt = {rollout: parts[0].targets for rollout, parts in rewarded.items() if parts[0].targets is not None}
+        targets |= _by_call([e for e in own if e.rollout in learnt], learnt)
+        compared += _compare(own, rules, rewarded, term)
+    return ValueComparison(values=totals, targets=targets, compared=compared)
+
+
+def _compare(
+    episodes: Sequence[Episode],
+    rules: CreditRules,
+    rewarded: Mapping[str, Sequence[Component]],
+    term: RewardTerm | None,
+) -> list[Compared]:
+    advantage = rules.advantage_rule
+    outcome_of = rules.reward_rule.depends_on if advantage.compares else None
     outcomes = {} if outcome_of is None else {e.rollout: outcome_of(e) for e in episodes}
 
     found: list[tuple[Component, list[list[Value]], list[list[Value]]]] = []
     for number, part in enumerate(common_parts(rewarded)):
-        values_by_call = by_call(episodes, {rollout: parts[number].values for rollout, parts in rewarded.items()})
-        keyed = equalise(group_values(episodes, values_by_call, (*rules.keys, *part.group_by)), outcomes)
+        by_call = _by_call(episodes, {rollout: parts[number].values for rollout, parts in rewarded.items()})
+        keyed = equalise(group_values(episodes, by_call, (*rules.keys, *part.group_by)), outcomes)
         groups = keyed
         if advantage.compares == "batch":
-            groups = equalise(group_values(episodes, values_by_call, ()), outcomes)
+            groups = equalise(group_values(episodes, by_call, ()), outcomes)
+        if term is not None:
+            name = f"{term.name}_{part.name}" if part.name else term.name
+            part = replace(part, name=name, weight=part.weight * term.weight)
         found.append((part, keyed, groups))
     weights = _weights([(part, groups) for part, _, groups in found], rules)
-    return rewarded, [
+    return [
         Compared(part=part, keyed=keyed, groups=groups, advantages=advantages_of(groups, rules), weights=own)
         for (part, keyed, groups), own in zip(found, weights, strict=True)
     ]
@@ -73,6 +105,5 @@ def _weights(found: Sequence[tuple[Component, list[list[Value]]]], rules: Credit
     ]
 
 
-def by_call(episodes: Sequence[Episode], found: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """``found``, which has the values of each rollout's transitions, by call id."""
+def _by_call(episodes: Sequence[Episode], found: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {t.call: value for e in episodes for t, value in zip(e.transitions, found[e.rollout], strict=True)}

@@ -57,9 +57,8 @@ def explain_credit(
 def _explain(
     episodes: Sequence[Episode], rules: CreditRules, values: Mapping[str, float] | None
 ) -> dict[str, Explanation]:
-    _, compared = compare_episodes(episodes, rules, values=values)
     groups: dict[str, list[GroupExplanation]] = {t.call: [] for e in episodes for t in e.transitions}
-    for one in compared:
+    for one in compare_episodes(episodes, rules, values=values).compared:
         for members in one.groups:
             mean, deviation = moments(members)
             for member in (v for v in members if v.call in one.weights):

@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_core.credit.air import Air
 from lightning_core.credit.registry import ADVANTAGE_RULES, GROUP_KEYS, REWARD_RULES, AdvantageRule, RewardRule
+from lightning_core.credit.terms import RewardTerm
 from lightning_core.errors import CreditError
 
 _COMMON = ("gamma", "lam", "step_weight", "anchor")
@@ -35,6 +36,8 @@ class CreditRules:
     group_by: Sequence[str | Callable[..., Any]] | None = None
     """Names in `GROUP_KEYS`, or functions with the same signature; None: the reward rule's default."""
     air: Air | None = None
+    terms: Sequence[RewardTerm] = ()
+    """Rewards that are compared on their own."""
     rewards_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Other arguments of the reward rule."""
     advantage_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -44,6 +47,10 @@ class CreditRules:
         _ = self.reward_arguments, self.advantage_arguments
         for key in self.keys:
             GROUP_KEYS.find(key)
+        if self.terms and self.needs_values:
+            raise CreditError(
+                f"{self.reward_rule.name!r} cannot compare {self.terms[0].name!r} on its own: the critic predicts the sum of all rewards"
+            )
         if not self.keys:
             raise CreditError(f"group_by is empty; expected one or more of {sorted(GROUP_KEYS)!r}")
 

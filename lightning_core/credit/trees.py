@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_core.credit.episode import Episode
-from lightning_core.trace import Call
+from lightning_core.trace import Call, Reward
 from lightning_core.transitions import Transition
 
 
@@ -48,6 +48,11 @@ class Trees:
         for rollout, root in self._roots.items():
             self._trees[root].append(self._paths[rollout])
             self._of_task[self._paths[rollout].episode.task_id].add(root)
+
+    def keep_rewards(self, kept: Callable[[Reward], bool]) -> Trees:
+        """The same trees with those rewards that are ``kept``."""
+        episodes = (path.episode for path in self._paths.values())
+        return Trees([replace(e, rewards=[r for r in e.rewards if kept(r)]) for e in episodes])
 
     def value(self, transition: Transition) -> float:
         """The mean return of the rollouts through the response of ``transition``."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from lightning_core.records.solved import ROUNDING
-from lightning_core.records.store import LEFT_OUT, RolloutRecord, Store
+from lightning_core.records.store import COUNTED, LEFT_OUT, RolloutRecord, Store
 
 TaskOrder = Literal["task_id", "attempts", "first", "last", "gain", "best", "solved"]
 TASK_ORDERS: tuple[str, ...] = get_args(TaskOrder)
@@ -107,3 +107,27 @@ def rewarded_attempts(store: Store, task_id: str) -> list[RewardedAttempt]:
     columns = ", ".join(RewardedAttempt._fields)
     query = f"SELECT {columns} {_ATTEMPTS} AND reward IS NOT NULL ORDER BY step, ordinal"
     return [RewardedAttempt(*row) for row in store.select(query, task_id)]
+
+
+class Tried(NamedTuple):
+    """The recent attempts at one task."""
+
+    attempts: int
+    solved: int
+
+
+def recent_attempts(store: Store, *, before: int, solved: float, steps: int = 2) -> dict[str, Tried]:
+    """The training attempts at each task in the last ``steps`` steps that tried it, of the steps before ``before``.
+
+    Without attempts that count in no mean. ``solved``: the reward that solves a task.
+    """
+    query = f"""
+        WITH ranked AS (
+            SELECT task_id, reward, dense_rank() OVER (PARTITION BY task_id ORDER BY step DESC) AS latest
+            FROM rollouts WHERE phase = 'train' AND step < ? AND {COUNTED}
+        )
+        SELECT task_id, count(*) AS attempts, sum(coalesce(reward >= ?, 0)) AS solved FROM ranked WHERE latest <= ?
+        GROUP BY task_id
+    """
+    rows = store.select(query, before, solved - ROUNDING, steps)
+    return {row["task_id"]: Tried(row["attempts"], row["solved"]) for row in rows}

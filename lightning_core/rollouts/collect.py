@@ -20,11 +20,13 @@ from lightning_core.credit import Credit, Episode, assign_by_policy
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
 from lightning_core.records.progress import Progress
 from lightning_core.records.store import Phase, Store
+from lightning_core.records.task_history import Tried, recent_attempts
 from lightning_core.rollouts.agent_pool import AgentPool
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.background import BackgroundLoop
 from lightning_core.rollouts.batch import Batch, Group
 from lightning_core.rollouts.counts import count_calls, count_forks, count_rewards, count_rollouts, count_rows
+from lightning_core.rollouts.curriculum import count_picked
 from lightning_core.rollouts.entries import (
     call_credits,
     count_earlier,
@@ -40,6 +42,7 @@ from lightning_core.rollouts.refill import spare_tasks, without_signal
 from lightning_core.rollouts.runner import Task
 from lightning_core.rollouts.selection import check_agents, no_calls, routing_of, trained_agents
 from lightning_core.rollouts.stopping import InvalidRewards, check_finished, check_rewarded
+from lightning_core.trace import Reward
 from lightning_core.transitions import Row, Transition, transitions_to_rows
 
 logger = logging.getLogger(__name__)
@@ -73,6 +76,13 @@ class Collector:
         self._failures = FailureLog()
         self._names_checked = False
         self._invalid = InvalidRewards(config.rollouts.max_invalid)
+
+    def tried(self, step: int) -> Mapping[str, Tried] | None:
+        """With ``tasks.sampling: curriculum``: the recent attempts at each task before ``step``. They are read from the store, so that
+        a resumed run picks the same tasks."""
+        if self.config.tasks.sampling == "uniform":
+            return None
+        return recent_attempts(self._store, before=step, solved=self.config.eval.solved)
 
     async def roll_out(self, task: Task, phase: Phase, step: int, *, earlier: int = 0) -> Group:
         """tasks → rollouts: run all attempts at ``task`` under the current policy; recorded on return.
@@ -181,7 +191,9 @@ class Collector:
         scores = {k: v for found in outcomes if not isinstance(found, Exception) for k, v in found.items()}
         return with_scores(episodes, scores)
 
-    async def _judge(self, episodes: Sequence[Episode], step: int) -> Mapping[str, float] | InfrastructureError:
+    async def _judge(
+        self, episodes: Sequence[Episode], step: int
+    ) -> Mapping[str, Sequence[Reward]] | InfrastructureError:
         try:
             judged = await self._agents.judge(episodes, step)
         except InfrastructureError as error:
@@ -189,7 +201,7 @@ class Collector:
         await asyncio.to_thread(self._store.add_rollouts, judged.records)
         if judged.error is not None:
             return InfrastructureError(judged.error)
-        await asyncio.to_thread(self._store.add_spans, reward_spans(episodes, judged.scores))
+        await asyncio.to_thread(self._store.add_spans, reward_spans(judged.scores))
         return judged.scores
 
     def credit(self, episodes: Sequence[Episode]) -> Credit:
@@ -201,11 +213,17 @@ class Collector:
         return assign_by_policy(episodes, self.rules, values=values)
 
     def batch(
-        self, groups: Sequence[Group], episodes: Sequence[Episode], credit: Credit, *, replaced: int = 0
+        self,
+        groups: Sequence[Group],
+        episodes: Sequence[Episode],
+        credit: Credit,
+        *,
+        replaced: int = 0,
+        picked: Mapping[str, float] | None = None,
     ) -> Batch:
         """advantages → rows.
 
-        ``groups``: all that ran, including the ``replaced`` ones; ``episodes``: without those.
+        ``groups``: all that ran, including the ``replaced`` ones; ``episodes``: without those. ``picked``: counts of the step's tasks.
         """
         rows = [row for e in episodes for row in self.rows(e, credit)]
         c = self.config
@@ -219,9 +237,10 @@ class Collector:
             **count_forks([r for g in groups for r in g.forks], dropped=sum(g.forks_dropped for g in groups)),
             "groups_refilled": replaced,
             **count_calls(episodes, credit, list(c.policies)),
-            **count_rewards(episodes, judged=c.credit.judge is not None),
+            **count_rewards(episodes, judged=() if c.credit.judge is None else c.credit.judge.rewards),
             **count_rows(rows, step=None if c.policies else groups[0].step),
             **credit.metrics,
+            **(picked or {}),
         }
         return Batch(episodes=episodes, credit=credit, rows=rows, counts=counts)
 
@@ -258,7 +277,8 @@ def collect(
         progress.phase("judge")
         return groups, background.call(collector.judged, episodes, step, required=True)
 
-    chosen = pick_tasks(tasks, config, step)
+    tried = collector.tried(step)
+    chosen = pick_tasks(tasks, config, step, tried)
     groups, episodes = roll_out(chosen, whole=True)
     credit = collector.credit(episodes)
 
@@ -275,7 +295,8 @@ def collect(
         dropped = set(flat[: len(others)])
         episodes = [*(e for e in episodes if e.task_id not in dropped), *fresh]
         credit = collector.credit(episodes)
-    batch = collector.batch(groups, episodes, credit, replaced=replaced)
+    picked = {} if tried is None else count_picked(chosen, tried)
+    batch = collector.batch(groups, episodes, credit, replaced=replaced, picked=picked)
     if not batch.rows:
         logger.warning(
             "step %d: nothing to train on: all %d responses of the trained agents reached their token limit, and "

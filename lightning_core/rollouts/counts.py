@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from lightning_core.config.credit import JUDGE
 from lightning_core.credit import Credit, Episode
 from lightning_core.records.solved import is_solved
 from lightning_core.records.store import LEFT_OUT
@@ -22,8 +23,9 @@ _SUMS = (
     "rollouts_solved",
     "rollouts_trained",
     "rollouts_credited",
-    "reward_judge_sum",
     "versions_behind",
+    "tasks_sampled",
+    "tasks_sampled_success_sum",
 )
 """Counts that are replaced by means."""
 _SUMS_OF_POLICIES = ("response_tokens_sum", "surprisal_sum", "reward_air_sum")
@@ -105,13 +107,14 @@ def _count_transitions(transitions: Sequence[Transition], credit: Credit) -> dic
     }
 
 
-def count_rewards(episodes: Sequence[Episode], *, judged: bool) -> dict[str, float]:
-    """The number of rollouts with credit and, if they are ``judged``, what the judge added to their rewards."""
+def count_rewards(episodes: Sequence[Episode], *, judged: Sequence[str] = ()) -> dict[str, float]:
+    """The number of rollouts with credit, and the sums of the judge's rewards with the names ``judged``.
+
+    A reward that several agents have counts once in each rollout.
+    """
     counts: dict[str, float] = {"rollouts_credited": len(episodes)}
-    if judged:
-        derived = (r for e in episodes for r in e.rewards[len(e.trace.rewards) :])
-        counts["reward_judge_sum"] = math.fsum(r.value for r in derived if r.is_episode)
-    return counts
+    derived = [{r.name: r.value for r in e.rewards[len(e.trace.rewards) :]} for e in episodes]
+    return counts | {f"reward_{name}_sum": math.fsum(found.get(name, 0.0) for found in derived) for name in judged}
 
 
 def count_rows(rows: Sequence[Row], *, step: int | None = None) -> dict[str, float]:
@@ -150,7 +153,9 @@ def counts_to_metrics(counts: Mapping[str, float]) -> dict[str, float]:
     if "rollouts_trained" in counts:
         metrics["rows_per_rollout"] = counts["rows"] / max(1, counts["rollouts_trained"])
     metrics |= _mean("staleness", counts, "versions_behind", counts["rows"])
-    metrics |= _mean("reward_judge", counts, "reward_judge_sum", counts.get("rollouts_credited", 0))
+    metrics |= _mean("tasks_sampled_success", counts, "tasks_sampled_success_sum", counts.get("tasks_sampled", 0))
+    for name in filter(_is_judged, counts):
+        metrics |= _mean(name.removesuffix("_sum"), counts, name, counts.get("rollouts_credited", 0))
     for prefix in dict.fromkeys(key.rpartition("calls")[0] for key in counts if _is_name(key, "calls")):
         metrics |= _call_metrics(counts, prefix)
     return metrics
@@ -172,8 +177,12 @@ def _mean(name: str, counts: Mapping[str, float], total: str, number: float) -> 
     return {name: counts[total] / number} if total in counts and number else {}
 
 
+def _is_judged(key: str) -> bool:
+    return key.startswith(f"reward_{JUDGE}") and key.endswith("_sum")
+
+
 def _is_sum(key: str) -> bool:
-    return key in _SUMS or any(_is_name(key, name) for name in _SUMS_OF_POLICIES)
+    return key in _SUMS or _is_judged(key) or any(_is_name(key, name) for name in _SUMS_OF_POLICIES)
 
 
 def _is_name(key: str, name: str) -> bool:

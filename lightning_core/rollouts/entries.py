@@ -9,7 +9,7 @@ import hashlib
 import random
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,18 +19,26 @@ from lightning_core.config.forks import Forks
 from lightning_core.credit import Credit, Episode
 from lightning_core.errors import TrainingError
 from lightning_core.records.store import LEFT_OUT, CallCredit, Phase, RolloutRecord
+from lightning_core.records.task_history import Tried
 from lightning_core.rollouts.attempt import Job, Rollout
+from lightning_core.rollouts.curriculum import draw_tasks, sampling_probabilities
 from lightning_core.rollouts.forks import Fork, choose_points, fork_seed, recording_of
 from lightning_core.rollouts.tasks import Task
 from lightning_core.transitions import refused_calls, trace_to_transitions
 
 
-def pick_tasks(tasks: Sequence[Task], config: Config, step: int) -> list[Task]:
+def pick_tasks(
+    tasks: Sequence[Task], config: Config, step: int, tried: Mapping[str, Tried] | None = None
+) -> list[Task]:
     """The tasks of ``step``.
 
-    Each pass over all tasks has its own order, which depends on ``run.seed`` alone.
+    Each pass over all tasks has its own order, which depends on ``run.seed`` alone. With ``tasks.sampling: curriculum`` there are no
+    passes: each step draws its tasks by ``tried``, the attempts so far by task id.
     """
     size = config.rollouts.tasks_per_step
+    if config.tasks.sampling == "curriculum":
+        probabilities = sampling_probabilities(tasks, tried or {}, config.tasks.sampling_floor)
+        return draw_tasks(tasks, probabilities, size, seed=f"{config.run.seed}:curriculum:{step}")
     picked: list[Task] = []
     for position in range(step * size, (step + 1) * size):
         epoch, index = divmod(position, len(tasks))

@@ -18,18 +18,18 @@ from typing import Any
 import httpx
 
 from lightning_core.capture import current_address, rollout, scope
-from lightning_core.config.credit import Judge
+from lightning_core.config.credit import JUDGE, Criterion, Judge
 from lightning_core.credit import Episode
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import InfrastructureError
 from lightning_core.records.store import RolloutRecord
 from lightning_core.rollouts.entries import judge_record
-from lightning_core.trace import OPERATION, REWARD_NAME, REWARD_VALUE, Reward, SpanRecord, Trace, describe
+from lightning_core.trace import OPERATION, REWARD_AGENT, REWARD_NAME, REWARD_VALUE, Reward, SpanRecord, Trace, describe
 
-NAME = "judge"
-"""The name of the rewards that hold its scores."""
 _MAX_TOKENS = 512
+_TOKENS_PER_SCORE = 4
+"""Room for each score of further criteria."""
 _SECONDS = 300
 _CHARACTERS = 4000
 """Maximum length of an attempt's text in the prompt.
@@ -37,14 +37,17 @@ _CHARACTERS = 4000
 Of a longer text, the beginning and the end are kept.
 """
 _RUBRIC = "An attempt is good if it does what the task asks, completely and correctly."
+_SCORES = "scores"
+"""The key of the scores in the answer, if the rubric is a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """The judge's scores of one group, and the judge's own rollout with its spans."""
 
-    scores: Mapping[str, float]
-    """From 0 to 1, times ``credit.judge.weight``; by rollout id."""
+    scores: Mapping[str, Sequence[Reward]]
+    """The rewards of each rollout, by its id: the score from 0 to 1 times ``credit.judge.weight``; or one for each criterion and each of
+    its agents, without weights."""
     error: str | None
     """Why there are no scores; None if there are."""
     records: Sequence[tuple[RolloutRecord, Sequence[SpanRecord]]]
@@ -54,10 +57,11 @@ def judge_group(episodes: Sequence[Episode], judge: Judge, endpoint: PolicyEndpo
     """Score the attempts at one task. ``step``: number of updates so far."""
     task = episodes[0].task_id
     key = endpoint.new_key()
-    scores: list[float] = []
+    scores: Mapping[str, Sequence[float]] = {}
     failure: str | None = None
     with rollout({"id": f"judge of {task}"}, endpoint=endpoint.url, api_key=key) as run:
-        endpoint.open(key, run.address, Routing(frozen={judge.agent: judge.model}, max_tokens=_MAX_TOKENS))
+        limit = _max_tokens(judge, len(episodes))
+        endpoint.open(key, run.address, Routing(frozen={judge.agent: judge.model}, max_tokens=limit))
         try:
             with scope(judge.agent):
                 scores = _request_scores(episodes, judge, endpoint.url, key)
@@ -67,89 +71,116 @@ def judge_group(episodes: Sequence[Episode], judge: Judge, endpoint: PolicyEndpo
             endpoint.close(key)
     return Judged(
         error=failure,
-        scores={e.rollout: judge.weight * score for e, score in zip(episodes, scores, strict=False)},
+        scores={e.rollout: _rewards(judge, scores, index) for index, e in enumerate(episodes)} if scores else {},
         records=[(judge_record(task, run, failure, step), run.spans)],
     )
 
 
-def with_scores(episodes: Sequence[Episode], scores: Mapping[str, float]) -> list[Episode]:
-    """``episodes`` with ``scores`` (by rollout id) added to their rewards."""
+def _max_tokens(judge: Judge, attempts: int) -> int:
+    return _MAX_TOKENS + _TOKENS_PER_SCORE * attempts * max(0, len(judge.criteria) - 1)
+
+
+def _rewards(judge: Judge, scores: Mapping[str, Sequence[float]], index: int) -> list[Reward]:
+    if not judge.criteria:
+        return [Reward(value=judge.weight * scores[_SCORES][index], name=JUDGE)]
     return [
-        replace(e, rewards=(*e.rewards, Reward(value=scores[e.rollout], name=NAME))) if e.rollout in scores else e
-        for e in episodes
+        Reward(value=scores[c.name][index], name=c.reward, agent=agent)
+        for c in judge.criteria
+        for agent in c.agents or (None,)
     ]
 
 
-def reward_spans(episodes: Sequence[Episode], scores: Mapping[str, float]) -> list[SpanRecord]:
-    """A reward span for each score, in the trace of its rollout."""
+def with_scores(episodes: Sequence[Episode], scores: Mapping[str, Sequence[Reward]]) -> list[Episode]:
+    """``episodes`` with ``scores`` (by rollout id) added to their rewards."""
+    return [replace(e, rewards=(*e.rewards, *scores.get(e.rollout, ()))) for e in episodes]
+
+
+def reward_spans(scores: Mapping[str, Sequence[Reward]]) -> list[SpanRecord]:
+    """A reward span for each reward of ``scores``, in the trace of its rollout."""
     now = time.time_ns()
     return [
         SpanRecord(
-            name=NAME,
-            trace_id=e.rollout,
+            name=reward.name or JUDGE,
+            trace_id=rollout,
             span_id=secrets.token_hex(8),
             parent_id=None,
-            start_ns=now,
-            end_ns=now,
-            attributes={OPERATION: "reward", REWARD_VALUE: scores[e.rollout], REWARD_NAME: NAME},
+            start_ns=now + index,  # spans are read in order of their start
+            end_ns=now + index,
+            attributes={
+                OPERATION: "reward",
+                REWARD_VALUE: reward.value,
+                REWARD_NAME: reward.name or JUDGE,
+                **({} if reward.agent is None else {REWARD_AGENT: reward.agent}),
+            },
         )
-        for e in episodes
-        if e.rollout in scores
+        for rollout, rewards in scores.items()
+        for index, reward in enumerate(rewards)
     ]
 
 
-def judge_prompt(traces: Sequence[Trace], rubric: str | None) -> str:
+def judge_prompt(traces: Sequence[Trace], rubric: str | Sequence[Criterion] | None) -> str:
     """The text of the judge's prompt."""
     texts = [_transcript(trace) for trace in traces]
     shared = _common_lines(texts)
-    lines = [
-        f"{len(traces)} attempts at the same task follow. Score each from 0 (worst) to 10 (best), by comparing them.",
-        rubric or _RUBRIC,
-        f"Task: {json.dumps(traces[0].task, ensure_ascii=False)}",
-    ]
+    score = f"{len(traces)} attempts at the same task follow. Score each from 0 (worst) to 10 (best), by comparing them"
+    if rubric is None or isinstance(rubric, str):
+        names, lines = [_SCORES], [f"{score}.", rubric or _RUBRIC]
+    else:
+        names = [c.name for c in rubric]
+        lines = [f"{score}, separately by each criterion:", *map(_criterion_line, rubric)]
+    lines.append(f"Task: {json.dumps(traces[0].task, ensure_ascii=False)}")
     if shared:
         lines += ["All attempts begin with:", *texts[0][:shared]]
     for number, text in enumerate(texts, 1):
         lines += [f"--- Attempt {number}", _shorten("\n".join(text[shared:]))]
-    lines.append(f'Answer as JSON: {{"scores": [{len(traces)} whole numbers, one for each attempt in order]}}')
+    numbers = f"[{len(traces)} whole numbers, one for each attempt in order]"
+    lines.append("Answer as JSON: {" + ", ".join(f'"{name}": {numbers}' for name in names) + "}")
     return "\n".join(lines)
 
 
-def read_scores(text: str, count: int) -> list[float]:
-    """The scores in the judge's answer, scaled to 0 to 1.
+def _criterion_line(criterion: Criterion) -> str:
+    agents = f" (only what {' and '.join(criterion.agents)} wrote)" if criterion.agents else ""
+    return f"- {criterion.name}{agents}: {criterion.text}"
 
-    Raises ValueError unless there are ``count``, from 0 to 10.
+
+def read_scores(text: str, count: int, names: Sequence[str] = (_SCORES,)) -> dict[str, list[float]]:
+    """The scores under each of ``names`` in the judge's answer, scaled to 0 to 1.
+
+    Raises ValueError unless there are ``count`` of each, from 0 to 10.
     """
     start, end = text.find("{"), text.rfind("}")
     found: Any = json.loads(text[start : end + 1]) if start >= 0 else None
-    scores = found.get("scores") if isinstance(found, dict) else None
-    if not isinstance(scores, list) or len(scores) != count:
-        raise ValueError(f"the judge answered {text[:200]!r}; expected {count} scores")
-    numbers = [score / 10 for score in scores if isinstance(score, int | float) and 0 <= score <= 10]
-    if len(numbers) != count:
-        raise ValueError(f"the judge answered the scores {scores!r}; expected numbers from 0 to 10")
-    return numbers
+    scaled: dict[str, list[float]] = {}
+    for name in names:
+        scores = found.get(name) if isinstance(found, dict) else None
+        if not isinstance(scores, list) or len(scores) != count:
+            under = "" if name == _SCORES else f" under {name!r}"
+            raise ValueError(f"the judge answered {text[:200]!r}; expected {count} scores{under}")
+        scaled[name] = [score / 10 for score in scores if isinstance(score, int | float) and 0 <= score <= 10]
+        if len(scaled[name]) != count:
+            raise ValueError(f"the judge answered the scores {scores!r}; expected numbers from 0 to 10")
+    return scaled
 
 
-def _request_scores(group: Sequence[Episode], judge: Judge, url: str, key: str) -> list[float]:
+def _request_scores(group: Sequence[Episode], judge: Judge, url: str, key: str) -> dict[str, list[float]]:
+    names = [c.name for c in judge.criteria] or [_SCORES]
+    numbers = {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 0, "maximum": 10},
+        "minItems": len(group),
+        "maxItems": len(group),
+    }
     schema = {
         "type": "object",
-        "properties": {
-            "scores": {
-                "type": "array",
-                "items": {"type": "integer", "minimum": 0, "maximum": 10},
-                "minItems": len(group),
-                "maxItems": len(group),
-            }
-        },
-        "required": ["scores"],
+        "properties": dict.fromkeys(names, numbers),
+        "required": names,
         "additionalProperties": False,
     }
     body = {
         "model": judge.model,
         "messages": [{"role": "user", "content": judge_prompt([e.trace for e in group], judge.rubric)}],
         "temperature": 0,
-        "max_tokens": _MAX_TOKENS,
+        "max_tokens": _max_tokens(judge, len(group)),
         "response_format": {"type": "json_schema", "json_schema": {"name": "scores", "schema": schema, "strict": True}},
     }
     address = current_address()
@@ -158,7 +189,7 @@ def _request_scores(group: Sequence[Episode], judge: Judge, url: str, key: str) 
     answer = httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=_SECONDS, trust_env=False)
     if answer.status_code != 200:
         raise InfrastructureError(f"the judge {judge.model!r} returned HTTP {answer.status_code}: {answer.text[:300]}")
-    return read_scores(answer.json()["choices"][0]["message"]["content"] or "", len(group))
+    return read_scores(answer.json()["choices"][0]["message"]["content"] or "", len(group), names)
 
 
 def _transcript(trace: Trace) -> list[str]:

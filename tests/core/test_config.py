@@ -107,11 +107,12 @@ def test_lora_gets_its_defaults() -> None:
     [
         [],
         ["policy.tuning=lora", "policy.lora.target_modules=[q_proj]"],
+        ["tasks.sampling=curriculum", "tasks.sampling_floor=0.2"],
         ["credit.rewards=discounted", "credit.gamma=0.9", "credit.group_by=[task, agent]"],
         [
             "credit.rewards=m:f",
-            "credit.air={tool_errors: {x: 1}, formats: [{pattern: a, weight: 1}]}",
-            "credit.judge={model: m}",
+            "credit.air={tool_errors: {x: 1}, token_cost: 1e-4, call_cost: 0.1, formats: [{pattern: a, weight: 1}]}",
+            "credit.judge={model: m, rubric: [{name: short, text: t, weight: 0.2, agents: [a]}, {name: right, text: u}]}",
         ],
         ["agents.train=[no, '1e-5', ü]", "run.name='12'", "agents.frozen={judge: base}"],
         [
@@ -212,10 +213,41 @@ rollouts: {group_size: yes}
             "credit: {air: {formats: [{pattern: '(', weight: 1}]}}",
             "credit.air.formats[0].pattern: found '(', expected a regular",
         ),
+        ("credit: {air: {token_cost: -0.001}}", "credit.air.token_cost: found -0.001, expected"),
+        (
+            "credit: {air: {formats: [{pattern: a, weight: 1, agent: [x]}]}}",
+            "credit.air.formats[0].agent: unknown key; did you mean 'agents'?",
+        ),
         ("credit: {air: {tool_eror: 1}}", "credit.air.tool_eror: unknown key; did you mean 'tool_error'?"),
         (
             "rollouts: {group_size: 1}\ncredit: {judge: {model: m}, advantage: none}",
             "rollouts.group_size: found 1, expected 2 or more: a judge compares",
+        ),
+        ("credit: {judge: {model: m, rubric: []}}", "credit.judge.rubric: the list is empty, expected"),
+        ("credit: {judge: {model: m, rubric: 5}}", "credit.judge.rubric: found 5, expected a string"),
+        (
+            "credit: {judge: {model: m, rubric: [{name: a b, text: t}]}}",
+            "credit.judge.rubric[0].name: found 'a b', expected",
+        ),
+        (
+            "credit: {judge: {model: m, rubric: [{name: a, text: t, weigth: 1}]}}",
+            "credit.judge.rubric[0].weigth: unknown key; did you mean 'weight'?",
+        ),
+        (
+            "credit: {judge: {model: m, rubric: [{name: a, text: t}, {name: a, text: u}]}}",
+            "credit.judge.rubric[1].name: 'a' is the name of an earlier criterion",
+        ),
+        (
+            "credit: {judge: {model: m, rubric: [{name: a, text: t, agents: [x, y]}]}}\nagents: {train: [x]}",
+            "credit.judge.rubric[0].agents: 'y' is not trained; expected names in agents.train: ['x']",
+        ),
+        (
+            "credit: {judge: {model: m, rubric: [{name: a, text: t, agents: []}]}}",
+            "credit.judge.rubric[0].agents: the list is empty; remove the key",
+        ),
+        (
+            "credit: {rewards: gae, gamma: 1.0, advantage: none, judge: {model: m, rubric: [{name: a, text: t}]}}",
+            "credit.judge.rubric: found a list of criteria, expected a text: with rewards: gae the critic",
         ),
         ("rollouts: {refill: 2}\ncredit: {advantage: none}", "rollouts.refill: goes with advantages that compare"),
         ("credit: {group_by: [agent, agent]}", "credit.group_by: expected one or more different keys"),
@@ -278,6 +310,9 @@ rollouts: {group_size: yes}
             "eval.early_stop.min_improvement: goes with patience",
         ),
         ("credit: {air: {truncated_ramp: 9}}", "credit.air.truncated_ramp: has no effect without credit.air.truncated"),
+        ("tasks: {sampling: hard}", "tasks.sampling: found 'hard', expected 'uniform' or 'curriculum'"),
+        ("tasks: {sampling: curriculum, sampling_floor: 1.5}", "tasks.sampling_floor: found 1.5, expected"),
+        ("tasks: {sampling_floor: 0.2}", "tasks.sampling_floor: goes with sampling: curriculum only"),
         ("algorithm: {clip_dual: 2.0}", "algorithm.clip_dual: goes with loss: dual-clip only"),
         ("algorithm: {aggregation: constant}", "algorithm.aggregation: 'constant' needs algorithm.constant_tokens"),
         ("algorithm: {constant_tokens: 9}", "algorithm.constant_tokens: goes with aggregation: constant only"),

@@ -90,7 +90,7 @@ def test_calls_are_counted_for_all_and_for_each_policy() -> None:
     counts = count_calls(two_policies(), credit, ["a", "b", "unused"])
     assert (counts["calls"], counts["calls_truncated"], counts["calls_credited"]) == (2, 1, 1)
     assert (counts["a/calls"], counts["b/calls"], counts["unused/calls"]) == (1, 1, 0)
-    step = {**count_rollouts([rollout()]), **count_rewards([], judged=False), "rows": 1, **counts}
+    step = {**count_rollouts([rollout()]), **count_rewards([]), "rows": 1, **counts}
     metrics = counts_to_metrics(add_counts(step, step))
     assert metrics["calls"] == 4
     assert (metrics["response_tokens"], metrics["a/response_tokens"], metrics["b/response_tokens"]) == (1.5, 2, 1)
@@ -103,7 +103,7 @@ def test_calls_are_counted_for_all_and_for_each_policy() -> None:
 def test_what_a_judge_adds_is_a_mean_over_rollouts() -> None:
     given = episode("r", 1.0)
     judged = replace(given, rewards=(*given.rewards, Reward(value=0.5, name="judge")))
-    counts = {**count_rollouts([rollout()]), "rows": 1, **count_rewards([judged, given], judged=True)}
+    counts = {**count_rollouts([rollout()]), "rows": 1, **count_rewards([judged, given], judged=["judge"])}
     assert counts_to_metrics(counts)["reward_judge"] == 0.25
 
 
@@ -118,7 +118,7 @@ def test_what_air_adds_is_counted_for_each_policy() -> None:
     assert "b/reward_air_sum" not in credit.metrics
     single = assign_by_policy([one], {"policy": CreditRules(air=Air(truncated=-0.5))})
     assert single.metrics["reward_air_sum"] == -1.0
-    counts = count_calls([one], credit, ["a"]) | count_rewards([one, one], judged=False) | credit.metrics
+    counts = count_calls([one], credit, ["a"]) | count_rewards([one, one]) | credit.metrics
     assert counts_to_metrics({**count_rollouts([rollout()]), "rows": 1, **counts})["a/reward_air"] == -0.5
 
 

@@ -54,6 +54,13 @@ def test_intermediate_rewards_are_found_once_and_for_all() -> None:
     assert set(credit.values.values()) == {0.5}
 
 
+def test_the_costs_of_every_policy_lower_the_return_of_the_team() -> None:
+    """Three trained calls of one token each cost 0.1 each, whichever policy made them."""
+    rules = {name: replace(own, rewards="broadcast", gamma=1.0, air=Air(token_cost=0.1)) for name, own in RULES.items()}
+    credit = assign_by_policy([episode("a", 1.0)], rules)
+    assert list(credit.values.values()) == pytest.approx([0.7] * 3)
+
+
 def test_an_episode_without_calls_of_a_policy_is_not_a_sample_of_it() -> None:
     silent = episode("b", 0.0)
     silent = replace(silent, transitions=[t for t in silent.transitions if t.policy == "sql"])

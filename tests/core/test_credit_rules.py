@@ -303,6 +303,36 @@ def test_air_of_long_responses_grows_before_the_limit(tokens: int, limit: int | 
     assert values(from_calls([one], 1), rules) == pytest.approx([expected])
 
 
+def lengthy(rollout: str, reward: float, *tokens: int, trained: tuple[str, ...] = ("a",)) -> Episode:
+    """Calls of the agent a with these numbers of tokens, then one of b with 1,000."""
+    calls = [
+        call(f"{rollout}{i}", rollout, "b" if i == len(tokens) else "a", i, output_ids=np.zeros(n, dtype="<u4"))
+        for i, n in enumerate((*tokens, 1000))
+    ]
+    return from_calls(calls, reward, trained=trained)
+
+
+def test_the_costs_of_tokens_and_calls_against_computed_numbers():
+    """Only trained calls cost: 1 − (120 + 40) · 0.001 − 2 · 0.05 = 0.74 of the return."""
+    air = Air(token_cost=0.001, call_cost=0.05)
+    own = values(lengthy("x", 1, 120, 40), CreditRules(rewards="explicit", air=air))
+    assert own == pytest.approx([-0.12 - 0.05, -0.04 - 0.05])
+    assert values(lengthy("x", 1, 120, 40), CreditRules(air=air)) == pytest.approx([0.74, 0.74])
+    both = CreditRules(rewards="explicit", air=air)
+    assert values(lengthy("x", 1, 120, trained=("a", "b")), both) == pytest.approx([-0.17, -1.05])
+
+
+def test_the_shorter_of_two_perfect_rollouts_is_better_with_a_cost_and_grpo_makes_the_difference_as_large_as_any():
+    """Returns of 0.9 and 0.7: their mean is 0.8, so dr-grpo gives ±0.1, but grpo divides by 0.1 · √2."""
+    pair = [lengthy("x", 1, 100), lengthy("y", 1, 100, 100, 100)]
+    air = Air(call_cost=0.1)
+    plain = assign_credit(pair, CreditRules(advantage="dr-grpo", air=air)).advantages
+    assert [plain["x0"], plain["y0"], plain["y2"]] == pytest.approx([0.1, -0.1, -0.1])
+    scaled = assign_credit(pair, CreditRules(air=air)).advantages
+    assert [scaled["x0"], scaled["y0"]] == pytest.approx([1 / math.sqrt(2), -1 / math.sqrt(2)], abs=1e-4)
+    assert set(assign_credit(pair, CreditRules()).advantages.values()) == {0.0}
+
+
 def test_air_distinguishes_errors():
     air = Air(tool_error=-0.2, tool_errors={"Permission": -5.0, "Timeout": 0.0})
     assert values(worked(), CreditRules(rewards="explicit", air=air)) == [0.0, 0.0]

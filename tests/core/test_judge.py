@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_core.rollouts.judge import judge_prompt
+import pytest
+
+from lightning_core.config.credit import Criterion
+from lightning_core.rollouts.judge import judge_prompt, read_scores
 from lightning_core.trace import Trace
 from tests.core.episodes import call, from_calls
 
@@ -65,3 +68,37 @@ def test_attempts_with_a_common_start_differ_where_one_continues():
     assert "assistant (a): hm" in head
     assert "assistant (a): hm" in first
     assert "assistant (a): hm" not in second
+
+
+CRITERIA = [
+    Criterion(name="right", text="The answer is 4."),
+    Criterion(name="short", text="One word.", agents=("a", "b")),
+]
+
+
+def test_the_prompt_lists_each_criterion_and_its_place_in_the_answer():
+    lines = judge_prompt([conversation("x", "four"), conversation("y", "five")], CRITERIA).splitlines()
+    assert lines[0].endswith("by comparing them, separately by each criterion:")
+    assert lines[1:3] == ["- right: The answer is 4.", "- short (only what a and b wrote): One word."]
+    numbers = "[2 whole numbers, one for each attempt in order]"
+    assert lines[-1] == f'Answer as JSON: {{"right": {numbers}, "short": {numbers}}}'
+
+
+def test_the_scores_of_each_criterion_are_read():
+    answer = 'Sure: {"short": [0, 5], "right": [10, 2]}'
+    assert read_scores(answer, 2, ["right", "short"]) == {"right": [1.0, 0.2], "short": [0.0, 0.5]}
+    assert read_scores('{"scores": [1, 2]}', 2) == {"scores": [0.1, 0.2]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ('{"right": [1, 2]}', "expected 2 scores under 'short'"),
+        ('{"right": [1, 2], "short": [1]}', "expected 2 scores under 'short'"),
+        ('{"right": [1, 2], "short": [1, 11]}', r"the scores \[1, 11\]; expected numbers from 0 to 10"),
+        ('{"scores": [1, 2]}', "expected 2 scores under 'right'"),
+    ],
+)
+def test_an_answer_without_all_scores_is_an_error(answer: str, expected: str):
+    with pytest.raises(ValueError, match=expected):
+        read_scores(answer, 2, ["right", "short"])

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from lightning_core.credit import CreditRules, Episode, assign_by_policy, assign_credit
+from lightning_core.credit import CreditRules, Episode, RewardTerm, assign_by_policy, assign_credit
+from lightning_core.trace import Reward
 from tests.core.episodes import call, from_calls
 
 
@@ -39,6 +40,30 @@ def test_counterfactual_compares_the_responses_to_the_same_history():
     assert credit("counterfactual", "rloo") == {
         "o0": 0.5, "p0": -0.5, "p1": -0.5, "o1": 0.75, "o2": 0.75, "f1": -0.75, "f2": -0.75, "g1": 0.0,
     }  # fmt: skip
+
+
+def test_the_rules_of_forks_see_the_rewards_of_one_term_at_a_time():
+    """The scores are those of the test above; all rollouts have the same reward of the episode."""
+    scored = [
+        replace(
+            e,
+            rewards=(
+                Reward(value=5.0),
+                Reward(value=e.reward, name="judge_right"),
+                Reward(value=3.0, name="judge_short"),
+            ),
+        )
+        for e in group()
+    ]
+    terms = [RewardTerm(name="judge_right", weight=2.0), RewardTerm(name="judge_short")]
+    for rewards, same in (("counterfactual", 5.0 + 3.0), ("vine", 0.0)):
+        found = assign_credit(scored, CreditRules(rewards=rewards, advantage="none", terms=terms)).values
+        alone = assign_credit(group(), CreditRules(rewards=rewards, advantage="none")).values
+        assert found == pytest.approx({name: 2 * value + same for name, value in alone.items()})
+    rules = CreditRules(rewards="counterfactual", advantage="rloo", terms=terms)
+    expected = {name: 2 * value for name, value in assign_credit(group(), replace(rules, terms=())).advantages.items()}
+    assert assign_credit(scored, rules).advantages == pytest.approx(expected)
+    assert assign_by_policy(scored, {"first": rules, "policy": rules}).advantages == pytest.approx(expected)
 
 
 def test_vine_is_the_difference_of_the_values_around_a_call():

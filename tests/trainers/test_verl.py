@@ -124,6 +124,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "trainer.keep_best: verl keeps the newest checkpoints only",
     ),
     ({"eval": {"every": 5, "early_stop": {"reward": 1.0}}}, "eval.early_stop: verl trains until trainer.steps"),
+    ({"tasks": {"sampling": "curriculum"}}, "tasks.sampling: found 'curriculum', expected 'uniform': verl reads"),
     ({"trainer": {"threads": 2}}, "trainer.threads: goes with trainer.name: torch only"),
     ({"trainer": {"name": "torch", "nodes": 2}}, "trainer.nodes: goes with trainer.name: verl only"),
     ({"trainer": {"name": "torch"}, "ray": {"address": "auto"}}, "ray.address: goes with trainer.name: verl"),
