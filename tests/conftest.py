@@ -42,9 +42,9 @@ def own_connections() -> None:
 @pytest.fixture
 def no_rule_leaks() -> Iterator[None]:
     """Removes the rules that a test declares. During the test the example of CONTRIBUTING.md is not declared."""
-    contributed = ADVANTAGE_RULES.get("max-rl")
+    contributed = ADVANTAGE_RULES.get("max-scaled")
     if contributed is not None:
-        ADVANTAGE_RULES.forget("max-rl")
+        ADVANTAGE_RULES.forget("max-scaled")
     registries = (REWARD_RULES, ADVANTAGE_RULES, GROUP_KEYS, LOSSES)
     before = [set(registry) for registry in registries]
     yield
@@ -52,7 +52,7 @@ def no_rule_leaks() -> Iterator[None]:
         for name in set(registry) - names:
             registry.forget(name)
     if contributed is not None:
-        ADVANTAGE_RULES.declare("max-rl", contributed.function)
+        ADVANTAGE_RULES.declare("max-scaled", contributed.function)
 
 
 @pytest.fixture(autouse=True)

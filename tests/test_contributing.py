@@ -22,16 +22,16 @@ def configure(**credit: Any) -> None:
 
 @pytest.mark.usefixtures("no_rule_leaks")
 def test_a_credit_rule_is_one_function_and_one_test() -> None:
-    with pytest.raises(ConfigError, match="'max-rl'"):
-        configure(advantage="max-rl")
+    with pytest.raises(ConfigError, match="'max-scaled'"):
+        configure(advantage="max-scaled")
     rule, test = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     namespace: dict[str, Any] = {"__name__": "contributed"}
     exec(compile(rule, "advantage_rules.py", "exec"), namespace)
     exec(compile(test, "test_credit.py", "exec"), namespace)
     (check,) = (value for name, value in namespace.items() if name.startswith("test_"))
     check()
-    configure(advantage="max-rl", advantage_args={"floor": 0.1})
+    configure(advantage="max-scaled", advantage_args={"floor": 0.1})
     with pytest.raises(ConfigError, match="has no argument 'flor'"):
-        configure(advantage="max-rl", advantage_args={"flor": 0.1})
-    assert "(MaxRL, 2602.02710)" in advantage_table()
-    assert ADVANTAGE_RULES["max-rl"].function is namespace["max_rl"]
+        configure(advantage="max-scaled", advantage_args={"flor": 0.1})
+    assert "`(v − μ) / d`, with d the largest distance from μ." in advantage_table()
+    assert ADVANTAGE_RULES["max-scaled"].function is namespace["max_scaled"]

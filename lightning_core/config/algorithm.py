@@ -14,7 +14,7 @@ from lightning_core.credit.losses import CLIP_DUAL, CLIP_HIGH, CLIP_LOW
 CLIPS = ("clip_low", "clip_high", "clip_dual")
 """Arguments of losses that have their own key in the section."""
 Aggregation = Literal["rollout-mean", "sequence-mean", "token-mean", "constant"]
-SequenceKind = Literal["row", "rollout"]
+SequenceKind = Literal["row", "rollout", "call"]
 Estimator = Literal["k1", "k3"]
 
 
@@ -60,7 +60,7 @@ class Algorithm(Section):
     """bound on the loss of a token with a negative advantage A, as clip_dual · |A|."""
     sequence: SequenceKind | None = None
     """With `gspo` and `sequence-mean`: what counts as a sequence. A rollout may have several rows: one per agent, and
-    another each time a prompt does not continue the context."""
+    another each time a prompt does not continue the context. A row may have several calls."""
     aggregation: Aggregation = "rollout-mean"
     """`rollout-mean`: equal weight per rollout. `sequence-mean`: equal weight per sequence. `token-mean`: equal weight
     per token. `constant`: the sum over tokens, divided by `constant_tokens` and the number of rollouts."""

@@ -234,7 +234,7 @@ def check_algorithm(a: Algorithm, loss: Loss | None = None) -> Iterator[tuple[Ke
 def _check_loss(a: Algorithm, loss: Loss) -> Iterator[tuple[KeyPath, str]]:
     by_sequence = [loss.name] * (loss.ratio == "sequence") + [a.aggregation] * (a.aggregation == "sequence-mean")
     if by_sequence and a.sequence is None:
-        yield ("algorithm", "sequence"), f"{by_sequence[0]!r} needs algorithm.sequence: row or rollout"
+        yield ("algorithm", "sequence"), f"{by_sequence[0]!r} needs algorithm.sequence: row, rollout or call"
     if not by_sequence and a.sequence is not None:
         names = " | ".join(rule.name for rule in LOSSES.values() if rule.ratio == "sequence")
         yield (

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from lightning_core.credit.episode import Value
 from lightning_core.credit.registry import advantage_rule
+from lightning_core.errors import CreditError
 
 EPSILON = 1e-6
 """Added to standard deviations, as in GRPO (arXiv 2402.03300) implementations."""
@@ -55,6 +56,27 @@ def rloo(groups: list[list[Value]]) -> dict[str, float]:
         total = math.fsum(own.values())
         for v in group:
             advantages[v.call] = v.value - (total - own[v.rollout]) / (n - 1)
+    return advantages
+
+
+@advantage_rule("maxrl")
+def maxrl(groups: list[list[Value]]) -> dict[str, float]:
+    """`(v − μ) / μ` of the group, for values of 0 or more (MaxRL, 2602.02710).
+    For tasks that are rarely solved: the fewer rollouts succeed, the more each success weighs.
+
+    Raises `CreditError` for a negative value.
+    """
+    advantages: dict[str, float] = {}
+    for group in groups:
+        negative = next((v for v in group if v.value < 0), None)
+        if negative is not None:
+            raise CreditError(
+                f"the advantage rule 'maxrl' divides by the mean of values, which must be 0 or more, but call {negative.call!r} has "
+                f"{negative.value:g}; use rewards of 0 or more, or another rule, such as 'grpo'"
+            )
+        mean, _ = moments(group)
+        for v in group:
+            advantages[v.call] = (v.value - mean) / mean
     return advantages
 
 

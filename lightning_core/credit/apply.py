@@ -48,18 +48,25 @@ def _expected(episode: Episode, rule: str, values: Mapping[str, float]) -> list[
 
 def common_parts(rewarded: Mapping[str, Sequence[Component]]) -> Sequence[Component]:
     """The first episode's components. Raises `CreditError` if those of another differ."""
-    kinds = {tuple((p.name, p.weight, p.group_by) for p in parts) for parts in rewarded.values()}
+    kinds = {tuple((p.name, p.weight, p.share, p.group_by) for p in parts) for parts in rewarded.values()}
     if len(kinds) > 1:
-        raise CreditError(f"the reward rule returned different components for different episodes: {sorted(kinds)!r}")
+        found = sorted(map(repr, kinds))
+        raise CreditError(f"the reward rule returned different components for different episodes: {', '.join(found)}")
     return next(iter(rewarded.values()), ())
+
+
+def flat_calls(groups: Sequence[Sequence[Value]], rules: CreditRules) -> set[str]:
+    """The calls of flat groups, which have nothing to be compared with; none if the advantage rule of ``rules`` does not compare."""
+    rule = rules.advantage_rule
+    # A function that is not declared may give flat groups an advantage, such as one with a constant baseline.
+    compares = rule.compares is not None and ADVANTAGE_RULES.get(rule.name) is rule
+    return {v.call for group in groups if compares and is_flat(group) for v in group}
 
 
 def advantages_of(groups: list[list[Value]], rules: CreditRules) -> dict[str, float]:
     """The checked result of the advantage rule of ``rules`` for ``groups``; 0 in flat groups if the rule compares."""
     rule = rules.advantage_rule
-    # A function that is not declared may give flat groups an advantage, such as one with a constant baseline.
-    compares = rule.compares is not None and ADVANTAGE_RULES.get(rule.name) is rule
-    flat = {v.call: 0.0 for group in groups if compares and is_flat(group) for v in group}
+    flat = dict.fromkeys(flat_calls(groups, rules), 0.0)
     compared = [group for group in groups if rule.whole_batch or group[0].call not in flat]
     result: object = rule.function(compared, **rules.advantage_arguments) if compared else {}
     if not isinstance(result, Mapping):

@@ -40,10 +40,8 @@ def assign_credit(
     found = compare_episodes(episodes, rules, values=values)
     advantages = dict.fromkeys(found.values, 0.0)
     for one in found.compared:
-        # A term has advantages for its own calls only.
-        advantages = {
-            call: before + one.part.weight * one.advantages.get(call, 0.0) for call, before in advantages.items()
-        }
+        for call, weight in one.weights.items():
+            advantages[call] += weight * one.advantages[call]
         metrics |= _metrics(one)
     if found.compared:
         metrics["groups_wasted"] = _wasted(found.compared[0].keyed, advantages)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lightning_core.credit.apply import advantages_of, common_parts, values_of
+from lightning_core.credit.apply import advantages_of, common_parts, flat_calls, values_of
 from lightning_core.credit.episode import Component, Episode, Value
 from lightning_core.credit.grouping import equalise, group_values
 from lightning_core.credit.rules import CreditRules
@@ -25,6 +26,8 @@ class Compared:
     """The groups that the advantage rule got: ``keyed``, or the whole batch as one group."""
     advantages: Mapping[str, float]
     """By call id, without the component's weight. A term has those of its own calls."""
+    weights: Mapping[str, float]
+    """The coefficients of the advantages by call id, without the calls that the component does not count for (`Component.share`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,7 @@ def _compare(
     outcome_of = rules.reward_rule.depends_on if advantage.compares else None
     outcomes = {} if outcome_of is None else {e.rollout: outcome_of(e) for e in episodes}
 
-    compared: list[Compared] = []
+    found: list[tuple[Component, list[list[Value]], list[list[Value]]]] = []
     for number, part in enumerate(common_parts(rewarded)):
         by_call = _by_call(episodes, {rollout: parts[number].values for rollout, parts in rewarded.items()})
         keyed = equalise(group_values(episodes, by_call, (*rules.keys, *part.group_by)), outcomes)
@@ -79,8 +82,27 @@ def _compare(
         if term is not None:
             name = f"{term.name}_{part.name}" if part.name else term.name
             part = replace(part, name=name, weight=part.weight * term.weight)
-        compared.append(Compared(part=part, keyed=keyed, groups=groups, advantages=advantages_of(groups, rules)))
-    return compared
+        found.append((part, keyed, groups))
+    weights = _weights([(part, groups) for part, _, groups in found], rules)
+    return [
+        Compared(part=part, keyed=keyed, groups=groups, advantages=advantages_of(groups, rules), weights=own)
+        for (part, keyed, groups), own in zip(found, weights, strict=True)
+    ]
+
+
+def _weights(found: Sequence[tuple[Component, list[list[Value]]]], rules: CreditRules) -> list[dict[str, float]]:
+    """For each component and its groups, the coefficients of its advantages; see `Component.share`."""
+    counted: list[set[str]] = []
+    total: Counter[str] = Counter()
+    for part, groups in found:
+        counted.append({v.call for group in groups for v in group})
+        if part.share is not None:
+            counted[-1] -= flat_calls(groups, rules)
+            total.update(dict.fromkeys(counted[-1], part.share))
+    return [
+        {call: part.weight * (1.0 if part.share is None else part.share / total[call]) for call in calls}
+        for (part, _), calls in zip(found, counted, strict=True)
+    ]
 
 
 def _by_call(episodes: Sequence[Episode], found: Mapping[str, Sequence[float]]) -> dict[str, float]:

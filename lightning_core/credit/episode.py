@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -100,8 +100,11 @@ class Component:
     values: Sequence[float]
     weight: float = 1.0
     """Coefficient of the component's advantages."""
-    group_by: Sequence[str] = ()
-    """Group keys in addition to the rule's."""
+    share: float | None = None
+    """With a share, components are levels of a weighted mean: a call's coefficient is ``weight · share / Σ share`` over the levels
+    that compare the call, where its group is not flat."""
+    group_by: Sequence[str | Callable[[Episode], Sequence[str]]] = ()
+    """Group keys in addition to the rule's. Functions must be equal in all episodes."""
     name: str = ""
     """Prefix of the component's metrics."""
     targets: Sequence[float] | None = None

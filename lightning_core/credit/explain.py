@@ -61,11 +61,11 @@ def _explain(
     for one in compare_episodes(episodes, rules, values=values).compared:
         for members in one.groups:
             mean, deviation = moments(members)
-            for member in members:
+            for member in (v for v in members if v.call in one.weights):
                 groups[member.call].append(
                     GroupExplanation(
                         component=one.part.name,
-                        weight=one.part.weight,
+                        weight=one.weights[member.call],
                         value=member.value,
                         members=members,
                         mean=mean,

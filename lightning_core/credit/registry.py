@@ -153,6 +153,8 @@ class Loss(DeclaredRule):
 
     ratio: Literal["token", "sequence"] | None = "token"
     """What ``log_ratio_E`` is the ratio of. None: the loss uses no ratio, so only the first update of a step is correct."""
+    whole_batch: bool = False
+    """Whether a token's loss depends on the other tokens of its mini-batch. If so, the function is called with all of them."""
 
 
 class Registry(Mapping[str, R], Generic[R]):
@@ -323,6 +325,8 @@ def group_key(name: str) -> Callable[[F], F]:
     return lambda function: GROUP_KEYS.declare(name, function)
 
 
-def loss(name: str, *, ratio: Literal["token", "sequence"] | None = "token") -> Callable[[F], F]:
-    """Declare a loss; see `Loss` for the argument."""
-    return lambda function: LOSSES.declare(name, function, ratio=ratio)
+def loss(
+    name: str, *, ratio: Literal["token", "sequence"] | None = "token", whole_batch: bool = False
+) -> Callable[[F], F]:
+    """Declare a loss; see `Loss` for the arguments."""
+    return lambda function: LOSSES.declare(name, function, ratio=ratio, whole_batch=whole_batch)

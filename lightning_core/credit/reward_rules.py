@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Le
 
 from lightning_core.credit.branches import parallel_branches
 from lightning_core.credit.episode import Component, Episode
+from lightning_core.credit.grouping import AnchorHistory
 from lightning_core.credit.registry import Example, reward_rule
 from lightning_core.credit.trees import episode_return
 
@@ -95,9 +96,41 @@ def gigpo(
 
     ``anchor``: the group key that defines equal anchors. ``exact`` is short for ``anchor``, ``normalised`` for ``anchor-normalised``.
     """
-    key = {"exact": "anchor", "normalised": "anchor-normalised"}.get(anchor, anchor)
-    steps = Component(values=discounted(episode, gamma=gamma), weight=step_weight, group_by=(key,), name="step")
+    values, keys = discounted(episode, gamma=gamma), (_anchor_key(anchor),)
+    steps = Component(values=values, weight=step_weight, group_by=keys, name="step")
     return [Component(values=broadcast(episode)), steps]
+
+
+@reward_rule("hgpo", depends_on=rewards_of)
+def hgpo(
+    episode: Episode,
+    *,
+    gamma: Gamma,
+    step_weight: Annotated[float, Ge(0)] = 1.0,
+    anchor: str = "exact",
+    history: Annotated[int, Ge(0)] = 2,
+    alpha: Annotated[float, Ge(0)] = 1.0,
+    episode_weight: Annotated[float, Ge(0)] = 1.0,
+) -> list[Component]:
+    """`episode_weight` times `broadcast`, plus `step_weight` times `Σ_k w_k A_k`, k = 0 … `history`.
+    A_k is the advantage of `discounted` among calls with the same anchor whose k calls before have the same anchors
+    too, `w_k ∝ (k+1)^alpha` over the k whose group has different values (HGPO, 2602.22817). In the paper
+    `episode_weight` is 0, and rollouts with equal rewards are compared too.
+
+    ``anchor``: as with `gigpo`.
+    """
+    values, key = discounted(episode, gamma=gamma), _anchor_key(anchor)
+    levels = [
+        Component(
+            values=values,
+            weight=step_weight,
+            share=(k + 1) ** alpha,
+            group_by=(AnchorHistory(key, k),),
+            name=f"step_{k}" if k else "step",
+        )
+        for k in range(history + 1)
+    ]
+    return [Component(values=broadcast(episode), weight=episode_weight), *levels]
 
 
 def immediate(episode: Episode) -> list[float]:
@@ -122,6 +155,10 @@ def immediate(episode: Episode) -> list[float]:
             at = max((i for i, t in enumerate(calls) if t.sequence <= order.get(r.call, 0)), default=0)
         rewards[at] += r.value
     return rewards
+
+
+def _anchor_key(anchor: str) -> str:
+    return {"exact": "anchor", "normalised": "anchor-normalised"}.get(anchor, anchor)
 
 
 def _by_agent(episode: Episode) -> dict[str, float]:

@@ -201,14 +201,14 @@ rollouts: {group_size: yes}
             "policy: {model: m, max_context: 256}",
             "rollouts.max_tokens: found 256, expected less than policy.max_context",
         ),
-        ("credit: {gamma: 0.9}", "credit.gamma: goes with rewards: discounted | gigpo | gae, but"),
+        ("credit: {gamma: 0.9}", "credit.gamma: goes with rewards: discounted | gigpo | hgpo | gae, but"),
         (
             "credit: {rewards: outcome}",
             "credit.rewards: found 'outcome', expected 'broadcast', 'last-call', 'explicit',",
         ),
         ("credit: {rewards: gae, gamma: 1.0}", "credit.advantage: found 'grpo', expected 'reinforce++' or"),
         ("credit: {lam: 0.9}", "credit.lam: goes with rewards: gae only"),
-        ("credit: {anchor: exact}", "credit.anchor: goes with rewards: gigpo only"),
+        ("credit: {anchor: exact}", "credit.anchor: goes with rewards: gigpo | hgpo, but"),
         (
             "credit: {air: {formats: [{pattern: '(', weight: 1}]}}",
             "credit.air.formats[0].pattern: found '(', expected a regular",
@@ -272,7 +272,7 @@ rollouts: {group_size: yes}
         ("eval: {temperature: 0, samples: 4}", "eval.samples: found 4, expected 1: at eval.temperature 0"),
         (
             "algorithm: {loss: gspo, clip_low: 3e-4, clip_high: 4e-4}",
-            "algorithm.sequence: 'gspo' needs algorithm.sequence: row or rollout",
+            "algorithm.sequence: 'gspo' needs algorithm.sequence: row, rollout or call",
         ),
         ("algorithm: {aggregation: sequence-mean}", "algorithm.sequence: 'sequence-mean' needs algorithm.sequence"),
         (

@@ -55,6 +55,23 @@ def test_rloo_against_computed_numbers():
     assert credit.advantages["y2"] == credit.advantages["z0"] == pytest.approx(-0.5)
 
 
+def test_maxrl_against_computed_numbers():
+    """One of four succeeds: the mean is 1/4. With rewards 3 (two calls) and 1 it is 2, since each rollout counts once."""
+    rare = [episode(r, v, task="1") for r, v in zip("wxyz", (1, 0, 0, 0), strict=True)]
+    graded = [episode("a", 3, "aa", task="2"), episode("b", 1, task="2")]
+    credit = assign_credit([*rare, *graded], CreditRules(advantage="maxrl"))
+    assert [credit.advantages[f"{r}0"] for r in "wxyz"] == [3, -1, -1, -1]
+    assert [credit.advantages[call] for call in ("a0", "a1", "b0")] == [0.5, 0.5, -0.5]
+
+
+def test_maxrl_refuses_negative_values():
+    """Their mean could be 0 or negative. Groups of equal values get 0 as always."""
+    rules = CreditRules(advantage="maxrl")
+    with pytest.raises(CreditError, match=r"'maxrl' divides by the mean .* 0 or more, but call 'y0' has -0\.5; use"):
+        assign_credit([episode("x", 1), episode("y", -0.5)], rules)
+    assert set(assign_credit([episode("x", -0.5), episode("y", -0.5)], rules).advantages.values()) == {0.0}
+
+
 def test_reinforce_plus_plus_baseline_against_computed_numbers():
     """Group means 0.5 and 0.25 are subtracted, then one deviation over all six rollouts."""
     group_1 = [episode("a", 1, task="1"), episode("b", 0, task="1")]
@@ -65,7 +82,7 @@ def test_reinforce_plus_plus_baseline_against_computed_numbers():
     assert [credit.advantages[f"{r}0"] for r in "abcdef"] == pytest.approx([v / (deviation + 1e-6) for v in centred])
 
 
-@pytest.mark.parametrize("rule", ["grpo", "dr-grpo", "rloo", "reinforce++-baseline"])
+@pytest.mark.parametrize("rule", ["grpo", "dr-grpo", "rloo", "maxrl", "reinforce++-baseline"])
 def test_single_and_equal_groups_get_nothing_and_are_counted(rule: str):
     episodes = [episode("x", 1, "aa", task="1"), episode("y", 0.3, task="2"), episode("z", 0.3, task="2")]
     credit = assign_credit(episodes, CreditRules(advantage=rule))

@@ -49,36 +49,40 @@ def rules(**credit: Any) -> CreditRules:
 
 @pytest.mark.usefixtures("no_rule_leaks")
 def test_the_recipe_an_advantage_rule() -> None:
-    """One function is configurable, validated and documented. MaxRL, arXiv 2602.02710."""
+    """One function is configurable, validated and documented."""
 
-    @advantage_rule("max-rl")
-    def max_rl(groups: list[list[Value]], *, floor: Annotated[float, Ge(0)] = 0.0) -> dict[str, float]:
-        """`(v − μ) / μ` of the group (MaxRL, 2602.02710)."""
+    @advantage_rule("max-scaled")
+    def max_scaled(groups: list[list[Value]], *, floor: Annotated[float, Ge(0)] = 0.0) -> dict[str, float]:
+        """`(v − μ) / d`, with d the largest distance from μ."""
         found: dict[str, float] = {}
         for group in groups:
             mean = sum(v.weight * v.value for v in group) / len({v.rollout for v in group})
-            found |= {v.call: (v.value - mean) / max(mean, floor) if mean > 0 else 0.0 for v in group}
+            largest = max(abs(v.value - mean) for v in group)
+            found |= {v.call: (v.value - mean) / max(largest, floor) for v in group}
         return found
 
     expected = {"w0": 1, "w1": 1, "x0": 1, "y0": -1, "z0": -1}  # two of four: (1 − 0.5) / 0.5, and (0 − 0.5) / 0.5
-    assert assign_credit(EPISODES, CreditRules(advantage="max-rl")).advantages == expected
-    assert assign_credit(EPISODES, CreditRules(advantage=max_rl)).advantages == expected
-    assert assign_credit(EPISODES, rules(advantage="max-rl")).advantages == expected
-    halved = rules(advantage="max-rl", advantage_args={"floor": 1.0})
+    assert assign_credit(EPISODES, CreditRules(advantage="max-scaled")).advantages == expected
+    assert assign_credit(EPISODES, CreditRules(advantage=max_scaled)).advantages == expected
+    assert assign_credit(EPISODES, rules(advantage="max-scaled")).advantages == expected
+    halved = rules(advantage="max-scaled", advantage_args={"floor": 1.0})
     assert assign_credit(EPISODES, halved).advantages == {call: a / 2 for call, a in expected.items()}
 
-    row = "| `max-rl` | `(v − μ) / μ` of the group (MaxRL, 2602.02710). | `floor`: number ≥ 0, default `0.0` | within groups |"
+    row = "| `max-scaled` | `(v − μ) / d`, with d the largest distance from μ. | `floor`: number ≥ 0, default `0.0` | within groups |"
     assert row in advantage_table().splitlines()
     with pytest.raises(
-        ConfigError, match=r"found 'maxrl', expected .*'max-rl', or 'module:callable'; did you mean 'max-rl'"
+        ConfigError,
+        match=r"found 'maxscaled', expected .*'max-scaled', or 'module:callable'; did you mean 'max-scaled'",
     ):
-        rules(advantage="maxrl")
-    with pytest.raises(ConfigError, match=r"advantage_args\.flor: 'max-rl' has no argument 'flor'; expected 'floor'"):
-        rules(advantage="max-rl", advantage_args={"flor": 1.0})
+        rules(advantage="maxscaled")
+    with pytest.raises(
+        ConfigError, match=r"advantage_args\.flor: 'max-scaled' has no argument 'flor'; expected 'floor'"
+    ):
+        rules(advantage="max-scaled", advantage_args={"flor": 1.0})
     with pytest.raises(ConfigError, match=r"advantage_args\.floor: found 'high', expected a number"):
-        rules(advantage="max-rl", advantage_args={"floor": "high"})
+        rules(advantage="max-scaled", advantage_args={"floor": "high"})
     with pytest.raises(ConfigError, match=r"advantage_args\.floor: found -1, expected greater than or equal to 0"):
-        rules(advantage="max-rl", advantage_args={"floor": -1})
+        rules(advantage="max-scaled", advantage_args={"floor": -1})
 
 
 @pytest.mark.usefixtures("no_rule_leaks")
@@ -176,7 +180,7 @@ def test_rules_are_module_and_callable() -> None:
         ),
         (
             {"rewards": "tests.own_rules:per_call", "gamma": 0.5},
-            "credit.gamma: goes with rewards: discounted | gigpo | gae, but credit.rewards is 'tests.own_rules:per_call'",
+            "credit.gamma: goes with rewards: discounted | gigpo | hgpo | gae, but credit.rewards is 'tests.own_rules:per_call'",
         ),
         ({"advantage": "tests.own_rules:shifted"}, "credit.advantage: 'shifted' needs credit.advantage_args.by"),
         (

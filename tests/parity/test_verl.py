@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,6 +95,33 @@ def test_losses(
         outside = metrics["rollout_is_ratio_fraction_high"] + metrics["rollout_is_ratio_fraction_low"]
         assert outside > 0, "some tokens exceed the bounds"
     assert_same(our_loss(step, algorithm), verl_loss(step, algorithm, name, dual, mode, weights))
+
+
+@pytest.mark.parametrize("importance", [None, Importance(high=1.5)], ids=["", "importance"])
+@pytest.mark.parametrize(
+    ("loss", "name", "clips"), [("dppo-tv", "dppo_tv", (0.005, 0.006)), ("dppo-kl", "dppo_kl", (0.001, 0.002))]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_gradients_of_dppo(
+    loss: str, name: str, clips: tuple[float, float], importance: Importance | None, seed: int
+) -> None:
+    """verl's loss is −sg[r] A log policy: another value, with the same gradient."""
+    step = make_step(seed)
+    # Below 0, so that these are logarithms of probabilities.
+    step = replace(step, **{key: getattr(step, key) - 3 for key in ("sampled", "proximal", "new")})
+    algorithm = Algorithm(
+        loss=loss, clip_low=clips[0], clip_high=clips[1], aggregation="token-mean", importance=importance
+    )
+    weights = None
+    if importance is not None:
+        weights, _ = compute_rollout_correction_weights(
+            step.proximal - step.sampled, step.mask, rollout_is="token", rollout_is_threshold="1.5"
+        )
+    _, found = our_loss(step, algorithm)
+    _, expected = verl_loss(step, algorithm, name, 1e9, "token-mean", weights)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    masked = int(((found == 0) & step.mask.bool()).sum())
+    assert 0 < masked < int(step.mask.sum()) / 2, "some tokens exceed the bounds"
 
 
 @pytest.mark.parametrize(("aggregation", "mode"), AGGREGATIONS, ids=lambda value: str(value))

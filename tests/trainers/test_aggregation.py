@@ -51,6 +51,19 @@ def test_weights_against_computed_numbers(algorithm: Algorithm, expected: list[f
     assert sum(w.sum() for w in weights) == pytest.approx(total)
 
 
+def test_the_mean_over_calls_against_computed_numbers() -> None:
+    """Calls of 2, 1 and 5 tokens, the first two in one row: 1/3 each. A row without sampled tokens does not count."""
+    rows = [
+        make_row(([1], False), ([2, 2], True), ([3], False), ([2], True)),
+        make_row(([1], False), ([2] * 5, True), rollout="B"),
+        make_row(([1, 1], False), rollout="C"),
+    ]
+    weights = token_weights(rows, Algorithm(aggregation="sequence-mean", sequence="call"))
+    assert weights[0] == pytest.approx([0, 1 / 6, 1 / 6, 0, 1 / 3])
+    assert weights[1] == pytest.approx([0, *[1 / 15] * 5])
+    assert weights[2].tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("aggregation", ["rollout-mean", "constant"])
 def test_more_rows_of_one_rollout_change_no_other_rollouts_weight(aggregation: str) -> None:
     """The turn-count bias: a rollout with many turns must not have a larger weight than others."""

@@ -10,6 +10,9 @@ import torch
 from lightning_core.config.algorithm import Algorithm, Kl
 from lightning_core.credit import LOSSES
 from lightning_core.trainers.torch.loss import TrainedTokens, policy_loss
+from lightning_core.trainers.torch.objective import Objective
+from lightning_core.trainers.torch.packing import pack_rows
+from tests.trainers.rows import make_row
 
 pytestmark = pytest.mark.numeric
 
@@ -64,3 +67,34 @@ def test_all_terms_together_against_computed_numbers() -> None:
     assert found.sums["importance_mean"] == found.maxima["importance_max"] == 2
     assert found.sums["kl"] == pytest.approx(k3)
     assert found.sums["entropy"] == pytest.approx(1.0)
+
+
+TURN_PPO = Algorithm(loss="gspo", sequence="call", aggregation="sequence-mean", clip_low=0.2, clip_high=0.3)
+
+
+def test_the_ratio_and_the_clip_are_those_of_a_call() -> None:
+    """Turn-PPO (2512.17008): three calls of two rows, each with its own advantage, ratio and clip."""
+    rows = [
+        make_row(
+            ([1], False),
+            ([2, 3], True),
+            ([4], False),
+            ([5], True),
+            advantage=[2.0, 2.0, -1.0],
+            logprobs=[-2.0, -2.0, -1.0],
+        ),
+        make_row(([1], False), ([6, 7], True), advantage=0.5, rollout="r1", logprobs=[-1.0, -1.0]),
+    ]
+    objective = Objective(TURN_PPO, rows, pack_rows(rows, range(2), budget=1), torch.device("cpu"))
+    assert not objective.needs_survey(), "a call is in one row"
+    # log r: 0.1 and 0.3, mean 0.2; −0.1; 0.6 and 0, mean 0.3, which is clipped to 1.3
+    logprobs = [torch.tensor([-1.9, -1.7, -1.1]).requires_grad_(), torch.tensor([-0.4, -1.0]).requires_grad_()]
+    found = [objective.loss(batch, own) for batch, own in enumerate(logprobs)]
+    assert found[0].loss.item() == pytest.approx(-(2 * math.exp(0.2) - math.exp(-0.1)) / 3)
+    assert found[1].loss.item() == pytest.approx(-0.5 * 1.3 / 3)
+    for one in found:
+        one.loss.backward()
+    gradients = [own.grad.tolist() for own in logprobs if own.grad is not None]
+    # −s A / 3 of a call, in equal parts for its tokens
+    assert gradients[0] == pytest.approx([-math.exp(0.2) / 3, -math.exp(0.2) / 3, math.exp(-0.1) / 3])
+    assert gradients[1] == [0, 0]

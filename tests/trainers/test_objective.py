@@ -34,7 +34,11 @@ LOSSES: dict[str, dict[str, Any]] = {
     "dual-clip": {"loss": "dual-clip", "clip_dual": 1.3, **CLIPS},
     "gspo-row": {"loss": "gspo", "sequence": "row", **CLIPS},
     "gspo-rollout": {"loss": "gspo", "sequence": "rollout", **CLIPS},
+    "gspo-call": {"loss": "gspo", "sequence": "call", **CLIPS},
     "cispo": {"loss": "cispo", **CLIPS},
+    "dppo-tv": {"loss": "dppo-tv", "clip_low": 3e-4, "clip_high": 4e-4},
+    "dppo-kl": {"loss": "dppo-kl", "clip_low": 2e-5, "clip_high": 3e-5},
+    "m2po": {"loss": "m2po", "loss_args": {"threshold": 0.02}},
     "reinforce": {"loss": "reinforce"},
 }
 AGGREGATIONS = ["rollout-mean", "sequence-mean", "token-mean", "constant"]
@@ -239,8 +243,10 @@ def test_an_extra_pass_is_made_only_for_rollouts_that_are_cut(trainer: TorchTrai
         ("ppo", "token", 0),
         ("ppo", "row", 0),
         ("ppo", "rollout", 1),
+        ("m2po", None, 1),
         ("gspo-row", None, 0),
         ("gspo-rollout", None, 1),
+        ("gspo-call", None, 0),
         ("gspo-rollout", "rollout", 1),
     ]:
         algorithm = algorithm_of(loss, "rollout-mean", level)

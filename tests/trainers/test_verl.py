@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.counts import add_counts, counts_to_metrics
 from lightning_core.trainers.verl.estimator import SETTINGS, weighted_advantages
 from lightning_core.trainers.verl.export import sampling_config
+from lightning_core.trainers.verl.policy_loss import loss_mode, make_policy_loss
 from lightning_core.trainers.verl.records import FAILURE, LOG, archive_log, read_metrics_of_verl, write_failure
 from lightning_core.trainers.verl.rows import SIGNAL, PromptGroup, train_rows, validation_row
 from lightning_core.trainers.verl.settings import defaults, flatten, rows_per_update, translate
@@ -190,6 +193,50 @@ def test_the_weights_of_verls_mini_batches_sum_to_one_on_average() -> None:
         )
         assert weighted.tolist() == [[0.25 * parts] * 2 + [0.0] * 2, [0.125 * parts] * 4]
         assert plain.tolist() == mask.tolist()
+
+
+def test_a_call_is_a_run_of_sampled_tokens() -> None:
+    """Log ratios 0.1 and 0.3 of one call, −0.1 of the next, 0.6 and 0 in another row, each with the mean of its call."""
+    mask = torch.tensor([[1, 1, 0, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
+    new = torch.tensor([[0.1, 0.3, 9.0, -0.1], [0.6, 0.0, 9.0, 9.0], [9.0] * 4])
+    advantages = torch.tensor([[2.0, 2.0, 0.0, -1.0], [0.5, 0.5, 0.0, 0.0], [0.0] * 4])
+    settings = {"aggregation": "sequence-mean", "sequence": "call", "constant_tokens": None, "mini_batches": 1}
+    weighted, _ = weighted_advantages(advantages, mask, ["a", "b", "pad"], {SETTINGS: settings})
+    expected = torch.tensor([[1 / 3, 1 / 3, 0, -1 / 3], [1 / 12, 1 / 12, 0, 0], [0] * 4])
+    torch.testing.assert_close(weighted, expected)
+    config = SimpleNamespace(clip_ratio_low=0.2, clip_ratio_high=0.3, clip_ratio_c=1e9, global_batch_info={})
+    losses = {
+        sequence: make_policy_loss("gspo", sequence)(torch.zeros(3, 4), new, weighted, mask, "token-mean", config)[0]
+        for sequence in ("call", "row")
+    }
+    assert losses["call"].item() == pytest.approx(-(2 * math.exp(0.2) - math.exp(-0.1)) / 3 - 0.5 * 1.3 / 3)
+    assert losses["row"].item() == pytest.approx(-(2 - 1) * math.exp(0.1) / 3 - 0.5 * 1.3 / 3)
+    assert loss_mode("gspo", "call") != loss_mode("gspo", "row") == loss_mode("gspo")
+    assert loss_mode("ppo", "call") == loss_mode("ppo"), "there sequence is that of the aggregation"
+
+
+@pytest.mark.parametrize(
+    ("loss", "clips", "masked"),
+    [("dppo-tv", (0.15, 0.15), [0]), ("dppo-kl", (0.03, 0.09), [2]), ("m2po", (0.2, 0.28), [0, 1])],
+)
+def test_losses_that_mask_tokens_behind_verls_signature(
+    loss: str, clips: tuple[float, float], masked: list[int]
+) -> None:
+    """Two rows with A = 2 and A = −1, each with an observation. The policy's probability moves by 0.2, 0.02, −0.1 and 0.
+
+    The divergences are 0.0872, 0.0092, 0.0367 and 0. (log r)² is 0.113, 1.207 and 0.0139: the smallest alone has a mean
+    below 0.04.
+    """
+    old = torch.tensor([[0.5, 0.01, 0.5], [0.9, 0.01, 0.5]]).log()
+    new = torch.tensor([[0.7, 0.03, 0.9], [0.8, 0.03, 0.5]]).log()
+    mask = torch.tensor([[1, 1, 0], [1, 0, 1]])
+    config = SimpleNamespace(clip_ratio_low=clips[0], clip_ratio_high=clips[1], clip_ratio_c=1e9, global_batch_info={})
+    advantages = torch.tensor([[2.0], [-1.0]]).expand(2, 3)
+    found, metrics = make_policy_loss(loss)(old, new, advantages, mask, "token-mean", config)
+    losses = [-2.8, -6.0, 8 / 9, 1.0]
+    assert found.item() == pytest.approx(sum(value for token, value in enumerate(losses) if token not in masked))
+    assert metrics["actor/clip_high_fraction"] == sum(token < 2 for token in masked) / 4
+    assert metrics["actor/clip_low_fraction"] == sum(token >= 2 for token in masked) / 4
 
 
 def test_an_update_holds_a_row_for_each_agent() -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_core.config.algorithm import Algorithm, SequenceKind
 from lightning_core.errors import TrainingError
@@ -16,9 +17,20 @@ from lightning_core.trace import Floats
 from lightning_core.transitions import Row
 
 
-def sequence_of(rows: Sequence[Row], kind: SequenceKind) -> list[Hashable]:
-    """For each row, the sequence that it belongs to."""
-    return [row.rollout if kind == "rollout" else index for index, row in enumerate(rows)]
+def sequence_numbers(rows: Sequence[Row], kind: SequenceKind) -> list[NDArray[np.int64]]:
+    """For each row, the number of the sequence that each of its tokens [L] belongs to."""
+    if kind == "call":
+        found: list[NDArray[np.int64]] = []
+        first = 0
+        for row in rows:
+            starts = [segment.start for segment in row.segments]
+            within = np.searchsorted(starts, np.arange(len(row.mask)), side="right") - 1
+            found.append(first + np.maximum(within, 0))  # tokens before the first call are not sampled
+            first += max(1, len(starts))
+        return found
+    rollouts = {rollout: number for number, rollout in enumerate(dict.fromkeys(row.rollout for row in rows))}
+    numbers = [rollouts[row.rollout] if kind == "rollout" else index for index, row in enumerate(rows)]
+    return [np.full(len(row.mask), number) for row, number in zip(rows, numbers, strict=True)]
 
 
 def token_weights(rows: Sequence[Row], algorithm: Algorithm) -> list[Floats]:
@@ -26,6 +38,14 @@ def token_weights(rows: Sequence[Row], algorithm: Algorithm) -> list[Floats]:
 
     It is 0 where the mask is False.
     """
+    if algorithm.aggregation == "sequence-mean" and algorithm.sequence == "call":
+        numbers = sequence_numbers(rows, "call")
+        counts = np.bincount(np.concatenate([own[row.mask] for own, row in zip(numbers, rows, strict=True)]))
+        by_call = np.array(row_weights([""] * len(counts), counts.tolist(), algorithm))
+        return [
+            np.where(row.mask, by_call[np.minimum(own, len(counts) - 1)], 0.0).astype(np.float32)
+            for own, row in zip(numbers, rows, strict=True)
+        ]
     weights = row_weights([row.rollout for row in rows], [int(row.mask.sum()) for row in rows], algorithm)
     return [(row.mask * weight).astype(np.float32) for row, weight in zip(rows, weights, strict=True)]
 
@@ -33,7 +53,8 @@ def token_weights(rows: Sequence[Row], algorithm: Algorithm) -> list[Floats]:
 def row_weights(rollouts: Sequence[Hashable], tokens: Sequence[int], algorithm: Algorithm) -> list[float]:
     """The weight of each sampled token of each row.
 
-    ``rollouts``: the rollout of each row. ``tokens``: the number of sampled tokens of each row.
+    ``rollouts``: the rollout of each row. ``tokens``: the number of sampled tokens of each row. With ``sequence-mean`` and sequences
+    by call, all of this is by call.
 
     - ``rollout-mean``: the mean over rollouts of the mean over each rollout's tokens, in all of its rows (arXiv 2608.17528,
       eq. 16; the divisor is the number of rollouts, not of rows).
@@ -44,8 +65,8 @@ def row_weights(rollouts: Sequence[Hashable], tokens: Sequence[int], algorithm: 
 
     Rollouts and sequences without sampled tokens do not count. Raises `TrainingError` if no row has sampled tokens.
     """
-    by_row = algorithm.aggregation == "sequence-mean" and algorithm.sequence == "row"
-    units: Sequence[Hashable] = range(len(rollouts)) if by_row else rollouts
+    alone = algorithm.aggregation == "sequence-mean" and algorithm.sequence != "rollout"
+    units: Sequence[Hashable] = range(len(rollouts)) if alone else rollouts
     sampled: Counter[Hashable] = Counter()
     for unit, count in zip(units, tokens, strict=True):
         sampled[unit] += count

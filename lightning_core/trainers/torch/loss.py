@@ -43,6 +43,8 @@ class TrainedTokens:
     """Logprobs of the reference model."""
     entropy_E: Tensor | None = None
     """Entropy of the distribution that the token was sampled from; with gradient."""
+    others: tuple[Tensor, Tensor, Tensor] | None = None
+    """With a ``whole_batch`` loss: logprobs, log ratios and advantages of the mini-batch's other tokens; without gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +59,15 @@ class TokenLoss:
 def policy_loss(tokens: TrainedTokens, algorithm: Algorithm, rule: Loss) -> TokenLoss:
     """The loss (see the module's docstring) of E tokens. ``rule``: the loss that ``algorithm`` names."""
     log_ratio_E = tokens.logprobs_E - tokens.old_E
-    found = token_losses(
-        rule,
-        tokens.logprobs_E,
-        log_ratio_E if tokens.sequence_log_ratio_E is None else tokens.sequence_log_ratio_E,
-        tokens.advantages_E,
-        loss_arguments(algorithm, rule),
-    )
-    losses_E = found.losses_E
-    sums = {name: mark_E.sum() for name, mark_E in found.marks.items()}
+    ratio_E = log_ratio_E if tokens.sequence_log_ratio_E is None else tokens.sequence_log_ratio_E
+    logprobs, ratios, advantages = tokens.logprobs_E, ratio_E, tokens.advantages_E
+    if tokens.others is not None:
+        own = (logprobs, ratios, advantages)
+        logprobs, ratios, advantages = (torch.cat(pair) for pair in zip(own, tokens.others, strict=True))
+    found = token_losses(rule, logprobs, ratios, advantages, loss_arguments(algorithm, rule))
+    count = len(log_ratio_E)
+    losses_E = found.losses_E[:count]
+    sums = {name: mark[:count].sum() for name, mark in found.marks.items()}
     maxima: dict[str, Tensor] = {}
     if tokens.importance_E is not None and tokens.outside_E is not None:
         losses_E = losses_E * tokens.importance_E

@@ -65,6 +65,7 @@ class Objective:
         self._proximal: dict[int, Tensor] = {}
         self._importance: dict[int, tuple[Tensor, Tensor]] = {}
         self._ratio_sums_N: Tensor | None = None
+        self._surveyed: Mapping[int, Tensor] = {}
         self._importance_sums_N: Tensor | None = None
         self.references: dict[int, Tensor] = {}
         """Logprobs of the reference model, float32 [E] by micro-batch; set by the trainer if the loss has a KL term."""
@@ -82,14 +83,18 @@ class Objective:
     def needs_survey(self) -> bool:
         """Whether the next update needs all logprobs before its first gradient.
 
-        It does if it uses the ratio of a sequence whose tokens are in several micro-batches.
+        It does if it uses the ratio of a sequence whose tokens are in several micro-batches, or a loss over all of them.
         """
         ratio, importance = self._ratio_sequences, self._importance_sequences
-        return (ratio is not None and ratio.cut) or (importance is not None and importance.cut and not self._proximal)
+        return (
+            (ratio is not None and ratio.cut)
+            or (importance is not None and importance.cut and not self._proximal)
+            or (self._loss.whole_batch and len(self._advantages) > 1)
+        )
 
     def survey(self, logprobs: Sequence[Tensor]) -> None:
         """Set the logprobs [E] of each micro-batch under the weights of the next update."""
-        known = dict(enumerate(logprobs))
+        known = self._surveyed = dict(enumerate(logprobs))
         if self.algorithm.importance is not None and not self._proximal:
             self._proximal = known
             if self._importance_sequences is not None:
@@ -121,10 +126,25 @@ class Objective:
                 outside_E=outside_E,
                 reference_E=self.references.get(batch),
                 entropy_E=entropy_E,
+                others=self._others(batch) if self._loss.whole_batch else None,
             ),
             self.algorithm,
             self._loss,
         )
+
+    def _others(self, batch: int) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Logprobs, log ratios and advantages of the tokens of all other micro-batches; None if there are none."""
+        numbers = [number for number in range(len(self._advantages)) if number != batch]
+        if not numbers:
+            return None
+        assert self._surveyed, "survey() was not called, but the loss needs the tokens of all micro-batches"
+        columns: list[tuple[Tensor, Tensor, Tensor]] = []
+        for number in numbers:
+            now_E, old_E = self._surveyed[number], self._old()[number]
+            ratio_E = self._sequence_log_ratio(number, now_E)
+            columns.append((now_E, now_E - old_E if ratio_E is None else ratio_E, self._advantages[number]))
+        logprobs, log_ratios, advantages = (torch.cat(column) for column in zip(*columns, strict=True))
+        return logprobs, log_ratios, advantages
 
     def _old(self) -> Mapping[int, Tensor]:
         """The denominator of the ratio, by micro-batch."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_core.config.algorithm import SequenceKind
-from lightning_core.trainers.torch.aggregation import sequence_of
+from lightning_core.trainers.torch.aggregation import sequence_numbers
 from lightning_core.trainers.torch.packing import PackedBatch
 from lightning_core.transitions import Row
 
@@ -20,20 +19,17 @@ class Sequences:
     def __init__(
         self, rows: Sequence[Row], batches: Sequence[PackedBatch], kind: SequenceKind, device: torch.device
     ) -> None:
-        keys = sequence_of(rows, kind)
-        within = [[keys[index] for index in batch.rows] for batch in batches]
-        numbers = {key: number for number, key in enumerate(dict.fromkeys(key for found in within for key in found))}
-        counted = [
-            np.repeat([numbers[key] for key in found], [len(where) for where in batch.columns])
-            for found, batch in zip(within, batches, strict=True)
-        ]
+        of_rows = sequence_numbers(rows, kind)
+        counted = [batch.gather(of_rows) for batch in batches]
+        seen = [set(numbers_E.tolist()) for numbers_E in counted]
+        total = 1 + max((number for numbers in seen for number in numbers), default=-1)
         self._numbers = [torch.from_numpy(numbers_E).to(device) for numbers_E in counted]
         self.tokens_N = sum(
-            (torch.bincount(numbers_E, minlength=len(numbers)) for numbers_E in self._numbers),
-            torch.zeros(len(numbers), dtype=torch.int64, device=device),
+            (torch.bincount(numbers_E, minlength=total) for numbers_E in self._numbers),
+            torch.zeros(total, dtype=torch.int64, device=device),
         )
         """int64 [N]: the number of trained tokens of each sequence."""
-        self.cut = sum(len(set(found)) for found in within) > len(numbers)
+        self.cut = sum(map(len, seen)) > len(set[int]().union(*seen))
         """Whether a sequence has tokens in more than one micro-batch."""
 
     def sums(self, values: Mapping[int, Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.trainers.torch.aggregation import row_weights
+from lightning_core.trainers.verl.policy_loss import call_numbers
 
 ESTIMATOR = "lightning"
 SETTINGS = "lightning"
@@ -37,10 +38,17 @@ def weighted_advantages(
     mini-batches, and those among ranks and micro-batches. They sum to 1 in the average mini-batch.
     """
     advantages_BT = token_level_rewards.float()
-    tokens = [int(count) for count in response_mask.sum(dim=-1)]
     settings = {key: config[SETTINGS][key] for key in ("aggregation", "sequence", "constant_tokens")}
-    weights = row_weights(list(index), tokens, Algorithm.model_construct(**settings))
-    weights_B = (
+    if settings["aggregation"] == "sequence-mean" and settings["sequence"] == "call":
+        numbers_BT = call_numbers(response_mask)
+        tokens = torch.bincount(numbers_BT[response_mask.bool()]).tolist()
+        rollouts = [""] * len(tokens)
+    else:
+        numbers_BT = torch.arange(len(advantages_BT), device=advantages_BT.device)[:, None].expand_as(advantages_BT)
+        tokens = [int(count) for count in response_mask.sum(dim=-1)]
+        rollouts = list(index)
+    weights = row_weights(rollouts, tokens, Algorithm.model_construct(**settings))
+    weights_N = (
         torch.tensor(weights, dtype=torch.float32, device=advantages_BT.device) * config[SETTINGS]["mini_batches"]
     )
-    return advantages_BT * weights_B[:, None], advantages_BT
+    return advantages_BT * weights_N[numbers_BT], advantages_BT

@@ -11,5 +11,6 @@ from lightning_core.trainers.verl.estimator import ESTIMATOR, weighted_advantage
 from lightning_core.trainers.verl.policy_loss import loss_mode, make_policy_loss
 
 register_adv_est(ESTIMATOR)(weighted_advantages)
-for _loss in LOSSES:
-    register_policy_loss(loss_mode(_loss))(make_policy_loss(_loss))
+for _loss, _rule in LOSSES.items():
+    for _sequence in ("row", "call") if _rule.ratio == "sequence" else ("row",):
+        register_policy_loss(loss_mode(_loss, _sequence))(make_policy_loss(_loss, _sequence))

@@ -14,13 +14,25 @@ from lightning_core.credit.losses import token_losses
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 
 
-def loss_mode(loss: str) -> str:
-    """The name that ``loss`` is registered with verl under."""
-    return f"lightning-{loss}"
+def loss_mode(loss: str, sequence: str | None = None) -> str:
+    """The name that ``loss`` is registered with verl under. ``sequence``: that of the ratio, if it is the ratio of a sequence."""
+    by_call = LOSSES[loss].ratio == "sequence" and sequence == "call"
+    return f"lightning-{loss}-call" if by_call else f"lightning-{loss}"
 
 
-def make_policy_loss(loss: str) -> PolicyLoss:
-    """``loss`` as verl calls it, on tensors [B, T] of a micro-batch."""
+def call_numbers(response_mask: Tensor) -> Tensor:
+    """int64 [B, T]: for each sampled token the number of its call.
+
+    A call is a run of sampled tokens in a row: between two calls there is at least one token of the second one's prompt.
+    """
+    mask_BT = response_mask.bool()
+    first_BT = mask_BT.clone()
+    first_BT[:, 1:] &= ~mask_BT[:, :-1]
+    return (first_BT.flatten().cumsum(0) - 1).clamp(min=0).view_as(mask_BT)
+
+
+def make_policy_loss(loss: str, sequence: str = "row") -> PolicyLoss:
+    """``loss`` as verl calls it, on tensors [B, T] of a micro-batch. ``sequence``: ``row`` or ``call``."""
     rule = LOSSES[loss]
 
     def policy_loss(
@@ -43,9 +55,13 @@ def make_policy_loss(loss: str) -> PolicyLoss:
         mask_BT = response_mask.bool()
         log_ratio_BT = log_prob - old_log_prob
         if rule.ratio == "sequence":
-            tokens_B1 = mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)
-            mean_B1 = (log_ratio_BT.detach() * mask_BT).sum(dim=-1, keepdim=True) / tokens_B1
-            log_ratio_BT = mean_B1.expand_as(log_ratio_BT)
+            numbers_BT = call_numbers(mask_BT)
+            if sequence == "row":
+                numbers_BT = torch.arange(len(mask_BT), device=mask_BT.device)[:, None].expand_as(mask_BT)
+            numbers_E, ratios_E = numbers_BT[mask_BT], log_ratio_BT.detach()[mask_BT]
+            sums_N = ratios_E.new_zeros(mask_BT.numel()).index_add(0, numbers_E, ratios_E)
+            tokens_N = torch.bincount(numbers_E, minlength=mask_BT.numel()).clamp(min=1)
+            log_ratio_BT = (sums_N / tokens_N)[numbers_BT]
         clips = {
             "clip_low": config.clip_ratio_low,
             "clip_high": config.clip_ratio_high,

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's and verl's
         {"aggregation": "rollout-mean"},
         {"aggregation": "sequence-mean", "sequence": "row"},
         {"aggregation": "sequence-mean", "sequence": "rollout"},
+        {"aggregation": "sequence-mean", "sequence": "call"},
         {"aggregation": "token-mean"},
         {"aggregation": "constant", "constant_tokens": 20},
     ],

@@ -22,12 +22,16 @@ LOSSES: dict[str, dict[str, Any]] = {
     "ppo": {"loss": "ppo", **CLIPS},
     "dual-clip": {"loss": "dual-clip", "clip_dual": 1.2, **CLIPS},
     "gspo": {"loss": "gspo", "sequence": "row", "clip_low": 0.02, "clip_high": 0.03},
+    "gspo-call": {"loss": "gspo", "sequence": "call", "clip_low": 0.02, "clip_high": 0.03},
     "cispo": {"loss": "cispo", **CLIPS},
+    "dppo-tv": {"loss": "dppo-tv", "clip_low": 3e-4, "clip_high": 4e-4},
+    "dppo-kl": {"loss": "dppo-kl", "clip_low": 2e-5, "clip_high": 3e-5},
     "reinforce": {"loss": "reinforce"},
 }
 AGGREGATIONS: dict[str, dict[str, Any]] = {
     "rollout-mean": {"aggregation": "rollout-mean"},
     "sequence-mean": {"aggregation": "sequence-mean", "sequence": "row"},
+    "call-mean": {"aggregation": "sequence-mean", "sequence": "call"},
     "token-mean": {"aggregation": "token-mean"},
     "constant": {"aggregation": "constant", "constant_tokens": 20},
 }
@@ -52,6 +56,14 @@ def test_losses(embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Row], 
     expected, metrics = embedded.gradients(rows, algorithm)
     assert all(value > 0 for name, value in metrics.items() if name.startswith("clip")), "some tokens exceed the bounds"
     assert_same(verl_trainer.gradients(rows, algorithm, multiple=8, micro=4), expected)
+
+
+def test_m2po_in_one_micro_batch(embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Row]) -> None:
+    """verl computes a loss for each micro-batch, so the second moment is that of one."""
+    algorithm = Algorithm(loss="m2po")
+    expected, metrics = embedded.gradients(rows, algorithm)
+    assert metrics["clip_high_fraction"] > 0
+    assert_same(verl_trainer.gradients(rows, algorithm, multiple=8, micro=8), expected)
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)
