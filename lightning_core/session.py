@@ -258,7 +258,7 @@ def open_session(
                 agents,
                 store,
                 values=trainer.expected,
-                teacher=_open_teacher(config, trainer),
+                teacher=None if weights_only else _open_teacher(config, trainer),
                 on_rollout=advance,
             ),
             background=stack.enter_context(background_loop()),
@@ -275,6 +275,7 @@ def _open_teacher(config: Config, trainer: Trainer) -> Teacher | None:
     distill = config.algorithm.distill
     if distill is None:
         return None
+    trainer.teacher_logprobs([])  # a model that cannot be the teacher is an error before the first rollout
     return Teacher(
         settings=distill,
         score=trainer.teacher_logprobs,

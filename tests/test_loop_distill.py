@@ -114,6 +114,7 @@ def test_a_teacher_with_another_vocabulary_is_refused(model: Path, tmp_path: Pat
     teacher = make_tiny_model(tmp_path / "teacher", texts=["words of another language"] * 20)
     with pytest.raises(ConfigError, match="has another vocabulary than"):
         train(model, tmp_path, {"teacher": str(teacher)}, trainer={"steps": 1})
+    assert not list(tmp_path.glob("run/store.db")), "before the first rollout"
 
 
 @pytest.mark.parametrize(
