@@ -1,12 +1,14 @@
-"""Compares credit rules: rollouts until a tiny model has learnt each of three small tasks.
+"""Compares credit rules: model tokens and rollouts until a tiny model has learnt each of three small tasks.
 
     python -m tests.bench.credit [--seeds 5] [--steps 100] [--task sql rag tool] [--rule gigpo …] [--processes 2]
 
 Each run starts from the same model (`credit_model.py`). It ends when the mean training reward of three consecutive steps reaches TARGET, or
 after ``--steps`` steps; a run that did not reach it counts as that many steps and is marked with ``>``. Runs of one seed share tasks and
-sampling seeds. Prints for each rule: the mean number of rollouts over seeds with its 95 % interval (bootstrap), the ratio to broadcast, and
-the number of seeds that reached TARGET. The learning rate was tuned for broadcast (5e-4, 1e-3 or 2e-3) and is used for all rules.
-leave-one-branch-out and the judge are not compared: the tasks have no parallel branches, and the model is too small for judging.
+sampling seeds. Prints for each rule: the mean number of sampled tokens, those of forks too, and of rollouts over seeds, each with its
+95 % interval (bootstrap) and the ratio to broadcast, and the number of seeds that reached TARGET. A step has 48 rollouts with every
+rule: with rules that use forks, four attempts and four forks per task. The learning rate was tuned for broadcast (5e-4, 1e-3 or 2e-3)
+and is used for all rules. leave-one-branch-out and the judge are not compared: the tasks have no parallel branches, and the model is
+too small for judging.
 """
 
 from __future__ import annotations
@@ -45,7 +47,21 @@ RULES: dict[str, dict[str, Any]] = {
     "group by agent": {"group_by": ["task", "agent"]},
     "group by agent, turn": {"group_by": ["task", "agent", "turn"]},
     "discounted, by agent, turn": {"rewards": "discounted", "gamma": 0.9, "group_by": ["task", "agent", "turn"]},
+    "counterfactual": {"rewards": "counterfactual"},
+    "counterfactual, disagreement": {"rewards": "counterfactual"},
+    "counterfactual, entropy": {"rewards": "counterfactual"},
+    "vine": {"rewards": "vine", "advantage": "reinforce++"},
+    "tree": {"rewards": "tree"},
 }
+
+FORKS: dict[str, dict[str, Any]] = {
+    "counterfactual": {"points": 2, "samples": 2},
+    "counterfactual, disagreement": {"points": 2, "samples": 2, "choose": "disagreement"},
+    "counterfactual, entropy": {"points": 2, "samples": 2, "choose": "entropy"},
+    "vine": {"points": 2, "samples": 2},
+    "tree": {"points": 2, "samples": 2},
+}
+"""``rollouts.forks`` of the rules that use forks."""
 
 
 class Reached(Exception):
@@ -61,10 +77,13 @@ def run(task: str, rule: str, seed: int, steps: int, model: str) -> dict[str, An
 
     torch.set_num_threads(1)
     curve: list[float] = []
+    tokens: list[int] = []
+    own: dict[str, Any] = {"group_size": GROUP // 2, "forks": FORKS[rule]} if rule in FORKS else {}
 
     class Watch(SilentProgress):
         def step(self, step: int, total_steps: int, metrics: Any) -> None:
             curve.append(float(metrics["reward"]))
+            tokens.append(int(metrics["tokens_sampled"] + metrics.get("tokens_forked", 0)))
             if len(curve) >= WINDOW and fmean(curve[-WINDOW:]) >= TARGET:
                 raise Reached
 
@@ -73,7 +92,7 @@ def run(task: str, rule: str, seed: int, steps: int, model: str) -> dict[str, An
             "agent": f"tests.bench.credit_tasks:{task}",
             "tasks": {"train": "tests.bench.credit_tasks:tasks"},
             "policy": {"model": model, "max_context": 128, "dtype": "float32"},
-            "rollouts": {"tasks_per_step": 6, "group_size": GROUP, "max_tokens": 3, "temperature": 1.0},
+            "rollouts": {"tasks_per_step": 6, "group_size": GROUP, "max_tokens": 3, "temperature": 1.0, **own},
             "trainer": {"steps": steps, "learning_rate": LEARNING_RATE, "checkpoint_every": 0, "threads": 1},
             "credit": RULES[rule],
             "run": {"dir": folder, "name": "run", "seed": seed},
@@ -81,8 +100,8 @@ def run(task: str, rule: str, seed: int, steps: int, model: str) -> dict[str, An
         try:
             fit(config=load_config(config), progress=Watch())
         except Reached:
-            return {"reached": True, "curve": curve}
-    return {"reached": False, "curve": curve}
+            return {"reached": True, "curve": curve, "tokens": tokens}
+    return {"reached": False, "curve": curve, "tokens": tokens}
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -94,19 +113,19 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def report(task: str, results: dict[str, list[dict[str, Any]]]) -> None:
-    print(f"\n{task}: rollouts until the mean reward of {WINDOW} steps is {TARGET}")
-    baseline: float | None = None
+    print(f"\n{task}: until the mean reward of {WINDOW} steps is {TARGET}")
+    baseline: dict[str, float] = {}
     for rule, runs in results.items():
-        counts = [float(len(r["curve"]) * 6 * GROUP) for r in runs]
-        low, high = interval(counts)
         reached = sum(r["reached"] for r in runs)
-        baseline = fmean(counts) if baseline is None else baseline
-        mark = " " if reached == len(runs) else ">"
-        print(
-            f"  {rule:28s}{mark}{fmean(counts):6.0f} [{low:5.0f}, {high:5.0f}]   {fmean(counts) / baseline:5.2f} of broadcast"
-            f"   {reached}/{len(runs)} seeds",
-            flush=True,
-        )
+        line = f"  {rule:28s}{' ' if reached == len(runs) else '>'}"
+        for unit, counts in (
+            ("tokens", [float(sum(r["tokens"])) for r in runs]),
+            ("rollouts", [float(len(r["curve"]) * 6 * GROUP) for r in runs]),
+        ):
+            low, high = interval(counts)
+            ratio = fmean(counts) / baseline.setdefault(unit, fmean(counts))
+            line += f"{fmean(counts):7.0f} {unit} [{low:6.0f}, {high:6.0f}] {ratio:5.2f}x   "
+        print(f"{line}{reached}/{len(runs)} seeds", flush=True)
 
 
 def main() -> None:
