@@ -187,7 +187,7 @@ PROGRAM = """
     from lightning_core.endpoint.routing import Routing
     from lightning_core.endpoint.server import PolicyEndpoint
     from lightning_core.rollouts.attempt import Job
-from lightning_core.rollouts.runner import Runner
+    from lightning_core.rollouts.runner import Runner
     from tests import executor_agents as agents
 
     backend = ScriptedBackend(lambda prompt: "answer")

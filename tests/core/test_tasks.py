@@ -39,7 +39,10 @@ def test_json(tmp_path: Path) -> None:
     [
         ('{"id": "a"}\n{"id": "a"}\n', r"t\.jsonl:2: duplicate id 'a', first used at .*t\.jsonl:1"),
         ('{"id": "a"}\n{"id"\n', r"t\.jsonl:2: not valid JSON"),
-        ("[1]\n", r"t\.jsonl:1: expected a JSON object, found list: '\[1\]'"),
+        (
+            "[1]\n",
+            r"t\.jsonl:1: expected a JSON object on each line, found a list; if the file is one list, name it \.json",
+        ),
         ('{"id": null}\n', r"t\.jsonl:1: expected 'id' to be a non-empty string, found None"),
         ('{"id": ""}\n', r"found ''"),
         ('{"id": true}\n', r"found True"),
