@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextvars
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
@@ -30,12 +31,25 @@ def answer_prompt(prompt: str) -> str:
 # belong to the loop that first used them.
 _loop = asyncio.Runner()
 atexit.register(_loop.close)
+_SLOW_SECONDS = 60.0
 
 
 def run_async(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run ``work`` on the suite's event loop, in the current context."""
-    # A Runner otherwise keeps the context of its first run.
-    return _loop.run(work, context=contextvars.copy_context())
+    """Run ``work`` on the suite's event loop, in the current context.
+
+    If it takes more than a minute, the stacks of all tasks are written to standard error.
+    """
+    watch = _loop.get_loop().call_later(_SLOW_SECONDS, _print_tasks)
+    try:
+        # A Runner otherwise keeps the context of its first run.
+        return _loop.run(work, context=contextvars.copy_context())
+    finally:
+        watch.cancel()
+
+
+def _print_tasks() -> None:
+    for task in asyncio.all_tasks():
+        task.print_stack(file=sys.stderr)
 
 
 @dataclass(frozen=True)
