@@ -111,6 +111,22 @@ def test_a_new_best_replaces_the_old_one_and_a_stopped_run_stays_stopped(model: 
     assert found["stopped"] == "the held-out reward 0.800 reached eval.early_stop.reward = 0.8"
 
 
+def test_a_budget_of_tokens_ends_a_run(model: Path, tmp_path: Path) -> None:
+    """A step samples 4 responses of up to 4 tokens. Evaluations do not count."""
+    own = config(model, tmp_path, trainer={"token_budget": 18}, eval={"every": 0})
+    progress = Messages()
+    result = fit(bandit.solve, config=own, eval_tasks=HELD_OUT, progress=progress)
+    spent = list(itertools.accumulate(int(m["tokens_sampled"]) for m in result.metrics))
+    assert spent[-1] >= 18 > ([0, *spent])[-2]
+    assert result.summary.steps == len(spent) < 6
+    assert result.summary.stopped == f"{spent[-1]} tokens were sampled (trainer.token_budget = 18)"
+    assert any(text == f"stopped after step {len(spent)} of 6: {result.summary.stopped}" for text in progress.texts)
+    again = config(model, tmp_path, trainer={"token_budget": 18}, eval={"every": 0}, run={"resume": True})
+    assert fit(bandit.solve, config=again, eval_tasks=HELD_OUT).summary.steps == len(spent)
+    more = config(model, tmp_path, trainer={"token_budget": spent[-1] + 1}, eval={"every": 0}, run={"resume": True})
+    assert fit(bandit.solve, config=more, eval_tasks=HELD_OUT).summary.steps == len(spent) + 1
+
+
 def found_evaluations(folder: Path) -> dict[tuple[str, int], int]:
     """The number of rollouts of each phase and step, but those of training."""
     with Store(folder / "store.db", read_only=True) as store:

@@ -55,6 +55,8 @@ def check_verl(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             "found 'curriculum', expected 'uniform': verl reads the tasks of all steps from a file that is written before training; or "
             "use trainer.name: torch",
         )
+    if t.token_budget is not None:
+        yield ("trainer", "token_budget"), "verl trains until trainer.steps; remove the key"
     if t.keep_best:
         yield ("trainer", "keep_best"), "verl keeps the newest checkpoints only; use trainer.keep_checkpoints"
     if c.eval.early_stop is not None:

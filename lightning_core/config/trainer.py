@@ -18,6 +18,9 @@ class TrainerSection(Section):
     docs/trainers.md."""
     steps: Count = 50
     """Number of training steps. Each samples tasks_per_step · group_size rollouts."""
+    token_budget: Count | None = None
+    """End the run after the step in which its rollouts and forks have sampled this many tokens in all, evaluations not
+    counted. null: no limit. For comparing credit rules at equal cost."""
     learning_rate: Positive = 1e-5
     """Learning rate of AdamW after warm-up."""
     warmup_steps: CountOrZero = 0

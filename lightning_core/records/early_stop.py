@@ -1,9 +1,10 @@
-"""When held-out rewards end a run early. Pure."""
+"""When held-out rewards or sampled tokens end a run early. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lightning_core.config.sections import EarlyStop
 
@@ -29,3 +30,15 @@ def stop_reason(rule: EarlyStop | None, rewards: Sequence[float], *, before: flo
         f"the held-out reward has not risen above {best:.3f} for {without} evaluations "
         f"(eval.early_stop.patience = {rule.patience})"
     )
+
+
+def tokens_spent(metrics: Sequence[Mapping[str, Any]]) -> int:
+    """The tokens that the rollouts and forks of steps with these ``metrics`` sampled."""
+    return sum(int(m.get("tokens_sampled", 0)) + int(m.get("tokens_forked", 0)) for m in metrics)
+
+
+def budget_stop(budget: int | None, metrics: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why ``trainer.token_budget`` ends the run after steps with these ``metrics``; None if it does not."""
+    if budget is None or (spent := tokens_spent(metrics)) < budget:
+        return None
+    return f"{spent:,} tokens were sampled (trainer.token_budget = {budget:,})"

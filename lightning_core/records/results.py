@@ -14,7 +14,7 @@ from lightning_core.config.monitors import configured_monitors, stopping_monitor
 from lightning_core.monitors import Alert, alerts
 from lightning_core.notebooks.html import html_table
 from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step, checkpoints
-from lightning_core.records.early_stop import stop_reason
+from lightning_core.records.early_stop import budget_stop, stop_reason
 from lightning_core.records.held_out import EVALUATIONS, held_out_by_task
 from lightning_core.records.intervals import Comparison, compare, compare_splits, confidence_interval
 from lightning_core.records.overview import first_errors, raised_monitors, sample_answers, solved_tasks, wasted_groups
@@ -99,12 +99,12 @@ def recorded_stop(config: Config, store: Store) -> str | None:
     return stop_reason(config.eval.early_stop, list(held_out_rewards(store, "eval").values()), before=before)
 
 
-def _monitor_stop(config: Config, metrics: Sequence[Mapping[str, Any]], found: Sequence[Alert]) -> str | None:
-    """The monitor that ended the run before ``trainer.steps``; None if none did."""
+def _step_stop(config: Config, metrics: Sequence[Mapping[str, Any]], found: Sequence[Alert]) -> str | None:
+    """The monitor or the budget that ended the run before ``trainer.steps``; None if none did."""
     if not metrics or metrics[-1]["step"] >= config.trainer.steps:
         return None
     held = [a for a in found if a.step == metrics[-1]["step"] and metrics[-1].get(a.metric)]
-    return monitor_stop(held, stopping_monitors(config.monitors))
+    return monitor_stop(held, stopping_monitors(config.monitors)) or budget_stop(config.trainer.token_budget, metrics)
 
 
 def finish(config: Config, folder: Path, eval_tasks: Sequence[Mapping[str, Any]], seconds: float) -> Result:
@@ -115,7 +115,7 @@ def finish(config: Config, folder: Path, eval_tasks: Sequence[Mapping[str, Any]]
         evaluations = {phase: recorded_evaluations(store, phase) for phase in EVALUATIONS}
         tokens_sampled = store.tokens_sampled()
         found = alerts(metrics, held_out_by_task(store), configured_monitors(config.monitors))
-        stopped = recorded_stop(config, store) or _monitor_stop(config, metrics, found)
+        stopped = recorded_stop(config, store) or _step_stop(config, metrics, found)
         errors = first_errors(store)
         before = next(iter(evaluations["eval_before"].values()), None)
         after = next(reversed(evaluations["eval_after"].values()), None)

@@ -9,6 +9,7 @@ from typing import Any
 from lightning_core.config import Config
 from lightning_core.config.monitors import configured_monitors, stopping_monitors
 from lightning_core.monitors import Alert, HeldOut, raised
+from lightning_core.records.early_stop import budget_stop
 from lightning_core.records.progress import Progress
 from lightning_core.records.report import MetricsLog, finite_or_none
 from lightning_core.records.store import Store
@@ -34,6 +35,7 @@ class StepLog:
         self._monitors = configured_monitors(config.monitors)
         self._stop = stopping_monitors(config.monitors)
         self._total = config.trainer.steps
+        self._budget = config.trainer.token_budget
         self._store = store
         self._progress = progress
         self._held_out = held_out
@@ -62,8 +64,8 @@ class StepLog:
         return metrics
 
     def stop_reason(self) -> str | None:
-        """Why the run ends early; None if no monitor under ``monitors.stop`` holds."""
-        return monitor_stop(self._held, self._stop)
+        """Why the run ends early; None if no monitor under ``monitors.stop`` holds and tokens are left in the budget."""
+        return monitor_stop(self._held, self._stop) or budget_stop(self._budget, self._metrics.lines)
 
 
 def monitor_stop(held: Sequence[Alert], stop: Collection[str]) -> str | None:

@@ -9,7 +9,7 @@ import pytest
 from lightning_core.config.sections import EarlyStop
 from lightning_core.errors import ConfigError
 from lightning_core.records.checkpoints import best_checkpoint, checkpoints, choose_checkpoint, mark_best
-from lightning_core.records.early_stop import stop_reason
+from lightning_core.records.early_stop import budget_stop, stop_reason
 
 TARGET = EarlyStop(reward=0.8)
 PATIENT = EarlyStop(patience=2)
@@ -59,3 +59,12 @@ def test_the_best_checkpoint_is_a_link_that_moves(tmp_path: Path) -> None:
         choose_checkpoint(tmp_path, "step-3")
     older.rmdir()
     assert best_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [(None, None), (151, None), (150, "150 tokens were sampled (trainer.token_budget = 150)"), (1, "150 tokens")],
+)
+def test_a_budget_of_tokens_counts_rollouts_and_forks(budget: int | None, expected: str | None) -> None:
+    found = budget_stop(budget, [{"tokens_sampled": 60}, {"tokens_sampled": 70, "tokens_forked": 20}])
+    assert found is None if expected is None else found is not None and found.startswith(expected)
