@@ -1,0 +1,96 @@
+"""Runs the studies of docs/evidence.md, one run after another, and writes the page's tables and figures.
+
+    python -m tests.bench.learning --data FOLDER [--study spider …] [--arm broadcast …] [--seeds 6] [--resume]
+    python -m tests.bench.learning --report
+
+``--data``: the folder of the data sets, one folder each: their formats are in the examples' READMEs. Each run is a process of its
+own; its record is added to ``--results`` when it ends. With ``--resume``, runs that are there with the same settings are skipped,
+and an interrupted one continues from its last checkpoint in ``--work``. The seeds are the outer loop, so the arms are at any time
+about equally far. ``--list`` prints what is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.bench.learning import records
+from tests.bench.learning.records import UNTRAINED, Record
+from tests.bench.learning.report import write_report
+from tests.bench.learning.studies import ROOT, STUDIES, settings_digest
+
+RESULTS = Path(__file__).parent / "results.jsonl"
+
+
+def wanted(studies: Sequence[str], arms: Sequence[str] | None, seeds: int) -> Iterator[tuple[str, str, int]]:
+    """The runs in their order: study, arm, seed."""
+    yield from ((study, UNTRAINED, 0) for study in studies if not arms or UNTRAINED in arms)
+    for seed in range(seeds):
+        for study in studies:
+            yield from ((study, arm, seed) for arm in STUDIES[study].arms if not arms or arm in arms)
+
+
+def is_current(record: Record) -> bool:
+    """Whether a record has the settings that its arm has now."""
+    study = STUDIES.get(record.study)
+    if study is None:
+        return False
+    arm = study.baseline if record.arm == UNTRAINED else record.arm
+    return arm in study.arms and record.settings == settings_digest(study, arm)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--study", nargs="+", choices=list(STUDIES), default=list(STUDIES))
+    parser.add_argument("--arm", nargs="+")
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--report", action="store_true")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "learning")
+    options = parser.parse_args()
+    found = records.read(options.results)
+    current = [record for record in found if is_current(record)]
+    if other := len(found) - len(current):
+        print(f"{other} of {len(found)} records in {options.results} have other settings than now and are not used")
+    if options.report:
+        write_report(ROOT / "docs", current)
+        return 0
+    runs = list(wanted(options.study, options.arm, options.seeds))
+    done = {(record.study, record.arm, record.seed) for record in current}
+    left = [run for run in runs if run not in done]
+    if options.list:
+        print("\n".join(f"{study}, {arm}, seed {seed}" for study, arm, seed in left))
+        return 0
+    if len(left) < len(runs) and not options.resume:
+        parser.error(
+            f"{len(runs) - len(left)} of the {len(runs)} runs are in {options.results}; add --resume to run the other {len(left)}, or name "
+            "another file with --results"
+        )
+    if any(STUDIES[study].data for study, *_ in left) and options.data is None:
+        parser.error("--data: expected the folder of the data sets")
+    return _run_all(left, options)
+
+
+def _run_all(left: Sequence[tuple[str, str, int]], options: argparse.Namespace) -> int:
+    failed = 0
+    for number, (study, arm, seed) in enumerate(left, 1):
+        print(f"\n[{number}/{len(left)}] {study}, {arm}, seed {seed}", flush=True)
+        command = [
+            *(sys.executable, "-m", "tests.bench.learning.one_run", study, arm, str(seed)),
+            *("--data", str((options.data or options.work).absolute())),
+            *("--work", str(options.work.absolute()), "--results", str(options.results.absolute())),
+        ]
+        if subprocess.run(command, check=False, cwd=ROOT).returncode:
+            failed += 1
+            print(f"FAILED: {study}, {arm}, seed {seed}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Trains one arm with one seed and evaluates it on the held-out tasks, in a process of its own.
+
+    python -m tests.bench.learning.one_run STUDY ARM SEED --data FOLDER --work FOLDER --results FILE
+
+A run that was interrupted continues from its last checkpoint in ``--work``. The arm `untrained` is only evaluated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+from lightning_core import evaluate, fit, load_config
+from lightning_core.config import Config
+from lightning_core.doctor.machine import cpu_model
+from lightning_core.loop import Evaluation
+from lightning_core.records.checkpoints import checkpoints
+from tests.bench.learning.records import UNTRAINED, Record, append
+from tests.bench.learning.studies import ROOT, STUDIES, Study, settings_digest
+
+CHECKPOINT_EVERY = 4
+
+
+def configured(study: Study, arm: str, seed: int, *, data: Path, work: Path) -> Config:
+    """The configuration of a run in ``work``."""
+    folder = data / study.data
+    source = [f"tasks.{part}.args.folder={folder}" for part in ("train", "eval")] if study.data else []
+    name = f"{arm}-{seed}".replace(" ", "-").replace(",", "")
+    run = [f"run.dir={work}", f"run.name={name}", f"run.seed={seed}", f"trainer.checkpoint_every={CHECKPOINT_EVERY}"]
+    return load_config(ROOT / study.config, [*source, *study.overrides(arm), *run])
+
+
+def run(name: str, arm: str, seed: int, *, data: Path, work: Path) -> Record:
+    """Train and evaluate; returns the record."""
+    study = STUDIES[name]
+    trained = study.baseline if arm == UNTRAINED else arm
+    config = configured(study, trained, seed, data=data, work=work / name)
+    folder = Path(config.run.dir) / str(config.run.name)
+    record = Record(
+        study=name,
+        arm=arm,
+        seed=seed,
+        settings=settings_digest(study, trained),
+        commit=_commit(),
+        cpu=cpu_model(),
+        date=time.strftime("%Y-%m-%d"),
+        held_out={},
+    )
+    if arm == UNTRAINED:
+        found = evaluate(config=config, folder=_empty(folder.parent / UNTRAINED), progress=True)
+        return replace(record, held_out=_rewards(found))
+    resume = bool(folder.is_dir() and checkpoints(folder))
+    if not resume:
+        shutil.rmtree(folder, ignore_errors=True)
+    training = config.model_copy(
+        update={
+            "tasks": config.tasks.model_copy(update={"eval": None}),
+            "run": config.run.model_copy(update={"resume": resume}),
+        }
+    )
+    result = fit(config=training, progress=True)
+    steps = result.metrics
+    return replace(
+        record,
+        tokens=[int(m["tokens_sampled"]) + int(m.get("tokens_forked", 0)) for m in steps],
+        rewards=[round(float(m["reward"]), 4) for m in steps],
+        attempts=[int(m["rollouts"]) - int(m["rollouts_left_out"]) for m in steps],
+        rollouts=[int(m["rollouts"]) + int(m.get("forks", 0)) for m in steps],
+        seconds=[round(float(m["seconds_rollouts"]) + float(m["seconds_update"]), 1) for m in steps],
+        held_out=_rewards(evaluate(config=config, folder=folder, checkpoint=result.checkpoint, progress=True)),
+    )
+
+
+def _rewards(evaluation: Evaluation) -> dict[str, float]:
+    return {task: round(fmean(rewards), 4) for task, rewards in evaluation.rewards.items()}
+
+
+def _empty(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _commit() -> str:
+    shown = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return shown.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=list(STUDIES))
+    parser.add_argument("arm")
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--results", type=Path, required=True)
+    options = parser.parse_args()
+    record = run(options.study, options.arm, options.seed, data=options.data, work=options.work)
+    append(options.results, record)
+
+
+if __name__ == "__main__":
+    main()

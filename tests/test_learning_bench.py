@@ -1,0 +1,129 @@
+"""The figures of docs/evidence.md: their arithmetic, and that the page is up to date."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.bench.learning import records
+from tests.bench.learning.__main__ import RESULTS, is_current, wanted
+from tests.bench.learning.records import UNTRAINED, Record
+from tests.bench.learning.report import PAGE, block, update
+from tests.bench.learning.statistics import (
+    held_out_matrix,
+    mean_curve,
+    mean_over_tokens,
+    over_seeds_and_tasks,
+    smoothed,
+    tokens_to_reach,
+)
+from tests.bench.learning.studies import STUDIES, Study, settings_digest
+
+DOCS = Path(__file__).parents[1] / "docs"
+NAME, STUDY = next(iter(STUDIES.items()))
+
+
+def record(arm: str = STUDY.baseline, seed: int = 0, *, gain: float = 0.0) -> Record:
+    return Record(
+        study=NAME,
+        arm=arm,
+        seed=seed,
+        settings=settings_digest(STUDY, STUDY.baseline if arm == UNTRAINED else arm),
+        commit="c",
+        cpu="a CPU",
+        date="2026-11-24",
+        tokens=[100, 300, 100],
+        rewards=[0.25, 0.5 + gain, 1.0],
+        attempts=[64, 128, 64],
+        rollouts=[64, 128, 64],
+        seconds=[1.0, 2.0, 3.0],
+        held_out={"a": 0.0, "b": 1.0, "c": gain},
+    )
+
+
+def test_a_curve_is_smoothed_over_at_least_128_rollouts() -> None:
+    found = smoothed(record())
+    assert math.isnan(found[0])
+    assert found[1:] == [0.5, (0.5 * 128 + 1.0 * 64) / 192]
+
+
+def test_tokens_to_reach_a_reward() -> None:
+    assert tokens_to_reach(record(), 0.5) == 400
+    assert tokens_to_reach(record(), 0.6) == 500
+    assert tokens_to_reach(record(), 0.7) is None
+    assert mean_over_tokens(record()) == pytest.approx((0.25 * 100 + 0.5 * 300 + 1.0 * 100) / 500)
+
+
+def test_the_interval_covers_seeds_and_tasks() -> None:
+    """Rewards that differ between seeds only, and between tasks only, have the spread of that factor."""
+    by_seed = np.repeat([[0.0], [0.5], [1.0]], 50, axis=1)
+    by_task = np.repeat([[0.0, 0.5, 1.0] * 20], 3, axis=0)
+    for rewards, expected in ((by_seed, by_seed[:, 0].std() / 3**0.5), (by_task, by_task[0].std() / 60**0.5)):
+        found = over_seeds_and_tasks(rewards)
+        assert found.mean == pytest.approx(0.5)
+        assert found.high - found.low == pytest.approx(2 * 1.96 * expected, rel=0.15)
+    assert over_seeds_and_tasks(by_task[:2]).interval is None
+
+
+def test_only_tasks_that_all_runs_have_are_compared() -> None:
+    short = replace(record(), held_out={"a": 1.0, "c": 0.5})
+    assert held_out_matrix([record(), short]).tolist() == [[0.0, 0.0], [1.0, 0.5]]
+
+
+def test_curves_are_averaged_where_all_are_defined() -> None:
+    x, mean, least, most = mean_curve([([1, 2, 3], [math.nan, 0.0, 1.0]), ([1, 2, 4], [1.0, 1.0, 1.0])], points=3)
+    assert x.tolist() == [2.0, 2.5, 3.0]
+    assert mean.tolist() == [0.5, 0.75, 1.0]
+    assert (least.tolist(), most.tolist()) == ([0.0, 0.5, 1.0], [1.0, 1.0, 1.0])
+
+
+def test_records_are_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    assert records.read(path) == []
+    for seed in range(2):
+        records.append(path, record(seed=seed))
+    assert [found.seed for found in records.read(path)] == [0, 1]
+    assert is_current(records.read(path)[0])
+    with path.open("a") as file:
+        file.write(json.dumps({"study": "x"}) + "\n")
+    with pytest.raises(ValueError, match=r"results.jsonl:3: expected a record of a run, found '{\"study\""):
+        records.read(path)
+
+
+def test_a_record_of_other_settings_is_not_used() -> None:
+    assert not is_current(replace(record(), settings="other"))
+    assert not is_current(replace(record(), study="other"))
+    changed = Study(title="", config=STUDY.config, data="", budget=STUDY.budget + 1, arms=STUDY.arms)
+    assert settings_digest(changed, STUDY.baseline) != settings_digest(STUDY, STUDY.baseline)
+
+
+def test_seeds_are_the_outer_loop() -> None:
+    arms = list(STUDY.arms)[:2]
+    assert list(wanted([NAME], [*arms, UNTRAINED], 2)) == [
+        (NAME, UNTRAINED, 0),
+        *((NAME, arm, seed) for seed in range(2) for arm in arms),
+    ]
+
+
+def test_a_table_has_each_arm_against_the_baseline() -> None:
+    other = list(STUDY.arms)[1]
+    runs = [record(arm, seed, gain=0.5 * (arm == other)) for arm in (STUDY.baseline, other) for seed in range(6)]
+    table = block(NAME, STUDY, [record(UNTRAINED), *runs]).splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table if line.startswith("|")]
+    assert [row[0] for row in rows[2:]] == [UNTRAINED, STUDY.baseline, other]
+    base, better = rows[3:]
+    assert base[1] == better[1] == "6"
+    assert base[2].startswith("0.33 [")
+    assert better[3].startswith("+0.17 [")
+    assert (base[6].startswith("≥"), "of 6 seeds" in base[6]) == (False, True)
+
+
+def test_the_page_is_up_to_date() -> None:
+    page = (DOCS / PAGE).read_text(encoding="utf-8")
+    current = [found for found in records.read(RESULTS) if is_current(found)]
+    assert update(page, current) == page, "run python -m tests.bench.learning --report"
