@@ -122,6 +122,14 @@ def test_a_teacher_with_another_vocabulary_is_refused(model: Path, tmp_path: Pat
     [
         ({"algorithm": {"distill": None}}, "at 0 nothing is trained on without algorithm.distill"),
         ({"trainer": {"name": "verl"}}, "the teacher runs in the embedded trainer"),
+        (
+            {"algorithm": {"distill": {"teacher": "m", "api_key_env": "KEY"}}},
+            "goes with the URL of a server as the teacher",
+        ),
+        (
+            {"algorithm": {"distill": {"teacher": "http://t/v1"}}, "rollouts": {"temperature": 0.7}},
+            "found 0.7, expected 1.0: the teacher's server 'http://t/v1' scores tokens at temperature 1",
+        ),
     ],
 )
 def test_settings_must_fit(model: Path, tmp_path: Path, sections: dict[str, Any], text: str) -> None:

@@ -10,6 +10,7 @@ from lightning_core.config.checks_trainer import check_trainer
 from lightning_core.config.checks_verl import check_verl
 from lightning_core.config.command import CommandSection
 from lightning_core.config.credit import FLAT, CreditSection
+from lightning_core.config.distill import check_distill
 from lightning_core.config.policies import PolicyCredit
 from lightning_core.config.resolve import policy_settings
 from lightning_core.config.rules import argument_problems, declared, such_as, with_parameter
@@ -46,6 +47,8 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     yield from _check_criteria(c)
     yield from check_policies(c)
     yield from check_algorithm(c.algorithm)
+    if c.algorithm.distill is not None:
+        yield from check_distill(c.algorithm.distill, temperature=c.rollouts.temperature)
     yield from check_credit(c.credit, group_size=c.rollouts.group_size, refill=c.rollouts.refill)
     yield from check_forks(c)
     if c.rollouts.temperature == 0:
@@ -211,16 +214,6 @@ def check_algorithm(a: Algorithm, loss: Loss | None = None) -> Iterator[tuple[Ke
         yield (
             ("algorithm", "reward_weight"),
             "at 0 nothing is trained on without algorithm.distill; set it, or raise the weight",
-        )
-    if a.distill is not None and a.distill.prompt is None and a.distill.teacher == "policy":
-        yield (
-            ("algorithm", "distill"),
-            "with teacher: policy and the same prompt, teacher and policy are equal; set prompt",
-        )
-    if a.distill is not None and a.distill.prompt is None and a.distill.teacher == "base":
-        yield (
-            ("algorithm", "distill"),
-            "with teacher: base and the same prompt, it is a KL penalty; set prompt, or use algorithm.kl",
         )
     if a.importance is not None and a.importance.high is not None and a.importance.low >= a.importance.high:
         yield (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from lightning_core.config.source import KeyPath
 from lightning_core.config.types import CallableName, Names, Positive, Section
 
 
@@ -11,7 +14,9 @@ class Distill(Section):
 
     teacher: str = "base"
     """The teacher's weights. `base`: the initial ones. `policy`: the current ones. Otherwise the folder or the name of a
-    model with the same vocabulary."""
+    model with the same vocabulary, or the URL of a vLLM server with one, such as `http://teacher:8000/v1`."""
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the server's API key; null: no key is sent."""
     prompt: CallableName | None = None
     """`module:callable`, called with the messages of a call; it returns those that the teacher reads instead, such as the
     same with examples. null: the same messages."""
@@ -19,3 +24,32 @@ class Distill(Section):
     """Coefficient of the advantages, which are in nats."""
     agents: Names | None = None
     """Agents that learn from the teacher; null: all trained agents."""
+
+    @property
+    def server(self) -> str | None:
+        """The URL of the teacher's server; None: it runs in this process."""
+        return self.teacher if self.teacher.startswith(("http://", "https://")) else None
+
+
+def check_distill(d: Distill, *, temperature: float) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the keys of a teacher that can teach nothing, and those without effect. ``temperature``: that of the rollouts."""
+    if d.prompt is None and d.teacher == "policy":
+        yield (
+            ("algorithm", "distill"),
+            "with teacher: policy and the same prompt, teacher and policy are equal; set prompt",
+        )
+    if d.prompt is None and d.teacher == "base":
+        yield (
+            ("algorithm", "distill"),
+            "with teacher: base and the same prompt, it is a KL penalty; set prompt, or use algorithm.kl",
+        )
+    if d.api_key_env is not None and d.server is None:
+        yield (
+            ("algorithm", "distill", "api_key_env"),
+            f"goes with the URL of a server as the teacher, but algorithm.distill.teacher is {d.teacher!r}",
+        )
+    if d.server is not None and temperature != 1:
+        yield (
+            ("rollouts", "temperature"),
+            f"found {temperature:g}, expected 1.0: the teacher's server {d.server!r} scores tokens at temperature 1",
+        )

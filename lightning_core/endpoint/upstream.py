@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from lightning_core.capture.providers import GOOGLE_KEY, KEY_HEADERS, host_of, without_key
-from lightning_core.errors import ConfigError, UpstreamError, UpstreamRefusal, describe, fold
+from lightning_core.config.api_key import read_api_key
+from lightning_core.errors import UpstreamError, UpstreamRefusal, describe, fold
 
 _PASSED_BACK = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
 """Headers of an HTTP error that are passed through, because clients act on them."""
@@ -72,20 +72,9 @@ class UpstreamServer:
 def upstream_target(base_url: str, api_key_env: str | None) -> UpstreamServer:
     """The configured upstream.
 
-    Raises `ConfigError` if the environment variable with its key is not set, or has characters other than ASCII.
+    Raises `ConfigError` as `read_api_key` does.
     """
-    key = None
-    if api_key_env:
-        key = os.environ.get(api_key_env)
-        if not key:
-            raise ConfigError(
-                f"policy.upstream.api_key_env is {api_key_env!r}, but that environment variable is not set"
-            )
-        if not key.isascii():
-            raise ConfigError(
-                f"the key in the environment variable {api_key_env!r} (policy.upstream.api_key_env) has characters other than ASCII, "
-                "which no header can contain; copy it again"
-            )
+    key = read_api_key(api_key_env, "policy.upstream.api_key_env")
     return UpstreamServer(base_url=base_url, api_key=key)
 
 

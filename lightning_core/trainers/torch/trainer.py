@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
+from lightning_core.backends.vllm.scorer import ServerScorer
 from lightning_core.chat.chat import Chat
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.credit_rules import checked_loss
@@ -215,7 +216,7 @@ class TorchTrainer:
             return self._teacher.logprobs(rows)
 
     @cached_property
-    def _teacher(self) -> RowScorer:
+    def _teacher(self) -> RowScorer | ServerScorer:
         distill, budget = self.algorithm.distill, self._memory.micro_batch_tokens
         assert distill is not None, "called only with algorithm.distill"
         base = None if self.base is None else self._updater.reference

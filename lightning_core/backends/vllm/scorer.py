@@ -1,0 +1,121 @@
+"""Scores tokens with the model of a vLLM server: the logprobs of a prompt, ``prompt_logprobs`` of ``POST /v1/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+
+from lightning_core.errors import ConfigError, InfrastructureError, TrainingError, describe
+from lightning_core.trace import Floats
+from lightning_core.transitions import Row
+
+CONCURRENCY = 16
+"""Requests at the same time."""
+_SECONDS = 300
+_PROBE = "The quick brown fox jumps over 13 lazy dogs; SELECT name FROM users WHERE id = 42"
+
+
+class ServerScorer:
+    """Logprobs at temperature 1 under the model of the server at ``url``.
+
+    ``encode`` and ``decode``: the policy's tokenizer. Raises `ConfigError` if the server has another vocabulary or no prompt logprobs,
+    `InfrastructureError` if it does not respond.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None,
+        encode: Callable[[str], Sequence[int]],
+        decode: Callable[[int], str],
+    ) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._client = httpx.Client(
+            base_url=self.url,
+            headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
+            timeout=_SECONDS,
+            limits=httpx.Limits(max_connections=CONCURRENCY, max_keepalive_connections=0),
+        )
+        try:
+            self._model: str = self._request("GET", "/v1/models")["data"][0]["id"]
+        except (LookupError, TypeError) as error:
+            raise InfrastructureError(f"the server {self.url} lists no model under /v1/models") from error
+        ids = list(encode(_PROBE))
+        for token, entry in zip(ids[1:], self._prompt_logprobs(ids), strict=True):
+            if entry.get("decoded_token") not in (None, decode(token)):
+                raise ConfigError(
+                    f"algorithm.distill.teacher: the server {self.url} decodes the token {token} as {entry['decoded_token']!r}, the "
+                    f"policy's tokenizer as {decode(token)!r}; a teacher scores the policy's tokens, so both need the same tokenizer"
+                )
+
+    def logprobs(self, rows: Sequence[Row]) -> dict[str, Floats]:
+        """The logprobs of the sampled tokens of ``rows``: float32 [T] by call id.
+
+        Raises `TrainingError` for tokens that were not sampled at temperature 1 from all tokens, which the server cannot score.
+        """
+        for row in rows:
+            _check(row)
+        with ThreadPoolExecutor(CONCURRENCY) as threads:
+            found: dict[str, Floats] = {}
+            for scored in threads.map(self._row, rows):
+                found |= scored
+        return found
+
+    def _row(self, row: Row) -> Mapping[str, Floats]:
+        entries = self._prompt_logprobs(row.token_ids.tolist())
+        logprobs_L = np.array([0.0, *(entry["logprob"] for entry in entries)], dtype=np.float32)
+        return {segment.call: logprobs_L[segment.start : segment.stop] for segment in row.segments}
+
+    def _prompt_logprobs(self, ids: Sequence[int]) -> list[Mapping[str, Any]]:
+        """What the server says of each of ``ids`` but the first: ``logprob``, and ``decoded_token`` if it decodes."""
+        body = {
+            "model": self._model,
+            "prompt": list(ids),
+            "prompt_logprobs": 0,  # of the tokens themselves only
+            "max_tokens": 1,
+            "temperature": 0.0,
+        }
+        answer = self._request("POST", "/v1/completions", json=body)
+        try:
+            listed = answer["choices"][0]["prompt_logprobs"]
+            entries = [entry[str(token)] for token, entry in zip(ids[1:], listed[1:], strict=True)]
+            if not all(isinstance(entry["logprob"], float | int) for entry in entries):
+                raise TypeError("a logprob is no number")
+        except (LookupError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"algorithm.distill.teacher: the server {self.url} returned no logprob for each token of the prompt ({describe(error)}); "
+                "expected prompt_logprobs as in vLLM"
+            ) from error
+        return entries
+
+    def _request(self, method: str, path: str, **options: Any) -> Any:
+        try:
+            response = self._client.request(method, path, **options)
+            if response.status_code != 200:
+                raise InfrastructureError(
+                    f"the teacher's server {self.url} returned status {response.status_code} for {path}: {response.text[:500]}"
+                )
+            return response.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise InfrastructureError(
+                f"no usable response from the teacher's server {self.url} (algorithm.distill.teacher): {describe(error)}"
+            ) from error
+
+
+def _check(row: Row) -> None:
+    if not (row.temperatures[row.mask] == 1).all():
+        found = sorted({float(t) for t in row.temperatures[row.mask]})
+        raise TrainingError(
+            f"algorithm.distill: a teacher on a server scores tokens at temperature 1, but these were sampled at {found}; set "
+            "rollouts.temperature: 1.0"
+        )
+    if any(segment.constraint is not None for segment in row.segments):
+        raise TrainingError(
+            "algorithm.distill: a teacher on a server cannot score a response that was constrained to a JSON schema; use a teacher in this "
+            "process, or leave the agent out of algorithm.distill.agents"
+        )
