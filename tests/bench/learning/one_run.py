@@ -20,6 +20,7 @@ from lightning_core.config import Config
 from lightning_core.doctor.machine import cpu_model
 from lightning_core.loop import Evaluation
 from lightning_core.records.checkpoints import checkpoints
+from tests.bench.learning import trl_arm
 from tests.bench.learning.records import UNTRAINED, Record, append
 from tests.bench.learning.studies import ROOT, STUDIES, Study, settings_digest
 
@@ -54,6 +55,8 @@ def run(name: str, arm: str, seed: int, *, data: Path, work: Path) -> Record:
     if arm == UNTRAINED:
         found = evaluate(config=config, folder=_empty(folder.parent / UNTRAINED), progress=True)
         return replace(record, held_out=_rewards(found))
+    if arm == trl_arm.ARM:
+        return _run_trl(record, config, folder)
     resume = bool(folder.is_dir() and checkpoints(folder))
     if not resume:
         shutil.rmtree(folder, ignore_errors=True)
@@ -73,6 +76,25 @@ def run(name: str, arm: str, seed: int, *, data: Path, work: Path) -> Record:
         rollouts=[int(m["rollouts"]) + int(m.get("forks", 0)) for m in steps],
         seconds=[round(float(m["seconds_rollouts"]) + float(m["seconds_update"]), 1) for m in steps],
         held_out=_rewards(evaluate(config=config, folder=folder, checkpoint=result.checkpoint, progress=True)),
+    )
+
+
+def _run_trl(record: Record, config: Config, folder: Path) -> Record:
+    found = trl_arm.train(config, _empty(folder))
+    rollouts = [config.rollouts.tasks_per_step * config.rollouts.group_size] * len(found.tokens)
+    trained = config.model_copy(
+        update={"policy": config.policy.model_copy(update={"model": str(found.weights), "train_layers": None})}
+    )
+    return replace(
+        record,
+        tokens=found.tokens,
+        rewards=[round(reward, 4) for reward in found.rewards],
+        attempts=rollouts,
+        rollouts=rollouts,
+        seconds=[round(seconds, 1) for seconds in found.seconds],
+        held_out=_rewards(
+            evaluate(config=trained, folder=_empty(folder.parent / f"{folder.name}-eval"), progress=True)
+        ),
     )
 
 
