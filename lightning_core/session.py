@@ -32,6 +32,7 @@ from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.background import BackgroundLoop, background_loop
 from lightning_core.rollouts.batch import Batch
+from lightning_core.rollouts.ce import TokenSources
 from lightning_core.rollouts.collect import Collector, collect
 from lightning_core.rollouts.distill import Teacher
 from lightning_core.rollouts.environment import capturing, open_agents
@@ -259,6 +260,7 @@ def open_session(
                 store,
                 values=trainer.expected,
                 teacher=None if weights_only else _open_teacher(config, trainer),
+                sources=None if weights_only else _token_sources(config, trainer),
                 on_rollout=advance,
             ),
             background=stack.enter_context(background_loop()),
@@ -268,6 +270,12 @@ def open_session(
             folder=folder,
             on_evaluation=on_evaluation,
         )
+
+
+def _token_sources(config: Config, trainer: Trainer) -> TokenSources | None:
+    """The sources of ``algorithm.ce``, if it is set."""
+    ce = config.algorithm.ce
+    return None if ce is None else TokenSources(ce, trainer.chats, solved=config.eval.solved)
 
 
 def _open_teacher(config: Config, trainer: Trainer) -> Teacher | None:

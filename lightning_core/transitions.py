@@ -13,7 +13,7 @@ Any other call starts a new row. Every sampled token is trained in exactly one r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -105,6 +105,13 @@ class Row:
     """float32 [L]: 0 where the mask is False; None before credit is assigned."""
     segments: tuple[Segment, ...]
     """The calls trained in this row, in order."""
+    ce: NDArray[np.bool_] | None = None
+    """bool [L]: True for tokens with a cross-entropy loss (``algorithm.ce``), sampled ones or not; None: none."""
+
+    @property
+    def in_loss(self) -> NDArray[np.bool_]:
+        """bool [L]: the tokens whose logprobs the loss uses."""
+        return self.mask if self.ce is None else self.mask | self.ce
 
     _repr_html_ = row_table
 
@@ -176,11 +183,13 @@ def transitions_to_rows(
     advantages: Mapping[str, float | Floats] | None = None,
     *,
     masked: Collection[str] = (),
+    ce: Mapping[str, Sequence[tuple[int, int]]] | None = None,
 ) -> list[Row]:
     """Merge transitions into rows, in the order of their first calls.
 
     ``advantages`` maps call ids to the advantage of all tokens of the call, or to float32 [T]. ``masked``: calls that are
-    not trained on, but remain context of later calls. Raises KeyError for a missing call, and
+    not trained on, but remain context of later calls. ``ce``: tokens of (prompt ‖ response) with a cross-entropy loss, by call
+    id, as (first, one past the last); a row has those up to its last trained call. Raises KeyError for a missing call, and
     ValueError for a transition with a refusal.
     """
     open_rows: dict[tuple[str, str, str], list[_OpenRow]] = {}
@@ -197,7 +206,7 @@ def transitions_to_rows(
             family.append(parent)
             order.append(parent)
         parent.extend(t)
-    closed = (row.close(advantages, masked) for row in order)
+    closed = (row.close(advantages, masked, ce) for row in order)
     return [row for row in closed if row is not None]
 
 
@@ -212,7 +221,12 @@ class _OpenRow:
         self.calls.append(transition)
         self.key = transition.prompt_ids.tobytes() + transition.output_ids.tobytes()
 
-    def close(self, advantages: Mapping[str, float | Floats] | None, masked: Collection[str]) -> Row | None:
+    def close(
+        self,
+        advantages: Mapping[str, float | Floats] | None,
+        masked: Collection[str],
+        ce: Mapping[str, Sequence[tuple[int, int]]] | None,
+    ) -> Row | None:
         """The row up to its last trained call; None if all calls are ``masked``."""
         trained = [t for t in self.calls if t.call not in masked]
         if not trained:
@@ -243,6 +257,11 @@ class _OpenRow:
                     first_version=t.first_version,
                 )
             )
+        spans = [span for t in self.calls for span in (ce or {}).get(t.call, ()) if span[1] <= length]
+        chosen = np.zeros(length, dtype=np.bool_) if spans else None
+        for start, stop in spans:
+            assert chosen is not None
+            chosen[start:stop] = True
         return Row(
             rollout=trained[0].rollout,
             agent=trained[0].agent,
@@ -253,4 +272,5 @@ class _OpenRow:
             temperatures=temperatures,
             advantages=values,
             segments=tuple(segments),
+            ce=chosen,
         )

@@ -25,8 +25,10 @@ from lightning_core.rollouts.agent_pool import AgentPool
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.background import BackgroundLoop
 from lightning_core.rollouts.batch import Batch, Group
+from lightning_core.rollouts.ce import Targets, TokenSources
 from lightning_core.rollouts.counts import (
     count_calls,
+    count_ce,
     count_forks,
     count_rewards,
     count_rollouts,
@@ -70,9 +72,10 @@ class Collector:
         *,
         values: Values | None = None,
         teacher: Teacher | None = None,
+        sources: TokenSources | None = None,
         on_rollout: Callable[[Rollout], None] = lambda _: None,
     ) -> None:
-        """``values``: the critic, if a reward rule needs one. ``teacher``: that of ``algorithm.distill``.
+        """``values``: the critic, if a reward rule needs one. ``teacher``: that of ``algorithm.distill``. ``sources``: of ``algorithm.ce``.
 
         ``on_rollout``: called with the last attempt at each job.
         """
@@ -82,6 +85,7 @@ class Collector:
         self._store = store
         self._values = values
         self._teacher = teacher
+        self._sources = sources
         self._on_rollout = on_rollout
         self._failures = FailureLog()
         self._names_checked = False
@@ -237,7 +241,8 @@ class Collector:
         """
         c = self.config
         taught = {} if self._teacher is None else self._teacher.differences(episodes)
-        rows = [row for e in episodes for row in self.rows(e, credit, taught)]
+        targets = None if self._sources is None else self._sources.targets(episodes)
+        rows = [row for e in episodes for row in self.rows(e, credit, taught, targets)]
         rollouts = count_rollouts(
             [r for g in groups for r in g.rollouts], lost=sum(g.lost for g in groups), solved=c.eval.solved
         )
@@ -251,21 +256,30 @@ class Collector:
             **count_rewards(episodes, judged=() if c.credit.judge is None else c.credit.judge.rewards),
             **count_rows(rows, step=None if c.policies else groups[0].step),
             **count_taught(taught),
+            **({} if targets is None else count_ce(rows, targets.unknown)),
             **credit.metrics,
             **(picked or {}),
         }
         return Batch(episodes=episodes, credit=credit, rows=rows, counts=counts)
 
-    def rows(self, episode: Episode, credit: Credit, taught: Mapping[str, Floats] | None = None) -> list[Row]:
+    def rows(
+        self,
+        episode: Episode,
+        credit: Credit,
+        taught: Mapping[str, Floats] | None = None,
+        targets: Targets | None = None,
+    ) -> list[Row]:
         """advantages → rows of one episode.
 
-        ``taught``: see `Teacher.differences`. With ``algorithm.truncated: mask`` responses cut at the limit are context only.
+        ``taught``: see `Teacher.differences`. ``targets``: the tokens of ``algorithm.ce``.
+        With ``algorithm.truncated: mask`` responses cut at the limit are context only.
         """
         a = self.config.algorithm
         mask, weight = a.truncated == "mask", 0.0 if a.distill is None else a.distill.weight
         own = token_advantages(credit.advantages, taught or {}, reward_weight=a.reward_weight, weight=weight)
         masked = {t.call for t in episode.transitions if mask and t.finish_reason == "length"}
-        return transitions_to_rows(episode.transitions, own, masked=masked)
+        spans = None if targets is None else targets.spans
+        return transitions_to_rows(episode.transitions, own, masked=masked, ce=spans)
 
     def record_credit(self, batch: Batch, step: int) -> None:
         """Record the credit of each call."""
