@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,8 +18,7 @@ from lightning_core.monitors import HeldOut
 from lightning_core.records.checkpoints import (
     best_checkpoint,
     checkpoint_step,
-    checkpoints,
-    drop_optimizer,
+    delete_old,
     mark_best,
 )
 from lightning_core.records.held_out import held_out_by_task
@@ -163,7 +161,7 @@ class TrainingSession:
             return folder
         self.trainer.save(folder)
         self._saved = self.trainer.steps
-        self._delete_old()
+        delete_old(self.folder, self.config.trainer.keep_checkpoints)
         return folder
 
     def keep_best(self) -> None:
@@ -176,7 +174,7 @@ class TrainingSession:
             if self._saved != steps or not self._checkpoint.exists():
                 self.save_checkpoint()
             mark_best(self._checkpoint)
-            self._delete_old()
+            delete_old(self.folder, self.config.trainer.keep_checkpoints)
 
     def stop_reason(self) -> str | None:
         """Why the run ends early; None if it goes on. See `recorded_stop`."""
@@ -185,14 +183,6 @@ class TrainingSession:
     @property
     def _checkpoint(self) -> Path:
         return self.folder / "checkpoints" / f"step-{self.trainer.steps:06d}"
-
-    def _delete_old(self) -> None:
-        best = best_checkpoint(self.folder)
-        for old in checkpoints(self.folder)[:-1]:
-            drop_optimizer(old)
-        for old in checkpoints(self.folder)[: -self.config.trainer.keep_checkpoints]:
-            if old != best:
-                shutil.rmtree(old)
 
     @contextmanager
     def saving_progress(self) -> Generator[None]:

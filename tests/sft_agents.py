@@ -44,7 +44,9 @@ def look_twice(task: dict[str, Any]) -> float:
 def forgetful(task: dict[str, Any]) -> float:
     """Its second prompt does not have what it said in the first."""
     _ask([{"role": "user", "content": task["prompt"]}])
-    _ask([{"role": "user", "content": task["prompt"]}, {"role": "assistant", "content": "I look."}, *called(1, LISTING)])
+    _ask(
+        [{"role": "user", "content": task["prompt"]}, {"role": "assistant", "content": "I look."}, *called(1, LISTING)]
+    )
     return 0.0
 
 

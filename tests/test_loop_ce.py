@@ -37,7 +37,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
     return rows
 
 
-def settings(model: Path, runs: Path, ce: dict[str, Any] | None, agent: str = "look_twice", **sections: Any) -> dict[str, Any]:
+def settings(
+    model: Path, runs: Path, ce: dict[str, Any] | None, agent: str = "look_twice", **sections: Any
+) -> dict[str, Any]:
     base: dict[str, dict[str, Any]] = {
         "tasks": {"train": {"source": "tests.sft_agents:tasks", "args": {"count": 2}}},
         "policy": {"model": str(model), "max_context": 2048, "dtype": "float32"},
@@ -156,7 +158,9 @@ def test_changed_records_have_no_known_tokens(model: Path, tmp_path: Path) -> No
 
     def targets(calls: Any) -> Any:
         changed = replace(trace, calls=tuple(calls))
-        return sources.targets([Episode(trace=changed, transitions=trace_to_transitions(changed, agents=["clerk"]), rewards=())])
+        return sources.targets(
+            [Episode(trace=changed, transitions=trace_to_transitions(changed, agents=["clerk"]), rewards=())]
+        )
 
     assert targets(trace.calls).unknown == 0
     assert sum(map(len, targets(trace.calls).spans.values())) == 2

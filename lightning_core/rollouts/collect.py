@@ -160,18 +160,21 @@ class Collector:
         except BaseExceptionGroup as raised:
             raise raised.exceptions[0] from None
         found = [group.result() for group in groups]
-        self.check(found, whole=whole)
+        self.check(found, whole=whole, measured=phase == "eval_manual")
         return found
 
-    def check(self, groups: Sequence[Group], *, whole: bool = True) -> None:
-        """Raise an error if no rollout finished or, if ``whole``, none has a reward; on the first call, for unknown agents."""
+    def check(self, groups: Sequence[Group], *, whole: bool = True, measured: bool = False) -> None:
+        """Raise an error if no rollout finished or, if ``whole``, none has a reward; on the first call, for unknown agents.
+
+        ``measured``: see `check_agents`.
+        """
         if not groups:
             raise ConfigError("found no tasks to run, expected at least one; check the list of tasks")
         rollouts = [r for g in groups for r in g.rollouts]
         lost = [g.error or "" for g in groups for _ in range(g.lost)]
         check_finished(rollouts, lost)
         if not self._names_checked:
-            check_agents(self.config, rollouts)
+            check_agents(self.config, rollouts, measured=measured)
             self._names_checked = True
         if whole:
             check_rewarded(rollouts, lost)

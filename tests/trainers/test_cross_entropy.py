@@ -97,9 +97,7 @@ BY_HAND = [[(7, 0.125), (8, 0.125)], [(5, 0.0625), (6, 0.0625)], [(6, 0.0625), (
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1000, 10], ids=["together", "apart"])
-def test_the_term_is_torchs_cross_entropy(
-    trainers: list[TorchTrainer], folder: Path, micro_batch_tokens: int
-) -> None:
+def test_the_term_is_torchs_cross_entropy(trainers: list[TorchTrainer], folder: Path, micro_batch_tokens: int) -> None:
     """Rows share their beginning and are packed as a tree, with micro-batches of any size."""
     loss, expected = by_torch(folder, BY_HAND)
     options = {"micro_batch_tokens": micro_batch_tokens, "grad_clip": 1e9}
@@ -133,7 +131,9 @@ def test_metrics_of_the_policy_are_those_of_sampled_tokens(trainers: list[TorchT
 @pytest.mark.parametrize(
     "algorithm",
     [
-        Algorithm(ce=CE, importance={"level": "rollout"}, loss="gspo", sequence="rollout", clip_low=3e-4, clip_high=4e-4),  # type: ignore[arg-type]
+        Algorithm(
+            ce=CE, importance={"level": "rollout"}, loss="gspo", sequence="rollout", clip_low=3e-4, clip_high=4e-4
+        ),  # type: ignore[arg-type]
         Algorithm(ce=CE, kl={"weight": 0.1}, entropy_weight=0.1),  # type: ignore[arg-type]
         Algorithm(ce=CE, loss="m2po", updates_per_step=2, mini_batches=2),
     ],
