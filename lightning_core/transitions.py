@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 from lightning_core.notebooks.html import row_table
 from lightning_core.trace import Call, Floats, TokenIds, Trace
 
+Ranges = Mapping[str, Sequence[tuple[int, int]]]
+"""Tokens of (prompt ‖ response) by call id: (first, one past the last)."""
+
 _NO_IDS: TokenIds = np.empty(0, dtype=np.uint32)
 _NO_LOGPROBS: Floats = np.empty(0, dtype=np.float32)
 
@@ -183,13 +186,13 @@ def transitions_to_rows(
     advantages: Mapping[str, float | Floats] | None = None,
     *,
     masked: Collection[str] = (),
-    ce: Mapping[str, Sequence[tuple[int, int]]] | None = None,
+    ce: Ranges | None = None,
 ) -> list[Row]:
     """Merge transitions into rows, in the order of their first calls.
 
     ``advantages`` maps call ids to the advantage of all tokens of the call, or to float32 [T]. ``masked``: calls that are
-    not trained on, but remain context of later calls. ``ce``: tokens of (prompt ‖ response) with a cross-entropy loss, by call
-    id, as (first, one past the last); a row has those up to its last trained call. Raises KeyError for a missing call, and
+    not trained on, but remain context of later calls. ``ce``: tokens with a cross-entropy loss; a row has those
+    up to its last trained call. Raises KeyError for a missing call, and
     ValueError for a transition with a refusal.
     """
     open_rows: dict[tuple[str, str, str], list[_OpenRow]] = {}
@@ -222,10 +225,7 @@ class _OpenRow:
         self.key = transition.prompt_ids.tobytes() + transition.output_ids.tobytes()
 
     def close(
-        self,
-        advantages: Mapping[str, float | Floats] | None,
-        masked: Collection[str],
-        ce: Mapping[str, Sequence[tuple[int, int]]] | None,
+        self, advantages: Mapping[str, float | Floats] | None, masked: Collection[str], ce: Ranges | None
     ) -> Row | None:
         """The row up to its last trained call; None if all calls are ``masked``."""
         trained = [t for t in self.calls if t.call not in masked]
@@ -257,10 +257,8 @@ class _OpenRow:
                     first_version=t.first_version,
                 )
             )
-        spans = [span for t in self.calls for span in (ce or {}).get(t.call, ()) if span[1] <= length]
-        chosen = np.zeros(length, dtype=np.bool_) if spans else None
-        for start, stop in spans:
-            assert chosen is not None
+        chosen = np.zeros(length, dtype=np.bool_)
+        for start, stop in (tokens for t in self.calls for tokens in (ce or {}).get(t.call, ()) if tokens[1] <= length):
             chosen[start:stop] = True
         return Row(
             rollout=trained[0].rollout,
@@ -272,5 +270,5 @@ class _OpenRow:
             temperatures=temperatures,
             advantages=values,
             segments=tuple(segments),
-            ce=chosen,
+            ce=chosen if chosen.any() else None,
         )

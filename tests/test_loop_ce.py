@@ -94,7 +94,7 @@ def test_only_the_messages_after_a_response_are_chosen(
     model: Path, tmp_path: Path, seen: list[Row], on: Any, expected: list[str]
 ) -> None:
     """Token by token: not the task, not the template's text around a message, not what the policy said."""
-    metrics = train(model, tmp_path, {"weight": 0.1, "on": on}).metrics[0]
+    metrics = train(model, tmp_path, {"weight": 0.1, "tokens": on}).metrics[0]
     assert len(seen) == 4
     for row in seen:
         assert texts(row) == expected
@@ -107,10 +107,10 @@ def test_only_the_messages_after_a_response_are_chosen(
 
 
 def test_responses_of_good_rollouts_are_chosen(model: Path, tmp_path: Path, seen: list[Row]) -> None:
-    train(model, tmp_path / "a", {"weight": 0.1, "on": "response"})
+    train(model, tmp_path / "a", {"weight": 0.1, "tokens": "response"})
     assert all(row.ce is None for row in seen), "the reward is 0, and solved is 1"
     seen.clear()
-    train(model, tmp_path / "b", {"weight": 0.1, "on": "response", "min_reward": 0.0})
+    train(model, tmp_path / "b", {"weight": 0.1, "tokens": "response", "min_reward": 0.0})
     assert len(seen) == 4
     for row in seen:
         assert row.ce is not None
@@ -134,7 +134,7 @@ def test_results_without_known_tokens_are_counted(model: Path, tmp_path: Path, s
 
 
 def test_other_agents_are_left_out(model: Path, tmp_path: Path, seen: list[Row]) -> None:
-    metrics = train(model, tmp_path, {"weight": 1.0, "agents": ["somebody"]}).metrics[0]
+    metrics = train(model, tmp_path, {"weight": 1.0, "agents": ["cook"]}).metrics[0]
     assert all(row.ce is None for row in seen)
     assert metrics["tokens_ce"] == 0
 
@@ -163,22 +163,22 @@ def test_changed_records_have_no_known_tokens(model: Path, tmp_path: Path) -> No
         )
 
     assert targets(trace.calls).unknown == 0
-    assert sum(map(len, targets(trace.calls).spans.values())) == 2
+    assert sum(map(len, targets(trace.calls).tokens.values())) == 2
     ids = trace.calls[1].prompt_ids
     assert ids is not None
     other = ids.copy()
     other[-20] += 1
     found = targets([trace.calls[0], replace(trace.calls[1], prompt_ids=other)])
-    assert (found.unknown, found.spans) == (1, {})
+    assert (found.unknown, found.tokens) == (1, {})
 
 
 @pytest.mark.parametrize(
     ("sections", "text"),
     [
-        ({"algorithm": {"ce": {"weight": 0.1, "on": []}}}, "expected one or more different sources"),
-        ({"algorithm": {"ce": {"weight": 0.1, "on": ["tool", "tool"]}}}, "expected one or more different sources"),
-        ({"algorithm": {"ce": {"weight": 0.1, "on": "system"}}}, "expected 'tool', 'user' or 'response'"),
-        ({"algorithm": {"ce": {"weight": 0.1, "min_reward": 1.0}}}, "goes with on: response only"),
+        ({"algorithm": {"ce": {"weight": 0.1, "tokens": []}}}, "expected one or more different sources"),
+        ({"algorithm": {"ce": {"weight": 0.1, "tokens": ["tool", "tool"]}}}, "expected one or more different sources"),
+        ({"algorithm": {"ce": {"weight": 0.1, "tokens": "system"}}}, "expected 'tool', 'user' or 'response'"),
+        ({"algorithm": {"ce": {"weight": 0.1, "min_reward": 1.0}}}, "goes with tokens: response only"),
         ({"algorithm": {"ce": {"weight": 0.1, "agents": ["b"]}}, "agents": {"train": ["a"]}}, "'b' is not trained"),
         ({"algorithm": {"ce": {"weight": 0.0}}}, "greater than 0"),
         ({"algorithm": {"reward_weight": 0.0}}, "without algorithm.distill or algorithm.ce"),

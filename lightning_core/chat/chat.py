@@ -198,7 +198,7 @@ class Chat:
 
     @property
     def places_text(self) -> bool:
-        """Whether `message_spans` works: the tokenizer tells which characters a token covers, as all fast ones do."""
+        """Whether `message_spans` works: the tokenizer reports the characters of each token, as all fast ones do."""
         return bool(getattr(self._tokenizer, "is_fast", False))
 
     def message_spans(self, prompt: RenderedPrompt, tools: Sequence[Any] | None) -> dict[int, tuple[int, int]] | None:

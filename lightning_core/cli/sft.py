@@ -58,13 +58,15 @@ def sft(options: argparse.Namespace) -> int:
             raise
         raise MissingExtra(error.name, "torch", "lightning-rl sft") from error
     from lightning_core.records.progress import show_progress
-    from lightning_core.sft.examples import Choice
+    from lightning_core.sft.examples import Selection
 
-    choice = Choice(min_reward=options.min_reward, solved=config.eval.solved, best=options.best, phase=options.phase)
-    plan = training.Plan(epochs=options.epochs, batch=options.batch, held_out=options.held_out)
+    selection = Selection(
+        min_reward=options.min_reward, solved=config.eval.solved, best=options.best, phase=options.phase
+    )
+    passes = training.Passes(epochs=options.epochs, batch=options.batch, held_out=options.held_out)
     progress = show_progress()
     try:
-        found = training.sft(options.sources, config=config, choice=choice, plan=plan, progress=progress)
+        found = training.sft(options.sources, config=config, selection=selection, passes=passes, progress=progress)
     finally:
         with suppress(OSError):
             progress.close()

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from lightning_core.config.types import Names, Positive, Section
 
-Source = Literal["tool", "user", "response"]
+CeTokens = Literal["tool", "user", "response"]
 
 
 def _listed(value: object) -> object:
@@ -21,7 +21,7 @@ class CrossEntropy(Section):
     weight: Positive
     """Coefficient of the cross-entropy, which is in nats per token: the mean over rollouts of the mean over the chosen
     tokens of each."""
-    on: Annotated[tuple[Source, ...], BeforeValidator(_listed), Field(strict=False)] = ("tool",)
+    tokens: Annotated[tuple[CeTokens, ...], BeforeValidator(_listed), Field(strict=False)] = ("tool",)
     """The tokens, one of these or a list. `tool`: results of tools (ECHO). `user`: messages of the user. Of both, those
     that follow a response of the rollout. `response`: the responses of rollouts with a reward of `min_reward` or more."""
     min_reward: float | None = None

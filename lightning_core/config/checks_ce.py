@@ -14,10 +14,13 @@ def check_ce(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     if ce is None:
         return
     path = ("algorithm", "ce")
-    if not ce.on or len(set(ce.on)) < len(ce.on):
-        yield (*path, "on"), f"found {list(ce.on)!r}, expected one or more different sources: tool, user or response"
-    if ce.min_reward is not None and "response" not in ce.on:
-        yield (*path, "min_reward"), f"goes with on: response only, but algorithm.ce.on is {list(ce.on)!r}"
+    if not ce.tokens or len(set(ce.tokens)) < len(ce.tokens):
+        yield (
+            (*path, "tokens"),
+            f"found {list(ce.tokens)!r}, expected one or more different sources: tool, user or response",
+        )
+    if ce.min_reward is not None and "response" not in ce.tokens:
+        yield (*path, "min_reward"), f"goes with tokens: response only, but algorithm.ce.tokens is {list(ce.tokens)!r}"
     if ce.agents == ():
         yield (*path, "agents"), "the list is empty; remove the key for all trained agents"
     unknown = [agent for agent in ce.agents or () if c.agents.named and agent not in c.agents.named]

@@ -1,7 +1,7 @@
 """The tokens with a cross-entropy loss: which message each token of a prompt belongs to (``algorithm.ce``).
 
-With ``on: tool`` this is ECHO (arXiv 2605.24517): the policy also learns to predict what its actions bring about, from every
-rollout, also those without any difference in reward. With ``on: response`` it is rejection-sampling fine-tuning on the step's
+With ``tokens: tool`` this is ECHO (arXiv 2605.24517): the policy also learns to predict what its actions bring about, from every
+rollout, also those without any difference in reward. With ``tokens: response`` it is rejection-sampling fine-tuning on the step's
 own rollouts.
 
 A call records messages and tokens, but not which is which. So a rollout's prompts are rendered once more, as the endpoint did,
@@ -22,15 +22,12 @@ from lightning_core.errors import ConfigError, PolicyRequestError
 from lightning_core.trace import Call
 from lightning_core.transitions import Transition
 
-Spans = dict[str, list[tuple[int, int]]]
-"""Tokens of (prompt ‖ response) by call id: (first, one past the last)."""
-
 
 @dataclass(slots=True)
 class Targets:
     """The chosen tokens of some episodes."""
 
-    spans: Spans = field(default_factory=dict[str, list[tuple[int, int]]])
+    tokens: dict[str, list[tuple[int, int]]] = field(default_factory=dict[str, list[tuple[int, int]]])
     unknown: int = 0
     """Messages that should be learnt, but whose tokens are not known."""
 
@@ -42,14 +39,14 @@ class TokenSources:
         """``chats``: of each model. ``solved``: see ``eval.solved``. Raises `ConfigError` for a tokenizer without offsets."""
         self._settings = settings
         self._chats = chats
-        self._roles = {role for role in settings.on if role != "response"}
+        self._roles = {role for role in settings.tokens if role != "response"}
         self._min_reward = None
-        if "response" in settings.on:
+        if "response" in settings.tokens:
             self._min_reward = solved if settings.min_reward is None else settings.min_reward
         if self._roles and not all(chat.places_text for chat in chats.values()):
             raise ConfigError(
-                "algorithm.ce: the tokenizer does not tell which characters a token covers, so that the tokens of tool results and "
-                "user messages are not known; use on: response, or a model with a fast tokenizer"
+                "algorithm.ce: the tokenizer does not report the characters of each token, so that the tokens of tool results and "
+                "user messages are not known; use tokens: response, or a model with a fast tokenizer"
             )
 
     def targets(self, episodes: Sequence[Episode]) -> Targets:
@@ -60,7 +57,7 @@ class TokenSources:
             if self._min_reward is not None and episode.reward >= self._min_reward:
                 for t in chosen.values():
                     length = len(t.prompt_ids)
-                    found.spans.setdefault(t.call, []).append((length, length + len(t.output_ids)))
+                    found.tokens.setdefault(t.call, []).append((length, length + len(t.output_ids)))
             if self._roles:
                 self._read_prompts(episode, chosen, found)
         return found
@@ -115,7 +112,7 @@ class TokenSources:
             found.unknown += len(wanted)
             return
         # Those without a place were read by an earlier call that is not chosen, or left out by the template.
-        found.spans.setdefault(call.id, []).extend(places[index] for index in wanted if index in places)
+        found.tokens.setdefault(call.id, []).extend(places[index] for index in wanted if index in places)
 
 
 def _rendered(chat: Chat, call: Call, memory: Memory) -> RenderedPrompt | None:

@@ -53,7 +53,7 @@ from lightning_core.rollouts.runner import Task
 from lightning_core.rollouts.selection import check_agents, no_calls, routing_of, trained_agents
 from lightning_core.rollouts.stopping import InvalidRewards, check_finished, check_rewarded
 from lightning_core.trace import Floats, Reward
-from lightning_core.transitions import Row, Transition, transitions_to_rows
+from lightning_core.transitions import Ranges, Row, Transition, transitions_to_rows
 
 logger = logging.getLogger(__name__)
 
@@ -164,10 +164,7 @@ class Collector:
         return found
 
     def check(self, groups: Sequence[Group], *, whole: bool = True, measured: bool = False) -> None:
-        """Raise an error if no rollout finished or, if ``whole``, none has a reward; on the first call, for unknown agents.
-
-        ``measured``: see `check_agents`.
-        """
+        """Raise an error if no rollout finished or, if ``whole``, none has a reward; on the first call, see `check_agents`."""
         if not groups:
             raise ConfigError("found no tasks to run, expected at least one; check the list of tasks")
         rollouts = [r for g in groups for r in g.rollouts]
@@ -244,8 +241,8 @@ class Collector:
         """
         c = self.config
         taught = {} if self._teacher is None else self._teacher.differences(episodes)
-        targets = None if self._sources is None else self._sources.targets(episodes)
-        rows = [row for e in episodes for row in self.rows(e, credit, taught, targets)]
+        targets = Targets() if self._sources is None else self._sources.targets(episodes)
+        rows = [row for e in episodes for row in self.rows(e, credit, taught, targets.tokens)]
         rollouts = count_rollouts(
             [r for g in groups for r in g.rollouts], lost=sum(g.lost for g in groups), solved=c.eval.solved
         )
@@ -259,30 +256,25 @@ class Collector:
             **count_rewards(episodes, judged=() if c.credit.judge is None else c.credit.judge.rewards),
             **count_rows(rows, step=None if c.policies else groups[0].step),
             **count_taught(taught),
-            **({} if targets is None else count_ce(rows, targets.unknown)),
+            **(count_ce(rows, targets.unknown) if c.algorithm.ce else {}),
             **credit.metrics,
             **(picked or {}),
         }
         return Batch(episodes=episodes, credit=credit, rows=rows, counts=counts)
 
     def rows(
-        self,
-        episode: Episode,
-        credit: Credit,
-        taught: Mapping[str, Floats] | None = None,
-        targets: Targets | None = None,
+        self, episode: Episode, credit: Credit, taught: Mapping[str, Floats] | None = None, ce: Ranges | None = None
     ) -> list[Row]:
         """advantages → rows of one episode.
 
-        ``taught``: see `Teacher.differences`. ``targets``: the tokens of ``algorithm.ce``.
+        ``taught``: see `Teacher.differences`. ``ce``: the tokens of ``algorithm.ce``.
         With ``algorithm.truncated: mask`` responses cut at the limit are context only.
         """
         a = self.config.algorithm
         mask, weight = a.truncated == "mask", 0.0 if a.distill is None else a.distill.weight
         own = token_advantages(credit.advantages, taught or {}, reward_weight=a.reward_weight, weight=weight)
         masked = {t.call for t in episode.transitions if mask and t.finish_reason == "length"}
-        spans = None if targets is None else targets.spans
-        return transitions_to_rows(episode.transitions, own, masked=masked, ce=spans)
+        return transitions_to_rows(episode.transitions, own, masked=masked, ce=ce)
 
     def record_credit(self, batch: Batch, step: int) -> None:
         """Record the credit of each call."""

@@ -18,7 +18,7 @@ TRACE_FILES = (".json", ".jsonl", ".pb")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Selection:
     """Which rollouts are learnt from."""
 
     min_reward: float | None = None
@@ -38,28 +38,28 @@ class Choice:
         return None if reward >= least else f"rollouts with a reward below {least:g}"
 
 
-def read_examples(sources: Iterable[str | Path], choice: Choice, left_out: Counter[str]) -> list[Trace]:
+def read_examples(sources: Iterable[str | Path], selection: Selection, left_out: Counter[str]) -> list[Trace]:
     """The chosen rollouts of all ``sources``: runs' folders, files of traces, folders of such files.
 
     Adds the others to ``left_out``, by reason. Raises `ConfigError` for a source that cannot be read, and if none is left.
     """
     found: dict[str, Trace] = {}
     for source in sources:
-        for trace in _read(Path(source), choice, left_out):
+        for trace in _read(Path(source), selection, left_out):
             if trace.rollout in found:
                 left_out["rollouts that another source has too"] += 1
             else:
                 found[trace.rollout] = trace
-    chosen = _best(list(found.values()), choice.best, left_out)
+    chosen = _best(list(found.values()), selection.best, left_out)
     if not chosen:
         listed = "; ".join(f"{number} {reason}" for reason, number in left_out.items()) or "the sources have none"
         raise ConfigError(f"there is no rollout to learn from: {listed}. Lower --min-reward, or name other sources")
     return chosen
 
 
-def _read(path: Path, choice: Choice, left_out: Counter[str]) -> Iterable[Trace]:
+def _read(path: Path, selection: Selection, left_out: Counter[str]) -> Iterable[Trace]:
     if (path / "config.yaml").is_file():
-        yield from _read_run(path, choice, left_out)
+        yield from _read_run(path, selection, left_out)
         return
     if not path.exists():
         raise ConfigError(
@@ -77,22 +77,22 @@ def _read(path: Path, choice: Choice, left_out: Counter[str]) -> Iterable[Trace]
         except (OSError, ValueError) as error:
             raise ConfigError(f"no traces could be read from {str(file)!r}: {error}") from None
         for trace in traces:
-            if reason := _refusal(trace, choice):
+            if reason := _refusal(trace, selection):
                 left_out[reason] += 1
             else:
                 yield trace
 
 
-def _read_run(folder: Path, choice: Choice, left_out: Counter[str]) -> Iterable[Trace]:
+def _read_run(folder: Path, selection: Selection, left_out: Counter[str]) -> Iterable[Trace]:
     with (
         need_path(f"read the run {str(folder)!r}", "Change its permissions"),
         Store(folder / "store.db", read_only=True) as store,
     ):
-        records = store.rollouts(phase=choice.phase)
+        records = store.rollouts(phase=selection.phase)
         if not records:
-            raise ConfigError(_other_phases(folder, choice.phase, store.rollouts()))
+            raise ConfigError(_other_phases(folder, selection.phase, store.rollouts()))
         for record in records:
-            reason = "rollouts that failed" if record.status != "ok" else choice.refuses(record.reward)
+            reason = "rollouts that failed" if record.status != "ok" else selection.refuses(record.reward)
             if record.status in LEFT_OUT:
                 reason = "rollouts with an infrastructure failure or an invalid reward"
             trace = None if reason else read_trace(store, record).trace
@@ -113,8 +113,8 @@ def _other_phases(folder: Path, phase: Phase, records: Sequence[RolloutRecord]) 
     )
 
 
-def _refusal(trace: Trace, choice: Choice) -> str | None:
-    return "rollouts that failed" if trace.error is not None else choice.refuses(trace.reward)
+def _refusal(trace: Trace, selection: Selection) -> str | None:
+    return "rollouts that failed" if trace.error is not None else selection.refuses(trace.reward)
 
 
 def _best(traces: Sequence[Trace], most: int | None, left_out: Counter[str]) -> list[Trace]:

@@ -91,6 +91,8 @@ class Tokens:
             output_ids = recorded[1]
             self.counts.recorded += 1
         else:
+            if call.finish_reason == "length":
+                raise PolicyRequestError("the response was cut at its token limit, so that it has no end to learn")
             output_ids = chat.encode_response(prompt, response, call.tools)
             self._check(call, chat, prompt, output_ids)
             self.counts.rendered += 1
@@ -111,7 +113,7 @@ class Tokens:
 
 
 def _refusal(call: Call) -> str | None:
-    """Why a call cannot be learnt, whatever its tokens are; None if it can."""
+    """Why a call cannot be learnt, with any tokens; None if it can."""
     if call.error is not None:
         return "calls that failed"
     if call.replays is not None:
@@ -120,7 +122,7 @@ def _refusal(call: Call) -> str | None:
         return "calls without recorded messages"
     if not text_of(call.response) and not call.response.get("tool_calls"):
         return "calls with an empty response"
-    return "calls whose response was cut at the token limit" if call.finish_reason == "length" else None
+    return None
 
 
 def _recorded(call: Call, chat: Chat, prompt: RenderedPrompt) -> tuple[list[int], list[int]] | None:

@@ -34,7 +34,7 @@ from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import interruptible, uninterrupted
 from lightning_core.sft.agents import learning_agents
 from lightning_core.sft.chats import open_chats
-from lightning_core.sft.examples import Choice, read_examples
+from lightning_core.sft.examples import Selection, read_examples
 from lightning_core.sft.tokens import TokenCounts, Tokens
 from lightning_core.trace import Trace
 from lightning_core.trackers.registry import tracker_factories
@@ -49,7 +49,7 @@ _METRICS = {"loss": "ce_loss"} | {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Passes:
     """How to learn, besides the configuration."""
 
     epochs: int = 1
@@ -73,7 +73,9 @@ class Learnt:
     metrics: Sequence[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
 
-def sft(sources: Sequence[str | Path], *, config: Config, choice: Choice, plan: Plan, progress: Progress) -> Learnt:
+def sft(
+    sources: Sequence[str | Path], *, config: Config, selection: Selection, passes: Passes, progress: Progress
+) -> Learnt:
     """Train the policies of ``config`` on the recorded rollouts in ``sources``; see `read_examples`.
 
     Raises `ConfigError` if there is nothing to learn from, and errors of the trainer.
@@ -85,7 +87,7 @@ def sft(sources: Sequence[str | Path], *, config: Config, choice: Choice, plan: 
     configured_monitors(config.monitors)
     trackers = tracker_factories(config)
     began, left_out = time.monotonic(), Counter[str]()
-    traces = read_examples(sources, choice, left_out)
+    traces = read_examples(sources, selection, left_out)
     agents = learning_agents(config, traces)
     chats, max_context = open_chats(config)
     tokens = Tokens(agents, chats, max_context=max_context, left_out=left_out)
@@ -96,9 +98,9 @@ def sft(sources: Sequence[str | Path], *, config: Config, choice: Choice, plan: 
         raise ConfigError(
             f"none of {plural(len(traces), 'rollout')} has a call that can be learnt: {_listed(left_out)}"
         )
-    learnt, held = split([trace for trace in traces if trace.rollout in rows], plan.held_out, seed=config.run.seed)
+    learnt, held = split([trace for trace in traces if trace.rollout in rows], passes.held_out, seed=config.run.seed)
     progress.message(_overview(learnt, held, rows, tokens.counts))
-    supervised = _for_supervision(config, steps=plan.epochs * math.ceil(len(learnt) / plan.batch))
+    supervised = _for_supervision(config, steps=passes.epochs * math.ceil(len(learnt) / passes.batch))
     folder, _ = open_run_folder(config)
     with ExitStack() as stack:
         stack.enter_context(started(folder))
@@ -107,7 +109,7 @@ def sft(sources: Sequence[str | Path], *, config: Config, choice: Choice, plan: 
         trainer = make_trainer(supervised, samples=False)
         stack.callback(trainer.close)
         store = stack.enter_context(Store(folder / "store.db"))
-        school = _School(supervised, plan, trainer, folder, store, progress, reports, rows)
+        school = _School(supervised, passes, trainer, folder, store, progress, reports, rows)
         school.learn([trace.rollout for trace in learnt], [trace.rollout for trace in held])
         found = Learnt(
             folder=folder,
@@ -117,7 +119,7 @@ def sft(sources: Sequence[str | Path], *, config: Config, choice: Choice, plan: 
             left_out=left_out,
             metrics=school.metrics,
         )
-        _record(found, sources, choice, plan)
+        _record(found, sources, selection, passes)
         summary = Summary(
             eval=None,
             steps=trainer.steps,
@@ -150,7 +152,7 @@ class _School:
     def __init__(
         self,
         config: Config,
-        plan: Plan,
+        passes: Passes,
         trainer: Trainer,
         folder: Path,
         store: Store,
@@ -159,7 +161,7 @@ class _School:
         rows: Mapping[str, Sequence[Row]],
     ) -> None:
         """``rows``: of each rollout."""
-        self._config, self._plan, self._trainer = config, plan, trainer
+        self._config, self._passes, self._trainer = config, passes, trainer
         self._folder, self._store, self._progress, self._reports = folder, store, progress, reports
         self._rows = rows
         self.losses: list[float] = []
@@ -168,21 +170,21 @@ class _School:
 
     def learn(self, rollouts: Sequence[str], held: Sequence[str]) -> None:
         """Train on ``rollouts``; measure the loss on the rollouts ``held`` before and after each epoch."""
-        config, plan, trainer = self._config, self._plan, self._trainer
-        batches = math.ceil(len(rollouts) / plan.batch)
+        config, passes, trainer = self._config, self._passes, self._trainer
+        batches = math.ceil(len(rollouts) / passes.batch)
         log = StepLog(config, self._folder, self._store, self._progress, after=0, held_out=dict)
         (self._folder / SUPERVISED).write_text("{}\n", encoding="utf-8")
         self._measure(held, "before")
-        for epoch in range(plan.epochs):
+        for epoch in range(passes.epochs):
             order = random.Random(f"{config.run.seed}:{epoch}").sample(list(rollouts), len(rollouts))
             self._progress.phase(f"epoch {epoch + 1}", batches)
             for number in range(batches):
-                chosen = order[number * plan.batch : (number + 1) * plan.batch]
+                chosen = order[number * passes.batch : (number + 1) * passes.batch]
                 is_last = number == batches - 1
                 with uninterrupted():
                     metrics = self._step(chosen)
                     if is_last and held:
-                        metrics["held_out_ce_loss"] = self._measure(held, f"after epoch {epoch + 1} of {plan.epochs}")
+                        metrics["held_out_ce_loss"] = self._measure(held, f"after epoch {epoch + 1} of {passes.epochs}")
                     recorded = log.add(trainer.steps, metrics)
                     self._reports.on_step(trainer.steps, recorded)
                     self.metrics.append({"step": trainer.steps, **recorded})
@@ -269,15 +271,15 @@ def _overview(
     return "; ".join(parts)
 
 
-def _record(found: Learnt, sources: Sequence[str | Path], choice: Choice, plan: Plan) -> None:
+def _record(found: Learnt, sources: Sequence[str | Path], selection: Selection, passes: Passes) -> None:
     document = {
         "sources": [str(Path(source).resolve()) for source in sources],
-        "min_reward": choice.min_reward,
-        "best": choice.best,
-        "phase": choice.phase,
-        "epochs": plan.epochs,
-        "batch": plan.batch,
-        "held_out": plan.held_out,
+        "min_reward": selection.min_reward,
+        "best": selection.best,
+        "phase": selection.phase,
+        "epochs": passes.epochs,
+        "batch": passes.batch,
+        "held_out": passes.held_out,
         "held_out_losses": found.losses,
         "calls_recorded": found.counts.recorded,
         "calls_rendered": found.counts.rendered,
