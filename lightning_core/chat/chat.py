@@ -231,11 +231,18 @@ class Chat:
 
         Raises `PolicyRequestError` if the template does not write it as a continuation of ``prompt``.
         """
-        quoted = [self._quoting.quote(m) for m in (*prompt.messages, check_message(response, len(prompt.messages)))]
+        given = check_message(response, len(prompt.messages))
+        quoted = [self._quoting.quote(m) for m in (*prompt.messages, given)]
         quoted_tools = self._quoting.quote(list(tools)) if tools else None
-        with self._encoder.lock:
-            whole = self.template.render(quoted, quoted_tools, generate=False)
-        return self._encoder.encode(continuation(prompt.text, whole, self._stops), start=False)
+        results = [{"role": "tool", "content": "x", "tool_call_id": c.get("id")} for c in given.get("tool_calls", ())]
+        later = results or [{"role": "user", "content": "x"}]
+
+        def text(messages: list[dict[str, Any]]) -> str:
+            with self._encoder.lock:
+                return self.template.render(messages, quoted_tools, generate=False)
+
+        written = continuation(prompt.text, text(quoted), self._stops, lambda: text([*quoted, *later]))
+        return self._encoder.encode(written, start=False)
 
     def plain(self, prompt: str | Sequence[int]) -> RenderedPrompt:
         """A prompt without a chat, as text or ids. No template is applied.
