@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,8 +18,7 @@ from lightning_core.monitors import HeldOut
 from lightning_core.records.checkpoints import (
     best_checkpoint,
     checkpoint_step,
-    checkpoints,
-    drop_optimizer,
+    delete_old,
     mark_best,
 )
 from lightning_core.records.held_out import held_out_by_task
@@ -32,6 +30,7 @@ from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.background import BackgroundLoop, background_loop
 from lightning_core.rollouts.batch import Batch
+from lightning_core.rollouts.ce import TokenSources
 from lightning_core.rollouts.collect import Collector, collect
 from lightning_core.rollouts.distill import Teacher
 from lightning_core.rollouts.environment import capturing, open_agents
@@ -162,7 +161,7 @@ class TrainingSession:
             return folder
         self.trainer.save(folder)
         self._saved = self.trainer.steps
-        self._delete_old()
+        delete_old(self.folder, self.config.trainer.keep_checkpoints)
         return folder
 
     def keep_best(self) -> None:
@@ -175,7 +174,7 @@ class TrainingSession:
             if self._saved != steps or not self._checkpoint.exists():
                 self.save_checkpoint()
             mark_best(self._checkpoint)
-            self._delete_old()
+            delete_old(self.folder, self.config.trainer.keep_checkpoints)
 
     def stop_reason(self) -> str | None:
         """Why the run ends early; None if it goes on. See `recorded_stop`."""
@@ -184,14 +183,6 @@ class TrainingSession:
     @property
     def _checkpoint(self) -> Path:
         return self.folder / "checkpoints" / f"step-{self.trainer.steps:06d}"
-
-    def _delete_old(self) -> None:
-        best = best_checkpoint(self.folder)
-        for old in checkpoints(self.folder)[:-1]:
-            drop_optimizer(old)
-        for old in checkpoints(self.folder)[: -self.config.trainer.keep_checkpoints]:
-            if old != best:
-                shutil.rmtree(old)
 
     @contextmanager
     def saving_progress(self) -> Generator[None]:
@@ -259,6 +250,7 @@ def open_session(
                 store,
                 values=trainer.expected,
                 teacher=None if weights_only else _open_teacher(config, trainer),
+                sources=None if weights_only else _token_sources(config, trainer),
                 on_rollout=advance,
             ),
             background=stack.enter_context(background_loop()),
@@ -268,6 +260,12 @@ def open_session(
             folder=folder,
             on_evaluation=on_evaluation,
         )
+
+
+def _token_sources(config: Config, trainer: Trainer) -> TokenSources | None:
+    """The sources of ``algorithm.ce``, if it is set."""
+    ce = config.algorithm.ce
+    return None if ce is None else TokenSources(ce, trainer.chats, solved=config.eval.solved)
 
 
 def _open_teacher(config: Config, trainer: Trainer) -> Teacher | None:

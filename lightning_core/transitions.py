@@ -13,7 +13,7 @@ Any other call starts a new row. Every sampled token is trained in exactly one r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 
 from lightning_core.notebooks.html import row_table
 from lightning_core.trace import Call, Floats, TokenIds, Trace
+
+Ranges = Mapping[str, Sequence[tuple[int, int]]]
+"""Tokens of (prompt ‖ response) by call id: (first, one past the last)."""
 
 _NO_IDS: TokenIds = np.empty(0, dtype=np.uint32)
 _NO_LOGPROBS: Floats = np.empty(0, dtype=np.float32)
@@ -105,6 +108,13 @@ class Row:
     """float32 [L]: 0 where the mask is False; None before credit is assigned."""
     segments: tuple[Segment, ...]
     """The calls trained in this row, in order."""
+    ce: NDArray[np.bool_] | None = None
+    """bool [L]: True for tokens with a cross-entropy loss (``algorithm.ce``), sampled ones or not; None: none."""
+
+    @property
+    def in_loss(self) -> NDArray[np.bool_]:
+        """bool [L]: the tokens whose logprobs the loss uses."""
+        return self.mask if self.ce is None else self.mask | self.ce
 
     _repr_html_ = row_table
 
@@ -176,11 +186,13 @@ def transitions_to_rows(
     advantages: Mapping[str, float | Floats] | None = None,
     *,
     masked: Collection[str] = (),
+    ce: Ranges | None = None,
 ) -> list[Row]:
     """Merge transitions into rows, in the order of their first calls.
 
     ``advantages`` maps call ids to the advantage of all tokens of the call, or to float32 [T]. ``masked``: calls that are
-    not trained on, but remain context of later calls. Raises KeyError for a missing call, and
+    not trained on, but remain context of later calls. ``ce``: tokens with a cross-entropy loss; a row has those
+    up to its last trained call. Raises KeyError for a missing call, and
     ValueError for a transition with a refusal.
     """
     open_rows: dict[tuple[str, str, str], list[_OpenRow]] = {}
@@ -197,7 +209,7 @@ def transitions_to_rows(
             family.append(parent)
             order.append(parent)
         parent.extend(t)
-    closed = (row.close(advantages, masked) for row in order)
+    closed = (row.close(advantages, masked, ce) for row in order)
     return [row for row in closed if row is not None]
 
 
@@ -212,7 +224,9 @@ class _OpenRow:
         self.calls.append(transition)
         self.key = transition.prompt_ids.tobytes() + transition.output_ids.tobytes()
 
-    def close(self, advantages: Mapping[str, float | Floats] | None, masked: Collection[str]) -> Row | None:
+    def close(
+        self, advantages: Mapping[str, float | Floats] | None, masked: Collection[str], ce: Ranges | None
+    ) -> Row | None:
         """The row up to its last trained call; None if all calls are ``masked``."""
         trained = [t for t in self.calls if t.call not in masked]
         if not trained:
@@ -243,6 +257,9 @@ class _OpenRow:
                     first_version=t.first_version,
                 )
             )
+        chosen = np.zeros(length, dtype=np.bool_)
+        for start, stop in (tokens for t in self.calls for tokens in (ce or {}).get(t.call, ()) if tokens[1] <= length):
+            chosen[start:stop] = True
         return Row(
             rollout=trained[0].rollout,
             agent=trained[0].agent,
@@ -253,4 +270,5 @@ class _OpenRow:
             temperatures=temperatures,
             advantages=values,
             segments=tuple(segments),
+            ce=chosen if chosen.any() else None,
         )

@@ -16,6 +16,8 @@ PAGE = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="u
 ROWS = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (P?) ?\|", PAGE, re.MULTILINE)
 DOCUMENTED = {name: bool(mark) for names, mark in ROWS for name in re.findall(r"\w+", names)}
 WITH_VLLM = {"seconds_push"}
+WITH_SFT = {"held_out_ce_loss"}
+"""tests/sft reads it."""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "critic": {"credit": {"rewards": "gae", "gamma": 1.0, "advantage": "none"}, "algorithm": {"entropy_weight": 0.01}},
     "teacher": {"algorithm": {"distill": {"teacher": "base", "prompt": "tests.taught_agents:with_examples"}}},
+    "cross-entropy": {"algorithm": {"ce": {"weight": 0.1, "tokens": "response", "min_reward": 0.0}}},
     "forks": {"credit": {"rewards": "counterfactual"}, "rollouts": {"forks": {"points": 1, "samples": 1}}},
 }
 
@@ -75,4 +78,4 @@ def test_the_page_lists_the_metrics_of_a_step(model: Path, tmp_path: Path) -> No
         )
         assert DOCUMENTED[metric] == bool(policy) or both, name
     found |= {name.rpartition("/")[2] for name in own}
-    assert found | WITH_VLLM == set(DOCUMENTED)
+    assert found | WITH_VLLM | WITH_SFT == set(DOCUMENTED)

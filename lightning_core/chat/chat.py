@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from lightning_core.chat.encoding import Encoder
+from lightning_core.chat.given import continuation
 from lightning_core.chat.messages import Message, check_message, extend_system, functions_of, keys, text_of
-from lightning_core.chat.quoting import Quoting, mark
+from lightning_core.chat.quoting import Quoting, mark, mark_span, take_spans
 from lightning_core.chat.template import ChatTemplate
 from lightning_core.chat.template import Tokenizer as Tokenizer
 from lightning_core.chat.tool_formats import ToolFormat, read_message
@@ -45,11 +46,16 @@ class RenderedPrompt:
     text: str
     """The text that the template rendered, quoted (see ``quoting.py``). ``ids`` may hold recorded tokens instead."""
     messages: tuple[Message, ...]
+    """As they were rendered: with the reasoning of recorded responses."""
     tools: str
     context: Context
     reason: str | None = None
     thinking: bool = False
     """Whether the response starts inside its reasoning."""
+    tail: str | None = None
+    """The end of ``text`` that was encoded after recorded tokens; None: all of it was encoded."""
+    first_recorded: int | None = None
+    """The index of the first message that is a recorded response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +169,7 @@ class Chat:
         with self._encoder.lock:
             text = self.template.render(quoted, quoted_tools, generate=True, variables=variables)
         context: Context = "new"
-        reason = None
+        reason = tail = None
         ids: tuple[int, ...] | None = None
         last = max((i for i, turn in enumerate(turns) if turn is not None), default=None)
         if last is not None and (turn := turns[last]) is not None:
@@ -181,12 +187,62 @@ class Chat:
         return RenderedPrompt(
             ids=tuple(self._encoder.encode(text)) if ids is None else ids,
             text=text,
-            messages=tuple(plain),
+            messages=tuple(complete),
             tools=setting,
             context=context,
             reason=reason,
             thinking=self._opens(text),
+            tail=tail,
+            first_recorded=next((i for i, turn in enumerate(turns) if turn is not None), None),
         )
+
+    @property
+    def places_text(self) -> bool:
+        """Whether `message_spans` works: the tokenizer reports the characters of each token, as all fast ones do."""
+        return bool(getattr(self._tokenizer, "is_fast", False))
+
+    def message_spans(self, prompt: RenderedPrompt, tools: Sequence[Any] | None) -> dict[int, tuple[int, int]] | None:
+        """Where the texts of the user's and the tools' messages are in ``prompt.ids``: index → (first token, one past the last).
+
+        Without white space around a text, and without tokens that it shares with the text of the template. Only messages that
+        were encoded for this prompt, and not recorded before. None if the template does not write the texts as they are.
+        """
+        marked = [
+            {**quoted, "content": mark_span(quoted["content"], i)} if quoted["role"] in ("user", "tool") else quoted
+            for i, quoted in enumerate(self._quoting.quote(m) for m in prompt.messages)
+        ]
+        quoted_tools = self._quoting.quote(list(tools)) if tools else None
+        with self._encoder.lock:
+            text, places = take_spans(self.template.render(marked, quoted_tools, generate=True))
+        tail = prompt.text if prompt.tail is None else prompt.tail
+        if text != prompt.text or not text.endswith(tail):
+            return None
+        characters = self._encoder.spans(tail, start=prompt.tail is None)
+        before, first = len(text) - len(tail), len(prompt.ids) - len(characters)
+        found: dict[int, tuple[int, int]] = {}
+        for index, (start, stop) in places.items():
+            own = [n for n, (a, b) in enumerate(characters, first) if start <= a + before < b + before <= stop]
+            if own:
+                found[index] = (own[0], own[-1] + 1)
+        return found
+
+    def encode_response(self, prompt: RenderedPrompt, response: Message, tools: Sequence[Any] | None) -> list[int]:
+        """The tokens that this model would sample to give ``response``, a message of another model, with the end of the turn.
+
+        Raises `PolicyRequestError` if the template does not write it as a continuation of ``prompt``.
+        """
+        given = check_message(response, len(prompt.messages))
+        quoted = [self._quoting.quote(m) for m in (*prompt.messages, given)]
+        quoted_tools = self._quoting.quote(list(tools)) if tools else None
+        results = [{"role": "tool", "content": "x", "tool_call_id": c.get("id")} for c in given.get("tool_calls", ())]
+        later = results or [{"role": "user", "content": "x"}]
+
+        def text(messages: list[dict[str, Any]]) -> str:
+            with self._encoder.lock:
+                return self.template.render(messages, quoted_tools, generate=False)
+
+        written = continuation(prompt.text, text(quoted), self._stops, lambda: text([*quoted, *later]))
+        return self._encoder.encode(written, start=False)
 
     def plain(self, prompt: str | Sequence[int]) -> RenderedPrompt:
         """A prompt without a chat, as text or ids. No template is applied.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from typing import Any
 
 from lightning_core.chat.quoting import Quoting
 from lightning_core.chat.raw_template import Tokenizer
@@ -33,6 +34,20 @@ class Encoder:
                 ids += self._encode_plain(piece) if quoted else self._encode_piece(piece, start=start and not ids)
         return ids
 
+    def spans(self, text: str, *, start: bool = True) -> list[tuple[int, int]]:
+        """The characters of ``text`` that each id of `encode` covers. Needs a fast tokenizer."""
+        found: list[tuple[int, int]] = []
+        at = 0
+        with self.lock:
+            for piece, quoted in self._quoting.pieces(text):
+                width = len(self._quoting.quote(piece)) if quoted else len(piece)
+                if quoted:
+                    found += [(at, at + width)] * len(self._encode_plain(piece))
+                else:
+                    found += [(at + a, at + b) for a, b in self._piece_spans(piece, start=start and not found)]
+                at += width
+        return found
+
     def decode(self, token_ids: list[int], *, skip: bool = False) -> str:
         """The text of tokens. ``skip``: without special tokens."""
         with self.lock:
@@ -56,3 +71,17 @@ class Encoder:
             if ids[: len(self._line)] == self._line:
                 return ids[len(self._line) :]
         return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=split)
+
+    def _piece_spans(self, text: str, *, start: bool) -> list[tuple[int, int]]:
+        """The characters of each id of `_encode_piece`."""
+        if self._line and not start:
+            found = self._offsets(f"\n{text}")
+            ids = self._tokenizer.encode(f"\n{text}", add_special_tokens=False, split_special_tokens=False)
+            if ids[: len(self._line)] == self._line:
+                return [(a - 1, b - 1) for a, b in found[len(self._line) :]]
+        return self._offsets(text)
+
+    def _offsets(self, text: str) -> list[tuple[int, int]]:
+        tokenizer: Any = self._tokenizer
+        encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=False, return_offsets_mapping=True)
+        return [(int(a), int(b)) for a, b in encoded["offset_mapping"]]

@@ -12,6 +12,7 @@ from typing import Any
 
 _LEFT, _RIGHT = "⸨", "⸩"
 _NUMBERED = re.compile(f"{_LEFT}(\\d+){_RIGHT}")
+_SPAN = re.compile(f"{_LEFT}(from|to)(\\d+){_RIGHT}")
 
 
 def mark(name: str) -> str:
@@ -20,6 +21,37 @@ def mark(name: str) -> str:
     ``name``: a word, not a number.
     """
     return f"{_LEFT}{name}{_RIGHT}"
+
+
+def mark_span(text: str, number: int) -> str:
+    """``text``, quoted, with markers around it inside of its outer white space; blank text is unchanged."""
+    inner = text.strip()
+    if not inner:
+        return text
+    start = text.index(inner)
+    return f"{text[:start]}{mark(f'from{number}')}{inner}{mark(f'to{number}')}{text[start + len(inner) :]}"
+
+
+def take_spans(text: str) -> tuple[str, dict[int, tuple[int, int]]]:
+    """``text`` without the markers of `mark_span`, and the characters between them: number → (start, stop).
+
+    Text that is rendered more than once has its first place.
+    """
+    parts: list[str] = []
+    open_at: dict[int, int] = {}
+    found: dict[int, tuple[int, int]] = {}
+    length = 0
+    pieces = _SPAN.split(text)
+    for i in range(0, len(pieces), 3):
+        parts.append(pieces[i])
+        length += len(pieces[i])
+        if i + 2 < len(pieces):
+            number = int(pieces[i + 2])
+            if pieces[i + 1] == "from":
+                open_at[number] = length
+            elif number in open_at:
+                found.setdefault(number, (open_at[number], length))
+    return "".join(parts), found
 
 
 class Quoting:

@@ -6,6 +6,29 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from lightning_core.errors import ConfigError
+
+DEFAULT_CONFIG = "lightning.yaml"
+"""The configuration that ``train`` and ``sft`` read if none is named."""
+
+
+def default_config() -> str:
+    """The configuration in this folder. Raises `ConfigError` if there is none."""
+    if not Path(DEFAULT_CONFIG).is_file():
+        raise ConfigError(
+            f"no {DEFAULT_CONFIG} in {str(Path.cwd())!r}: pass the path of a configuration, or write a new one: lightning-rl init"
+        )
+    return DEFAULT_CONFIG
+
+
+def split_sources(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Tell the sources of ``sft`` from overrides, which argparse does not: a word without ``=``, or the path of something."""
+    words = [*options.sources, *options.overrides]
+    options.sources = [word for word in words if not word.startswith("-") and ("=" not in word or Path(word).exists())]
+    options.overrides = [word for word in words if word not in options.sources]
+    if not options.sources:
+        parser.error("expected a SOURCE: a run's folder, or traces")
+
 
 def check_overrides(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Exit with a usage error for an override without ``=``, and for one in place of the configuration."""

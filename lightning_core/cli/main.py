@@ -1,4 +1,4 @@
-"""The command ``lightning-rl``: init, doctor, train, eval, serve, export, trace, credit, view, runs, completion.
+"""The command ``lightning-rl``: init, doctor, train, sft, eval, serve, export, trace, credit, view, runs, completion.
 
 Exit codes: see `exits`.
 """
@@ -26,9 +26,10 @@ from lightning_core.cli import export as cli_export
 from lightning_core.cli import init as cli_init
 from lightning_core.cli import runs as cli_runs
 from lightning_core.cli import serve as cli_serve
+from lightning_core.cli import sft as cli_sft
 from lightning_core.cli import trace as cli_trace
 from lightning_core.cli import view as cli_view
-from lightning_core.cli.arguments import check_overrides
+from lightning_core.cli.arguments import DEFAULT_CONFIG, check_overrides, default_config, split_sources
 from lightning_core.cli.messages import say
 from lightning_core.cli.trace import as_run_folder, last_rollout
 from lightning_core.errors import (
@@ -46,9 +47,6 @@ if TYPE_CHECKING:
     from lightning_core.config import Config
     from lightning_core.rollouts.tasks import Task
 
-DEFAULT_CONFIG = "lightning.yaml"
-"""The configuration that ``train`` reads if none is named."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
@@ -59,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "init": cli_init.init,
             "doctor": cli_doctor.doctor,
             "train": _train,
+            "sft": cli_sft.sft,
             "eval": _eval,
             "serve": cli_serve.serve,
             "export": cli_export.export,
@@ -145,6 +144,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--print-verl-config", action="store_true", help="with trainer.name: verl: print verl's configuration and exit"
     )
 
+    supervised = commands.add_parser(
+        "sft", help="fine-tune the policy on recorded rollouts: good ones of a run, or a teacher's traces"
+    )
+    cli_sft.add_options(supervised)
+
     evaluate = commands.add_parser("eval", help="evaluate a policy on held-out tasks")
     evaluate.add_argument("config", metavar="CONFIG|RUN", help="a YAML file, or a run's folder")
     evaluate.add_argument(
@@ -176,7 +180,7 @@ def build_parser() -> argparse.ArgumentParser:
     completion = commands.add_parser("completion", help="print the completion script of a shell")
     cli_completion.add_options(completion)
 
-    for command in (doctor, train, evaluate, serve, export, show, credit):
+    for command in (doctor, train, supervised, evaluate, serve, export, show, credit):
         command.add_argument(
             "overrides", metavar="key=value", nargs="*", default=(), help="settings that override the file's"
         )
@@ -195,6 +199,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options.overrides = [*options.overrides, *rest]
     if options.command in ("doctor", "train"):
         _find_config(options)
+    if options.command == "sft":
+        split_sources(parser, options)
     check_overrides(parser, options)
     return options
 
@@ -215,7 +221,7 @@ def _is_config(word: str) -> bool:
 def _train(options: argparse.Namespace) -> int:
     from lightning_core.config import load_config
 
-    options.config = options.config or _default_config()
+    options.config = options.config or default_config()
     overrides = [*options.overrides, *(["run.resume=true"] if options.resume else [])]
     config = load_config(options.config, overrides, needs=("agent", "tasks.train"))
     if config.eval.every and config.tasks.eval is None:
@@ -266,14 +272,6 @@ def _enough_tasks(config: Config) -> Sequence[Task]:
             "significant, and the command would always exit with 3. Add held-out tasks, or leave the option out"
         )
     return tasks
-
-
-def _default_config() -> str:
-    if not Path(DEFAULT_CONFIG).is_file():
-        raise ConfigError(
-            f"no {DEFAULT_CONFIG} in {str(Path.cwd())!r}: pass the path of a configuration, or write a new one: lightning-rl init"
-        )
-    return DEFAULT_CONFIG
 
 
 def _interrupted(interrupt: KeyboardInterrupt, advice: str = "") -> int:

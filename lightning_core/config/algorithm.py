@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Le
 
+from lightning_core.config.ce import CrossEntropy
 from lightning_core.config.distill import Distill
 from lightning_core.config.rules import LossName
 from lightning_core.config.types import Count, NotNegative, Positive, Section
@@ -70,8 +71,10 @@ class Algorithm(Section):
     """KL penalty; null: no penalty."""
     distill: Distill | None = None
     """On-policy distillation; null: none."""
+    ce: CrossEntropy | None = None
+    """Cross-entropy on tool results, user messages or good responses; null: none."""
     reward_weight: NotNegative = 1.0
-    """Coefficient of the advantages from rewards; 0: only `distill` trains."""
+    """Coefficient of the advantages from rewards; 0: only `distill` and `ce` train."""
     entropy_weight: NotNegative = 0.0
     """Coefficient of the entropy bonus, per nat of entropy of the distribution that a token was sampled from."""
     importance: Importance | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_core.config.algorithm import CLIPS, Algorithm
+from lightning_core.config.checks_ce import check_ce
 from lightning_core.config.checks_monitors import check_monitors
 from lightning_core.config.checks_trainer import check_trainer
 from lightning_core.config.checks_verl import check_verl
@@ -49,6 +50,7 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     yield from check_algorithm(c.algorithm)
     if c.algorithm.distill is not None:
         yield from check_distill(c.algorithm.distill, temperature=c.rollouts.temperature)
+    yield from check_ce(c)
     yield from check_credit(c.credit, group_size=c.rollouts.group_size, refill=c.rollouts.refill)
     yield from check_forks(c)
     if c.rollouts.temperature == 0:
@@ -210,10 +212,10 @@ def check_algorithm(a: Algorithm, loss: Loss | None = None) -> Iterator[tuple[Ke
             ("algorithm", "constant_tokens"),
             f"goes with aggregation: constant only, but algorithm.aggregation is {a.aggregation!r}",
         )
-    if a.distill is None and a.reward_weight == 0:
+    if a.distill is None and a.ce is None and a.reward_weight == 0:
         yield (
             ("algorithm", "reward_weight"),
-            "at 0 nothing is trained on without algorithm.distill; set it, or raise the weight",
+            "at 0 nothing is trained on without algorithm.distill or algorithm.ce; set one, or raise the weight",
         )
     if a.importance is not None and a.importance.high is not None and a.importance.low >= a.importance.high:
         yield (

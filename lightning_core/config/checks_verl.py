@@ -138,6 +138,11 @@ def _check_algorithm(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             )
     if a.distill is not None:
         yield ("algorithm", "distill"), "the teacher runs in the embedded trainer; use trainer.name: torch"
+    if a.ce is not None:
+        yield (
+            ("algorithm", "ce"),
+            "verl's actor computes its loss on sampled tokens alone; remove the key, or use trainer.name: torch",
+        )
     loss = declared(LOSSES, a.loss)
     if loss is None or not loss.is_builtin:
         known = ", ".join(name for name, rule in LOSSES.items() if rule.is_builtin)

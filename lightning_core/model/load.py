@@ -19,7 +19,7 @@ from lightning_core.model.refusals import check_vocabulary
 from lightning_core.model.source import eos_token_ids, load_config, load_model, load_tokenizer, positions, resolve_model
 from lightning_core.model.tuning import choose_device
 
-_UNLIMITED = 32768
+UNLIMITED = 32768
 """Maximum tokens of a model without positions, such as Mamba, if none are configured."""
 
 
@@ -75,7 +75,7 @@ def load(
     set_product_precision(dtype, chosen)
     folder = resolve_model(name)
     config = load_config(folder)
-    limit = context_limit(config.get_text_config(), max_context or _UNLIMITED)
+    limit = context_limit(config.get_text_config(), max_context or UNLIMITED)
     if max_context is not None and max_context > limit:
         raise ConfigError(f"max_context={max_context}, but {name!r} can be computed exactly up to {limit} tokens")
     tokenizer: Any = load_tokenizer(folder)

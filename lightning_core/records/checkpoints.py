@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from lightning_core.errors import ConfigError
@@ -31,6 +32,19 @@ def drop_optimizer(checkpoint: Path) -> None:
     """
     for path in checkpoint.rglob(OPTIMIZER):
         path.unlink()
+
+
+def delete_old(folder: Path, keep: int) -> None:
+    """Delete all checkpoints of the run in ``folder`` but the newest ``keep`` and the best.
+
+    Only the newest keeps the optimiser's state.
+    """
+    found, best = checkpoints(folder), best_checkpoint(folder)
+    for old in found[:-1]:
+        drop_optimizer(old)
+    for old in found[:-keep]:
+        if old != best:
+            shutil.rmtree(old)
 
 
 def best_checkpoint(folder: Path) -> Path | None:

@@ -13,6 +13,9 @@ from lightning_core.records.commit import record_commit
 from lightning_core.records.configs import record_config
 from lightning_core.records.runs import is_run, run_folders
 
+SUPERVISED = "sft.json"
+"""The file that a run of `lightning-rl sft` has: what it learnt from."""
+
 
 def create_folder(folder: Path, config: str) -> None:
     """Create ``folder`` with the configuration ``config``. Raises `ConfigError` if it exists or cannot be created."""
@@ -39,6 +42,11 @@ def open_run_folder(config: Config) -> tuple[Path, Path | None]:
     if config.run.resume:
         folder = runs / config.run.name if config.run.name else latest.resolve()
         found = checkpoints(folder)
+        if (folder / SUPERVISED).is_file():
+            raise ConfigError(
+                f"run.resume: {str(folder)!r} is a run of `lightning-rl sft`, which cannot be resumed; start a run from its weights, "
+                "with policy.model (see docs/sft.md)"
+            )
         if not found:
             raise ConfigError(_nothing_to_resume(folder, runs))
         return folder, found[-1]

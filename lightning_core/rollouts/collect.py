@@ -25,8 +25,10 @@ from lightning_core.rollouts.agent_pool import AgentPool
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.background import BackgroundLoop
 from lightning_core.rollouts.batch import Batch, Group
+from lightning_core.rollouts.ce import Targets, TokenSources
 from lightning_core.rollouts.counts import (
     count_calls,
+    count_ce,
     count_forks,
     count_rewards,
     count_rollouts,
@@ -51,7 +53,7 @@ from lightning_core.rollouts.runner import Task
 from lightning_core.rollouts.selection import check_agents, no_calls, routing_of, trained_agents
 from lightning_core.rollouts.stopping import InvalidRewards, check_finished, check_rewarded
 from lightning_core.trace import Floats, Reward
-from lightning_core.transitions import Row, Transition, transitions_to_rows
+from lightning_core.transitions import Ranges, Row, Transition, transitions_to_rows
 
 logger = logging.getLogger(__name__)
 
@@ -70,9 +72,10 @@ class Collector:
         *,
         values: Values | None = None,
         teacher: Teacher | None = None,
+        sources: TokenSources | None = None,
         on_rollout: Callable[[Rollout], None] = lambda _: None,
     ) -> None:
-        """``values``: the critic, if a reward rule needs one. ``teacher``: that of ``algorithm.distill``.
+        """``values``: the critic, if a reward rule needs one. ``teacher``: that of ``algorithm.distill``. ``sources``: of ``algorithm.ce``.
 
         ``on_rollout``: called with the last attempt at each job.
         """
@@ -82,6 +85,7 @@ class Collector:
         self._store = store
         self._values = values
         self._teacher = teacher
+        self._sources = sources
         self._on_rollout = on_rollout
         self._failures = FailureLog()
         self._names_checked = False
@@ -156,18 +160,18 @@ class Collector:
         except BaseExceptionGroup as raised:
             raise raised.exceptions[0] from None
         found = [group.result() for group in groups]
-        self.check(found, whole=whole)
+        self.check(found, whole=whole, measured=phase == "eval_manual")
         return found
 
-    def check(self, groups: Sequence[Group], *, whole: bool = True) -> None:
-        """Raise an error if no rollout finished or, if ``whole``, none has a reward; on the first call, for unknown agents."""
+    def check(self, groups: Sequence[Group], *, whole: bool = True, measured: bool = False) -> None:
+        """Raise an error if no rollout finished or, if ``whole``, none has a reward; on the first call, see `check_agents`."""
         if not groups:
             raise ConfigError("found no tasks to run, expected at least one; check the list of tasks")
         rollouts = [r for g in groups for r in g.rollouts]
         lost = [g.error or "" for g in groups for _ in range(g.lost)]
         check_finished(rollouts, lost)
         if not self._names_checked:
-            check_agents(self.config, rollouts)
+            check_agents(self.config, rollouts, measured=measured)
             self._names_checked = True
         if whole:
             check_rewarded(rollouts, lost)
@@ -237,7 +241,8 @@ class Collector:
         """
         c = self.config
         taught = {} if self._teacher is None else self._teacher.differences(episodes)
-        rows = [row for e in episodes for row in self.rows(e, credit, taught)]
+        targets = Targets() if self._sources is None else self._sources.targets(episodes)
+        rows = [row for e in episodes for row in self.rows(e, credit, taught, targets.tokens)]
         rollouts = count_rollouts(
             [r for g in groups for r in g.rollouts], lost=sum(g.lost for g in groups), solved=c.eval.solved
         )
@@ -251,21 +256,25 @@ class Collector:
             **count_rewards(episodes, judged=() if c.credit.judge is None else c.credit.judge.rewards),
             **count_rows(rows, step=None if c.policies else groups[0].step),
             **count_taught(taught),
+            **(count_ce(rows, targets.unknown) if c.algorithm.ce else {}),
             **credit.metrics,
             **(picked or {}),
         }
         return Batch(episodes=episodes, credit=credit, rows=rows, counts=counts)
 
-    def rows(self, episode: Episode, credit: Credit, taught: Mapping[str, Floats] | None = None) -> list[Row]:
+    def rows(
+        self, episode: Episode, credit: Credit, taught: Mapping[str, Floats] | None = None, ce: Ranges | None = None
+    ) -> list[Row]:
         """advantages → rows of one episode.
 
-        ``taught``: see `Teacher.differences`. With ``algorithm.truncated: mask`` responses cut at the limit are context only.
+        ``taught``: see `Teacher.differences`. ``ce``: the tokens of ``algorithm.ce``.
+        With ``algorithm.truncated: mask`` responses cut at the limit are context only.
         """
         a = self.config.algorithm
         mask, weight = a.truncated == "mask", 0.0 if a.distill is None else a.distill.weight
         own = token_advantages(credit.advantages, taught or {}, reward_weight=a.reward_weight, weight=weight)
         masked = {t.call for t in episode.transitions if mask and t.finish_reason == "length"}
-        return transitions_to_rows(episode.transitions, own, masked=masked)
+        return transitions_to_rows(episode.transitions, own, masked=masked, ce=ce)
 
     def record_credit(self, batch: Batch, step: int) -> None:
         """Record the credit of each call."""

@@ -142,6 +142,14 @@ def count_taught(differences: Mapping[str, Floats]) -> dict[str, float]:
     return {"tokens_distilled": sum(len(values) for values in differences.values()), "teacher_kl_sum": total}
 
 
+def count_ce(rows: Sequence[Row], unknown: int) -> dict[str, float]:
+    """The tokens with a cross-entropy loss, and the messages whose tokens are not known."""
+    return {
+        "tokens_ce": sum(0 if row.ce is None else int(row.ce.sum()) for row in rows),
+        "ce_messages_unknown": unknown,
+    }
+
+
 def add_counts(total: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
     """The sums of both."""
     return {key: total.get(key, 0) + more.get(key, 0) for key in {**total, **more}}

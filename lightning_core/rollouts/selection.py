@@ -56,8 +56,8 @@ def trained_agents(config: Config, traces: Iterable[Trace]) -> frozenset[str]:
     return frozenset(config.agents.named) | {c.agent for t in traces for c in t.calls if c.trained and c.agent}
 
 
-def check_agents(config: Config, rollouts: Sequence[Rollout]) -> None:
-    """Check the agents of the first rollouts.
+def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool = False) -> None:
+    """Check the agents of the first rollouts. ``measured``: nothing is trained, so all agents may be frozen.
 
     Raises `ConfigError` if a configured name does not exist, or a trained agent sends its requests elsewhere, and `TrainingError` if no
     trained agent made a call. Logs a warning for a trained agent that was not reached.
@@ -80,6 +80,8 @@ def check_agents(config: Config, rollouts: Sequence[Rollout]) -> None:
     if config.agents.train is None:
         trained |= frozenset(marked_agents()) - frozenset(config.agents.frozen)
     ran = {e.name for t in traces for e in t.events if e.kind in ("agent", "node")}
+    if measured and speaking and speaking <= config.agents.frozen.keys():
+        return  # such as a teacher's evaluation
     if not trained & speaking:
         if trained and speaking and not trained & (ran | {e.agent for t in traces for e in t.events}):
             raise TrainingError(

@@ -91,8 +91,8 @@ class Trainer(Protocol):
         ...
 
 
-def make_trainer(config: Config) -> Trainer:
-    """The trainer that ``config`` selects.
+def make_trainer(config: Config, *, samples: bool = True) -> Trainer:
+    """The trainer that ``config`` selects. ``samples``: whether its backend is used; otherwise it keeps no memory for it.
 
     Raises `MissingExtra` if its packages are not installed.
     """
@@ -102,4 +102,4 @@ def make_trainer(config: Config) -> Trainer:
         if error.name is None or error.name.startswith("lightning_core"):
             raise
         raise MissingExtra(error.name, "torch", "the embedded trainer") from error
-    return module.make_torch_trainer(config)
+    return module.make_torch_trainer(config, samples=samples)

@@ -50,6 +50,24 @@ def token_weights(rows: Sequence[Row], algorithm: Algorithm) -> list[Floats]:
     return [(row.mask * weight).astype(np.float32) for row, weight in zip(rows, weights, strict=True)]
 
 
+def ce_weights(rows: Sequence[Row], weight: float) -> list[Floats]:
+    """The weight of each token of each row in the cross-entropy term, float32 [L].
+
+    The term is ``weight`` times the mean over rollouts of the mean over each rollout's chosen tokens. Rollouts without any do
+    not count.
+    """
+    chosen: Counter[str] = Counter()
+    for row in rows:
+        chosen[row.rollout] += 0 if row.ce is None else int(row.ce.sum())
+    rollouts = sum(count > 0 for count in chosen.values())
+    return [
+        np.zeros(len(row.mask), dtype=np.float32)
+        if row.ce is None
+        else (row.ce * (weight / (rollouts * max(1, chosen[row.rollout])))).astype(np.float32)
+        for row in rows
+    ]
+
+
 def row_weights(rollouts: Sequence[Hashable], tokens: Sequence[int], algorithm: Algorithm) -> list[float]:
     """The weight of each sampled token of each row.
 

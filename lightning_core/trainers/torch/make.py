@@ -11,16 +11,16 @@ from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.trainers.torch.vllm_trainer import VllmTrainer
 
 
-def make_torch_trainer(config: Config) -> Trainer:
+def make_torch_trainer(config: Config, *, samples: bool = True) -> Trainer:
     """The trainer for the policies of ``config``.
 
-    ``policy.backend`` selects who samples.
+    ``policy.backend`` selects who samples. ``samples``: whether anybody does.
     """
     policies, algorithm, settings, seed = policy_settings(config), config.algorithm, config.trainer, config.run.seed
     if config.policies:
         return MultiPolicyTrainer(policies, algorithm, settings, seed=seed, base=config.policy.model)
-    samples = config.policy.backend == "torch"
-    trainer = TorchTrainer(policies[POLICY], algorithm, settings, seed=seed, samples=samples)
-    if samples:
+    here = config.policy.backend == "torch"
+    trainer = TorchTrainer(policies[POLICY], algorithm, settings, seed=seed, samples=samples and here)
+    if here or not samples:
         return trainer
     return VllmTrainer(trainer, url=config.policy.vllm.url, args=config.policy.vllm.args)

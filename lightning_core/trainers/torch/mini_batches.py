@@ -22,8 +22,13 @@ class MiniBatch:
 
     @property
     def tokens(self) -> int:
-        """Number of trained tokens."""
-        return sum(len(batch.targets_E) for batch in self.batches)
+        """Number of sampled tokens."""
+        return sum(int(batch.sampled_E.sum()) for batch in self.batches)
+
+    @property
+    def tokens_ce(self) -> int:
+        """Number of tokens with a cross-entropy loss."""
+        return sum(int(batch.ce_E.sum()) for batch in self.batches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +39,14 @@ class Update:
     grad_norm: float
     learning_rate: float
     tokens: int
-    """Number of trained tokens."""
+    """Number of sampled tokens."""
     sums: Mapping[str, float]
-    """Sums over the trained tokens."""
+    """Sums over the sampled tokens."""
     maxima: Mapping[str, float]
+    tokens_ce: int = 0
+    """Number of tokens with a cross-entropy loss."""
+    ce_sum: float = 0.0
+    """The sum of their −log policy."""
 
 
 def split_rollouts(rows: Sequence[Row], parts: int, *, seed: str) -> list[list[Row]]:
@@ -78,7 +87,7 @@ def step_metrics(parts: Sequence[MiniBatch], updates: Sequence[Update]) -> dict[
 
 
 def _mean(updates: Sequence[Update]) -> dict[str, float]:
-    tokens = sum(update.tokens for update in updates)
+    tokens, tokens_ce = (sum(getattr(update, name) for update in updates) for name in ("tokens", "tokens_ce"))
     sums = Counter[str]()
     maxima: dict[str, float] = {}
     for update in updates:
@@ -89,5 +98,6 @@ def _mean(updates: Sequence[Update]) -> dict[str, float]:
         "grad_norm": sum(update.grad_norm for update in updates) / len(updates),
         "learning_rate": updates[-1].learning_rate,
         **{name: value / tokens for name, value in sums.items()},
+        **({"ce_loss": sum(update.ce_sum for update in updates) / tokens_ce} if tokens_ce else {}),
         **maxima,
     }

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_core.config.algorithm import Algorithm, Importance
 from lightning_core.config.credit_rules import loss_rule
 from lightning_core.trace import Floats
-from lightning_core.trainers.torch.aggregation import token_weights
+from lightning_core.trainers.torch.aggregation import ce_weights, token_weights
 from lightning_core.trainers.torch.corrections import importance_weights
 from lightning_core.trainers.torch.loss import TokenLoss, TrainedTokens, policy_loss
 from lightning_core.trainers.torch.packing import PackedBatch
@@ -33,7 +35,7 @@ def rows_to_train(rows: Sequence[Row], algorithm: Algorithm) -> list[int]:
     sampled = [index for index, row in enumerate(rows) if row.mask.any()]
     if algorithm.kl is not None or algorithm.entropy_weight:
         return sampled
-    credited = [index for index in sampled if _has_advantage(rows[index])]
+    credited = [index for index in sampled if _has_advantage(rows[index]) or _has_ce(rows[index])]
     if "rollout" not in (algorithm.sequence, algorithm.importance and algorithm.importance.level):
         return credited
     rollouts = {rows[index].rollout for index in credited}
@@ -42,6 +44,10 @@ def rows_to_train(rows: Sequence[Row], algorithm: Algorithm) -> list[int]:
 
 def _has_advantage(row: Row) -> bool:
     return row.advantages is not None and bool(row.advantages.any())
+
+
+def _has_ce(row: Row) -> bool:
+    return row.ce is not None and bool(row.ce.any())
 
 
 class Objective:
@@ -54,8 +60,10 @@ class Objective:
         self._loss = loss_rule(algorithm)
         advantages = [row.advantages for row in rows if row.advantages is not None]
         weights = token_weights(rows, algorithm)
+        self._policy: list[Tensor | None] = [_places(batch.sampled_E, device) for batch in batches]
+        self._ce = _ce_terms(algorithm, rows, batches, device)
         self.sampled: list[Floats] = [batch.gather([row.logprobs for row in rows]) for batch in batches]
-        """Sampled logprobs, float32 [E] per micro-batch: the arrays that the loss uses."""
+        """Sampled logprobs, float32 [R] per micro-batch: the arrays that the loss uses."""
 
         def columns(values: Sequence[Floats]) -> list[Tensor]:
             return [torch.from_numpy(batch.gather(values)).to(device) for batch in batches]
@@ -94,7 +102,7 @@ class Objective:
 
     def survey(self, logprobs: Sequence[Tensor]) -> None:
         """Set the logprobs [E] of each micro-batch under the weights of the next update."""
-        known = self._surveyed = dict(enumerate(logprobs))
+        known = self._surveyed = {n: self.sampled_only(n, logprobs_E) for n, logprobs_E in enumerate(logprobs)}
         if self.algorithm.importance is not None and not self._proximal:
             self._proximal = known
             if self._importance_sequences is not None:
@@ -102,12 +110,27 @@ class Objective:
         if self._ratio_sequences is not None:
             self._ratio_sums_N = self._ratio_sequences.sums(self._log_ratios(known, self._old()))
 
-    def loss(self, batch: int, logprobs_E: Tensor, entropy_E: Tensor | None = None) -> TokenLoss:
-        """The loss of a micro-batch.
+    def sampled_only(self, batch: int, values_E: Tensor) -> Tensor:
+        """The values [R] of the sampled tokens of a micro-batch, from those of all trained ones."""
+        places_R = self._policy[batch]
+        return values_E if places_R is None else values_E[places_R]
 
-        ``logprobs_E`` and ``entropy_E`` are float32 [E] with gradient.
+    def cross_entropy(self, batch: int, logprobs_E: Tensor) -> tuple[Tensor, float]:
+        """The term of ``algorithm.ce`` of a micro-batch, and the sum of −log policy over its tokens."""
+        if not self._ce:
+            return logprobs_E.new_zeros(()), 0.0
+        places_C, weights_C = self._ce[batch]
+        surprisals_C = -logprobs_E[places_C]
+        return (weights_C * surprisals_C).sum(), float(surprisals_C.detach().sum())
+
+    def loss(self, batch: int, logprobs_E: Tensor, entropy_E: Tensor | None = None) -> TokenLoss:
+        """The loss of the sampled tokens of a micro-batch, which are all of its tokens E from here on.
+
+        ``logprobs_E`` and ``entropy_E`` are float32 [E] with gradient, of all trained tokens.
         """
         importance_E, outside_E = None, None
+        logprobs_E = self.sampled_only(batch, logprobs_E)
+        entropy_E = None if entropy_E is None else self.sampled_only(batch, entropy_E)
         now_E = logprobs_E.detach()
         if self.algorithm.importance is not None:
             self._proximal.setdefault(batch, now_E)
@@ -170,3 +193,25 @@ class Objective:
         sums_N = self._ratio_sums_N if sequences.cut else sequences.sums(self._log_ratios({batch: now_E}, self._old()))
         assert sums_N is not None, "survey() was not called, but a sequence is in several micro-batches"
         return sequences.spread(sums_N / sequences.tokens_N, batch).float()
+
+
+def _places(chosen_E: NDArray[np.bool_], device: torch.device) -> Tensor | None:
+    """int64: where ``chosen_E`` is true; None if it is everywhere."""
+    return None if chosen_E.all() else torch.from_numpy(np.flatnonzero(chosen_E)).to(device)
+
+
+def _ce_terms(
+    algorithm: Algorithm, rows: Sequence[Row], batches: Sequence[PackedBatch], device: torch.device
+) -> list[tuple[Tensor, Tensor]]:
+    """For each micro-batch the C tokens with a cross-entropy loss: int64 [C], counted along E, and weights, float32 [C]."""
+    if algorithm.ce is None:
+        return []
+    weights = ce_weights(rows, algorithm.ce.weight)
+    found: list[tuple[Tensor, Tensor]] = []
+    for batch in batches:
+        places_C = np.flatnonzero(batch.ce_E)
+        weights_E = np.concatenate(
+            [weights[row][columns] for row, columns in zip(batch.rows, batch.columns, strict=True)]
+        )
+        found.append((torch.from_numpy(places_C).to(device), torch.from_numpy(weights_E[places_C]).to(device)))
+    return found

@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
-    """One micro-batch: S packed tokens, E trained tokens, P places whose logits are needed."""
+    """One micro-batch: S packed tokens, E trained tokens, of which R were sampled, P places whose logits are needed."""
 
     token_ids_S: Ints
     position_ids_S: Ints
@@ -39,6 +39,10 @@ class PackedBatch:
     """Index into ``places_P``: the place that predicts each trained token."""
     targets_E: Ints
     """Token ids."""
+    sampled_E: NDArray[np.bool_]
+    """The R tokens that were sampled, which have advantages."""
+    ce_E: NDArray[np.bool_]
+    """The tokens with a cross-entropy loss; see `Row`."""
     rows: Sequence[int]
     """Indices of the micro-batch's rows in the step's rows; E has their trained tokens in this order."""
     columns: Sequence[Ints]
@@ -47,8 +51,9 @@ class PackedBatch:
     """For each of these rows, the place of each of its input tokens in the packed sequence."""
 
     def gather(self, values: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        """The values [E] at the trained tokens, from arrays [L], one for each of the step's rows."""
-        return np.concatenate([values[row][columns] for row, columns in zip(self.rows, self.columns, strict=True)])
+        """The values [R] at the sampled tokens, from arrays [L], one for each of the step's rows."""
+        found_E = np.concatenate([values[row][columns] for row, columns in zip(self.rows, self.columns, strict=True)])
+        return found_E[self.sampled_E]
 
     def by_call(self, rows: Sequence[Row], values_E: NDArray[Any]) -> dict[str, NDArray[Any]]:
         """The values [E] cut into those of each call [T], by call id. ``rows``: the step's rows."""
@@ -142,7 +147,7 @@ def _pack(rows: Sequence[Row], inputs: dict[int, Ints], group: Sequence[tuple[in
         positions.append(np.arange(shared, len(inputs[index])))
         total += len(new)
 
-    columns = [np.flatnonzero(rows[index].mask) for index, _ in group]
+    columns = [np.flatnonzero(rows[index].in_loss) for index, _ in group]
     place_E = np.concatenate([places[index][where - 1] for (index, _), where in zip(group, columns, strict=True)])
     temperature_E = np.concatenate(
         [rows[index].temperatures[where] for (index, _), where in zip(group, columns, strict=True)]
@@ -164,10 +169,16 @@ def _pack(rows: Sequence[Row], inputs: dict[int, Ints], group: Sequence[tuple[in
         constrained_P=unique[2].astype(np.int64),
         source_E=source_E.reshape(-1),
         targets_E=targets_E.astype(np.int64),
+        sampled_E=np.concatenate([rows[index].mask[where] for (index, _), where in zip(group, columns, strict=True)]),
+        ce_E=np.concatenate([_ce(rows[index])[where] for (index, _), where in zip(group, columns, strict=True)]),
         rows=[index for index, _ in group],
         columns=columns,
         places=[places[index] for index, _ in group],
     )
+
+
+def _ce(row: Row) -> NDArray[np.bool_]:
+    return np.zeros(len(row.token_ids), dtype=np.bool_) if row.ce is None else row.ce
 
 
 def _constrained(row: Row) -> NDArray[np.bool_]:
@@ -199,11 +210,11 @@ def _forest(shared: Sequence[int], places: Sequence[Ints]) -> Forest:
 
 def _input_tokens(row: Row) -> Ints:
     """The tokens before the row's last trained token: all that its trained tokens depend on."""
-    columns = np.flatnonzero(row.mask)
-    if not len(columns):
+    columns = np.flatnonzero(row.in_loss)
+    if not row.mask.any():
         raise TrainingError(f"a row of rollout {row.rollout!r} has no sampled token")
     if columns[0] == 0:
-        raise TrainingError(f"a row of rollout {row.rollout!r} marks its first token as sampled, but it has no prompt")
+        raise TrainingError(f"a row of rollout {row.rollout!r} trains on its first token, but no token predicts it")
     return row.token_ids[: columns[-1]].astype(np.int64)
 
 

@@ -49,12 +49,14 @@ def prove_once(rows: Sequence[Row]) -> None:
             )
 
 
-def prove_batch(rows: Sequence[Row], batch: PackedBatch, logprobs_E: Floats) -> None:
+def prove_batch(rows: Sequence[Row], batch: PackedBatch, logprobs_R: Floats) -> None:
     """Raise `ProofError` unless ``batch`` contains each of its rows exactly as it was sampled.
 
-    Everything except version and digest is read back from the arrays that the model and the loss get. ``logprobs_E``, float32
-    [E]: the sampled logprobs that the loss uses.
+    Everything except version and digest is read back from the arrays that the model and the loss get. ``logprobs_R``, float32
+    [R]: the sampled logprobs that the loss uses.
     """
+    logprobs_E = np.zeros(len(batch.sampled_E), dtype=np.float32)
+    logprobs_E[batch.sampled_E] = logprobs_R
     stop = 0
     for index, columns, places in zip(batch.rows, batch.columns, batch.places, strict=True):
         start, stop = stop, stop + len(columns)

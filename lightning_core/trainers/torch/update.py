@@ -52,16 +52,19 @@ class Updater:
         self._tuning.zero_grad()
         if objective.needs_survey():
             self.survey(part)
-        loss, sums, maxima = 0.0, Counter[str](), dict[str, float]()
+        loss, ce_sum, sums, maxima = 0.0, 0.0, Counter[str](), dict[str, float]()
         for number, batch in enumerate(part.batches):
             prove_batch(rows, batch, objective.sampled[number])
             if algorithm.kl is not None and number not in objective.references:
-                objective.references[number] = self.reference.logprobs(batch, rows)
+                objective.references[number] = objective.sampled_only(number, self.reference.logprobs(batch, rows))
             logprobs_E, entropy_E = self.forward.logprobs(batch, rows, entropy=algorithm.entropy_weight > 0)
             found = objective.loss(number, logprobs_E, entropy_E)
-            found.loss.backward()
+            ce_loss, ce = objective.cross_entropy(number, logprobs_E)
+            total = found.loss + ce_loss
+            total.backward()
             self._tuning.collect_grad()
-            loss += float(found.loss.detach())
+            loss += float(total.detach())
+            ce_sum += ce
             sums.update(found.sums)
             maxima = {name: max(value, maxima.get(name, value)) for name, value in found.maxima.items()}
         if compare:
@@ -73,6 +76,8 @@ class Updater:
             tokens=part.tokens,
             sums=sums,
             maxima=maxima,
+            tokens_ce=part.tokens_ce,
+            ce_sum=ce_sum,
         )
 
     @cached_property
