@@ -32,7 +32,9 @@ VALIDATION_SHARE = 7
 """About one of this many training databases is set aside for validation."""
 
 
-def train(folder: str, *, subset: Subset = "all", max_schema: int | None = None, examples: Sequence[str] = ()) -> list[Task]:
+def train(
+    folder: str, *, subset: Subset = "all", max_schema: int | None = None, examples: Sequence[str] = ()
+) -> list[Task]:
     """Training questions, in an order that mixes the databases.
 
     ``subset``: ``one-table`` keeps the questions whose gold query reads one table (see `gold.is_one_table`). ``max_schema``: the most
@@ -49,7 +51,9 @@ def validation(
     return _Reader(folder, subset, max_schema, examples).tasks("validation")
 
 
-def test(folder: str, *, subset: Subset = "all", max_schema: int | None = None, examples: Sequence[str] = ()) -> list[Task]:
+def test(
+    folder: str, *, subset: Subset = "all", max_schema: int | None = None, examples: Sequence[str] = ()
+) -> list[Task]:
     """The questions of Spider's development set, about databases not in training. Arguments as in `train`."""
     return _Reader(folder, subset, max_schema, examples).tasks("test")
 
@@ -117,7 +121,9 @@ class _Reader:
         """Question, query and schema of each example."""
         items = {item["id"]: item for item in self._items("train")} if ids else {}
         if unknown := [name for name in ids if name not in items]:
-            raise ValueError(f"examples: no {unknown[0]!r} in {self.folder}; expected ids such as {next(iter(items))!r}")
+            raise ValueError(
+                f"examples: no {unknown[0]!r} in {self.folder}; expected ids such as {next(iter(items))!r}"
+            )
         if held_out := [name for name in ids if is_validation(items[name]["db_id"])]:
             raise ValueError(f"examples: {held_out[0]!r} is about a database of the validation split; choose another")
         chosen = [items[name] for name in ids]
@@ -132,7 +138,9 @@ class _Reader:
         elif lines.is_file():
             items = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines() if line.strip()]
         else:
-            raise ValueError(f"found neither {own.name} nor {lines.name} in {self.folder}; set `folder` to a copy of Spider")
+            raise ValueError(
+                f"found neither {own.name} nor {lines.name} in {self.folder}; set `folder` to a copy of Spider"
+            )
         return [{**item, "query": item["query"].strip().rstrip(";")} for item in items]
 
     def _schema(self, item: dict[str, Any]) -> str:
