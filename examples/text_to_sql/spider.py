@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from examples.text_to_sql.gold import defect, is_one_table, is_ordered
+from examples.text_to_sql.schema_examples import schema_examples
 from examples.text_to_sql.tasks import Task
 
 logger = logging.getLogger(__name__)
@@ -33,29 +34,45 @@ VALIDATION_SHARE = 7
 
 
 def train(
-    folder: str, *, subset: Subset = "all", max_schema: int | None = None, examples: Sequence[str] = ()
+    folder: str,
+    *,
+    subset: Subset = "all",
+    max_schema: int | None = None,
+    examples: Sequence[str] = (),
+    own_examples: int = 0,
 ) -> list[Task]:
     """Training questions, in an order that mixes the databases.
 
     ``subset``: ``one-table`` keeps the questions whose gold query reads one table (see `gold.is_one_table`). ``max_schema``: the most
     characters of a database's schema, as shown in the prompt. ``examples``: the ids of training examples to show in every prompt, such
-    as ``train-0761``, the number counted from 0; they are no tasks. Raises ValueError for a folder or id that does not fit.
+    as ``train-0761``, the number counted from 0; they are no tasks. ``own_examples``: the number of examples made from the schema of
+    the question's own database (see `schema_examples`). Raises ValueError for a folder or id that does not fit.
     """
-    return _Reader(folder, subset, max_schema, examples).tasks("train")
+    return _Reader(folder, subset, max_schema, examples, own_examples).tasks("train")
 
 
 def validation(
-    folder: str, *, subset: Subset = "all", max_schema: int | None = None, examples: Sequence[str] = ()
+    folder: str,
+    *,
+    subset: Subset = "all",
+    max_schema: int | None = None,
+    examples: Sequence[str] = (),
+    own_examples: int = 0,
 ) -> list[Task]:
     """Questions about the training databases that are set aside, for tuning. Arguments as in `train`."""
-    return _Reader(folder, subset, max_schema, examples).tasks("validation")
+    return _Reader(folder, subset, max_schema, examples, own_examples).tasks("validation")
 
 
 def test(
-    folder: str, *, subset: Subset = "all", max_schema: int | None = None, examples: Sequence[str] = ()
+    folder: str,
+    *,
+    subset: Subset = "all",
+    max_schema: int | None = None,
+    examples: Sequence[str] = (),
+    own_examples: int = 0,
 ) -> list[Task]:
     """The questions of Spider's development set, about databases not in training. Arguments as in `train`."""
-    return _Reader(folder, subset, max_schema, examples).tasks("test")
+    return _Reader(folder, subset, max_schema, examples, own_examples).tasks("test")
 
 
 def is_validation(database: str) -> bool:
@@ -66,12 +83,21 @@ def is_validation(database: str) -> bool:
 class _Reader:
     """One folder and the arguments of a split."""
 
-    def __init__(self, folder: str, subset: Subset, max_schema: int | None, examples: Sequence[str]) -> None:
+    def __init__(
+        self, folder: str, subset: Subset, max_schema: int | None, examples: Sequence[str], own_examples: int
+    ) -> None:
         if subset not in ("one-table", "all"):
             raise ValueError(f"subset: found {subset!r}, expected 'one-table' or 'all'")
         self.folder = Path(folder)
         self.one_table, self.max_schema = subset == "one-table", max_schema
-        self.schemas = {s["db_id"]: _schema(s, keys=subset == "all") for s in _json(self.folder / "tables.json")}
+        described = _json(self.folder / "tables.json")
+        self.schemas = {schema["db_id"]: _schema(schema, keys=subset == "all") for schema in described}
+        self.own = {
+            schema["db_id"]: [
+                [*example, self.schemas[schema["db_id"]]] for example in schema_examples(schema, own_examples)
+            ]
+            for schema in described
+        }
         self.shown = set(examples)
         self.examples = self._examples(examples)
 
@@ -111,7 +137,7 @@ class _Reader:
             "kind": "spider",
             "question": item["question"],
             "schema": self._schema(item),
-            "examples": self.examples,
+            "examples": self.examples + self.own[item["db_id"]],
             "databases": [str(self._database(item))],
             "sql": item["query"],
             "ordered": is_ordered(item["query"]),

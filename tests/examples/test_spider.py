@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from examples.text_to_sql import prompts, spider
-from examples.text_to_sql.execution import execute, execution_match
+from examples.text_to_sql.execution import QueryError, execute, execution_match
 from examples.text_to_sql.gold import defect, is_one_table, is_ordered
+from examples.text_to_sql.schema_examples import schema_examples
 from lightning_core.config import load_config
 from tests.data_sets import data_set
 
@@ -53,7 +54,15 @@ def _write(folder: Path) -> None:
                 INSERT INTO Pet VALUES (1, 'cat', 1), (2, 'dog', 1), (3, 'cat', 2);"""
             )
     columns = [[-1, "*"], [0, "OwnerID"], [0, "Name"], [1, "PetID"], [1, "Kind"], [1, "Keeper"]]
-    schema = {"table_names_original": ["Owner", "Pet"], "column_names_original": columns, "foreign_keys": [[5, 1]]}
+    schema = {
+        "table_names_original": ["Owner", "Pet"],
+        "table_names": ["owner", "pet"],
+        "column_names_original": columns,
+        "column_names": [[-1, "*"], [0, "owner id"], [0, "name"], [1, "pet id"], [1, "kind"], [1, "keeper"]],
+        "column_types": ["text", "number", "text", "number", "text", "number"],
+        "primary_keys": [1, 3],
+        "foreign_keys": [[5, 1]],
+    }
     (folder / "tables.json").write_text(json.dumps([{"db_id": name, **schema} for name in (TRAIN, VALIDATION, TEST)]))
 
 
@@ -152,6 +161,39 @@ def test_examples_are_shown_with_their_schema_and_are_no_tasks(folder: str) -> N
     assert prompts.writer(TABLES, [], "Names?")[-1].content == f"Tables: {TABLES}\nNames?"
 
 
+def test_own_examples_are_made_from_the_schema_of_the_question(folder: str) -> None:
+    tasks = spider.train(folder, subset="one-table", own_examples=9)
+    own = [
+        ["How many owner are there for each name?", "SELECT Name, count(*) FROM Owner GROUP BY Name", TABLES],
+        ["How many pet are there for each kind?", "SELECT Kind, count(*) FROM Pet GROUP BY Kind", TABLES],
+    ]
+    assert [task["examples"] for task in tasks] == [own, own]
+    both = spider.train(folder, subset="one-table", examples=["train-0006"], own_examples=1)
+    assert [example[0] for example in both[0]["examples"]] == ["How many cats?", own[0][0]]
+
+
+def test_own_examples_of_all_kinds_and_tables() -> None:
+    schema = {
+        "table_names_original": ["Lake", "River"],
+        "table_names": ["lake", "river"],
+        "column_names_original": [[-1, "*"], [0, "ID"], [0, "Name"], [0, "Depth in m"], [1, "ID"], [1, "Lake"]],
+        "column_names": [[-1, "*"], [0, "id"], [0, "name"], [0, "depth"], [1, "id"], [1, "lake"]],
+        "column_types": ["text", "number", "text", "number", "number", "number"],
+        "primary_keys": [1, 4],
+        "foreign_keys": [[5, 1]],
+    }
+    assert [sql for _, sql in schema_examples(schema, 4)] == [
+        'SELECT avg("Depth in m") FROM Lake',
+        "SELECT ID, Lake FROM River",
+        'SELECT Name, "Depth in m" FROM Lake',
+        "SELECT avg(ID) FROM River",
+    ]
+    everything = schema_examples(schema, 99)
+    assert len(everything) == len({sql for _, sql in everything}) == 6
+    assert ("Show the name of lake ordered by depth.", 'SELECT Name FROM Lake ORDER BY "Depth in m"') in everything
+    assert schema_examples(schema, 0) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -225,6 +267,20 @@ def test_all_sound_examples_of_the_data_set() -> None:
     assert [len(databases) for databases in splits] == [117, 20, 19]
     assert len(set.union(*splits)) == 117 + 20 + 19
     assert _floor(test) == 51
+
+
+def test_examples_made_from_schemas_run() -> None:
+    folder = data_set("spider")
+    failed: dict[str, QueryError] = {}
+    for schema in json.loads((folder / "tables.json").read_text(encoding="utf-8")):
+        for _, sql in schema_examples(schema, 6):
+            try:
+                execute(str(folder / "database" / schema["db_id"] / f"{schema['db_id']}.sqlite"), sql)
+            except QueryError as error:
+                failed[sql] = error
+    # tables.json lists SQLite's own table, which these copies do not have; one table is large.
+    assert len(failed) == 3
+    assert {str(error) for error in failed.values()} == {"no such table: sqlite_sequence", "too many rows"}
 
 
 def test_the_subset_of_the_configuration() -> None:
