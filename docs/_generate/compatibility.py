@@ -70,8 +70,8 @@ _LIMITS = (
     ("Ray clusters", "one machine; up to eight simulated nodes", "several machines"),
     (
         "Data sets of the examples",
-        "readers for Spider, Calc-X and MuSiQue, on small files in their formats",
-        "the data sets themselves; `examples/text_to_sql/lightning_gpu.yaml`",
+        "Spider; readers for Calc-X and MuSiQue, on small files in their formats",
+        "Calc-X and MuSiQue themselves; `examples/text_to_sql/lightning_gpu.yaml`",
     ),
 )
 _NAMES = (

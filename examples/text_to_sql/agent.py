@@ -43,7 +43,7 @@ def client(max_tokens: int, temperature: float | None = None) -> ChatOpenAI:
     """The client shared by all threads. During training any model name works."""
     key = os.environ.get("OPENAI_API_KEY", "none")  # the client requires a key, even if the server does not
     return ChatOpenAI(
-        model="gpt-4o-mini", max_tokens=max_tokens, temperature=temperature, timeout=60, max_retries=0, api_key=key
+        model="gpt-4o-mini", max_tokens=max_tokens, temperature=temperature, timeout=600, max_retries=0, api_key=key
     )
 
 

@@ -16,7 +16,8 @@ Row = tuple[object, ...]
 MAX_STEPS = 20_000_000
 """Instructions of SQLite's virtual machine. Unlike time, independent of the load."""
 MAX_SECONDS = 5.0
-MAX_ROWS = 2000
+MAX_ROWS = 20_000
+"""About twice the largest gold result of Spider."""
 MAX_BYTES = 1_000_000
 _TICK = 10_000
 
@@ -31,10 +32,13 @@ def _authorize(action: int, *_: object) -> int:
     return sqlite3.SQLITE_OK if action in _READING else sqlite3.SQLITE_DENY
 
 
-def execute(database: str, sql: str, *, max_steps: int = MAX_STEPS, max_seconds: float = MAX_SECONDS) -> list[Row]:
+def execute(
+    database: str, sql: str, *, reverse: bool = False, max_steps: int = MAX_STEPS, max_seconds: float = MAX_SECONDS
+) -> list[Row]:
     """The rows of one SELECT, executed on its own read-only connection. Thread-safe.
 
-    Raises `QueryError` for other or several statements, for errors, and if a limit is exceeded.
+    ``reverse``: SQLite scans in reverse where the query does not set the order. Raises `QueryError` for other or several
+    statements, for errors, and if a limit is exceeded.
     """
     if not sql.lstrip().lower().startswith(("select", "with")):
         raise QueryError("not a SELECT")
@@ -44,6 +48,7 @@ def execute(database: str, sql: str, *, max_steps: int = MAX_STEPS, max_seconds:
     try:
         connection.text_factory = lambda raw: raw.decode(errors="replace")  # Spider contains text that is not UTF-8
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
+        connection.execute(f"PRAGMA reverse_unordered_selects = {int(reverse)}")  # before the authorizer denies it
         connection.set_authorizer(_authorize)
         connection.set_progress_handler(lambda: next(ticks) * _TICK > max_steps or time.monotonic() > deadline, _TICK)
         rows = connection.execute(sql).fetchmany(MAX_ROWS + 1)

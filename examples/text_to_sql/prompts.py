@@ -20,26 +20,34 @@ _CHECKER: list[BaseMessage] = [
     AIMessage("The query is too long."),
 ]
 
-Examples = tuple[tuple[str, str], ...]
+Examples = tuple[tuple[str, ...], ...]
 
 
 @lru_cache(maxsize=256)
-def _about_database(schema: str, examples: Examples) -> list[BaseMessage]:
-    """The messages before the question. The first one contains the schema."""
+def _before(schema: str, examples: Examples) -> list[BaseMessage]:
+    """The messages before the question."""
     messages: list[BaseMessage] = [_WRITER]
-    for question, sql in examples:
-        messages += [HumanMessage(_question(question, schema, first=len(messages) == 1)), AIMessage(f"{sql};")]
+    shown = None
+    for question, sql, *own in examples:
+        about = own[0] if own else schema
+        messages += [HumanMessage(_question(question, about, shown)), AIMessage(f"{sql};")]
+        shown = about
     return messages
 
 
-def _question(question: str, schema: str, *, first: bool) -> str:
-    return f"Tables: {schema}\n{question}" if first else question
+def _question(question: str, schema: str, shown: str | None) -> str:
+    """The question, with its schema unless the message before was about the same."""
+    return question if schema == shown else f"Tables: {schema}\n{question}"
 
 
 def writer(schema: str, examples: Sequence[Sequence[str]], question: str) -> list[BaseMessage]:
-    """The writer's prompt: instruction, schema, example queries, question."""
-    before = _about_database(schema, tuple((text, sql) for text, sql in examples))
-    return [*before, HumanMessage(_question(question, schema, first=len(before) == 1))]
+    """The writer's prompt: instruction, schema, examples, question.
+
+    An example is a question, its query and, if it is about another database, that schema.
+    """
+    shown = examples[-1][2] if examples and len(examples[-1]) > 2 else schema if examples else None
+    before = _before(schema, tuple(map(tuple, examples)))
+    return [*before, HumanMessage(_question(question, schema, shown))]
 
 
 def checker(sql: str, problem: str) -> list[BaseMessage]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from examples.text_to_sql import agent, databases, prompts, spider, tasks
+from examples.text_to_sql import agent, databases, tasks
 from examples.text_to_sql.execution import QueryError, execute, execution_match, same_result
 from examples.text_to_sql.questions import questions
 from examples.text_to_sql.schemas import HELD_OUT, SCHEMAS, TRAIN
@@ -283,55 +283,6 @@ def test_many_threads_execute_at_once() -> None:
 )
 def test_results_are_compared_as_multisets(rows: list, wanted: list, ordered: bool, same: bool) -> None:
     assert same_result(rows, wanted, ordered=ordered) is same
-
-
-# --- Spider's format
-
-
-@pytest.fixture
-def spider_folder(tmp_path: Path) -> Path:
-    """Two questions about a tiny database in Spider's layout, one of them with a broken gold query."""
-    path = tmp_path / "database" / "pets_1" / "pets_1.sqlite"
-    path.parent.mkdir(parents=True)
-    connection = sqlite3.connect(path)
-    connection.executescript(
-        """CREATE TABLE Owner (OwnerID INTEGER PRIMARY KEY, Name TEXT);
-        CREATE TABLE Pet (PetID INTEGER PRIMARY KEY, Kind TEXT, Keeper INTEGER REFERENCES Owner);
-        INSERT INTO Owner VALUES (1, 'Ana'), (2, CAST(x'4be96e' AS TEXT));
-        INSERT INTO Pet VALUES (1, 'cat', 1), (2, 'dog', 1), (3, 'cat', 2);"""
-    )
-    connection.commit()
-    connection.close()
-    schema = {
-        "db_id": "pets_1",
-        "table_names_original": ["Owner", "Pet"],
-        "table_names": ["owner", "pet"],
-        "column_names_original": [[-1, "*"], [0, "OwnerID"], [0, "Name"], [1, "PetID"], [1, "Kind"], [1, "Keeper"]],
-        "column_types": ["text", "number", "text", "number", "text", "number"],
-        "primary_keys": [1, 3],
-        "foreign_keys": [[5, 1]],
-    }
-    items = [
-        {"db_id": "pets_1", "question": "Names in order?", "query": "SELECT Name FROM Owner ORDER BY Name;"},
-        {"db_id": "pets_1", "question": "Broken?", "query": "SELECT Nme FROM Owner"},
-    ]
-    (tmp_path / "tables.json").write_text(json.dumps([schema]))
-    (tmp_path / "train_spider.json").write_text(json.dumps(items))
-    (tmp_path / "dev.json").write_text(json.dumps(items[:1]))
-    return tmp_path
-
-
-def test_spider_folder(spider_folder: Path) -> None:
-    (task,) = spider.train(str(spider_folder))
-    assert task["id"] == "pets_1-train-0"
-    assert task["schema"] == "Owner(OwnerID, Name), Pet(PetID, Kind, Keeper)\nKeys: Pet.Keeper = Owner.OwnerID"
-    assert task["ordered"] is True
-    assert spider.test(str(spider_folder))[0]["id"] == "pets_1-test-0"
-    assert execution_match(task["databases"], "SELECT Name FROM Owner ORDER BY 1", task["sql"], ordered=True)
-    assert not execution_match(task["databases"], "SELECT Name FROM Owner ORDER BY 1 DESC", task["sql"], ordered=True)
-    first = prompts.writer(task["schema"], task["examples"], task["question"])
-    assert [message.type for message in first] == ["system", "human"]
-    assert task["schema"] in str(first[1].content)
 
 
 # --- the program
