@@ -21,8 +21,9 @@ THRICE := -n 3 --dist loadfile
 ONE_THREAD := OMP_NUM_THREADS=1
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
-# Python compiles the modules that it imports; these packages have tens of thousands.
+# Python compiles what it imports, once, and these packages have tens of thousands of modules.
 INSTALL := install --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 TORCH := torch==2.13.0
 # The chat templates in its wheel; nothing of it is imported.
 TEMPLATES := trl==1.16.0
