@@ -14,6 +14,7 @@ from typing import Any
 
 from lightning_core.credit.episode import Episode
 from lightning_core.credit.signals import ToolSignal, tool_signals
+from lightning_core.capture.selectors import find_selector
 from lightning_core.trace import Call, Reward, check_reward
 
 CallReward = Callable[[Call, Sequence[ToolSignal]], float]
@@ -87,7 +88,7 @@ def _rewards(episode: Episode, air: Air) -> Iterator[Reward]:
         found += [
             ("format", rule.weight)
             for rule in air.formats
-            if (rule.agents is None or t.agent in rule.agents) and re.search(rule.pattern, text, re.DOTALL)
+            if (rule.agents is None or find_selector(rule.agents, t.agent) is not None) and re.search(rule.pattern, text, re.DOTALL)
         ]
         found += [
             (getattr(rule, "__name__", "rule"), weight * check_reward(rule(calls[t.call], signals)))
