@@ -25,8 +25,8 @@ from langchain_core.tools import BaseTool
 from lightning_core.capture import aside, current_run, declare_agents, is_selected, record
 from lightning_core.capture.mark import get_mark
 from lightning_core.capture.patching import Patches, Wrapper
-from lightning_core.capture.wrapping import scope_function
 from lightning_core.capture.selectors import find_selector
+from lightning_core.capture.wrapping import scope_function
 from lightning_langchain._events import note_result, tool_scope
 from lightning_langchain._names import enclosing_names, internal_source, names_inside, run_name
 from lightning_langchain._trainable import RUNS, scope_run

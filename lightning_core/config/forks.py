@@ -19,7 +19,7 @@ class Forks(Section):
     """Which calls. `uniform`: any of the trained agents' calls. `entropy`: those whose tokens were the least likely on
     average. `disagreement`: any, of tasks whose attempts did not all get the same reward."""
     agents: Names | None = None
-    """Trained agents whose calls are sampled anew, as in `agents.train`; null: all."""
+    """Trained agents whose calls are sampled anew, with `*` as wildcard; null: all."""
     max_tokens: Count | None = None
     """Most tokens that the forks of a task are expected to sample, which is what their attempt sampled from the call on;
     null: no limit."""

@@ -17,10 +17,10 @@ from typing import Literal
 from lightning_core.capture import find_run
 from lightning_core.capture.address import Address
 from lightning_core.capture.marks import marked_agents
+from lightning_core.capture.selectors import is_known
 from lightning_core.endpoint.routing import DEFAULT_AGENT, Routing
 from lightning_core.endpoint.sessions import Session
 from lightning_core.errors import ConfigError, did_you_mean
-from lightning_core.capture.selectors import is_known
 from lightning_core.trace import POLICY, REWARD_FUNCTION
 
 Verdict = Literal["keep", "repeat"] | ConfigError

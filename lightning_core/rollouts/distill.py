@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from lightning_core.capture.selectors import find_selector
 from lightning_core.chat.chat import Chat, Memory
 from lightning_core.config.distill import Distill
 from lightning_core.config.imports import user_code
 from lightning_core.credit import Episode
 from lightning_core.errors import ConfigError, TrainingError, show
-from lightning_core.capture.selectors import find_selector
 from lightning_core.trace import Call, Floats
 from lightning_core.transitions import Row, Transition, transitions_to_rows
 
@@ -45,7 +45,9 @@ class Teacher:
         Raises `ConfigError` if the prompt function fails, and `TrainingError` for a prompt that is too long.
         """
         agents = self.settings.agents
-        chosen = {t.call: t for e in episodes for t in e.transitions if agents is None or find_selector(agents, t.agent)}
+        chosen = {
+            t.call: t for e in episodes for t in e.transitions if agents is None or find_selector(agents, t.agent)
+        }
         calls = {call.id: call for e in episodes for call in e.trace.calls if call.id in chosen}
         rows = transitions_to_rows([self._read_by_teacher(t, calls[t.call]) for t in chosen.values()])
         scored = self.score(rows)

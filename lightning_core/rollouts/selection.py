@@ -11,6 +11,7 @@ from lightning_core.capture.clients.stamping import IGNORED, NO_MODEL_NAMED
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.providers import is_listed
 from lightning_core.capture.run import OTHER_HOSTS
+from lightning_core.capture.selectors import find_selector, is_pattern
 from lightning_core.config import Config
 from lightning_core.config.resolve import agents_policies
 from lightning_core.endpoint.routing import DEFAULT_AGENT, AuxiliaryCalls, Routing
@@ -20,7 +21,6 @@ from lightning_core.records.ledger import NOT_TRAINED, TRAINED, Ledger, trace_le
 from lightning_core.records.paths import ambiguous_paths
 from lightning_core.records.store import Phase
 from lightning_core.rollouts.attempt import Rollout
-from lightning_core.capture.selectors import find_selector, is_pattern
 from lightning_core.trace import DECLARED_AGENTS, Trace
 
 logger = logging.getLogger(__name__)

@@ -1,10 +1,11 @@
 """Compares ways to train an agent that compacts its own history: credit for the summaries, or for the answers only.
 
-    python -m tests.bench.horizon [--seeds 6] [--tokens 30000] [--arm credit masked …] [--results horizon.jsonl] [--resume]
+    python -m tests.bench.horizon [--seeds 6] [--tokens 10000] [--arm credit masked …] [--results horizon.jsonl] [--resume]
+        [--model FOLDER]
 
 The task has 40 turns, and the window holds 8 (`horizon_task.py`). All runs start from the same model of 0.1 million weights
-(`horizon_model.py`), whose summaries omit most of what the window did not repeat. A run ends when it has sampled ``--tokens`` tokens,
-those of forks too. Runs of one seed share tasks and sampling seeds. Arms:
+(`horizon_model.py`), whose summaries omit most of what the window did not repeat. A run ends with the first evaluation after it has
+sampled ``--tokens`` tokens, those of forks too. Runs of one seed share tasks and sampling seeds. Arms:
 
 - ``credit``: summaries and answers are trained, each call with the episode's return (``rewards: broadcast``).
 - ``masked``: the policy writes the summaries, but their tokens are not trained on (``agents.auxiliary``).
@@ -19,15 +20,18 @@ tasks.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lightning_core.records.intervals import Estimate, confidence_interval, paired_improvement
 
-TASKS_PER_STEP = 3
+TASKS_PER_STEP = 2
 GROUP = 8
 MAX_STEPS = 1000
 EVAL_EVERY = 5
@@ -65,8 +69,8 @@ def run(arm: str, seed: int, tokens: int, model: Path) -> dict[str, Any]:
 
     class Watch(SilentProgress):
         def phase(self, name: str, total: int | None = None) -> None:
-            if name == "rollouts" and curve and curve[-1]["tokens"] >= tokens:
-                raise Spent
+            if name == "train" and curve and len(curve) % EVAL_EVERY == 0 and curve[-1]["tokens"] >= tokens:
+                raise Spent  # after an evaluation
 
         def step(self, step: int, total_steps: int, metrics: Any) -> None:
             spent = metrics["tokens_sampled"] + metrics.get("tokens_forked", 0)
@@ -94,13 +98,17 @@ def run(arm: str, seed: int, tokens: int, model: Path) -> dict[str, Any]:
         own = ARMS[arm]
         rollouts = {"tasks_per_step": TASKS_PER_STEP, "group_size": GROUP, "max_tokens": 10, "executor": "task"}
         config = {**common, **own, "rollouts": {**rollouts, **own.get("rollouts", {})}}
-        try:
+        with contextlib.suppress(Spent):
             fit(config=load_config(config), progress=Watch())
-        except Spent:
-            pass
         with Store(Path(folder) / "run" / "store.db", read_only=True) as store:
             held_out = held_out_rewards(store, "eval_before", "eval")
-    return {"arm": arm, "seed": seed, "budget": tokens, "curve": curve, "held_out": {str(k): v for k, v in held_out.items()}}
+    return {
+        "arm": arm,
+        "seed": seed,
+        "budget": tokens,
+        "curve": curve,
+        "held_out": {str(k): v for k, v in held_out.items()},
+    }
 
 
 def shown(estimate: Estimate) -> str:
@@ -108,10 +116,10 @@ def shown(estimate: Estimate) -> str:
 
 
 def held_out_at(result: dict[str, Any], tokens: float) -> float:
-    """The held-out reward of the last evaluation before ``tokens`` tokens were sampled."""
+    """The held-out reward when ``tokens`` tokens were sampled, interpolated between two evaluations."""
     spent = [0.0, *(point["tokens"] for point in result["curve"])]
-    steps = [int(step) for step in result["held_out"] if spent[int(step)] <= tokens]
-    return result["held_out"][str(max(steps))]
+    steps = sorted(int(step) for step in result["held_out"])
+    return float(np.interp(tokens, [spent[step] for step in steps], [result["held_out"][str(step)] for step in steps]))
 
 
 def report(results: Sequence[dict[str, Any]]) -> None:
@@ -122,7 +130,8 @@ def report(results: Sequence[dict[str, Any]]) -> None:
     for arm in ARMS:
         own = [r for r in results if r["arm"] == arm]
         if own:
-            print(f"  {arm:24s} {len(own)} seeds" + "".join(f"{shown(confidence_interval([held_out_at(r, m) for r in own])):>20}" for m in marks))
+            means = [shown(confidence_interval([held_out_at(r, mark) for r in own])) for mark in marks]
+            print(f"  {arm:24s} {len(own)} seeds" + "".join(f"{mean:>20}" for mean in means))
     reference = {r["seed"]: held_out_at(r, budget) for r in results if r["arm"] == "credit"}
     for arm in ARMS:
         own = [r for r in results if r["arm"] == arm and r["seed"] in reference]
@@ -138,10 +147,11 @@ def read(file: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=30_000)
+    parser.add_argument("--tokens", type=int, default=10_000)
     parser.add_argument("--arm", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--results", type=Path, default=Path("horizon.jsonl"))
-    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--resume", action="store_true", help="keep the runs that are in the file")
+    parser.add_argument("--model", type=Path, help="folder of the pretrained model, written if it does not exist")
     options = parser.parse_args()
     from tests.bench.horizon_model import make_forgetful
 
@@ -149,10 +159,13 @@ def main() -> None:
     if not options.resume:
         file.unlink(missing_ok=True)
     done = {(r["arm"], r["seed"], r["budget"]) for r in read(file)}
-    wanted = [(arm, seed) for seed in range(options.seeds) for arm in options.arm if (arm, seed, options.tokens) not in done]
+    wanted = [
+        (arm, seed) for seed in range(options.seeds) for arm in options.arm if (arm, seed, options.tokens) not in done
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        # The model is the same in every run of this command; it is made again with --resume, from the same seed.
-        model = make_forgetful(Path(folder) / "model") if wanted else Path(folder)
+        model: Path = options.model or Path(folder) / "model"
+        if wanted and not model.exists():
+            make_forgetful(model)
         for arm, seed in wanted:
             with file.open("a") as lines:
                 lines.write(json.dumps(run(arm, seed, options.tokens, model)) + "\n")

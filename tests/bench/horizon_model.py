@@ -21,7 +21,7 @@ KEPT_OLD = 0.3
 """Share of summaries that have the value of a register which the window set, and of one that only the last summary had."""
 
 
-def make_forgetful(folder: Path, *, steps: int = 1500, batch: int = 32, seed: int = 0) -> Path:
+def make_forgetful(folder: Path, *, steps: int = 1200, batch: int = 32, seed: int = 0) -> Path:
     """Write the model to ``folder`` and return the folder."""
     make_tiny_model(folder, layers=3, seed=seed)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
@@ -30,7 +30,7 @@ def make_forgetful(folder: Path, *, steps: int = 1500, batch: int = 32, seed: in
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
     chance = random.Random(seed)
     pieces: Callable[[str], list[int]] = cache(tokenizer.encode)
-    for step in range(steps):
+    for _ in range(steps):
         examples = [encode(pieces, conversation(chance)) for _ in range(batch)]
         length = max(len(ids) for ids, _ in examples)
         ids = torch.zeros(batch, length, dtype=torch.int64)
@@ -40,14 +40,11 @@ def make_forgetful(folder: Path, *, steps: int = 1500, batch: int = 32, seed: in
             labels[row, : len(tokens)] = torch.tensor(
                 [t if own else -100 for t, own in zip(tokens, learnt, strict=True)]
             )
-        loss = model(input_ids=ids, labels=labels).loss
-        loss.backward()
+        model(input_ids=ids, labels=labels).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        if step % 200 == 0:
-            print(step, float(loss), flush=True)
     model.save_pretrained(folder)
     return folder
 
@@ -60,7 +57,7 @@ def conversation(chance: random.Random) -> list[tuple[str, str]]:
     known = {} if first else known
     new: set[str] = set()
     unread: list[str] = []
-    for turn in window_turns(chance, first=first):
+    for turn in window_turns(chance, first=first, questions=chance.randint(1, 3)):
         unread.append(turn)
         register, value = turn
         if value == "?":

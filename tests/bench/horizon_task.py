@@ -1,8 +1,9 @@
 """A task of 40 turns for a window of 8: facts about four registers, and questions about their values.
 
-A turn is a fact (``a3``: register a is 3 now) or a question (``a?``), which the worker answers with a digit. After 8 turns the
-agent's history is replaced by a summary that its policy writes. A value that the summary omits is lost until the register is
-set again. Of every 8 turns, the facts set two of the four registers, and two thirds of the questions are about the other two.
+A turn is a fact (``a3``: register a is 3 now) or a question (``a?``), which the worker answers with a digit. After 8 turns, one of
+which is a question, the agent's history is replaced by a summary that its policy writes. A value that the summary omits is lost until
+the register is set again. Of every 8 turns, the facts set two of the four registers, and two thirds of the questions are about the
+other two.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ REGISTERS = "abcd"
 DIGITS = "012345"
 TURNS = 40
 WINDOW = 8
-QUESTIONS = 3
-"""Questions in every window."""
 COMPACT = "!"
 """Ends the message that requests a summary."""
 
@@ -65,13 +64,13 @@ async def remember(task: dict[str, Any]) -> float:
     return right / asked
 
 
-def window_turns(chance: random.Random, *, first: bool) -> list[str]:
+def window_turns(chance: random.Random, *, first: bool, questions: int = 1) -> list[str]:
     """The turns of one window. The first one sets all registers before it asks."""
     set_here = chance.sample(REGISTERS, 2)
     others = [r for r in REGISTERS if r not in set_here]
-    asked = [f"{chance.choice(others if chance.random() < 2 / 3 else set_here)}?" for _ in range(QUESTIONS)]
+    asked = [f"{chance.choice(others if chance.random() < 2 / 3 else set_here)}?" for _ in range(questions)]
     begin = [f"{r}{chance.choice(DIGITS)}" for r in chance.sample(REGISTERS, 4)] if first else []
-    facts = [f"{chance.choice(set_here)}{chance.choice(DIGITS)}" for _ in range(WINDOW - QUESTIONS - len(begin))]
+    facts = [f"{chance.choice(set_here)}{chance.choice(DIGITS)}" for _ in range(WINDOW - questions - len(begin))]
     rest = [*facts, *asked]
     chance.shuffle(rest)
     return [*begin, *rest]
@@ -94,4 +93,4 @@ def training_tasks() -> list[dict[str, Any]]:
 
 def held_out_tasks() -> list[dict[str, Any]]:
     """Tasks that are not among the training tasks."""
-    return make_tasks(32, 2)
+    return make_tasks(24, 2)

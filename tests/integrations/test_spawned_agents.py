@@ -45,13 +45,11 @@ async def plain(number: int) -> None:
 async def openai_agents(number: int) -> None:
     await Runner.run(Agent(name="supervisor", model=sdk_model()), "plan", run_config=QUIET)
     researchers = [Agent(name=f"researcher-{i}", model=sdk_model()) for i in range(1, number + 1)]
-    await asyncio.gather(
-        *(Runner.run(a, f"topic {i}", run_config=QUIET) for i, a in enumerate(researchers, start=1))
-    )
+    await asyncio.gather(*(Runner.run(a, f"topic {i}", run_config=QUIET) for i, a in enumerate(researchers, start=1)))
 
 
-async def agents_as_tools(number: int) -> None:
-    """Handoffs in a chain: each researcher hands over to the next, which was built in the same loop."""
+async def handoffs(number: int) -> None:
+    """A chain: each researcher hands over to the next, which was built in the same loop."""
     following: list[Agent[Any]] = []
     for i in range(number, 0, -1):
         following = [Agent(name=f"researcher-{i}", model=sdk_model(), handoffs=list(following))]
@@ -151,7 +149,7 @@ def test_agents_with_names_made_at_run_time_are_selected_by_a_pattern(program: C
 
 def test_researchers_that_hand_over_to_each_other_keep_their_names() -> None:
     with open_playground(answer) as opened, opened.rollout({"id": "t"}, train=["researcher-*"]) as run:
-        run_async(agents_as_tools(3))
+        run_async(handoffs(3))
     assert [c.agent for c in run.trace.calls] == ["supervisor", "researcher-1", "researcher-2", "researcher-3"]
     assert [c.trained for c in run.trace.calls] == [False, True, True, True]
 
