@@ -25,6 +25,7 @@ from langchain_core.tools import BaseTool
 from lightning_core.capture import aside, current_run, declare_agents, is_selected, record
 from lightning_core.capture.mark import get_mark
 from lightning_core.capture.patching import Patches, Wrapper
+from lightning_core.capture.selectors import find_selector
 from lightning_core.capture.wrapping import scope_function
 from lightning_langchain._events import note_result, tool_scope
 from lightning_langchain._names import enclosing_names, internal_source, names_inside, run_name
@@ -104,7 +105,7 @@ def _make_run_named(method: str) -> Wrapper:
             return wrapped(*args, **kwargs)
         if is_selected(name):
             return scope_run(method, wrapped, name)(*args, **kwargs)
-        if name in enclosing_names(run.agents):
+        if find_selector(enclosing_names(run.agents), name) is not None:
             declare_agents([name])
             return scope_run(method, wrapped, name, scope_kind="node")(*args, **kwargs)
         return wrapped(*args, **kwargs)

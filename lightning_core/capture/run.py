@@ -21,6 +21,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 from lightning_core import trace as tr
 from lightning_core.capture.address import Address
 from lightning_core.capture.owner import current_worker, is_running, name_of
+from lightning_core.capture.selectors import matches
 from lightning_core.capture.signatures import new_secret
 from lightning_core.capture.spans import listen, start_root, start_span, stop_listening, to_record
 from lightning_core.errors import CaptureError, describe
@@ -155,11 +156,12 @@ class Run:
             return tuple(self._spans)
 
     def select(self, path: Sequence[str]) -> str | None:
-        """The selector in `agents` for the agent or node at ``path``, or None.
+        """The name that a selector in `agents` gives the agent or node at ``path``, or None if none selects it.
 
-        A selector is a name, or a path such as ``team/writer``: ``writer`` anywhere inside ``team``. The longest one wins.
+        A selector is a name, or a path such as ``team/writer``: ``writer`` anywhere inside ``team``. The longest path wins. A ``*`` in the
+        selector is replaced by what it matched: with ``researcher-*``, each researcher keeps its own name.
         """
-        matching = [s for s in self.agents if s == path[-1] or _is_inside(s.split("/"), path)]
+        matching = [found for s in self.agents if (found := _matched(s, path)) is not None]
         return max(matching, key=lambda s: (s.count("/"), s), default=None)
 
     def declare(self, names: Iterable[str]) -> None:
@@ -289,12 +291,16 @@ def _most_frequent(counted: Counter[tuple[str | None, str, str]]) -> Counter[tup
     return summed
 
 
-def _is_inside(selector: Sequence[str], path: Sequence[str]) -> bool:
-    """Whether ``selector`` ends where ``path`` does and its other names enclose that, in order."""
-    if len(selector) == 1 or selector[-1] != path[-1]:
-        return False
+def _matched(selector: str, path: Sequence[str]) -> str | None:
+    """The names of ``path`` that ``selector`` matches: the last one, and in order those around it. None if it does not."""
+    if matches(selector, path[-1]):
+        return path[-1]
+    *around, last = selector.split("/")
+    if not around or not matches(last, path[-1]):
+        return None
     outer = iter(path[:-1])
-    return all(name in outer for name in selector[:-1])
+    found = [next((name for name in outer if matches(part, name)), None) for part in around]
+    return None if None in found else "/".join(name for name in (*found, path[-1]) if name is not None)
 
 
 def printable(name: str) -> str:

@@ -46,7 +46,7 @@ class Format(Section):
     weight: float
     """Reward of a call whose response matches."""
     agents: Names | None = None
-    """Agents that the format applies to; null: all trained agents."""
+    """Agents that the format applies to, with `*` as wildcard; null: all trained agents."""
 
 
 class Rule(Section):

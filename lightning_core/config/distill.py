@@ -23,7 +23,7 @@ class Distill(Section):
     weight: Positive = 1.0
     """Coefficient of the advantages, which are in nats."""
     agents: Names | None = None
-    """Agents that learn from the teacher; null: all trained agents."""
+    """Agents that learn from the teacher, with `*` as wildcard; null: all trained agents."""
 
     @property
     def server(self) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lightning_core.config.types import Count, Section
+from lightning_core.config.types import Count, Names, Section
 
 
 class Forks(Section):
@@ -18,6 +18,8 @@ class Forks(Section):
     choose: Literal["uniform", "entropy", "disagreement"] = "uniform"
     """Which calls. `uniform`: any of the trained agents' calls. `entropy`: those whose tokens were the least likely on
     average. `disagreement`: any, of tasks whose attempts did not all get the same reward."""
+    agents: Names | None = None
+    """Trained agents whose calls are sampled anew, with `*` as wildcard; null: all."""
     max_tokens: Count | None = None
     """Most tokens that the forks of a task are expected to sample, which is what their attempt sampled from the call on;
     null: no limit."""

@@ -75,7 +75,8 @@ class NamedPolicy(Section):
     Every other policy has its own copy of its model."""
 
     agents: Names
-    """Names of the agents that use and train this policy. Each agent belongs to exactly one policy."""
+    """Names of the agents that use and train this policy, with `*` as wildcard. Each agent belongs to exactly one
+    policy."""
     model: ModelName | None = None
     """See `policy.model`."""
     tuning: Literal["full", "lora"] | None = None

@@ -96,7 +96,7 @@ class Auxiliary(Section):
     name: str
     """The name to list them under, such as `title`."""
     agent: str | None = None
-    """The name of the agent; null: any."""
+    """The name of the agent, with `*` as wildcard; null: any."""
     model: str | None = None
     """The requested model, with `*` as wildcard: `*-haiku-*`; null: any."""
     contains: str | None = None
@@ -112,16 +112,18 @@ class Auxiliary(Section):
 
 
 class Agents(Section):
-    """The agents to train. Names match exactly.
-    A name is that of a `@trainable` mark, or of a framework's node or agent."""
+    """The agents to train, by name.
+    A name is that of a `@trainable` mark, or of a framework's node or agent. A `*` matches any characters of a name:
+    `researcher-*` stands for `researcher-1` and `researcher-2`, which may be created at run time. An exact name takes
+    precedence over a pattern, a longer pattern over a shorter one, and `frozen` over `train`."""
 
     train: Annotated[Names | Literal["all"] | None, BeforeValidator(_one_or_several)] = None
-    """Names of the agents to train, or a single one; `all`: every agent that is not under `frozen`, with or without a name; null: the
-    agents listed under `policies`, or else those marked with `@trainable`, or else the only one that makes model
-    calls. `team/writer` is the agent or node `writer` inside `team`."""
+    """Names of the agents to train, or a single one; `all`: every agent that is not under `frozen`, with or without a
+    name; null: the agents listed under `policies`, or else those marked with `@trainable`, or else the only one that makes model
+    calls. `team/writer` is the agent or node `writer` inside `team`. `*` is a wildcard."""
     frozen: dict[str, str] = {}
-    """Agents that are not trained: a mapping from agent name to model name. A model that is not served here is
-    requested from the agent's own provider, or from `policy.upstream`."""
+    """Agents that are not trained: a mapping from agent name, with `*` as wildcard, to model name. A model that is not
+    served here is requested from the agent's own provider, or from `policy.upstream`."""
     auxiliary: list[Auxiliary] = []
     """Calls of trained agents that are answered by the policy, but not trained on, such as the titles and summaries
     that a command-line agent requests for itself. They are listed as `AGENT/NAME`."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lightning_core.capture.selectors import find_selector
 from lightning_core.credit.episode import Episode
 from lightning_core.credit.signals import ToolSignal, tool_signals
 from lightning_core.trace import Call, Reward, check_reward
@@ -87,7 +88,8 @@ def _rewards(episode: Episode, air: Air) -> Iterator[Reward]:
         found += [
             ("format", rule.weight)
             for rule in air.formats
-            if (rule.agents is None or t.agent in rule.agents) and re.search(rule.pattern, text, re.DOTALL)
+            if (rule.agents is None or find_selector(rule.agents, t.agent) is not None)
+            and re.search(rule.pattern, text, re.DOTALL)
         ]
         found += [
             (getattr(rule, "__name__", "rule"), weight * check_reward(rule(calls[t.call], signals)))

@@ -11,6 +11,7 @@ from lightning_core.credit.episode import Episode, Value
 from lightning_core.credit.registry import GROUP_KEYS, GroupKey, group_key
 from lightning_core.errors import CreditError
 
+_NUMBER = re.compile(r"[-_ .#]*\d+$")
 _SPACE = re.compile(r"(?:\s|\\[nrt])+")
 
 
@@ -24,6 +25,14 @@ def task(episode: Episode) -> list[str]:
 def agent(episode: Episode) -> list[str]:
     """The agent that made the call."""
     return [t.agent for t in episode.transitions]
+
+
+@group_key("agent-family")
+def agent_family(episode: Episode) -> list[str]:
+    """The agent's name without a number at its end: `researcher-3` and `researcher-7` share `researcher`.
+    For agents that are created at run time.
+    """
+    return [_NUMBER.sub("", t.agent) or t.agent for t in episode.transitions]
 
 
 @group_key("policy")

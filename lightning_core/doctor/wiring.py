@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from lightning_core.capture.clients.stamping import NO_MODEL_NAMED
+from lightning_core.capture.selectors import matches
 from lightning_core.capture.sockets import CONNECTION
 from lightning_core.doctor.finding import Checks, Observed
 from lightning_core.doctor.trial import Trial
@@ -56,8 +57,8 @@ def speakers(t: Trial) -> Iterator[Observed]:
 def not_reached(t: Trial) -> Iterator[Observed]:
     """A trained agent that made no call in the trial. It exists, but these tasks do not need it, or another agent speaks
     for it. Examine more tasks with `--tasks`."""
-    speaking = {c.agent for c in t.calls}
-    for name in sorted(set(t.config.agents.named) - speaking):
+    speaking = {c.agent for c in t.calls if c.agent is not None}
+    for name in sorted(s for s in t.config.agents.named if not any(matches(s, agent) for agent in speaking)):
         if t.error is None:
             yield Observed(
                 "warning",

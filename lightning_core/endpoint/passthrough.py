@@ -59,7 +59,7 @@ class Passthrough:
         model, request, _ = self._responder.read(api, incoming, api.PATH)
         if not isinstance(model, Target):  # not reached: such a request is refused while it is parsed
             raise TypeError(f"expected an upstream server, found the model {model!r}")
-        frozen = incoming.session.routing.frozen.get(incoming.address.agent or "")
+        frozen = incoming.session.routing.frozen_model(incoming.address.agent)
         if self._forwarder.has_server or frozen is not None:
             where = f"the model {frozen!r} under agents.frozen" if frozen is not None else "policy.upstream"
             raise PolicyRequestError(

@@ -71,7 +71,7 @@ class Responder:
         decision = self._decide(incoming, requested)
         incoming.address = decision.address
         # A model under agents.frozen replaces the requested one, here and upstream.
-        model_requested = routing.frozen.get(decision.address.agent or "", requested)
+        model_requested = routing.frozen_model(decision.address.agent) or requested
         # A server may have a default model for requests without one.
         body = {**incoming.body, "model": model_requested} if model_requested else incoming.body
         model = decision.policy or decision.here or self._route(dialect, incoming, model_requested, path)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, cast
 
+from lightning_core.capture.selectors import find_selector, matches
 from lightning_core.trace import POLICY, REWARD_FUNCTION
 
 DEFAULT_AGENT = "agent"
@@ -24,7 +25,7 @@ class AuxiliaryCalls:
 
     def matches(self, agent: str | None, body: Mapping[str, Any]) -> bool:
         """Whether a request of ``agent`` with the JSON ``body`` is one of these calls."""
-        if self.agent is not None and agent != self.agent:
+        if self.agent is not None and (agent is None or not matches(self.agent, agent)):
             return False
         if self.model is not None and not fnmatchcase(str(body.get("model", "")), self.model):
             return False
@@ -38,6 +39,7 @@ class Routing:
     select: Literal["named", "marked", "all"] = "named"
     """Which agents are trained: those in ``trained``, those marked in code, or all. Never those in ``frozen``."""
     trained: frozenset[str] = frozenset()
+    """Selectors, as are the keys of ``policies`` and ``frozen``; see `lightning_core.capture.selectors`."""
     policies: Mapping[str, str] = field(default_factory=dict[str, str])
     """The policy of each trained agent; ``policy`` for trained agents that are not listed."""
     frozen: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -58,10 +60,21 @@ class Routing:
 
     def policy_of(self, agent: str | None, mark: str | None = None) -> str | None:
         """The policy that answers ``agent``; None if it is not trained. ``mark``: see `Address.mark`."""
-        if agent is None or agent in self.frozen or agent == REWARD_FUNCTION:
+        if agent is None or agent == REWARD_FUNCTION or self.frozen_model(agent) is not None:
             return None
-        trained = {"named": agent in self.trained, "marked": mark is not None, "all": True}[self.select]
-        return self.policies.get(agent, POLICY) if trained else None
+        named = find_selector(self.trained, agent)
+        if not {"named": named is not None, "marked": mark is not None, "all": True}[self.select]:
+            return None
+        return self.policies.get(find_selector(self.policies, agent) or "", POLICY)
+
+    def frozen_model(self, agent: str | None) -> str | None:
+        """The model under ``agents.frozen`` for ``agent``; None if it is not listed, or if ``trained`` lists its very name."""
+        if agent is None:
+            return None
+        selector = find_selector(self.frozen, agent)
+        if selector is None or (selector != agent and agent in self.trained):
+            return None
+        return self.frozen[selector]
 
     def auxiliary_rule(self, agent: str | None, body: Mapping[str, Any]) -> str | None:
         """The name of the first rule in ``auxiliary`` that matches a request, or None."""

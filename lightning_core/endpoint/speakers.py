@@ -17,6 +17,7 @@ from typing import Literal
 from lightning_core.capture import find_run
 from lightning_core.capture.address import Address
 from lightning_core.capture.marks import marked_agents
+from lightning_core.capture.selectors import is_known
 from lightning_core.endpoint.routing import DEFAULT_AGENT, Routing
 from lightning_core.endpoint.sessions import Session
 from lightning_core.errors import ConfigError, did_you_mean
@@ -63,7 +64,7 @@ class Speakers:
             if address.mark is not None:
                 self._marked.add(agent)
         policy = routing.policy_of(agent, address.mark)
-        if policy is not None or agent in routing.frozen or names_served_model:
+        if policy is not None or routing.frozen_model(agent) is not None or names_served_model:
             return Decision(address=address, policy=policy)
         if routing.select == "marked" and not self._marks(routing):
             session.provisional = True
@@ -104,7 +105,7 @@ class Speakers:
             self._declared |= run.declared
 
     def _marks(self, routing: Routing) -> Collection[str]:
-        return (self._marked | marked_agents().keys()) - routing.frozen.keys()
+        return [name for name in self._marked | marked_agents().keys() if routing.frozen_model(name) is None]
 
     def _known(self) -> set[str]:
         return self._heard | marked_agents().keys() | self._declared
@@ -114,8 +115,8 @@ class Speakers:
 
 
 def unknown_selectors(selectors: Iterable[str], known: Collection[str]) -> list[str]:
-    """The ``selectors`` that are not ``known``. A path is known if each of its names is."""
-    return sorted(s for s in selectors if s not in known and not ("/" in s and all(n in known for n in s.split("/"))))
+    """The ``selectors`` that match none of the names ``known``; see `is_known`."""
+    return sorted(s for s in selectors if not is_known(s, known))
 
 
 def unknown_names(known: Collection[str], **selectors: Iterable[str]) -> ConfigError:

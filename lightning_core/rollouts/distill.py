@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_core.capture.selectors import find_selector
 from lightning_core.chat.chat import Chat, Memory
 from lightning_core.config.distill import Distill
 from lightning_core.config.imports import user_code
@@ -44,7 +45,9 @@ class Teacher:
         Raises `ConfigError` if the prompt function fails, and `TrainingError` for a prompt that is too long.
         """
         agents = self.settings.agents
-        chosen = {t.call: t for e in episodes for t in e.transitions if agents is None or t.agent in agents}
+        chosen = {
+            t.call: t for e in episodes for t in e.transitions if agents is None or find_selector(agents, t.agent)
+        }
         calls = {call.id: call for e in episodes for call in e.trace.calls if call.id in chosen}
         rows = transitions_to_rows([self._read_by_teacher(t, calls[t.call]) for t in chosen.values()])
         scored = self.score(rows)

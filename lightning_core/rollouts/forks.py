@@ -12,6 +12,7 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from lightning_core.capture.selectors import find_selector
 from lightning_core.config.forks import Forks
 from lightning_core.endpoint.replay import Recording
 from lightning_core.trace import Call, Trace
@@ -63,7 +64,8 @@ def choose_points(
     """The calls to sample anew, of ``traces``, the attempts at one task; see ``rollouts.forks``."""
     if settings.choose == "disagreement" and len({trace.reward for trace in traces}) < 2:
         return []
-    candidates = [(trace, call) for trace in traces for call in fork_points(trace, agents)]
+    chosen_agents = [a for a in agents if settings.agents is None or find_selector(settings.agents, a) is not None]
+    candidates = [(trace, call) for trace in traces for call in fork_points(trace, chosen_agents)]
     random.Random(f"{seed}:forks").shuffle(candidates)
     if settings.choose == "entropy":
         candidates.sort(key=lambda found: surprisal(found[1]), reverse=True)

@@ -11,6 +11,7 @@ from lightning_core.capture.clients.stamping import IGNORED, NO_MODEL_NAMED
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.providers import is_listed
 from lightning_core.capture.run import OTHER_HOSTS
+from lightning_core.capture.selectors import find_selector, is_pattern
 from lightning_core.config import Config
 from lightning_core.config.resolve import agents_policies
 from lightning_core.endpoint.routing import DEFAULT_AGENT, AuxiliaryCalls, Routing
@@ -52,8 +53,20 @@ def routing_of(config: Config, phase: Phase) -> Routing:
 
 
 def trained_agents(config: Config, traces: Iterable[Trace]) -> frozenset[str]:
-    """Names of the trained agents: the configured ones, and those whose calls in ``traces`` a policy answered."""
-    return frozenset(config.agents.named) | {c.agent for t in traces for c in t.calls if c.trained and c.agent}
+    """Names of the trained agents: the configured ones, and those whose calls in ``traces`` a policy answered.
+
+    A configured pattern stands for the agents with calls in ``traces`` that it matches, unless ``agents.frozen`` lists them.
+    """
+    routing = routing_of(config, "train")
+    named = frozenset(name for name in config.agents.named if not is_pattern(name))
+    calls = [c for t in traces for c in t.calls if c.agent]
+    return named | {c.agent for c in calls if c.agent and (c.trained or _is_named(routing, c.agent))}
+
+
+def _is_named(routing: Routing, agent: str) -> bool:
+    if any(agent.endswith(f"/{rule.name}") for rule in routing.auxiliary):
+        return False  # named after its rule by the endpoint: no agent
+    return find_selector(routing.trained, agent) is not None and routing.frozen_model(agent) is None
 
 
 def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool = False) -> None:
@@ -71,14 +84,16 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
         raise ConfigError(f"{error}{failed}")
     policies = agents_policies(config)
     for name, mark in marked_agents().items():
-        if name in policies and mark.policy not in (None, policies[name]):
+        selector = find_selector(policies, name)
+        if selector is not None and mark.policy not in (None, policies[selector]):
             raise ConfigError(
-                f"agent {name!r} is marked with policy {mark.policy!r}, but policies.{policies[name]}.agents names it"
+                f"agent {name!r} is marked with policy {mark.policy!r}, but policies.{policies[selector]}.agents names it"
             )
     speaking = {c.agent for t in traces for c in t.calls if c.refused is None}
     trained = trained_agents(config, traces)
     if config.agents.train is None:
-        trained |= frozenset(marked_agents()) - frozenset(config.agents.frozen)
+        frozen = config.agents.frozen
+        trained |= frozenset(name for name in marked_agents() if find_selector(frozen, name) is None)
     ran = {e.name for t in traces for e in t.events if e.kind in ("agent", "node")}
     if measured and speaking and speaking <= config.agents.frozen.keys():
         return  # such as a teacher's evaluation

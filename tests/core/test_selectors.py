@@ -1,157 +1,170 @@
-"""Selectors: names and paths of agents and nodes, and what a rollout knows of its program."""
+"""Agents by pattern in the configuration: which names match, and which of several entries decides."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
 import pytest
 
-from lightning_core import rollout, trainable
-from lightning_core.capture import aside, current_address, declare_agents, is_current_agent, note_elsewhere, scope
-from lightning_core.cli.ledger import format_names
-from lightning_core.records.ledger import trace_ledger
-from lightning_core.records.paths import ambiguous_paths
-from lightning_core.trace import DECLARED_AGENTS, REQUESTS
-from tests.cli.recorded import call
+from lightning_core import load_config
+from lightning_core.capture import rollout, scope
+from lightning_core.capture.selectors import find_selector, is_known, matches
+from lightning_core.credit.grouping import agent_family
+from lightning_core.endpoint.routing import AuxiliaryCalls, Routing
+from lightning_core.errors import ConfigError
+from lightning_core.records.ledger import routes
+from lightning_core.rollouts.selection import routing_of, trained_agents
+from tests.core.episodes import call, from_calls
+from tests.program_runs import Program, agents_of
+
+
+@pytest.mark.parametrize(
+    ("selector", "name", "expected"),
+    [
+        ("writer", "writer", True),
+        ("writer", "writer-2", False),
+        ("researcher-*", "researcher-17", True),
+        ("researcher-*", "researcher-", True),
+        ("researcher-*", "researcher", False),
+        ("researcher-*", "Researcher-1", False),
+        ("*-writer", "lead-writer", True),
+        ("r*-*", "researcher-1", True),
+        ("team/*", "team/writer", True),
+        ("researcher-*", "researcher-1/title", False),  # an auxiliary call of researcher-1
+        ("a.c*", "abc", False),
+        ("a[1]*", "a[1]x", True),
+        ("what?", "whats", False),
+        ("odd*name", "odd*name", True),
+    ],
+)
+def test_only_a_star_is_a_wildcard_and_it_stays_within_a_name(selector: str, name: str, expected: bool) -> None:
+    assert matches(selector, name) is expected
+
+
+def test_an_exact_name_wins_over_patterns_and_a_long_pattern_over_a_short_one() -> None:
+    selectors = ["*", "researcher-*", "researcher-1"]
+    assert find_selector(selectors, "researcher-1") == "researcher-1"
+    assert find_selector(selectors, "researcher-2") == "researcher-*"
+    assert find_selector(selectors, "planner") == "*"
+    assert find_selector(["researcher-*"], "planner") is None
+
+
+def test_a_path_of_patterns_is_known_if_each_of_its_parts_is() -> None:
+    assert is_known("team-*/writer", {"team-1", "writer"})
+    assert not is_known("team-*/writer", {"team-1"})
 
 
 @pytest.mark.parametrize(
     ("selectors", "path", "agent"),
     [
-        (["writer"], ["team", "writer"], "writer"),
-        (["team/writer"], ["team", "writer"], "team/writer"),
-        (["team/writer"], ["other", "writer"], "writer"),
-        (["team/writer"], ["team", "inner", "writer"], "team/writer"),
-        (["team/writer", "writer"], ["team", "writer"], "team/writer"),
-        (["team/writer", "writer"], ["other", "writer"], "writer"),
-        (["a/b/c", "a/c"], ["a", "b", "c"], "a/b/c"),
-        (["b/a/c"], ["a", "b", "c"], "c"),
-        (["and/or"], ["and/or"], "and/or"),
-        (["team/writer"], ["team", "writer", "inner"], "team/writer"),
+        (["researcher-*"], ["team", "researcher-3"], "researcher-3"),
+        (["team-*/writer"], ["team-2", "node", "writer"], "team-2/writer"),
+        (["writer", "team-*/writer"], ["team-2", "writer"], "team-2/writer"),
+        (["writer", "team-*/writer"], ["other", "writer"], "writer"),
+        (["a*/b*/c"], ["b1", "a1", "c"], None),
     ],
 )
-def test_the_agent_of_a_node_is_the_longest_selector_of_its_path(selectors: list[str], path: list[str], agent: str):
-    with rollout(agents=selectors):
-        scopes = [scope(name, kind="node") for name in path]
-        for opened in scopes:
-            opened.__enter__()
-        address = current_address()
-        for opened in reversed(scopes):
-            opened.__exit__(None, None, None)
-    assert address is not None
-    assert address.agent == agent
+def test_a_selected_agent_keeps_its_own_name(selectors: list[str], path: list[str], agent: str | None) -> None:
+    with rollout("t", agents=selectors, endpoint=None) as run:
+        assert run.select(path) == agent
 
 
-def test_the_mark_and_its_policy_are_part_of_the_address():
-    seen: list[str | None] = []
-
-    def note() -> None:
-        address = current_address()
-        assert address is not None
-        seen.append(address.mark)
-
-    with rollout():
-        note()
-        trainable(note, name="selectors-marked")()
-        trainable(note, name="selectors-small", policy="small")()
-        with scope("selectors-node", kind="node"):
-            note()
-        with scope("selectors-small", kind="node"):
-            note()
-    assert seen == [None, "", "small", None, "small"]
+def test_the_policy_and_the_frozen_model_of_an_agent_are_those_of_the_entry_that_decides() -> None:
+    routing = Routing(
+        trained=frozenset({"researcher-*", "writer-1"}),
+        policies={"researcher-*": "small", "researcher-9": "large", "writer-1": "large"},
+        frozen={"writer-*": "base", "researcher-0": "gpt"},
+    )
+    names = ["researcher-1", "researcher-9", "researcher-0", "writer-1", "writer-2", "planner", None]
+    assert [routing.policy_of(name) for name in names] == ["small", "large", None, "large", None, None, None]
+    assert [routing.frozen_model(name) for name in names] == [None, None, "gpt", None, "base", None, None]
 
 
-def test_what_a_program_declares_and_sends_elsewhere_is_in_its_trace():
-    with rollout() as run:
-        declare_agents(["b", "a"])
-        for _ in range(2):
-            with scope("searcher"):
-                note_elsewhere("search.example", "not a model call")
-    root = next(e for e in run.trace.events if e.kind == "rollout")
-    assert list(root.attributes[DECLARED_AGENTS]) == ["a", "b"]
-    (elsewhere,) = (e for e in run.trace.events if e.kind == "elsewhere")
-    assert (elsewhere.name, elsewhere.agent, elsewhere.attributes[REQUESTS]) == ("search.example", "searcher", 2)
+def test_auxiliary_calls_of_agents_by_pattern() -> None:
+    rule = AuxiliaryCalls(name="title", agent="researcher-*")
+    assert [rule.matches(agent, {}) for agent in ("researcher-2", "writer", None)] == [True, False, False]
 
 
-def agent() -> str | None:
-    address = current_address()
-    return None if address is None else address.agent
+def test_trained_agents_are_those_that_spoke_and_match() -> None:
+    """A failed call of a matching agent counts, so that it is reported. Auxiliary and frozen ones do not."""
+    config = load_config(
+        {
+            "agent": "my:solve",
+            "policy": {"model": "m"},
+            "agents": {
+                "train": ["team/*", "researcher-*", "planner"],
+                "frozen": {"researcher-2": "base"},
+                "auxiliary": [{"name": "title", "contains": "title"}],
+            },
+        }
+    )
+    names = ["researcher-1", "researcher-2", "team/writer", "team/title", "other"]
+    episode = from_calls([call(f"c{i}", "r", name, i) for i, name in enumerate(names)], 0.0)
+    assert trained_agents(config, [episode.trace]) == {"researcher-1", "team/writer", "planner"}
+    assert routing_of(config, "train").policy_of("researcher-2") is None
+
+
+def test_an_agent_without_its_number() -> None:
+    names = ["researcher-3", "researcher-7", "researcher_12", "researcher 1", "researcher", "7", "gpt4-writer"]
+    found = agent_family(from_calls([call(f"c{i}", "r", name, i) for i, name in enumerate(names)], 0.0))
+    assert found == ["researcher", "researcher", "researcher", "researcher", "researcher", "7", "gpt4-writer"]
+
+
+def spawning(program: Program) -> Callable[[Any], float]:
+    """A planner, and after it a researcher for each task that is asked for."""
+
+    def solve(task: Any) -> float:
+        with scope("planner"):
+            program.ask("planner")
+        for index in range(2):
+            with scope(f"researcher-{index}"):
+                program.ask(f"researcher-{index}")
+        return 1.0
+
+    return solve
+
+
+def test_a_run_trains_the_agents_of_a_pattern_and_forwards_the_others(program: Program) -> None:
+    """The planner speaks before any researcher exists: the first attempt is repeated, and no call reaches a wrong model."""
+    groups = program.run(spawning(program), agents={"train": ["researcher-*"]})
+    assert agents_of(groups) == {("planner", False), ("researcher-0", True), ("researcher-1", True)}
+    assert [r.body["messages"][0]["content"] for r in program.provider.requests] == ["planner"] * 2
+    assert sorted(t.agent for t in program.episodes[0].transitions) == ["researcher-0", "researcher-1"]
+    host = httpx.URL(program.provider.url).netloc.decode()
+    assert routes(program.ledger()) == [
+        f"planner → {host} (recorded, no key)",
+        "researcher-0 → policy",
+        "researcher-1 → policy",
+    ]
+
+
+def test_a_pattern_that_no_agent_matches_stops_the_run(program: Program) -> None:
+    with pytest.raises(ConfigError, match=r"agents.train names 'reviewer-\*', but the agents of this program are"):
+        program.run(spawning(program), agents={"train": ["reviewer-*"]})
+    assert program.provider.requests == []
 
 
 @pytest.mark.parametrize(
-    ("selectors", "hook", "inside"),
+    ("sections", "message"),
     [
-        ([], "hook", "inside"),
-        (["writer"], "hook", "inside"),
-        (["hook"], "hook", "hook"),
-        (["inside"], "hook", "inside"),
+        ({"forks": ["critic"]}, "'critic' is not trained; expected names in agents.train: ['researcher-*']"),
+        ({"forks": []}, "the list is empty; remove the key for all trained agents"),
+        ({"criterion": ["researcher-*"]}, "found a pattern (*); a criterion's agents are exact names"),
+        ({"criterion": ["critic"]}, "'critic' is not trained; expected names in agents.train: ['researcher-*']"),
     ],
 )
-def test_an_auxiliary_node_does_not_speak_for_the_agent_around_it(selectors: list[str], hook: str, inside: str):
-    with rollout(agents=selectors) as run, scope("writer"):
-        with scope("hook", kind="auxiliary"):
-            assert agent() == hook
-            with scope("inside", kind="auxiliary"):
-                assert agent() == inside
-            with scope("inner agent"), scope("its hook", kind="auxiliary"):
-                assert agent() == "its hook"
-        assert agent() == "writer"
-    assert [e.kind for e in run.trace.events if e.name == "hook"] == ["node"]
-
-
-@pytest.mark.parametrize(("selectors", "seen"), [([], "Handler"), (["writer/Handler"], "writer/Handler")])
-def test_aside_has_another_agent_and_no_span(selectors: list[str], seen: str):
-    with aside("Handler"):
-        assert agent() is None
-    with rollout(agents=selectors) as run, scope("writer"):
-        before = current_address()
-        with aside("Handler"):
-            address = current_address()
-            with scope("node", kind="node"):
-                inner = agent()
-        assert current_address() == before
-    assert before is not None
-    assert address is not None
-    assert (address.agent, address.span) == (seen, before.span)
-    assert inner == ("node" if not selectors else seen)
-    assert "Handler" not in [event.name for event in run.trace.events]
-
-
-def test_an_agent_selected_by_its_path_is_current_by_its_name():
-    with rollout(agents=["team/writer"]), scope("team", kind="node"), scope("writer", kind="node"):
-        assert agent() == "team/writer"
-        assert is_current_agent("writer")
-        assert is_current_agent("team/writer")
-        assert not is_current_agent("team")
-
-
-@pytest.mark.parametrize(
-    ("places", "paths"),
-    [
-        ([["a", "w"], ["b", "w"]], {"w": ["a/w", "b/w"]}),
-        ([["a", "w"], ["a", "w"]], {}),
-        ([["a", "x"], ["a", "w"]], {}),
-        ([["w"], ["a", "w"]], {"w": ["a/w"]}),
-        ([["w"], ["w", "w"]], {}),
-        ([["a", "b", "w"], ["a", "c", "w"]], {"w": ["a/b/w", "a/c/w"]}),
-    ],
-)
-def test_paths_of_names_in_several_places(places: list[list[str]], paths: dict[str, list[str]]):
-    with rollout() as run:
-        for names in places:
-            scopes = [scope(name, kind="node") for name in names]
-            for opened in scopes:
-                opened.__enter__()
-            call(names[-1], "?", {"role": "assistant", "content": "!"})
-            for opened in reversed(scopes):
-                opened.__exit__(None, None, None)
-    assert ambiguous_paths([run.trace]) == paths
-
-
-def test_an_agent_that_is_selected_by_its_path_is_listed_beside_the_others_of_its_name() -> None:
-    with rollout(agents=["a/w"]) as run:
-        for outer in ("a", "b"):
-            with scope(outer, kind="node"), scope("w", kind="node"):
-                address = current_address()
-                assert address is not None
-                call(str(address.agent), "?", {"role": "assistant", "content": "!"})
-    paths = ambiguous_paths([run.trace])
-    assert paths == {"w": ["a/w", "b/w"]}
-    listed = "names for agents.train: w (one place only: a/w, b/w)"
-    assert format_names(trace_ledger(run.trace), paths) == listed
+def test_agents_that_cannot_be_meant_are_errors(sections: dict[str, Any], message: str) -> None:
+    forks = {"forks": {"agents": sections["forks"]}} if "forks" in sections else {}
+    rubric = [{"name": "short", "text": "Short.", "agents": sections.get("criterion", ["researcher-1"])}]
+    config = {
+        "agent": "my:solve",
+        "policy": {"model": "m"},
+        "agents": {"train": ["researcher-*"]},
+        "rollouts": forks,
+        "credit": {"rewards": "counterfactual"} if forks else {"judge": {"model": "base", "rubric": rubric}},
+    }
+    with pytest.raises(ConfigError) as error:
+        load_config(config)
+    assert message in str(error.value)

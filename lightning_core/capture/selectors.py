@@ -1,0 +1,40 @@
+"""Selectors: how a configuration names agents.
+
+A selector is a name, or a path such as ``team/writer``. A ``*`` in it matches any characters of one name, so that agents that are
+created at run time can be listed: ``researcher-*`` selects ``researcher-1`` and ``researcher-2``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from functools import cache
+
+
+def is_pattern(selector: str) -> bool:
+    """Whether ``selector`` can match several names."""
+    return "*" in selector
+
+
+def matches(selector: str, name: str) -> bool:
+    """Whether ``selector`` is ``name``, or a pattern that matches it. Case matters, and all characters but ``*`` are literal."""
+    return selector == name or (is_pattern(selector) and _compiled(selector).fullmatch(name) is not None)
+
+
+def find_selector(selectors: Iterable[str], name: str) -> str | None:
+    """The one of ``selectors`` that matches ``name``: itself, or else the longest pattern; None if none does."""
+    found = [s for s in selectors if matches(s, name)]
+    return max(found, key=lambda s: (s == name, len(s), s), default=None)
+
+
+def is_known(selector: str, known: Collection[str]) -> bool:
+    """Whether ``selector`` matches any of the names ``known``. A path is known if each of its names is."""
+    if selector in known or any(matches(selector, name) for name in known):
+        return True
+    parts = selector.split("/")
+    return len(parts) > 1 and all(is_known(part, known) for part in parts)
+
+
+@cache
+def _compiled(selector: str) -> re.Pattern[str]:
+    return re.compile("[^/]*".join(re.escape(part) for part in selector.split("*")), re.DOTALL)
