@@ -23,6 +23,7 @@ from lightning_core.capture.address import Address
 from lightning_core.capture.owner import current_worker, is_running, name_of
 from lightning_core.capture.signatures import new_secret
 from lightning_core.capture.spans import listen, start_root, start_span, stop_listening, to_record
+from lightning_core.capture.tool_results import ToolReplay
 from lightning_core.errors import CaptureError, describe
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 
@@ -55,6 +56,7 @@ class Run:
         secret: str | None = None,
         public_endpoint: str | None = None,
         folder: Path | None = None,
+        tools: ToolReplay | None = None,
     ) -> None:
         self.task = task
         self.task_id = task_id
@@ -74,6 +76,8 @@ class Run:
         """Hosts whose requests are never redirected: ``host``, ``host:port``, or ``.suffix``."""
         self.secret = new_secret() if secret is None else secret
         """Signs what only code of the rollout may send to the endpoint; see `signatures`. Programs do not get it."""
+        self.tools = tools
+        """The tools whose results are kept, and the recorded ones to return; None: all tools run."""
         self.strict = strict
         self.counters: Counter[str] = Counter()
         self.failures: list[str] = []

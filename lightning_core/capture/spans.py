@@ -228,6 +228,11 @@ class SpanHandle:
     def __init__(self, span: Span | None) -> None:
         self._span = span
 
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """The attributes so far, without bytes; empty without a span."""
+        return dict(getattr(self._span, "attributes", None) or {})
+
     def set(self, **attributes: Any) -> None:
         """Add attributes. Double underscores become dots: ``gen_ai__tool__name``."""
         if self._span is not None:

@@ -336,6 +336,12 @@ def _goes_with(names: Sequence[str], found: str) -> str:
 
 def check_forks(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     """Yield problems of ``rollouts.forks`` and the rules that use forks."""
+    forks = c.rollouts.forks
+    if forks is not None and forks.tools != "live" and isinstance(c.agent, CommandSection):
+        yield (
+            ("rollouts", "forks", "tools"),
+            f"found {forks.tools!r}, but the tools of a program (agent.command) run in it; use live",
+        )
     for name, settings in policy_settings(c).items():
         rule = declared(REWARD_RULES, settings.credit.rewards)
         path = ("policies", name, "credit", "rewards") if c.policies else ("credit", "rewards")

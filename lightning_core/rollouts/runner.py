@@ -207,6 +207,7 @@ class Runner:
                 ignore_hosts=self._settings.ignore_hosts,
                 strict=self._strict,
                 keep_folders=True,
+                tools=job.tools,
             ) as run:
                 self._endpoint.open(
                     key,
