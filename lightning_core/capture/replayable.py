@@ -22,11 +22,12 @@ from typing import Any, TypeVar, overload
 
 from pydantic_core import to_jsonable_python
 
+from lightning_core.capture.context import find_scope
 from lightning_core.capture.recording import record
 from lightning_core.capture.scope import current_run, scope
 from lightning_core.capture.tools import arun_tool, run_tool
 from lightning_core.errors import ConfigError
-from lightning_core.trace import TOOL, TOOL_ARGUMENTS
+from lightning_core.trace import TOOL, TOOL_ARGUMENTS, TOOL_CALL_ID
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,8 +39,8 @@ def replayable(function: F, /) -> F: ...
 def replayable(function: Any, /) -> Any:
     """Mark a function, as ``@replayable`` or with a name of its own as ``@replayable("name")``.
 
-    Only for functions whose effects need not happen again. Results are matched by the function's name, its arguments and the order of
-    equal calls. Arguments are compared by value; objects that are neither plain data, dataclasses nor pydantic models, by their class.
+    Only for functions whose effects need not happen again. Results are matched by agent, the model's tool call in which the function runs,
+    name, arguments and the order of equal calls. Arguments are compared by value; objects that are neither plain data, dataclasses nor pydantic models, by their class.
     Raises `ConfigError` for anything but a function, and for a generator function, whose results are not values.
     """
     if isinstance(function, str):
@@ -79,6 +80,9 @@ def _is_selected(name: str) -> bool:
 def _attributes(name: str, signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
     attributes: dict[str, Any] = {TOOL: name}
     with record("tool.arguments"):
+        current = find_scope()
+        if current is not None and current.tool_call is not None:
+            attributes[TOOL_CALL_ID] = current.tool_call
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         values = {key: _plain(value) for key, value in bound.arguments.items()}

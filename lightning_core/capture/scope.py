@@ -31,6 +31,7 @@ from lightning_core.capture.spans import SpanHandle, start_span
 from lightning_core.capture.tool_results import ToolReplay, ToolResults
 from lightning_core.capture.work import Scope, Work
 from lightning_core.errors import describe
+from lightning_core.trace import TOOL_CALL_ID
 
 logger = logging.getLogger(__name__)
 
@@ -274,6 +275,7 @@ def open_scope(
         path,
         auxiliary=kind == "auxiliary" or (outer.auxiliary and kind != "agent"),
         principal=outer.principal if kind in _INSIDE_AGENT or not outer.marked else outer.address.agent,
+        tool_call=(attributes or {}).get(TOOL_CALL_ID, outer.tool_call),
         owner=current_owner(),
         work=work,
         around=around,
