@@ -39,9 +39,10 @@ def replayable(function: F, /) -> F: ...
 def replayable(function: Any, /) -> Any:
     """Mark a function, as ``@replayable`` or with a name of its own as ``@replayable("name")``.
 
-    Only for functions whose effects need not happen again. Results are matched by agent, the model's tool call in which the function runs,
-    name, arguments and the order of equal calls. Arguments are compared by value; objects that are neither plain data, dataclasses nor pydantic models, by their class.
-    Raises `ConfigError` for anything but a function, and for a generator function, whose results are not values.
+    Only for functions whose effects need not happen again. Results are matched by agent, tool call of the model in which the function
+    runs, name, arguments and order of equal calls. Arguments are compared by value; objects other than plain data, dataclasses and
+    pydantic models by their class. Raises `ConfigError` for anything but a function, and for a generator function, whose results are
+    not values.
     """
     if isinstance(function, str):
         return functools.partial(_mark, name=function)

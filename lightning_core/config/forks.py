@@ -31,6 +31,9 @@ class Forks(Section):
     max_tokens: Count | None = None
     """Most tokens that the forks of a task are expected to sample, which is what their attempt sampled from the call on;
     null: no limit."""
+    clock: Literal["live", "recorded"] = "live"
+    """Time in the agent's process. `live`: the real time. `recorded`: the clock starts when that of the attempt did, and
+    ticks. Needs worker processes (`rollouts.executor`) and the extra `clock`."""
     tools: Annotated[Literal["live", "recorded"] | Names, BeforeValidator(_live_recorded_or_names)] = "live"
     """Tools whose results are taken from the record before the forked call. `live`: none; all tools run again.
     `recorded`: the functions that are marked with `@replayable`. A list of names: these tools of LangChain, LangGraph,

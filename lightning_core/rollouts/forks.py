@@ -16,15 +16,17 @@ from lightning_core.capture.tool_results import RecordedTool
 from lightning_core.config.forks import Forks
 from lightning_core.endpoint.replay import Recording
 from lightning_core.rollouts.replayed_tools import calls_of_tools, tools_that_ran
-from lightning_core.trace import Call, Trace
+from lightning_core.trace import AGENT_START, Call, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """One fork: the recorded calls to repeat, and the seed of the agent's process when they were recorded."""
+    """One fork: the recorded calls to repeat, and the seed and clock of the agent's process when they were recorded."""
 
     recording: Recording
     agent_seed: int
+    clock_ns: int | None = None
+    """When the agent started, in nanoseconds since 1970; None: the fork has the real time."""
 
 
 def recording_of(trace: Trace, point: Call) -> Recording:
@@ -34,6 +36,12 @@ def recording_of(trace: Trace, point: Call) -> Recording:
     """
     calls = [call for call in trace.calls if call.id != point.id and call.start_ns < point.end_ns and _answered(call)]
     return Recording(calls=calls, point=point)
+
+
+def agent_start(trace: Trace) -> int:
+    """When the agent of ``trace`` started, in nanoseconds since 1970; when its rollout did if the process did not report it."""
+    root = next(event for event in trace.events if event.kind == "rollout")
+    return root.attributes.get(AGENT_START, root.start_ns)
 
 
 def fork_points(trace: Trace, agents: Collection[str]) -> list[Call]:
