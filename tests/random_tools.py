@@ -16,6 +16,7 @@ from typing import Any
 from agents import Agent as SdkAgent
 from agents import OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
 from autogen_agentchat.agents import AssistantAgent
+from autogen_agentchat.tools import AgentTool
 from autogen_core.models import ModelFamily, ModelInfo
 from autogen_core.tools import FunctionTool
 from autogen_ext.models.openai import OpenAIChatCompletionClient
@@ -39,13 +40,22 @@ ran: list[str] = []
 
 def script(rng: random.Random, prompt: str) -> str:
     """The answers of the model."""
+    if "<|im_start|>system\nguest" in prompt:
+        return tool_call("transfer_to_clerk")
     if "<|im_start|>system\nclerk" not in prompt:
         return f"an answer {rng.random()}"
-    results = prompt.count("<tool_response>")
+    results = (
+        prompt.count("<tool_response>")
+        - prompt.count("{'assistant': 'clerk'}")
+        - prompt.count('{"assistant": "clerk"}')
+    )
     if results == 0:
         return 2 * tool_call("weather", city="Oslo")
-    if results < 4:
-        return tool_call(("flaky", "ask")[results - 2], query=rng.choice(("a", "b")))
+    if results == 2:
+        return tool_call("flaky", query=rng.choice(("a", "b")))
+    if results == 3:
+        argument = "task" if '"task"' in prompt else "query"  # an agent as a tool has other parameters
+        return tool_call("ask", **{argument: rng.choice(("a", "b"))})
     return f"done {rng.random()}"
 
 
@@ -142,22 +152,43 @@ async def openai_agents(task: dict[str, Any]) -> float:
     return await _run_sdk(task, {"weather": _async_weather, "flaky": _flaky, "ask": _ask})
 
 
+async def handing_over(task: dict[str, Any]) -> float:
+    """An agent hands over to the clerk; both are created at run time."""
+    async with AsyncOpenAI(api_key="any", max_retries=0) as client:
+        clerk = _sdk_clerk(client, {"weather": _async_weather, "flaky": _flaky, "ask": _ask})
+        model = OpenAIChatCompletionsModel("gpt", client)
+        guest = SdkAgent(name="guest", instructions="guest", model=model, handoffs=[clerk])
+        result = await Runner.run(guest, task["prompt"], run_config=RunConfig(tracing_disabled=True))
+    return _reward(str(result.final_output))
+
+
+async def autogen_with_an_agent_as_tool(task: dict[str, Any]) -> float:
+    """The tool ``ask`` is an agent of AutoGen, whose prompts never repeat."""
+    client = _autogen_client()
+    helper = AssistantAgent("ask", client, system_message=f"helper {uuid.uuid4()}", description="Gets advice.")
+    tools = {"weather": _async_weather, "flaky": _flaky}
+    return await _run_autogen(client, task, [*map(_function_tool, tools, tools.values()), AgentTool(helper)])
+
+
 async def autogen(task: dict[str, Any]) -> float:
     """An AutoGen agent."""
+    tools = {"weather": _async_weather, "flaky": _flaky, "ask": _ask}
+    return await _run_autogen(_autogen_client(), task, list(map(_function_tool, tools, tools.values())))
+
+
+def _function_tool(name: str, function: Callable[..., Any]) -> FunctionTool:
+    return FunctionTool(function, name=name, description=str(function.__doc__))
+
+
+def _autogen_client() -> OpenAIChatCompletionClient:
     info = ModelInfo(
         vision=False, function_calling=True, json_output=False, structured_output=False, family=ModelFamily.UNKNOWN
     )
-    functions = {"weather": _async_weather, "flaky": _flaky, "ask": _ask}
-    client = OpenAIChatCompletionClient(model="policy", model_info=info, api_key="any", max_retries=0)
-    clerk = AssistantAgent(
-        "clerk",
-        client,
-        tools=[
-            FunctionTool(function, name=name, description=str(function.__doc__)) for name, function in functions.items()
-        ],
-        system_message="clerk",
-        max_tool_iterations=9,
-    )
+    return OpenAIChatCompletionClient(model="policy", model_info=info, api_key="any", max_retries=0)
+
+
+async def _run_autogen(client: OpenAIChatCompletionClient, task: dict[str, Any], tools: list[Any]) -> float:
+    clerk = AssistantAgent("clerk", client, tools=tools, system_message="clerk", max_tool_iterations=9)
     try:
         result = await clerk.run(task=task["prompt"])
     finally:

@@ -26,7 +26,7 @@ from lightning_core.trace import TOOL_RESULT
 from tests import random_tools
 from tests.random_tools import AGENTS, PROGRAMS, TOOLS
 
-ROUTING = Routing(trained=AGENTS, max_tokens=4096)
+ROUTING = Routing(trained=AGENTS | {"guest"}, max_tokens=4096)
 INTEGRATIONS = {
     "LangGraph": "langgraph", "LangChain": "langgraph", "OpenAI Agents SDK": "openai-agents", "AutoGen": "autogen-agentchat",
 }  # fmt: skip
@@ -42,7 +42,7 @@ def running(framework: str, solve: Callable[[Any], Any], **options: Any) -> Gene
         patched([INTEGRATIONS[framework]]),
         PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint,
         Runner(
-            solve, endpoint=endpoint, settings=settings, agents=frozenset({"clerk"}),
+            solve, endpoint=endpoint, settings=settings, agents=frozenset({"clerk", "guest"}),
             agent_name=f"tests.random_tools:{solve.__name__}",
         ) as runner,
     ):  # fmt: skip
@@ -126,3 +126,19 @@ def test_a_marked_function_that_is_a_frameworks_tool_is_restored() -> None:
     assert [fork.dropped for fork in found] == [None] * len(found)
     tools = [e for e in origins[0].trace.events if e.kind == "tool"]
     assert len(tools) == 4, "a marked function in a tool is not another tool"
+
+
+@pytest.mark.parametrize(
+    ("framework", "solve"),
+    [("OpenAI Agents SDK", random_tools.handing_over), ("AutoGen", random_tools.autogen_with_an_agent_as_tool)],
+    ids=["handoff", "agent-as-tool"],
+)
+def test_handoffs_run_again_and_agents_in_tools_do_not(framework: str, solve: Callable[[Any], Any]) -> None:
+    with running(framework, solve) as runner:
+        (origin,) = attempts(runner, ToolResults(names=TOOLS), count=1)
+        found = forks(runner, [origin])
+    assert [fork.dropped for fork in found] == [None] * len(found)
+    agents = {call.agent for call in origin.trace.calls}
+    assert len(agents) == (3 if solve is random_tools.handing_over else 2)
+    last = found[-1].trace
+    assert {call.agent for call in last.calls} < agents, "the agent in the tool made no call"
