@@ -27,6 +27,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from openai import AsyncOpenAI
+from pydantic import SecretStr
 
 from lightning_core import replayable, trainable
 from lightning_core.testing import tool_call
@@ -94,11 +95,15 @@ def _langchain_tools() -> list[Any]:
     return [tool("weather")(_weather), tool("flaky")(_flaky), tool("ask")(_ask)]
 
 
+def _chat_model() -> ChatOpenAI:
+    return ChatOpenAI(model="gpt", api_key=SecretStr("any"), max_retries=0)
+
+
 @cache
 def _langchain() -> Any:
     retry = ToolRetryMiddleware(max_retries=2, initial_delay=0.0, jitter=False)
     return create_agent(
-        ChatOpenAI(model="gpt", api_key="any", max_retries=0), tools=_langchain_tools(), system_prompt="clerk", name="clerk",
+        _chat_model(), tools=_langchain_tools(), system_prompt="clerk", name="clerk",
         middleware=[retry],
     )  # fmt: skip
 
@@ -110,7 +115,7 @@ def langchain_agent(task: dict[str, Any]) -> float:
 
 @cache
 def _langgraph() -> Any:
-    model = ChatOpenAI(model="gpt", api_key="any", max_retries=0).bind_tools(_langchain_tools())
+    model = _chat_model().bind_tools(_langchain_tools())
 
     async def clerk(state: MessagesState) -> Any:
         return {"messages": [await model.ainvoke([("system", "clerk"), *state["messages"]])]}

@@ -17,7 +17,6 @@ from starlette.responses import JSONResponse, Response
 from lightning_core.capture import find_run
 from lightning_core.capture.address import Address
 from lightning_core.capture.spans import deliver
-from lightning_core.capture.tool_results import RESULT
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.receive import plain_body, read_body, read_json
 from lightning_core.errors import MissingExtra, PolicyRequestError
@@ -73,8 +72,6 @@ class OtlpReceiver:
                 refused.append(f"span {span.span_id} is a reward; record rewards in the process that runs the rollout")
             elif len(waiting) >= MAX_SPANS:
                 refused.append(f"the rollout has {MAX_SPANS} spans from other processes, which is the limit")
-            elif RESULT in span.attributes:
-                refused.append(f"span {span.span_id} has {RESULT!r}, which only Lightning's own code sets")
             else:
                 waiting.append(span)
         if refused:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -217,7 +218,7 @@ def test_outside_a_rollout_and_for_unselected_tools_a_marked_function_is_the_fun
 
     assert add(1) == 3
     assert add.__doc__ == "Adds."
-    assert asyncio.iscoroutinefunction(add_later)
+    assert inspect.iscoroutinefunction(add_later)
     assert asyncio.run(add_later(1)) == 2
 
 

@@ -68,7 +68,7 @@ def with_artifact(a: int) -> tuple[str, dict[str, int]]:
 @tool
 def with_config(a: int, config: RunnableConfig) -> str:
     """Reads the configuration."""
-    return f"{config['metadata']['x']} {next(_numbers)}"
+    return f"{config.get('metadata', {})['x']} {next(_numbers)}"
 
 
 @tool
@@ -135,7 +135,7 @@ def test_a_tool_that_returns_a_command_does_so_again() -> None:
     assert message.content.startswith("me ")
 
 
-async def _run_node(state: Any) -> Any:
+async def _run_node(given: Any) -> Any:
     class State(BaseModel):
         messages: list[Any]
         user: str
@@ -144,15 +144,15 @@ async def _run_node(state: Any) -> Any:
     graph = StateGraph(State)
     found: list[Any] = []
 
-    async def run(inner: State) -> Any:
-        calls = inner.messages[0]["tool_calls"]
-        result = await node.ainvoke({"messages": [AIMessage("", tool_calls=calls)], "user": inner.user})
+    async def run(state: State) -> Any:
+        calls = state.messages[0]["tool_calls"]
+        result = await node.ainvoke({"messages": [AIMessage("", tool_calls=calls)], "user": state.user})
         found.extend(result)
         return {}
 
     graph.add_node("run", run)
     graph.add_edge(START, "run")
-    await graph.compile().ainvoke(state)
+    await graph.compile().ainvoke(given)
     return found
 
 
