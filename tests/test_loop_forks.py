@@ -87,7 +87,9 @@ def test_forks_get_recorded_results_of_tools(model: Path, tmp_path: Path, caplog
     agent, forks = "tests.replayed_agents:looks_up", {"points": 6, "samples": 1}
     live = train(model, tmp_path / "live", agent=agent, trainer={"steps": 1}, rollouts={"forks": forks})
     assert (live.metrics[0]["forks"], live.metrics[0]["forks_dropped"]) == (0, 12)
-    result = train(model, tmp_path, agent=agent, trainer={"steps": 1}, rollouts={"forks": {**forks, "tools": "recorded"}})
+    result = train(
+        model, tmp_path, agent=agent, trainer={"steps": 1}, rollouts={"forks": {**forks, "tools": "recorded"}}
+    )
     metrics = result.metrics[0]
     assert (metrics["forks"], metrics["forks_dropped"], metrics["fork_tools_live"]) == (12, 0, 0)
     with Store(result.folder / "store.db", read_only=True) as store:
@@ -99,7 +101,9 @@ def test_forks_get_recorded_results_of_tools(model: Path, tmp_path: Path, caplog
 
 def test_tools_that_cannot_be_recorded_are_logged(model: Path, tmp_path: Path, caplog: Any) -> None:
     forks = {"points": 9, "samples": 1, "tools": ["open_file", "read_file"]}
-    result = train(model, tmp_path, agent="tests.replayed_agents:opens", trainer={"steps": 1}, rollouts={"forks": forks})
+    result = train(
+        model, tmp_path, agent="tests.replayed_agents:opens", trainer={"steps": 1}, rollouts={"forks": forks}
+    )
     metrics = result.metrics[0]
     assert metrics["forks_dropped"] == 0
     assert metrics["fork_tools_live"] > 0
@@ -126,8 +130,8 @@ def test_a_resumed_run_repeats_its_forks(model: Path, tmp_path: Path) -> None:
         ({"rollouts": {"forks": None}}, "credit.rewards: 'counterfactual' uses forks; set rollouts.forks"),
         ({"credit": {"rewards": "broadcast"}}, "credit.rewards: found 'broadcast', which ignores rollouts.forks; expected one of"),
         ({"rollouts": {"forks": {"tools": "look_up"}}}, "found 'look_up', expected live, recorded or a list of names: [look_up]"),
-        ({"rollouts": {"forks": {"clock": "recorded"}, "executor": "task"}}, "agents that run at the same time in one process have one clock"),
-        ({"agent": {"command": ["true"]}, "rollouts": {"forks": {"tools": "recorded"}}}, "the tools of a program (agent.command) run in it"),
+        ({"rollouts": {"forks": {"clock": "recorded"}, "executor": "task"}}, "at the same time in one process have one clock"),
+        ({"agent": {"command": ["true"]}, "rollouts": {"forks": {"tools": "recorded"}}}, "tools of a program (agent.command) run in it"),
         ({"agent": {"command": ["true"]}, "rollouts": {"forks": {"clock": "recorded"}}}, "has a clock of its own; use live"),
         ({"credit": {"rewards": "vine", "advantage": "grpo"}}, "the mean of the other rollouts is the baseline"),
     ],

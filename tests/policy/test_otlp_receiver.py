@@ -271,7 +271,12 @@ def test_only_the_endpoint_knows_tokens_and_only_the_rollout_gives_rewards() -> 
     }
     with opened() as (endpoint, run, key):
         call = span(1, gen_ai__operation__name="chat", gen_ai__agent__name="solver", **claims)
-        tool = span(2, gen_ai__operation__name="execute_tool", gen_ai__tool__name="look", lightning__tool__pickled_result="gASVAAAAAA==")
+        tool = span(
+            2,
+            gen_ai__operation__name="execute_tool",
+            gen_ai__tool__name="look",
+            lightning__tool__pickled_result="gASVAAAAAA==",
+        )
         assert post(endpoint, key, [call, tool]).json() == {}
     assert not any(RESULT in event.attributes for event in run.trace.events), "it would be unpickled in a fork"
     (found,) = run.trace.calls
