@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lightning_core.capture.children.launch import launch
     from lightning_core.capture.integration import install, uninstall
     from lightning_core.capture.mark import trainable
+    from lightning_core.capture.replayable import replayable
     from lightning_core.config import Config, load_config
     from lightning_core.credit import CreditRules, Episode, assign_credit
     from lightning_core.errors import LightningError
@@ -54,6 +55,7 @@ _HOMES = {
     "transitions_to_rows": "transitions",
     "Transition": "transitions",
     "trainable": "capture.mark",
+    "replayable": "capture.replayable",
 }
 
 __all__ = [
@@ -72,6 +74,7 @@ __all__ = [
     "install",
     "launch",
     "load_config",
+    "replayable",
     "reward",
     "rollout",
     "trace_to_transitions",

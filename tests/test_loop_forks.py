@@ -14,6 +14,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.loop import Result
 from lightning_core.records.recredit import recredit
 from lightning_core.records.store import Store
+from lightning_core.trace import REPLAYS
 from tests.tiny_model import make_tiny_model
 from tests.view.pages import browsing
 
@@ -81,6 +82,36 @@ def test_forks_that_cannot_be_restored_are_counted_and_left_out(model: Path, tmp
     assert any("a fork is dropped" in record.getMessage() for record in caplog.records)
 
 
+def test_forks_get_recorded_results_of_tools(model: Path, tmp_path: Path, caplog: Any) -> None:
+    """Without them, forks after a random tool are dropped."""
+    agent, forks = "tests.replayed_agents:looks_up", {"points": 6, "samples": 1}
+    live = train(model, tmp_path / "live", agent=agent, trainer={"steps": 1}, rollouts={"forks": forks})
+    assert (live.metrics[0]["forks"], live.metrics[0]["forks_dropped"]) == (0, 12)
+    result = train(
+        model, tmp_path, agent=agent, trainer={"steps": 1}, rollouts={"forks": {**forks, "tools": "recorded"}}
+    )
+    metrics = result.metrics[0]
+    assert (metrics["forks"], metrics["forks_dropped"], metrics["fork_tools_live"]) == (12, 0, 0)
+    with Store(result.folder / "store.db", read_only=True) as store:
+        recorded = sum(
+            REPLAYS in event.attributes for r in store.rollouts(phase="fork") for event in store.trace(r.id).events
+        )
+    assert metrics["fork_tools_recorded"] == recorded >= 12
+
+
+def test_tools_that_cannot_be_recorded_are_logged(model: Path, tmp_path: Path, caplog: Any) -> None:
+    forks = {"points": 9, "samples": 1, "tools": ["open_file", "read_file"]}
+    result = train(
+        model, tmp_path, agent="tests.replayed_agents:opens", trainer={"steps": 1}, rollouts={"forks": forks}
+    )
+    metrics = result.metrics[0]
+    assert metrics["forks_dropped"] == 0
+    assert metrics["fork_tools_live"] > 0
+    text = " ".join(record.getMessage() for record in caplog.records)
+    assert "the tool 'open_file' runs again in forks: its result, of type lock, cannot be pickled: " in text
+    assert "the tool 'read_file' runs again in forks: its result has " in text
+
+
 def test_a_resumed_run_repeats_its_forks(model: Path, tmp_path: Path) -> None:
     whole = train(model, tmp_path / "whole")
     train(model, tmp_path / "cut", trainer={"steps": 1})
@@ -98,12 +129,17 @@ def test_a_resumed_run_repeats_its_forks(model: Path, tmp_path: Path) -> None:
     [
         ({"rollouts": {"forks": None}}, "credit.rewards: 'counterfactual' uses forks; set rollouts.forks"),
         ({"credit": {"rewards": "broadcast"}}, "credit.rewards: found 'broadcast', which ignores rollouts.forks; expected one of"),
+        ({"rollouts": {"forks": {"tools": "look_up"}}}, "found 'look_up', expected live, recorded or a list of names: [look_up]"),
+        ({"rollouts": {"forks": {"clock": "recorded"}, "executor": "task"}}, "at the same time in one process have one clock"),
+        ({"agent": {"command": ["true"]}, "rollouts": {"forks": {"tools": "recorded"}}}, "tools of a program (agent.command) run in it"),
+        ({"agent": {"command": ["true"]}, "rollouts": {"forks": {"clock": "recorded"}}}, "has a clock of its own; use live"),
         ({"credit": {"rewards": "vine", "advantage": "grpo"}}, "the mean of the other rollouts is the baseline"),
     ],
 )  # fmt: skip
 def test_forks_and_rules_must_fit(model: Path, tmp_path: Path, sections: dict[str, Any], error: str) -> None:
+    agent = sections.pop("agent", "tests.forked_agents:conversation")
     with pytest.raises(ConfigError) as raised:
-        load_config(settings(model, tmp_path, **sections))
+        load_config({**settings(model, tmp_path, **sections), "agent": agent})
     assert error in str(raised.value)
 
 

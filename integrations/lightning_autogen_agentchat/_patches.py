@@ -51,6 +51,7 @@ from lightning_autogen_agentchat._trainable import AGENT_RUNS
 from lightning_core.capture import declare_agents, is_selected, record
 from lightning_core.capture.mark import get_mark
 from lightning_core.capture.patching import Patches, Wrapper
+from lightning_core.capture.tools import arun_tool
 from lightning_core.capture.wrapping import Kind, scope_function
 
 
@@ -136,9 +137,10 @@ async def _execute_tool_call(wrapped: Callable[..., Any], instance: Any, args: A
         with without_tool_span(call):
             return await wrapped(*args, **kwargs)
     with call_scope(call) as handle:
-        outcome = await wrapped(*args, **kwargs)
-        note_execution(handle, outcome[1])
-        return outcome
+        # The call is the argument; only its result is kept.
+        result = await arun_tool(handle, lambda: _execution(wrapped, args, kwargs))
+        note_execution(handle, result)
+        return call, result
 
 
 def _check_and_handle_handoff(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -152,9 +154,14 @@ async def _run_tool(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
     if is_recorded(call_id):
         return await wrapped(*args, **kwargs)
     with tool_scope(instance, arguments, call_id) as handle:
-        result = await wrapped(*args, **kwargs)
+        result = await arun_tool(handle, lambda: wrapped(*args, **kwargs))
         note_result(handle, instance, result)
         return result
+
+
+async def _execution(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    _, result = await function(*args, **kwargs)
+    return result
 
 
 def _tool_call(args: Any = None, cancellation_token: Any = None, call_id: str | None = None) -> tuple[Any, str | None]:

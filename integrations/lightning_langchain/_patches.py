@@ -4,7 +4,8 @@ All are public. LangChain's extension point, the callback, is not sufficient. It
 asynchronous run its changes to the context are lost or never undone (``on_chain_end`` runs in its own task). Therefore these are
 wrapped:
 
-- ``BaseTool.run`` / ``arun``: the tool's scope, which makes spans of a sub-agent its children.
+- ``BaseTool.run`` / ``arun``: the tool's scope, which makes spans of a sub-agent its children. If ``rollouts.forks.tools`` selects the
+  tool, a copy of it runs whose ``_run`` and ``_arun`` keep or repeat results (``_bodies``).
 - The methods that run a Runnable, of every loaded class that defines one: if the configuration selects its ``run_name`` or
   ``name``, it runs in that agent's scope. Others are not affected.
 - ``handle_event`` / ``ahandle_event``: model calls of a callback do not belong to the agent that it observes.
@@ -27,6 +28,7 @@ from lightning_core.capture.mark import get_mark
 from lightning_core.capture.patching import Patches, Wrapper
 from lightning_core.capture.selectors import find_selector
 from lightning_core.capture.wrapping import scope_function
+from lightning_langchain._bodies import with_kept_body
 from lightning_langchain._events import note_result, tool_scope
 from lightning_langchain._names import enclosing_names, internal_source, names_inside, run_name
 from lightning_langchain._trainable import RUNS, scope_run
@@ -71,14 +73,14 @@ def runnable_classes() -> Iterator[type[Any]]:
 
 def _run_tool(wrapped: Callable[..., Any], instance: BaseTool, args: Any, kwargs: Any) -> Any:
     with tool_scope(instance, args[0] if args else kwargs.get("tool_input"), kwargs.get("tool_call_id")) as handle:
-        result = wrapped(*args, **kwargs)
+        result = with_kept_body(wrapped, instance, handle)(*args, **kwargs)
         note_result(handle, result)
         return result
 
 
 async def _arun_tool(wrapped: Callable[..., Any], instance: BaseTool, args: Any, kwargs: Any) -> Any:
     with tool_scope(instance, args[0] if args else kwargs.get("tool_input"), kwargs.get("tool_call_id")) as handle:
-        result = await wrapped(*args, **kwargs)
+        result = await with_kept_body(wrapped, instance, handle)(*args, **kwargs)
         note_result(handle, result)
         return result
 

@@ -187,6 +187,12 @@ def _enter_tool(span: AbstractContextManager[SpanHandle], members: Members) -> G
             _tool.reset(token)
 
 
+def current_tool() -> SpanHandle:
+    """The span of the function tool that runs; without effect if there is none."""
+    tool = _tool.get()
+    return SpanHandle(None) if tool is None else tool.handle
+
+
 def note_result(handle: SpanHandle, arguments: Any, result: Any) -> None:
     """Set a tool's result on its span; fail it if the result is the SDK's timeout message."""
     with record("openai_agents.tool_result"):

@@ -11,6 +11,8 @@ these are wrapped:
   one agent.
 - Private: ``_FunctionToolBatchExecutor._execute_single_tool_body``, one call of a function tool, and
   ``maybe_invoke_function_tool_failure_error_function``, which turns the tool's exception into a result for the model.
+- Private: ``_invoke_function_tool_with_metadata``, the body of a function tool, whose results can be kept and repeated. Guardrails and
+  hooks are outside of it.
 - Private: ``execute_handoffs``, and ``process_model_response``, which detects calls of unknown tools.
 - Private: ``get_response_with_retry`` and ``stream_response_with_retry``, which call the agent's model: only there the agent speaks.
 
@@ -39,6 +41,7 @@ from agents.mcp import MCPServerSse, MCPServerStdio, MCPServerStreamableHttp
 import lightning_openai_agents._events as events
 import lightning_openai_agents._neighbours as neighbours
 from lightning_core.capture.patching import Patches
+from lightning_core.capture.tools import arun_tool
 
 _END = object()
 
@@ -53,6 +56,7 @@ def install(patches: Patches) -> None:
     for module in (run, loop):
         patches.wrap(module, "resolve_interrupted_turn", _run_turn)
     patches.wrap(execution, "_FunctionToolBatchExecutor._execute_single_tool_body", _run_tool)
+    patches.wrap(execution, "_invoke_function_tool_with_metadata", _invoke_tool)
     for module in (agents.tool, execution):
         patches.wrap(module, "maybe_invoke_function_tool_failure_error_function", _handle_tool_failure)
     for server in (MCPServerStdio, MCPServerSse, MCPServerStreamableHttp):
@@ -111,6 +115,10 @@ async def _run_tool(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
         result = await wrapped(*args, **kwargs)
         events.note_result(handle, kwargs, result)
         return result
+
+
+async def _invoke_tool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    return await arun_tool(events.current_tool(), lambda: wrapped(*args, **kwargs))
 
 
 async def _handle_tool_failure(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

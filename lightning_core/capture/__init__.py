@@ -21,6 +21,7 @@ from lightning_core.capture.scope import (
     scope,
 )
 from lightning_core.capture.stepping import StepScope
+from lightning_core.capture.tools import arun_tool, run_tool
 
 no_failure = register_control_flow
 """The old name of `register_control_flow`, kept for third-party integrations until 0.2."""
@@ -31,6 +32,7 @@ __all__ = [
     "Run",
     "ScopeKind",
     "StepScope",
+    "arun_tool",
     "aside",
     "bind",
     "bind_for_process",
@@ -52,5 +54,6 @@ __all__ = [
     "register_control_flow",
     "reward",
     "rollout",
+    "run_tool",
     "scope",
 ]

@@ -24,6 +24,7 @@ from lightning_core.capture.owner import current_worker, is_running, name_of
 from lightning_core.capture.selectors import matches
 from lightning_core.capture.signatures import new_secret
 from lightning_core.capture.spans import listen, start_root, start_span, stop_listening, to_record
+from lightning_core.capture.tool_results import ToolReplay
 from lightning_core.errors import CaptureError, describe
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 
@@ -56,6 +57,7 @@ class Run:
         secret: str | None = None,
         public_endpoint: str | None = None,
         folder: Path | None = None,
+        tools: ToolReplay | None = None,
     ) -> None:
         self.task = task
         self.task_id = task_id
@@ -75,6 +77,8 @@ class Run:
         """Hosts whose requests are never redirected: ``host``, ``host:port``, or ``.suffix``."""
         self.secret = new_secret() if secret is None else secret
         """Signs what only code of the rollout may send to the endpoint; see `signatures`. Programs do not get it."""
+        self.tools = tools
+        """The tools whose results are kept, and the recorded ones to return; None: all tools run."""
         self.strict = strict
         self.counters: Counter[str] = Counter()
         self.failures: list[str] = []
@@ -223,6 +227,11 @@ class Run:
             listed = min(times, _MAX_FAILURES - len(self._infrastructure))
             self._infrastructure += [detail] * listed
             self._unlisted += times - listed
+
+    def note_agent_start(self, start_ns: int) -> None:
+        """Record when the agent started in its process, in nanoseconds since 1970."""
+        assert self._root is not None
+        self._root.set_attribute(tr.AGENT_START, start_ns)
 
     def note_worker(self, worker: threading.Thread | asyncio.Task[Any], agent: str | None) -> None:
         """Record that a thread or task, which ``agent`` started, made a model call in its name. It must end before the rollout does."""

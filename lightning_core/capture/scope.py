@@ -27,17 +27,21 @@ from lightning_core.capture.context import Outside, current, enter, find_scope, 
 from lightning_core.capture.marks import mark_of
 from lightning_core.capture.owner import current_owner
 from lightning_core.capture.run import Run
-from lightning_core.capture.spans import SpanHandle, start_span
+from lightning_core.capture.spans import SpanHandle, end_span, start_span
+from lightning_core.capture.tool_results import ToolReplay, ToolResults
 from lightning_core.capture.work import Scope, Work
 from lightning_core.errors import describe
+from lightning_core.trace import TOOL_CALL_ID
 
 logger = logging.getLogger(__name__)
 
 _sequence = itertools.count(1)
 _control_flow: tuple[type[Exception], ...] = ()
 
-ScopeKind = Literal["agent", "node", "auxiliary", "tool"]
+ScopeKind = Literal["agent", "node", "auxiliary", "tool", "function"]
 """What a scope is: see `scope`."""
+_INSIDE_AGENT = ("tool", "function")
+"""Scopes that are no places of their own."""
 
 
 class rollout:
@@ -49,7 +53,8 @@ class rollout:
     and ``api_key``, model requests to all hosts but ``ignore_hosts`` are redirected to the endpoint, which
     programs reach at ``public_endpoint`` (None: at ``endpoint``). With
     ``strict`` the scope raises `CaptureError` at its end if anything could not be recorded. An exception of the agent is
-    recorded and propagates. With ``keep_folders`` the caller deletes the folders of the programs that `launch` started.
+    recorded and propagates. With ``keep_folders`` the caller deletes the folders of the programs that `launch` started. ``tools``:
+    the tools whose results are kept or returned again; None: all tools run, and no result is kept.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class rollout:
         redirect_hosts: Iterable[str] | None = None,
         strict: bool = False,
         keep_folders: bool = False,
+        tools: ToolResults | None = None,
     ) -> None:
         if redirect_hosts is not None:
             warnings.warn(
@@ -84,6 +90,7 @@ class rollout:
             api_key=api_key,
             ignore_hosts=frozenset(ignore_hosts),
             strict=strict,
+            tools=None if tools is None else ToolReplay(tools),
         )
         self._keep_folders = keep_folders
         self._token: contextvars.Token[Scope | Outside | None] | None = None
@@ -181,6 +188,7 @@ def scope(
     ``agent``: model calls inside belong to the agent ``name``. ``node``: a node of a graph; model calls inside belong to it only
     if no enclosing agent is marked, or if the configuration selects it by this name. ``auxiliary``: a node whose model calls
     never belong to an enclosing agent, such as a hook that summarises its messages. ``tool``: the agent stays the same.
+    ``function``: as ``tool``, for a function that a tool may consist of; its span is not a tool's.
     Exceptions are recorded on the span and propagate.
     """
     outer = find_scope()
@@ -197,7 +205,7 @@ def scope(
         raise
     finally:
         current.reset(token)
-        span.end()
+        end_span(span)
 
 
 @contextmanager
@@ -245,11 +253,13 @@ def open_scope(
     """
     around = outer.work or outer.around
     outer, work = _settle_work(outer, kind)
-    path = outer.path if kind == "tool" else (*outer.path, name)
-    selector = None if kind == "tool" else outer.run.select(path)
+    path = outer.path if kind in _INSIDE_AGENT else (*outer.path, name)
+    selector = None if kind in _INSIDE_AGENT else outer.run.select(path)
     if kind == "agent":
         agent, marked = selector or name, True
-    elif kind != "tool" and (selector is not None or not outer.marked or (kind == "auxiliary" and not outer.auxiliary)):
+    elif kind not in _INSIDE_AGENT and (
+        selector is not None or not outer.marked or (kind == "auxiliary" and not outer.auxiliary)
+    ):
         agent, marked = selector or name, selector is not None
     else:
         agent, marked = outer.address.agent, outer.marked
@@ -261,10 +271,11 @@ def open_scope(
         outer.run_reference,
         address,
         marked,
-        None if kind == "tool" else name,
+        None if kind in _INSIDE_AGENT else name,
         path,
         auxiliary=kind == "auxiliary" or (outer.auxiliary and kind != "agent"),
-        principal=outer.principal if kind == "tool" or not outer.marked else outer.address.agent,
+        principal=outer.principal if kind in _INSIDE_AGENT or not outer.marked else outer.address.agent,
+        tool_call=(attributes or {}).get(TOOL_CALL_ID, outer.tool_call),
         owner=current_owner(),
         work=work,
         around=around,
@@ -280,6 +291,6 @@ def _settle_work(outer: Scope, kind: str) -> tuple[Scope, Work | None]:
     work = outer.work
     if work is None or len(rivals := work.rivals()) < 2:
         return outer, None
-    if kind == "tool" or any(rival.run is not rivals[0].run for rival in rivals):
+    if kind in _INSIDE_AGENT or any(rival.run is not rivals[0].run for rival in rivals):
         return outer, work
     return (work.base if kind == "node" and work.base in rivals else outer), None

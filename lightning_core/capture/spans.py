@@ -27,6 +27,7 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, Sta
 from lightning_core import trace as tr
 from lightning_core.capture import packed
 from lightning_core.capture.address import Address
+from lightning_core.capture.clock import now_ns
 from lightning_core.errors import describe
 from lightning_core.trace import SpanRecord
 
@@ -197,10 +198,15 @@ def start_span(
         title,
         context=set_span_in_context(NonRecordingSpan(context), Context()),
         attributes={key: value for key, value in values.items() if not isinstance(value, bytes)},
-        start_time=start_ns,
+        start_time=now_ns() if start_ns is None else start_ns,
     )
     packed.set_packed(span, {key: value for key, value in values.items() if isinstance(value, bytes)})
     return span
+
+
+def end_span(span: Span) -> None:
+    """End ``span`` now, by the real time."""
+    span.end(now_ns())
 
 
 def to_record(span: ReadableSpan, *, end_ns: int | None = None) -> SpanRecord:
@@ -228,6 +234,11 @@ class SpanHandle:
     def __init__(self, span: Span | None) -> None:
         self._span = span
 
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """The attributes so far, without bytes; empty without a span."""
+        return dict(getattr(self._span, "attributes", None) or {})
+
     def set(self, **attributes: Any) -> None:
         """Add attributes. Double underscores become dots: ``gen_ai__tool__name``."""
         if self._span is not None:
@@ -243,4 +254,4 @@ class SpanHandle:
     def end(self) -> None:
         """End a span opened with `start_span`. `scope` ends its span itself."""
         if self._span is not None:
-            self._span.end()
+            end_span(self._span)

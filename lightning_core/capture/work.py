@@ -38,6 +38,8 @@ class Scope:
     """The marked or selected agent around the innermost agent or node."""
     has_span: bool = True
     """False in `aside`, which opens no span: an agent of that name is not open yet."""
+    tool_call: str | None = None
+    """The model's id of the innermost tool call."""
     owner: Owner | None = None
     """The thread and task that entered it. Others inherited it, and may work for another agent."""
     work: Work | None = None

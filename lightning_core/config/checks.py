@@ -334,6 +334,24 @@ def _goes_with(names: Sequence[str], found: str) -> str:
 
 def check_forks(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     """Yield problems of ``rollouts.forks`` and the rules that use forks."""
+    forks = c.rollouts.forks
+    if forks is not None and forks.tools != "live" and isinstance(c.agent, CommandSection):
+        yield (
+            ("rollouts", "forks", "tools"),
+            f"found {forks.tools!r}, but the tools of a program (agent.command) run in it; use live",
+        )
+    if forks is not None and forks.clock != "live":
+        if c.rollouts.executor in ("task", "thread"):
+            yield (
+                ("rollouts", "forks", "clock"),
+                f"found {forks.clock!r}, but rollouts.executor is {c.rollouts.executor!r}: agents that run at the same time in one process "
+                "have one clock; use process or auto",
+            )
+        elif isinstance(c.agent, CommandSection):
+            yield (
+                ("rollouts", "forks", "clock"),
+                f"found {forks.clock!r}, but a program (agent.command) has a clock of its own; use live",
+            )
     for name, settings in policy_settings(c).items():
         rule = declared(REWARD_RULES, settings.credit.rewards)
         path = ("policies", name, "credit", "rewards") if c.policies else ("credit", "rewards")

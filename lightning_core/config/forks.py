@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+
+from lightning_core.config.problems import INVALID_VALUE
 from lightning_core.config.types import Count, Names, Section
+
+
+def _live_recorded_or_names(data: object) -> object:
+    if isinstance(data, str) and data not in ("live", "recorded"):
+        raise PydanticCustomError(INVALID_VALUE, "expected live, recorded or a list of names: [{name}]", {"name": data})
+    return data
 
 
 class Forks(Section):
@@ -23,3 +33,10 @@ class Forks(Section):
     max_tokens: Count | None = None
     """Most tokens that the forks of a task are expected to sample, which is what their attempt sampled from the call on;
     null: no limit."""
+    clock: Literal["live", "recorded"] = "live"
+    """Time in the agent's process. `live`: the real time. `recorded`: the clock starts when that of the attempt did, and
+    ticks. Needs worker processes (`rollouts.executor`) and the extra `clock`."""
+    tools: Annotated[Literal["live", "recorded"] | Names, BeforeValidator(_live_recorded_or_names)] = "live"
+    """Tools whose results are taken from the record before the forked call. `live`: none; all tools run again.
+    `recorded`: the functions that are marked with `@replayable`. A list of names: these tools of LangChain, LangGraph,
+    OpenAI Agents SDK and AutoGen, and these marked functions. A tool that has effects must run: leave it out."""

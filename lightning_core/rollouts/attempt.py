@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from lightning_core.capture.tool_results import ToolResults
 from lightning_core.records.store import LEFT_OUT, Status
 from lightning_core.rollouts.forks import Fork, difference
 from lightning_core.rollouts.tasks import Task
@@ -20,6 +21,8 @@ class Job:
     seed: int
     fork: Fork | None = None
     """What to repeat of another rollout, and from where on to sample anew."""
+    tools: ToolResults | None = None
+    """The tools whose results are kept, and the recorded ones to return; None: all tools run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +49,10 @@ class Rollout:
         """Why a fork is not used; None if it is, and for other rollouts."""
         if self.job.fork is None:
             return None
-        return (
-            (self.error or self.status) if self.status in LEFT_OUT else difference(self.job.fork.recording, self.trace)
-        )
+        if self.status in LEFT_OUT:
+            return self.error or self.status
+        recorded = () if self.job.tools is None else self.job.tools.recorded
+        return difference(self.job.fork.recording, self.trace, recorded)
 
     @property
     def reward(self) -> float:

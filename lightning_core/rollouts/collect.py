@@ -49,6 +49,7 @@ from lightning_core.rollouts.entries import (
 from lightning_core.rollouts.failure_log import FailureLog
 from lightning_core.rollouts.judge import reward_spans, with_scores
 from lightning_core.rollouts.refill import spare_tasks, without_signal
+from lightning_core.rollouts.replayed_tools import check_tools
 from lightning_core.rollouts.runner import Task
 from lightning_core.rollouts.selection import check_agents, no_calls, routing_of, trained_agents
 from lightning_core.rollouts.stopping import InvalidRewards, check_finished, check_rewarded
@@ -89,6 +90,7 @@ class Collector:
         self._on_rollout = on_rollout
         self._failures = FailureLog()
         self._names_checked = False
+        self._tools_checked = False
         self._invalid = InvalidRewards(config.rollouts.max_invalid)
 
     def tried(self, step: int) -> Mapping[str, Tried] | None:
@@ -135,6 +137,8 @@ class Collector:
 
     async def _fork(self, group: Group, settings: Forks) -> Group:
         """``group`` with forks of its attempts."""
+        for attempt in group.rollouts:
+            self._failures.not_kept(attempt)
         jobs = fork_jobs(group.rollouts, settings, trained_agents(self.config, (r.trace for r in group.rollouts)))
         try:
             forks = await self._run(jobs, "fork", group.step) if jobs else []
@@ -164,7 +168,10 @@ class Collector:
         return found
 
     def check(self, groups: Sequence[Group], *, whole: bool = True, measured: bool = False) -> None:
-        """Raise an error if no rollout finished or, if ``whole``, none has a reward; on the first call, see `check_agents`."""
+        """Raise an error if no rollout finished or, if ``whole``, none has a reward; on the first call, for unknown agents and tools.
+
+        ``measured``: see `check_agents`.
+        """
         if not groups:
             raise ConfigError("found no tasks to run, expected at least one; check the list of tasks")
         rollouts = [r for g in groups for r in g.rollouts]
@@ -173,6 +180,10 @@ class Collector:
         if not self._names_checked:
             check_agents(self.config, rollouts, measured=measured)
             self._names_checked = True
+        kept = next((r.job.tools for r in rollouts if r.job.tools is not None), None)
+        if kept is not None and not self._tools_checked:
+            check_tools(kept, [r.trace for r in rollouts])
+            self._tools_checked = True
         if whole:
             check_rewarded(rollouts, lost)
 

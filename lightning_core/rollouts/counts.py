@@ -13,6 +13,7 @@ from lightning_core.credit import Credit, Episode
 from lightning_core.records.solved import is_solved
 from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.attempt import Rollout
+from lightning_core.rollouts.replayed_tools import count_tools
 from lightning_core.trace import Call, Floats, Trace
 from lightning_core.transitions import Row, Transition
 
@@ -58,12 +59,18 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float 
 
 
 def count_forks(forks: Sequence[Rollout], *, dropped: int) -> dict[str, float]:
-    """Forks, ``dropped`` ones, and the tokens that the others sampled after the calls that they repeat."""
+    """Forks, ``dropped`` ones, the tokens that the others sampled after the calls that they repeat, and their tools (`count_tools`)."""
     if not forks and not dropped:
         return {}
+    tools = [count_tools(fork.trace) for fork in forks]
     own = (c.output_ids for fork in forks for c in fork.trace.calls if c.replays is None)
     tokens = sum(len(ids) for ids in own if ids is not None)
-    return {"forks": len(forks), "forks_dropped": dropped, "tokens_forked": tokens}
+    return {
+        "forks": len(forks),
+        "forks_dropped": dropped,
+        "tokens_forked": tokens,
+        **{name: sum(found[name] for found in tools) for name in ("fork_tools_recorded", "fork_tools_live")},
+    }
 
 
 def _rewritten(trace: Trace) -> int:

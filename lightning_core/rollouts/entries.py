@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from lightning_core.capture import Run
 from lightning_core.config import Config
@@ -22,8 +22,10 @@ from lightning_core.records.store import LEFT_OUT, CallCredit, Phase, RolloutRec
 from lightning_core.records.task_history import Tried
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.curriculum import draw_tasks, sampling_probabilities
-from lightning_core.rollouts.forks import Fork, choose_points, fork_seed, recording_of
+from lightning_core.rollouts.forks import Fork, agent_start, choose_points, fork_seed, recording_of
+from lightning_core.rollouts.replayed_tools import kept_tools, recorded_tools
 from lightning_core.rollouts.tasks import Task
+from lightning_core.trace import Call
 from lightning_core.transitions import refused_calls, trace_to_transitions
 
 
@@ -66,8 +68,9 @@ def make_jobs(task: Task, config: Config, *, copies: int, phase: Phase, step: in
     """
     first = earlier * copies
     when = str(step) if phase == "train" else "eval"
+    tools = kept_tools(config.rollouts.forks) if phase == "train" else None
     return [
-        Job(task=task, task_id=str(task["id"]), seed=_seed(config.run.seed, when, task["id"], copy))
+        Job(task=task, task_id=str(task["id"]), seed=_seed(config.run.seed, when, task["id"], copy), tools=tools)
         for copy in range(first, first + copies)
     ]
 
@@ -80,14 +83,30 @@ def fork_jobs(rollouts: Sequence[Rollout], settings: Forks, agents: Collection[s
     seed = next(iter(finished.values())).job.seed
     points = choose_points([r.trace for r in finished.values()], settings, agents, seed=seed)
     return [
-        replace(
-            job := finished[trace.rollout].job,
-            seed=fork_seed(job.seed, index, sample),
-            fork=Fork(recording=recording_of(trace, call), agent_seed=job.seed + finished[trace.rollout].attempt),
-        )
+        fork_job(finished[trace.rollout], call, index, sample, clock=settings.clock)
         for index, (trace, call) in enumerate(points)
         for sample in range(settings.samples)
     ]
+
+
+def fork_job(
+    origin: Rollout, point: Call, index: int, sample: int, *, clock: Literal["live", "recorded"] = "live"
+) -> Job:
+    """Fork ``sample`` of ``origin`` at its call ``point``, which is point number ``index`` of the task.
+
+    ``clock``: see ``rollouts.forks.clock``.
+    """
+    job, trace = origin.job, origin.trace
+    return replace(
+        job,
+        seed=fork_seed(job.seed, index, sample),
+        fork=Fork(
+            recording=recording_of(trace, point),
+            agent_seed=job.seed + origin.attempt,
+            clock_ns=agent_start(trace) if clock == "recorded" else None,
+        ),
+        tools=job.tools and replace(job.tools, recorded=recorded_tools(trace, point)),
+    )
 
 
 def to_episodes(rollouts: Iterable[Rollout], trained: Collection[str]) -> list[Episode]:

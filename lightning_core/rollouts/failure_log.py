@@ -10,6 +10,7 @@ from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.containment import chain
 from lightning_core.rollouts.executors.failures import CarriedError
 from lightning_core.rollouts.outcome import Outcome
+from lightning_core.rollouts.replayed_tools import not_kept
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ class FailureLog:
         """Whether it was logged that further reasons are not."""
         self._retried = Repeats()
         self._dropped = Repeats()
+        self._not_kept = Repeats()
 
     def raised(self, task: str, outcome: Outcome, error: Exception | None) -> None:
         """Log the lines of the agent or of the reward function that raised ``error``, which ended an attempt at ``task``."""
@@ -63,3 +65,16 @@ class FailureLog:
             return
         if (times := self._dropped.count((fork.status, general_reason(fork.dropped)))) is not None:
             logger.warning("task %r: a fork is dropped%s: %s", fork.job.task_id, times, fork.dropped, extra=COUNTED)
+
+    def not_kept(self, attempt: Rollout) -> None:
+        """Log the tools of ``attempt`` whose results forks cannot take from the record."""
+        for tool, reason in not_kept(attempt.trace):
+            if (times := self._not_kept.count((tool, general_reason(reason)))) is not None:
+                logger.warning(
+                    "task %r: the tool %r runs again in forks%s: %s",
+                    attempt.job.task_id,
+                    tool,
+                    times,
+                    reason,
+                    extra=COUNTED,
+                )

@@ -1,8 +1,8 @@
 """Forks: rollouts that repeat a recorded one up to one of its calls, and sample from there on.
 
 The agent runs again from its start. The policy endpoint answers its earlier calls from the record (`endpoint.replay`), so an
-agent whose tools are deterministic sends the prompts that it sent before, token for token. A fork whose agent did not, is
-dropped, and the reason is logged and counted.
+agent whose tools are deterministic, or return their recorded results, sends the prompts that it sent before, token for token.
+A fork whose agent did not, is dropped, and the reason is logged and counted.
 """
 
 from __future__ import annotations
@@ -13,17 +13,21 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from lightning_core.capture.selectors import find_selector
+from lightning_core.capture.tool_results import RecordedTool
 from lightning_core.config.forks import Forks
 from lightning_core.endpoint.replay import Recording
-from lightning_core.trace import Call, Trace
+from lightning_core.rollouts.replayed_tools import calls_of_tools, tools_that_ran
+from lightning_core.trace import AGENT_START, Call, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """One fork: the recorded calls to repeat, and the seed of the agent's process when they were recorded."""
+    """One fork: the recorded calls to repeat, and the seed and clock of the agent's process when they were recorded."""
 
     recording: Recording
     agent_seed: int
+    clock_ns: int | None = None
+    """When the agent started, in nanoseconds since 1970; None: the fork has the real time."""
 
 
 def recording_of(trace: Trace, point: Call) -> Recording:
@@ -35,6 +39,12 @@ def recording_of(trace: Trace, point: Call) -> Recording:
     return Recording(calls=calls, point=point)
 
 
+def agent_start(trace: Trace) -> int:
+    """When the agent of ``trace`` started, in nanoseconds since 1970; when its rollout did if the process did not report it."""
+    root = next(event for event in trace.events if event.kind == "rollout")
+    return root.attributes.get(AGENT_START, root.start_ns)
+
+
 def fork_points(trace: Trace, agents: Collection[str]) -> list[Call]:
     """The calls of ``agents`` in ``trace`` that can be sampled anew."""
     return [
@@ -44,18 +54,22 @@ def fork_points(trace: Trace, agents: Collection[str]) -> list[Call]:
     ]
 
 
-def difference(recording: Recording, trace: Trace) -> str | None:
-    """How ``trace``, a rollout that repeats ``recording``, differs from it up to the call to sample anew; None if it does not."""
-    repeated = {call.replays for call in trace.calls}
+def difference(recording: Recording, trace: Trace, tools: Sequence[RecordedTool] = ()) -> str | None:
+    """How ``trace``, a rollout that repeats ``recording``, differs from it up to the call to sample anew; None if it does not.
+
+    ``tools``: those whose recorded results it returned (`recorded_tools`).
+    """
+    repeated = {call.replays for call in trace.calls} | calls_of_tools(trace, tools)
     missing = next((c for c in recording.needed if (c.replays or c.id) not in repeated), None)
     point = recording.point
     if missing is None and any(call.forks == (point.forks or point.id) for call in trace.calls):
         return None
     expected = missing or point
     own = [c for c in trace.calls if c.agent == expected.agent and c.replays is None and c.error is None]
+    ran = tools_that_ran(trace, tools)
     if not own:
-        return f"agent {expected.agent!r} did not make the call again"
-    return f"agent {expected.agent!r} sent another prompt: {_first_difference(expected, own[0])}"
+        return f"agent {expected.agent!r} did not make the call again{ran}"
+    return f"agent {expected.agent!r} sent another prompt: {_first_difference(expected, own[0])}{ran}"
 
 
 def choose_points(

@@ -207,6 +207,7 @@ class Runner:
                 ignore_hosts=self._settings.ignore_hosts,
                 strict=self._strict,
                 keep_folders=True,
+                tools=job.tools,
             ) as run:
                 self._endpoint.open(
                     key,
@@ -222,6 +223,7 @@ class Runner:
                     seed=job.seed + attempt if job.fork is None else job.fork.agent_seed,
                     limit=self._settings.timeout_seconds,
                     started=partial(slot.begin, partial(self._endpoint.silence, key)),
+                    clock_ns=job.fork and job.fork.clock_ns,
                     repeated=repeated or attempt > 0,
                 )
                 try:

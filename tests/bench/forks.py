@@ -1,10 +1,13 @@
 """How many decision points of unmodified agents can be forked: the examples of four frameworks, all calls of their rollouts.
 
-    python -m tests.bench.forks [--points 250]
+    python -m tests.bench.forks [--points 250] [--tools live|recorded]
 
 A scripted model answers at random, so that rollouts differ in their number of calls, in their tools and in their errors. Each call of
 each rollout is then sampled anew after the recorded calls before it. A point is restored if the agent reaches it with
 exactly the recorded prompt.
+
+With ``--tools``: instead of the examples, programs whose tools give a new result every time (`tests.random_tools`), with their tools
+run again or their results taken from the record.
 """
 
 from __future__ import annotations
@@ -15,20 +18,22 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_core import load_config
+from lightning_core import Config, load_config
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.rollouts.attempt import Job, Rollout
+from lightning_core.rollouts.entries import fork_job
 from lightning_core.rollouts.environment import LocalAgents, capturing, open_agents
-from lightning_core.rollouts.forks import Fork, fork_points, fork_seed, recording_of
+from lightning_core.rollouts.forks import fork_points
 from lightning_core.rollouts.programs import load_agent, load_reward
+from lightning_core.rollouts.replayed_tools import kept_tools
 from lightning_core.rollouts.selection import routing_of
 from lightning_core.rollouts.tasks import load_tasks
+from tests import random_tools
 
 ROOT = Path(__file__).parents[2]
 Answer = Callable[[random.Random, str], str]
@@ -98,39 +103,63 @@ def scripted(answer: Answer, seed: int = 0) -> ScriptedBackend:
     return ScriptedBackend(script)
 
 
-def measure(example: Example, points: int) -> Found:
-    """Fork the calls of as many rollouts as have ``points`` calls."""
+def example_config(example: Example) -> Config:
+    """The configuration of ``example``, for a scripted model."""
     settings = {
         "rollouts": {"group_size": 2, "max_tokens": 4096},
         "policy": {"max_context": 1 << 20},
         "run": {"dir": "unused"},
     }
-    config = load_config(ROOT / "examples" / example.folder / "lightning.yaml", overrides=_flat(settings))
-    backend = scripted(example.answer)
+    return load_config(ROOT / "examples" / example.folder / "lightning.yaml", overrides=_flat(settings))
+
+
+def random_config(program: str, tools: str) -> Config:
+    """The configuration of a program of `tests.random_tools`. ``tools``: ``live`` or ``recorded``."""
+    names = "live" if tools == "live" else sorted(random_tools.TOOLS)
+    return load_config(
+        {
+            "agent": f"tests.random_tools:{random_tools.PROGRAMS[program].__name__}",
+            "tasks": {"train": {"source": "tests.random_tools:tasks", "args": {"count": 1000}}},
+            "agents": {"train": sorted(random_tools.AGENTS)},
+            "policy": {"model": "scripted", "max_context": 1 << 20},
+            "credit": {"rewards": "counterfactual"},
+            "rollouts": {"group_size": 2, "max_tokens": 4096, "forks": {"tools": names}},
+            "run": {"dir": "unused"},
+        }
+    )
+
+
+def measure(config: Config, answer: Answer, points: int, forked: Collection[str] | None = None) -> Found:
+    """Fork the calls of as many rollouts as have ``points`` calls. ``forked``: agents whose calls are; None: those in the configuration."""
+    backend = scripted(answer)
     chats = dict.fromkeys(backend.models, Chat(backend.tokenizer))
     with (
         capturing(config),
         open_agents(config, load_agent(config), backend, chats, reward_function=load_reward(config)) as agents,
     ):
-        return asyncio.run(_measure(agents, config, load_tasks(config.tasks.train), points))
+        return asyncio.run(
+            _measure(agents, config, load_tasks(config.tasks.train), points, forked or config.agents.named)
+        )
 
 
-async def _measure(agents: LocalAgents, config: Any, tasks: Sequence[Any], points: int) -> Found:
+async def _measure(
+    agents: LocalAgents, config: Config, tasks: Sequence[Any], points: int, forked: Collection[str]
+) -> Found:
     routing = routing_of(config, "train")
     rollouts: list[Rollout] = []
     jobs: list[Job] = []
     batch = 50
+    kept = kept_tools(config.rollouts.forks)
     for start in range(0, len(tasks), batch):
-        new = [Job(task=t, task_id=str(t["id"]), seed=start + i) for i, t in enumerate(tasks[start : start + batch])]
+        new = [
+            Job(task=t, task_id=str(t["id"]), seed=start + i, tools=kept)
+            for i, t in enumerate(tasks[start : start + batch])
+        ]
         for rollout in await agents.roll_out(new, routing, lambda attempts: None):
             rollouts.append(rollout)
             jobs += [
-                replace(
-                    rollout.job,
-                    seed=fork_seed(rollout.job.seed, index, 0),
-                    fork=Fork(recording=recording_of(rollout.trace, call), agent_seed=rollout.job.seed),
-                )
-                for index, call in enumerate(fork_points(rollout.trace, frozenset(config.agents.named)))
+                fork_job(rollout, call, index, 0)
+                for index, call in enumerate(fork_points(rollout.trace, frozenset(forked)))
             ]
         if len(jobs) >= points:
             break
@@ -156,13 +185,20 @@ def main() -> None:
     """Print one row for each framework."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--points", type=int, default=250, help="decision points of each framework")
-    points = parser.parse_args().points
+    parser.add_argument("--tools", choices=["live", "recorded"], help="run the programs with random tools")
+    options = parser.parse_args()
+    points = options.points
     print(f"{'framework':20} {'rollouts':>9} {'points':>7} {'restored':>9} {'changed':>8} {'ms a fork':>10}")
     total = Counter[str]()
-    for example in EXAMPLES:
-        found = measure(example, points)
+    if options.tools is None:
+        runs = {e.framework: (example_config(e), e.answer, None) for e in EXAMPLES}
+    else:
+        # Not the calls in a tool: the tool runs again to reach them, and its own prompts are random.
+        runs = {n: (random_config(n, options.tools), random_tools.script, {"clerk"}) for n in random_tools.PROGRAMS}
+    for framework, (config, answer, forked) in runs.items():
+        found = measure(config, answer, points, forked)
         print(
-            f"{example.framework:20} {found.rollouts:9} {found.points:7} {found.restored:9} {found.changed:8} "
+            f"{framework:20} {found.rollouts:9} {found.points:7} {found.restored:9} {found.changed:8} "
             f"{1000 * found.seconds / found.points:10.0f}",
             flush=True,
         )

@@ -27,7 +27,7 @@ from lightning_core.trace import Call, Reward
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests import forked_agents as agents
 
-AGENTS = frozenset({"talker", "writer", "branch", "caller"})
+AGENTS = frozenset({"talker", "writer", "branch", "caller", "searcher"})
 ROUTING = Routing(trained=AGENTS)
 TASK = agents.tasks(1)[0]
 

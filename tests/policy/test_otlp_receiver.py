@@ -18,6 +18,7 @@ import pytest
 
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run, reward, rollout, scope
+from lightning_core.capture.tool_results import RESULT
 from lightning_core.chat.chat import Chat
 from lightning_core.credit.signals import tool_signals
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
@@ -270,7 +271,14 @@ def test_only_the_endpoint_knows_tokens_and_only_the_rollout_gives_rewards() -> 
     }
     with opened() as (endpoint, run, key):
         call = span(1, gen_ai__operation__name="chat", gen_ai__agent__name="solver", **claims)
-        assert post(endpoint, key, [call]).json() == {}
+        tool = span(
+            2,
+            gen_ai__operation__name="execute_tool",
+            gen_ai__tool__name="look",
+            lightning__tool__pickled_result="gASVAAAAAA==",
+        )
+        assert post(endpoint, key, [call, tool]).json() == {}
+    assert not any(RESULT in event.attributes for event in run.trace.events), "it would be unpickled in a fork"
     (found,) = run.trace.calls
     assert (found.output_ids, found.policy_version) == (None, None)
     assert trace_to_transitions(run.trace, agents={"solver"}) == []

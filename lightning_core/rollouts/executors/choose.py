@@ -7,6 +7,7 @@ import logging
 import os
 from typing import Any
 
+from lightning_core.capture.clock import require_clock
 from lightning_core.capture.integration import installed_integrations
 from lightning_core.config.sections import Rollouts
 from lightning_core.errors import ConfigError
@@ -46,7 +47,10 @@ def choose_executor(
     if kind in ("task", "thread"):
         return in_process
     is_program = isinstance(solve, CommandAgent)
-    required = kind in ("process", "command") or settings.fresh or is_program
+    sets_clock = settings.forks is not None and settings.forks.clock == "recorded"
+    if sets_clock:
+        require_clock()
+    required = kind in ("process", "command") or settings.fresh or is_program or sets_clock
     try:
         if os.name != "posix":
             raise ConfigError("rollouts.executor: worker processes need a POSIX system, such as Linux or macOS")
