@@ -18,8 +18,9 @@ import numpy as np
 from lightning_core.chat.chat import Chat
 from lightning_core.config.credit import InformationGain
 from lightning_core.config.imports import user_code
+from lightning_core.config.types import is_callable_name
 from lightning_core.credit import Episode
-from lightning_core.errors import ConfigError, did_you_mean, plural, show
+from lightning_core.errors import ConfigError, did_you_mean, show
 from lightning_core.rollouts.tasks import Task
 from lightning_core.trace import Floats, pack
 from lightning_core.transitions import Row, Segment, Transition
@@ -63,10 +64,10 @@ class AnswerScorer:
         """``episodes`` with the logprobs of their tasks' answers at the calls of ``policies``.
 
         ``tasks``: by id. A call whose prompt leaves no room for the answer is not scored, and counted. Raises `ConfigError` if the
-        answer of a task is no text, or if no task has one.
+        answer of a task is no text.
         """
-        answers = {identity: self._answer(task) for identity, task in tasks.items()}
-        self._check(answers, tasks)
+        answers = {identity: find_answer(task, self.settings.answer, self.function) for identity, task in tasks.items()}
+        self._log_missing(answers)
         chosen = [t for e in episodes for t in e.transitions if t.policy in policies]
         known = [(t, answer) for t in chosen if (answer := answers[t.task_id]) is not None]
         rows = [row for t, answer in known if (row := self._row(t, answer)) is not None]
@@ -80,40 +81,14 @@ class AnswerScorer:
         }
         return ScoredEpisodes(episodes=[_with_answers(e, found) for e in episodes], counts=counts)
 
-    def _answer(self, task: Task) -> str | None:
-        """The answer of ``task``; None if it has none, or an empty one."""
-        name = self.settings.answer
-        if self.function is None:
-            answer: object = task.get(name)
-        else:
-            with user_code(f"credit.information_gain.answer: {name!r} failed"):
-                answer = self.function(task)
-        if isinstance(answer, int | float) and not isinstance(answer, bool):
-            answer = str(answer)
-        if answer is not None and not isinstance(answer, str):
-            place = f"task {task['id']!r} has" if self.function is None else f"{name!r} returned"
-            raise ConfigError(
-                f"credit.information_gain.answer: {place} {show(answer)}; expected text, or None for a task without an answer. Of several "
-                "right answers, return one"
-            )
-        return answer or None
-
-    def _check(self, answers: Mapping[str, str | None], tasks: Mapping[str, Task]) -> None:
+    def _log_missing(self, answers: Mapping[str, str | None]) -> None:
         missing = [identity for identity, answer in answers.items() if answer is None]
-        name = self.settings.answer
-        if self.function is None and len(missing) == len(answers):
-            keys = dict.fromkeys(key for task in tasks.values() for key in task)
-            meant = did_you_mean(name, keys)
-            raise ConfigError(
-                f"credit.information_gain.answer: none of {plural(len(tasks), 'task')} has an answer under the key {name!r}; found the keys "
-                f"{list(keys)!r}{meant and f'; {meant}'}"
-            )
         if missing and not self._said:
             self._said = True
             logger.warning(
                 "%d of %d tasks have no answer (credit.information_gain.answer: %s), such as %r: their calls have credit from rewards "
                 "only. The metric rollouts_without_answer counts them from now on",
-                *(len(missing), len(answers), name, missing[0]),
+                *(len(missing), len(answers), self.settings.answer, missing[0]),
             )
 
     def _row(self, transition: Transition, answer: str) -> Row | None:
@@ -145,6 +120,39 @@ class AnswerScorer:
                 ),
             ),
         )
+
+
+def check_answers(settings: InformationGain | None, tasks: Sequence[Task]) -> None:
+    """Raise `ConfigError` if ``settings.answer`` is a key that no task has. A function is not called."""
+    if settings is None or is_callable_name(settings.answer) or any(settings.answer in task for task in tasks):
+        return
+    keys = list(dict.fromkeys(key for task in tasks for key in task))
+    meant = did_you_mean(settings.answer, keys)
+    raise ConfigError(
+        f"credit.information_gain.answer: no task has the key {settings.answer!r}; found the keys {keys!r}{meant and f'; {meant}'}"
+    )
+
+
+def find_answer(task: Task, name: str, function: Callable[[Task], Any] | None) -> str | None:
+    """The answer of ``task``; None if it has none, or an empty one. ``function``: what ``name`` names, if it is no key.
+
+    Raises `ConfigError` if the answer is no text, or the function fails.
+    """
+    answer: object
+    if function is None:
+        answer = task.get(name)
+    else:
+        with user_code(f"credit.information_gain.answer: {name!r} failed"):
+            answer = function(task)
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        answer = str(answer)
+    if answer is not None and not isinstance(answer, str):
+        place = f"task {task['id']!r} has" if function is None else f"{name!r} returned"
+        raise ConfigError(
+            f"credit.information_gain.answer: {place} {show(answer)}; expected text, or None for a task without an answer. Of several "
+            "right answers, return one"
+        )
+    return answer or None
 
 
 def count_tokens(rows: Sequence[Row]) -> int:
