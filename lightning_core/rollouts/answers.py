@@ -134,7 +134,7 @@ def check_answers(settings: InformationGain | None, tasks: Sequence[Task]) -> No
 
 
 def find_answer(task: Task, name: str, function: Callable[[Task], Any] | None) -> str | None:
-    """The answer of ``task``; None if it has none, or an empty one. ``function``: what ``name`` names, if it is no key.
+    """The answer of ``task``; None if it has none, or an empty one. ``function``: what ``name`` names, unless it is a key.
 
     Raises `ConfigError` if the answer is no text, or the function fails.
     """

@@ -45,7 +45,8 @@ def attempt(
 
 
 def gains(one: Episode, **arguments: Any) -> list[Any]:
-    found = information_gains(one, **{"measure": "probability", "after": "agent", **arguments})
+    both: dict[str, Any] = {"measure": "probability", "after": "agent", **arguments}
+    found = information_gains(one, **both)
     return [None if gain is None else pytest.approx(gain, abs=1e-6) for gain in found]
 
 
