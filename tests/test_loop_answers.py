@@ -124,6 +124,7 @@ def test_recorded_scores_give_the_same_credit_again(
             for change in recredit(store, step, rules):
                 assert change.advantage == pytest.approx(change.trained.advantage, abs=1e-6)
     assert main(["credit", str(result.folder), "--rule", "igpo"]) == 0
+    assert main(["credit", str(result.folder), "--rule", "discounted", "credit.information_gain=null"]) == 0
     assert "searcher" in capsys.readouterr().out
 
 
