@@ -21,6 +21,7 @@ from lightning_core.records.progress import Progress
 from lightning_core.records.remove import started
 from lightning_core.records.results import Evaluation, Result, finish, recorded_evaluations
 from lightning_core.records.store import Store
+from lightning_core.rollouts.answers import check_answers
 from lightning_core.rollouts.counts import counts_to_metrics, seconds_to_metrics
 from lightning_core.rollouts.interrupts import uninterrupted
 from lightning_core.rollouts.programs import check_tasks, load_agent, load_reward, refuse_functions
@@ -62,6 +63,7 @@ def fit(
         raise ConfigError("trainer.keep_best and eval.early_stop require held-out tasks; set tasks.eval")
     check_tasks(config, [*tasks, *eval_tasks])
     check_overlap(config, tasks, eval_tasks)
+    check_answers(config.credit.information_gain, tasks)
     # These raise ConfigError or MissingExtra before a folder is created.
     policy_rules(config)
     checked_loss(config.algorithm)

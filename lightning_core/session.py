@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from lightning_core.config import Config
-from lightning_core.config.credit_rules import teacher_prompt
+from lightning_core.config.credit_rules import answer_function, teacher_prompt
 from lightning_core.errors import ConfigError, LightningError, describe, plural
 from lightning_core.monitors import HeldOut
 from lightning_core.records.checkpoints import (
@@ -27,6 +27,7 @@ from lightning_core.records.progress import Progress
 from lightning_core.records.results import Evaluation, held_out_rewards, recorded_stop, to_evaluation
 from lightning_core.records.steps import StepLog
 from lightning_core.records.store import Phase, Store
+from lightning_core.rollouts.answers import AnswerScorer
 from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.background import BackgroundLoop, background_loop
 from lightning_core.rollouts.batch import Batch
@@ -251,6 +252,7 @@ def open_session(
                 values=trainer.expected,
                 teacher=None if weights_only else _open_teacher(config, trainer),
                 sources=None if weights_only else _token_sources(config, trainer),
+                answers=None if weights_only else _open_answers(config, trainer),
                 on_rollout=advance,
             ),
             background=stack.enter_context(background_loop()),
@@ -280,6 +282,20 @@ def _open_teacher(config: Config, trainer: Trainer) -> Teacher | None:
         chat=trainer.chats[POLICY],
         max_context=trainer.backend.max_context,
         prompt=teacher_prompt(config.algorithm),
+    )
+
+
+def _open_answers(config: Config, trainer: Trainer) -> AnswerScorer | None:
+    """What scores the answers of ``credit.information_gain``, if it is set."""
+    settings = config.credit.information_gain
+    if settings is None:
+        return None
+    return AnswerScorer(
+        settings=settings,
+        function=answer_function(config.credit),
+        logprobs=trainer.logprobs,
+        chats=trainer.chats,
+        max_context=trainer.backend.max_context,
     )
 
 

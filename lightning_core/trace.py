@@ -66,6 +66,7 @@ PROMPT_IDS = "lightning.prompt_token_ids"
 OUTPUT_IDS = "lightning.output_token_ids"
 LOGPROBS = "lightning.output_logprobs"
 LOGPROBS_AFTER = "lightning.output_logprobs_after"
+ANSWER_LOGPROBS = "lightning.answer_logprobs"
 VERSION = "lightning.policy_version"
 FIRST_VERSION = "lightning.policy_version.first"
 DIGEST = "lightning.digest"
@@ -141,6 +142,8 @@ class Call:
     """float32 [T], under the distribution that was sampled from."""
     logprobs_after: Floats | None = None
     """float32 [T], after the update that trained on the call; None if that was not measured (``trainer.measure_change``)."""
+    answer_logprobs: Floats | None = None
+    """float32 [A], of the task's answer in place of the response (``credit.information_gain``); None if it was not scored."""
     temperature: float
     constraint: str | None
     """``SamplingParams.constraint``; ``logprobs`` are then normalised over the allowed tokens."""
@@ -294,9 +297,7 @@ def spans_to_trace(spans: Iterable[SpanRecord], *, counters: Mapping[str, int] |
     ordered = sorted(unique.values(), key=lambda s: (s.start_ns, s.span_id))
     rollouts = {span.trace_id for span in ordered}
     if len(rollouts) != 1:
-        raise ValueError(
-            f"expected the spans of one rollout, found {len(rollouts)} trace ids: {sorted(rollouts)[:3]!r}"
-        )
+        raise ValueError(f"expected the spans of one rollout, found the trace ids {sorted(rollouts)[:3]!r}")
     roots = [span for span in ordered if TASK_ID in span.attributes]
     if len(roots) != 1:
         raise ValueError(f"expected one root span with {TASK_ID!r}, found {len(roots)} among {len(ordered)} spans")
@@ -333,6 +334,7 @@ def span_to_call(span: SpanRecord) -> Call:
         output_ids=_unpack(a.get(OUTPUT_IDS), "<u4"),
         logprobs=_unpack(a.get(LOGPROBS), "<f4"),
         logprobs_after=_unpack(a.get(LOGPROBS_AFTER), "<f4"),
+        answer_logprobs=_unpack(a.get(ANSWER_LOGPROBS), "<f4"),
         temperature=float(a.get(TEMPERATURE, 1.0)),
         constraint=a.get(CONSTRAINT),
         digest=a.get(DIGEST),

@@ -267,6 +267,19 @@ class Chat:
         text = prompt if isinstance(prompt, str) else self.text(ids)
         return RenderedPrompt(ids=ids, text=text, messages=(), tools="", context="new")
 
+    def forced(self, prefix: str, text: str) -> tuple[list[int], int]:
+        """The ids of ``prefix`` and ``text`` as a response, and the index of the first token that has a part of ``text``.
+
+        Special tokens in ``prefix`` are encoded as such, those in ``text`` as plain text.
+        """
+        ids = self._encoder.encode(prefix + self._quoting.quote(text), start=False)
+        before = self._encoder.encode(prefix, start=False)
+        # The tokens at the boundary may have parts of both.
+        start = next(
+            (i for i, (a, b) in enumerate(zip(ids, before, strict=False)) if a != b), min(len(ids), len(before))
+        )
+        return ids, start
+
     def remember(self, prompt: RenderedPrompt, output_ids: Sequence[int], response: Message, memory: Memory) -> None:
         """Record a response to ``prompt``, so that the next turn continues its tokens."""
         turn = _Turn(

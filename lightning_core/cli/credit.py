@@ -50,6 +50,7 @@ def credit(options: argparse.Namespace) -> int:
     from lightning_core.records.configs import config_of_step
     from lightning_core.records.recredit import credited_steps, recredit
     from lightning_core.records.store import Store
+    from lightning_core.trace import ANSWER_LOGPROBS
 
     with Store(folder / "store.db", read_only=True) as store:
         steps = credited_steps(store)
@@ -59,6 +60,14 @@ def credit(options: argparse.Namespace) -> int:
             steps = [options.step]
         files = {step: config_of_step(folder, step + 1) for step in steps}
         rules = {file: _rules(load_config(file, overrides)) for file in dict.fromkeys(files.values())}
+        needing = next(
+            (r.reward_rule.name for own in rules.values() for r in own.values() if r.reward_rule.answer), None
+        )
+        if needing is not None and not store.has_arrays(ANSWER_LOGPROBS):
+            raise ConfigError(
+                f"rewards: {needing} needs the probabilities of the tasks' answers, which this run did not record; train with "
+                "credit.information_gain"
+            )
         changes = [change for step in steps for change in recredit(store, step, rules[files[step]])]
     if not changes:
         raise ConfigError(f"the run {str(folder)!r} has no credited calls yet")

@@ -54,6 +54,7 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     yield from check_ce(c)
     yield from check_credit(c.credit, group_size=c.rollouts.group_size, refill=c.rollouts.refill)
     yield from check_forks(c)
+    yield from check_information_gain(c)
     if c.rollouts.temperature == 0:
         yield (
             ("rollouts", "temperature"),
@@ -324,12 +325,26 @@ def _check_rewards(c: CreditSection, rule: RewardRule) -> Iterator[tuple[KeyPath
     if c.critic is not None and not rule.needs_critic:
         names = [other.name for other in REWARD_RULES.values() if other.needs_critic]
         yield ("credit", "critic"), _goes_with(names, c.rewards)
+    if rule.answer and c.information_gain is None:
+        yield (
+            ("credit", "rewards"),
+            f"{rule.name!r} needs credit.information_gain, such as {{answer: answer}}: the task's key with the answer",
+        )
     yield from argument_problems(rule, c.rewards_args, ("credit", "rewards_args"), flat=FLAT)
 
 
 def _goes_with(names: Sequence[str], found: str) -> str:
     only = " only" if len(names) == 1 else ""
     return f"goes with rewards: {' | '.join(names)}{only}, but credit.rewards is {found!r}"
+
+
+def check_information_gain(c: Sections) -> Iterator[tuple[KeyPath, str]]:
+    """Yield problems of ``credit.information_gain``."""
+    names = [settings.credit.rewards for settings in policy_settings(c).values()]
+    rules = [declared(REWARD_RULES, name) for name in names]
+    if c.credit.information_gain is not None and all(rule is not None and not rule.answer for rule in rules):
+        using = [rule.name for rule in REWARD_RULES.values() if rule.answer]
+        yield ("credit", "information_gain"), _goes_with(using, " and ".join(dict.fromkeys(names)))
 
 
 def check_forks(c: Sections) -> Iterator[tuple[KeyPath, str]]:

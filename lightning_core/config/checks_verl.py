@@ -105,6 +105,11 @@ def check_verl_credit(c: Sections, rules: CreditRules | None = None) -> Iterator
             f"{rewards.name!r} needs the critic's values before rows are built, but verl's critic runs afterwards; use 'discounted', or "
             "trainer.name: torch",
         )
+    if c.credit.information_gain is not None:
+        yield (
+            ("credit", "information_gain"),
+            "the embedded trainer scores the answers before rows are built, which verl cannot; use 'discounted', or trainer.name: torch",
+        )
     if advantage is None or (c.trainer.mode == "sync" and not c.rollouts.refill):
         return
     one_by_one = "expected trainer.mode: sync and rollouts.refill: 0; in other modes groups finish one by one"

@@ -149,6 +149,18 @@ class Judge(Section):
         return tuple(c.reward for c in self.criteria) or (JUDGE,)
 
 
+class InformationGain(Section):
+    """With `igpo` or `a2tgpo`: the probability of the task's answer at the prompt of each call, under the policy.
+    docs/credit-assignment.md describes it."""
+
+    answer: Annotated[str, Field(min_length=1)]
+    """Key of the task that has the answer, as the text that the agent would answer. Or `module:callable`, called with the
+    task; it returns the text, or None for a task without an answer."""
+    prefix: str = ""
+    """Text that the policy is made to say before the answer, such as `"</think>\n<answer>"`. Special tokens in it are encoded
+    as such."""
+
+
 class CreditSection(Section):
     """Computes each call's advantage from an episode's rewards.
     docs/credit-assignment.md has the equations."""
@@ -183,3 +195,5 @@ class CreditSection(Section):
     """With `gae`, or a custom rule that needs a critic: the critic's settings; null: defaults."""
     judge: Judge | None = None
     """A model that scores rollouts; null: disabled."""
+    information_gain: InformationGain | None = None
+    """With `igpo` or `a2tgpo`, which need it: the answers of tasks, and how the policy gives them; null: disabled."""

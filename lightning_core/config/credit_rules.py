@@ -15,6 +15,7 @@ from lightning_core.config.imports import import_callable
 from lightning_core.config.resolve import policy_settings
 from lightning_core.config.rules import find_rule, function_of
 from lightning_core.config.source import KeyPath, dotted
+from lightning_core.config.types import is_callable_name
 from lightning_core.credit import (
     ADVANTAGE_RULES,
     GROUP_KEYS,
@@ -41,6 +42,7 @@ def policy_rules(config: Config) -> dict[str, CreditRules]:
     }
     for rule in rules.values():
         _raise_first(check_verl_credit(config, rule))
+    answer_function(config.credit)
     return rules
 
 
@@ -80,6 +82,12 @@ def teacher_prompt(a: Algorithm) -> Callable[..., Any] | None:
     """The function that ``distill.prompt`` names, if any. Raises `ConfigError` if it cannot be imported."""
     name = None if a.distill is None else a.distill.prompt
     return None if name is None else import_callable(name, key="algorithm.distill.prompt")
+
+
+def answer_function(c: configured.CreditSection) -> Callable[..., Any] | None:
+    """The function that ``information_gain.answer`` names, if any. Raises `ConfigError` if it cannot be imported."""
+    name = None if c.information_gain is None else c.information_gain.answer
+    return import_callable(name, key="credit.information_gain.answer") if name and is_callable_name(name) else None
 
 
 def loss_arguments(a: Algorithm, loss: Loss) -> dict[str, Any]:

@@ -10,10 +10,10 @@ Pure functions in registries; no torch, no I/O.
 `registry` describes how to add a rule.
 """
 
-from lightning_core.credit import advantage_rules, gae, grouping, losses, reward_rules, tree_rules
+from lightning_core.credit import advantage_rules, gae, gain_rules, grouping, losses, reward_rules, tree_rules
 from lightning_core.credit.air import Air, FormatRule
 from lightning_core.credit.assign import Credit, assign_credit
-from lightning_core.credit.episode import Component, Episode, Value
+from lightning_core.credit.episode import Accumulate, Component, Episode, Value
 from lightning_core.credit.multi_policy import assign_by_policy
 from lightning_core.credit.registry import (
     ADVANTAGE_RULES,
@@ -28,7 +28,7 @@ from lightning_core.credit.registry import (
 from lightning_core.credit.rules import CreditRules
 from lightning_core.credit.terms import RewardTerm
 
-_DECLARED = (advantage_rules, gae, grouping, losses, reward_rules, tree_rules)
+_DECLARED = (advantage_rules, gae, gain_rules, grouping, losses, reward_rules, tree_rules)
 """Imported so that their rules are in the registries."""
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "GROUP_KEYS",
     "LOSSES",
     "REWARD_RULES",
+    "Accumulate",
     "Air",
     "Component",
     "Credit",

@@ -34,7 +34,11 @@ def values_of(
                 "episode; expected one per call"
             )
     return [
-        replace(part, values=[check_reward(value) for value in part.values], group_by=tuple(part.group_by))
+        replace(
+            part,
+            values=[None if value is None else check_reward(value) for value in part.values],
+            group_by=tuple(part.group_by),
+        )
         for part in parts
     ]
 
@@ -48,7 +52,7 @@ def _expected(episode: Episode, rule: str, values: Mapping[str, float]) -> list[
 
 def common_parts(rewarded: Mapping[str, Sequence[Component]]) -> Sequence[Component]:
     """The first episode's components. Raises `CreditError` if those of another differ."""
-    kinds = {tuple((p.name, p.weight, p.share, p.group_by) for p in parts) for parts in rewarded.values()}
+    kinds = {tuple((p.name, p.weight, p.share, p.group_by, p.accumulate) for p in parts) for parts in rewarded.values()}
     if len(kinds) > 1:
         found = sorted(map(repr, kinds))
         raise CreditError(f"the reward rule returned different components for different episodes: {', '.join(found)}")

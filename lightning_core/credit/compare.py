@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_core.credit.apply import advantages_of, common_parts, flat_calls, values_of
-from lightning_core.credit.episode import Component, Episode, Value
+from lightning_core.credit.episode import Accumulate, Component, Episode, Value
 from lightning_core.credit.grouping import equalise, group_values
 from lightning_core.credit.rules import CreditRules
 from lightning_core.credit.terms import RewardTerm, split_terms
@@ -24,8 +24,11 @@ class Compared:
     """The groups of calls that agree in all group keys."""
     groups: Sequence[Sequence[Value]]
     """The groups that the advantage rule got: ``keyed``, or the whole batch as one group."""
+    own: Mapping[str, float]
+    """What the advantage rule returned, by id of the calls that were compared."""
     advantages: Mapping[str, float]
-    """By call id, without the component's weight. A term has those of its own calls."""
+    """By call id, without the component's weight. A term has those of its own calls. They differ from ``own`` if the component
+    accumulates them (`Component.accumulate`)."""
     weights: Mapping[str, float]
     """The coefficients of the advantages by call id, without the calls that the component does not count for (`Component.share`)."""
 
@@ -83,11 +86,26 @@ def _compare(
             name = f"{term.name}_{part.name}" if part.name else term.name
             part = replace(part, name=name, weight=part.weight * term.weight)
         found.append((part, keyed, groups))
-    weights = _weights([(part, groups) for part, _, groups in found], rules)
-    return [
-        Compared(part=part, keyed=keyed, groups=groups, advantages=advantages_of(groups, rules), weights=own)
-        for (part, keyed, groups), own in zip(found, weights, strict=True)
-    ]
+    compared: list[Compared] = []
+    for (part, keyed, groups), weights in zip(found, _weights([(p, g) for p, _, g in found], rules), strict=True):
+        own = advantages_of(groups, rules)
+        advantages = own if part.accumulate is None else _accumulated(episodes, own, part.accumulate)
+        if part.accumulate is not None:
+            weights = dict.fromkeys(advantages, part.weight)
+        compared.append(
+            Compared(part=part, keyed=keyed, groups=groups, own=own, advantages=advantages, weights=weights)
+        )
+    return compared
+
+
+def _accumulated(
+    episodes: Sequence[Episode], advantages: Mapping[str, float], accumulate: Accumulate
+) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for e in episodes:
+        sums = accumulate([advantages.get(t.call) for t in e.transitions])
+        found |= {t.call: value for t, value in zip(e.transitions, sums, strict=True)}
+    return found
 
 
 def _weights(found: Sequence[tuple[Component, list[list[Value]]]], rules: CreditRules) -> list[dict[str, float]]:
@@ -105,5 +123,7 @@ def _weights(found: Sequence[tuple[Component, list[list[Value]]]], rules: Credit
     ]
 
 
-def _by_call(episodes: Sequence[Episode], found: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    return {t.call: value for e in episodes for t, value in zip(e.transitions, found[e.rollout], strict=True)}
+def _by_call(episodes: Sequence[Episode], found: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
+    """The values by call id, without those that are None."""
+    pairs = ((t.call, value) for e in episodes for t, value in zip(e.transitions, found[e.rollout], strict=True))
+    return {call: value for call, value in pairs if value is not None}

@@ -91,13 +91,35 @@ def _new_messages(call: Call) -> list[Mapping[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulate:
+    """From the advantages of a rollout's calls to `Σ_{k≥t} γ^(k−t) A_k` for each call t."""
+
+    gamma: float
+    rescale: bool = False
+    """Whether to divide by `√n`, with n the number of compared calls from t on: the variance of n independent terms is n times that
+    of one."""
+
+    def __call__(self, advantages: Sequence[float | None]) -> list[float]:
+        """The sums. ``advantages``: of each call in order; None for a call that was not compared."""
+        found: list[float] = []
+        total, terms = 0.0, 0
+        for advantage in reversed(advantages):
+            total *= self.gamma
+            if advantage is not None:
+                total, terms = total + advantage, terms + 1
+            found.append(total / math.sqrt(terms) if self.rescale and terms else total)
+        return found[::-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
     """Values of an episode's transitions, one component of the reward rule's result.
 
     Values are compared within the same component of other episodes. The advantages of all components are added.
     """
 
-    values: Sequence[float]
+    values: Sequence[float | None]
+    """One for each transition; None for a call that is not compared."""
     weight: float = 1.0
     """Coefficient of the component's advantages."""
     share: float | None = None
@@ -107,6 +129,8 @@ class Component:
     """Group keys in addition to the rule's. Functions must be equal in all episodes."""
     name: str = ""
     """Prefix of the component's metrics."""
+    accumulate: Accumulate | None = None
+    """Sums the advantages over later calls, after they were compared. Not with a share."""
     targets: Sequence[float] | None = None
     """Regression targets of the critic's values."""
 

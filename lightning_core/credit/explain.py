@@ -28,17 +28,19 @@ class GroupExplanation:
     deviation: float
     """Mean and standard deviation of the members' values; each rollout counts once."""
     advantage: float
-    """Without the weight."""
+    """Without the weight, and before advantages are accumulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The credit of one call. The call's advantage is the sum of ``weight · advantage`` over ``groups``."""
+    """The credit of one call. Its advantage is the sum of ``weight · advantage`` over ``groups``, plus ``accumulated``."""
 
     rewards: Sequence[Reward]
     """The rewards that the reward rule read: the episode's, the agents', the calls', and those that AIR adds."""
     groups: Sequence[GroupExplanation]
     advantage: float
+    accumulated: float = 0.0
+    """What the advantages of later calls add, with a rule that accumulates them (`Component.accumulate`)."""
 
 
 def explain_credit(
@@ -58,6 +60,7 @@ def _explain(
     episodes: Sequence[Episode], rules: CreditRules, values: Mapping[str, float] | None
 ) -> dict[str, Explanation]:
     groups: dict[str, list[GroupExplanation]] = {t.call: [] for e in episodes for t in e.transitions}
+    accumulated = dict.fromkeys(groups, 0.0)
     for one in compare_episodes(episodes, rules, values=values).compared:
         for members in one.groups:
             mean, deviation = moments(members)
@@ -70,14 +73,18 @@ def _explain(
                         members=members,
                         mean=mean,
                         deviation=deviation,
-                        advantage=one.advantages[member.call],
+                        advantage=one.own[member.call],
                     )
                 )
+        if one.part.accumulate is not None:
+            for call, advantage in one.advantages.items():
+                accumulated[call] += one.weights[call] * (advantage - one.own.get(call, 0.0))
     return {
         t.call: Explanation(
             rewards=e.rewards,
             groups=groups[t.call],
-            advantage=sum(group.weight * group.advantage for group in groups[t.call]),
+            advantage=sum(group.weight * group.advantage for group in groups[t.call]) + accumulated[t.call],
+            accumulated=accumulated[t.call],
         )
         for e in episodes
         for t in e.transitions

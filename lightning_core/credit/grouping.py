@@ -91,7 +91,7 @@ class AnchorHistory:
 def group_values(
     episodes: Sequence[Episode], values: Mapping[str, float], group_by: Sequence[str | Callable[..., Sequence[str]]]
 ) -> list[list[Value]]:
-    """The groups in order of first appearance; without keys, one group.
+    """The groups of the calls that have ``values``, in order of first appearance; without keys, one group.
 
     In each group the weights of a rollout's calls sum to 1.
     """
@@ -100,6 +100,8 @@ def group_values(
     for episode in episodes:
         parts = [_key_of(episode, key) for key in keys]
         for index, t in enumerate(episode.transitions):
+            if t.call not in values:
+                continue
             key = tuple(part[index] for part in parts)
             members.setdefault(key, {}).setdefault(episode.rollout, []).append(t.call)
     return [

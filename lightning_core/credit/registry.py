@@ -117,6 +117,8 @@ class RewardRule(DeclaredRule):
     """What its values were compared with already, so that they are not to be compared within groups: "the critic", for example."""
     forks: bool = False
     """Whether it uses the forks of rollouts (``rollouts.forks``)."""
+    answer: bool = False
+    """Whether it uses the probability of the task's answer (``credit.information_gain``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +289,7 @@ def reward_rule(
     needs_critic: bool = False,
     baseline: str | None = None,
     forks: bool = False,
+    answer: bool = False,
 ) -> Callable[[F], F]:
     """Declare a reward rule; see `RewardRule` for the arguments.
 
@@ -308,6 +311,7 @@ def reward_rule(
             needs_critic=needs_critic,
             baseline=baseline,
             forks=forks,
+            answer=answer,
         )
 
     return declare

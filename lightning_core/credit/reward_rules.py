@@ -139,10 +139,15 @@ def immediate(episode: Episode) -> list[float]:
     A call's rewards count at that call, an agent's at the agent's last call, the episode's at the last call. Rewards of an untrained
     call count at the last trained call before it, or else at the first one. Rewards of an agent without trained calls are ignored.
     """
+    return [0.0 if reward is None else reward for reward in placed_rewards(episode)]
+
+
+def placed_rewards(episode: Episode) -> list[float | None]:
+    """Like `immediate`, with None for calls at which no reward counts, even one of 0."""
     calls = episode.transitions
     index = {t.call: i for i, t in enumerate(calls)}
     order = {call.id: call.sequence for call in episode.trace.calls}
-    rewards = [0.0] * len(calls)
+    rewards: list[float | None] = [None] * len(calls)
     for r in episode.rewards if calls else ():
         if r.call is None:
             own = [i for i, t in enumerate(calls) if r.agent in (None, t.agent)]
@@ -153,7 +158,7 @@ def immediate(episode: Episode) -> list[float]:
             at = index[r.call]
         else:
             at = max((i for i, t in enumerate(calls) if t.sequence <= order.get(r.call, 0)), default=0)
-        rewards[at] += r.value
+        rewards[at] = (rewards[at] or 0.0) + r.value
     return rewards
 
 

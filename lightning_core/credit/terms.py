@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_core.credit.episode import Episode
+from lightning_core.credit.gains import without_answers
 from lightning_core.trace import Reward
 
 
@@ -37,7 +38,9 @@ def split_terms(
     names = {term.name for term in terms}
     yield None, _keep_rewards(episodes, lambda reward: reward.name not in names)
     for term in terms:
-        found = [_of_agents(e, term) for e in _keep_rewards(episodes, lambda reward, own=term.name: reward.name == own)]
+        alone = _keep_rewards(episodes, lambda reward, own=term.name: reward.name == own)
+        # Gains of information are no part of a term: they are compared with all other rewards.
+        found = [without_answers(_of_agents(e, term)) for e in alone]
         yield term, [episode for episode in found if episode.rewards and episode.transitions]
 
 

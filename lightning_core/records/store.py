@@ -182,6 +182,10 @@ class Store:
         with self._transaction():
             self._db.executemany(_insert("arrays", _ARRAY, "INSERT OR REPLACE"), values)
 
+    def has_arrays(self, key: str) -> bool:
+        """Whether any stored span has the array ``key``."""
+        return bool(list(self.select("SELECT 1 FROM arrays WHERE key = ? LIMIT 1", key)))
+
     def add_credit(self, rows: Iterable[CallCredit]) -> None:
         """Write the credit of calls of stored rollouts; replaces earlier credit of the same calls."""
         values = [storable({name: getattr(row, name) for name in _CREDIT}) for row in rows]

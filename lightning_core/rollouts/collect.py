@@ -22,11 +22,13 @@ from lightning_core.records.progress import Progress
 from lightning_core.records.store import Phase, Store
 from lightning_core.records.task_history import Tried, recent_attempts
 from lightning_core.rollouts.agent_pool import AgentPool
+from lightning_core.rollouts.answers import AnswerScorer, ScoredEpisodes
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.background import BackgroundLoop
 from lightning_core.rollouts.batch import Batch, Group
 from lightning_core.rollouts.ce import Targets, TokenSources
 from lightning_core.rollouts.counts import (
+    add_counts,
     count_calls,
     count_ce,
     count_forks,
@@ -53,7 +55,7 @@ from lightning_core.rollouts.replayed_tools import check_tools
 from lightning_core.rollouts.runner import Task
 from lightning_core.rollouts.selection import check_agents, no_calls, routing_of, trained_agents
 from lightning_core.rollouts.stopping import InvalidRewards, check_finished, check_rewarded
-from lightning_core.trace import Floats, Reward
+from lightning_core.trace import ANSWER_LOGPROBS, Floats, Reward
 from lightning_core.transitions import Ranges, Row, Transition, transitions_to_rows
 
 logger = logging.getLogger(__name__)
@@ -74,9 +76,11 @@ class Collector:
         values: Values | None = None,
         teacher: Teacher | None = None,
         sources: TokenSources | None = None,
+        answers: AnswerScorer | None = None,
         on_rollout: Callable[[Rollout], None] = lambda _: None,
     ) -> None:
         """``values``: the critic, if a reward rule needs one. ``teacher``: that of ``algorithm.distill``. ``sources``: of ``algorithm.ce``.
+        ``answers``: those of ``credit.information_gain``.
 
         ``on_rollout``: called with the last attempt at each job.
         """
@@ -87,6 +91,7 @@ class Collector:
         self._values = values
         self._teacher = teacher
         self._sources = sources
+        self._answers = answers
         self._on_rollout = on_rollout
         self._failures = FailureLog()
         self._names_checked = False
@@ -229,6 +234,15 @@ class Collector:
         await asyncio.to_thread(self._store.add_spans, reward_spans(judged.scores))
         return judged.scores
 
+    def score_answers(self, groups: Sequence[Group], episodes: Sequence[Episode]) -> ScoredEpisodes:
+        """``episodes`` with the logprobs of the answers of their tasks, if ``credit.information_gain`` is set; recorded on return."""
+        if self._answers is None:
+            return ScoredEpisodes(episodes=episodes)
+        policies = {name for name, rules in self.rules.items() if rules.reward_rule.answer}
+        found = self._answers.score(episodes, {str(g.task["id"]): g.task for g in groups}, policies)
+        self._store.add_arrays(ANSWER_LOGPROBS, found.arrays())
+        return found
+
     def credit(self, episodes: Sequence[Episode]) -> Credit:
         """transitions → advantages: each call's value and advantage by the rules of its policy."""
         scored = [t for e in episodes for t in e.transitions if self.rules[t.policy].needs_values]
@@ -244,11 +258,11 @@ class Collector:
         credit: Credit,
         *,
         replaced: int = 0,
-        picked: Mapping[str, float] | None = None,
+        counts: Mapping[str, float] | None = None,
     ) -> Batch:
         """advantages → rows.
 
-        ``groups``: all that ran, including the ``replaced`` ones; ``episodes``: without those. ``picked``: counts of the step's tasks.
+        ``groups``: all that ran, including the ``replaced`` ones; ``episodes``: without those. ``counts``: others of the step.
         """
         c = self.config
         taught = {} if self._teacher is None else self._teacher.differences(episodes)
@@ -260,6 +274,7 @@ class Collector:
         if silent := rollouts["rollouts_without_calls"]:
             logger.warning("in %d of %d rollouts no trained agent made a model call", silent, rollouts["rollouts"])
         counts = {
+            **(counts or {}),
             **rollouts,
             **count_forks([r for g in groups for r in g.forks], dropped=sum(g.forks_dropped for g in groups)),
             "groups_refilled": replaced,
@@ -269,7 +284,6 @@ class Collector:
             **count_taught(taught),
             **(count_ce(rows, targets.unknown) if c.algorithm.ce else {}),
             **credit.metrics,
-            **(picked or {}),
         }
         return Batch(episodes=episodes, credit=credit, rows=rows, counts=counts)
 
@@ -304,15 +318,19 @@ def collect(
     """
     config = collector.config
 
+    scored: dict[str, float] = {}
+
     def roll_out(tasks: Sequence[Task], *, whole: bool) -> tuple[list[Group], list[Episode]]:
         progress.phase("train", len(tasks) * config.rollouts.group_size)
         groups = background.call(collector.roll_out_all, tasks, "train", step, whole=whole)
         episodes = collector.episodes(groups)
         require_transitions(groups, episodes)
+        found = collector.score_answers(groups, episodes)
+        scored.update(add_counts(scored, found.counts))
         if config.credit.judge is None:
-            return groups, episodes
+            return groups, list(found.episodes)
         progress.phase("judge")
-        return groups, background.call(collector.judged, episodes, step, required=True)
+        return groups, background.call(collector.judged, found.episodes, step, required=True)
 
     tried = collector.tried(step)
     chosen = pick_tasks(tasks, config, step, tried)
@@ -332,8 +350,8 @@ def collect(
         dropped = set(flat[: len(others)])
         episodes = [*(e for e in episodes if e.task_id not in dropped), *fresh]
         credit = collector.credit(episodes)
-    picked = {} if tried is None else count_picked(chosen, tried)
-    batch = collector.batch(groups, episodes, credit, replaced=replaced, picked=picked)
+    counts = scored if tried is None else scored | count_picked(chosen, tried)
+    batch = collector.batch(groups, episodes, credit, replaced=replaced, counts=counts)
     if not batch.rows:
         logger.warning(
             "step %d: nothing to train on: all %d responses of the trained agents reached their token limit, and "

@@ -26,6 +26,8 @@ _SUMS = (
     "rollouts_credited",
     "versions_behind",
     "teacher_kl_sum",
+    "answer_logprob_sum",
+    "calls_scored",
     "tasks_sampled",
     "tasks_sampled_success_sum",
 )
@@ -178,6 +180,7 @@ def counts_to_metrics(counts: Mapping[str, float]) -> dict[str, float]:
         metrics["rows_per_rollout"] = counts["rows"] / max(1, counts["rollouts_trained"])
     metrics |= _mean("staleness", counts, "versions_behind", counts["rows"])
     metrics |= _mean("teacher_kl", counts, "teacher_kl_sum", counts.get("tokens_distilled", 0))
+    metrics |= _mean("answer_logprob", counts, "answer_logprob_sum", counts.get("calls_scored", 0))
     metrics |= _mean("tasks_sampled_success", counts, "tasks_sampled_success_sum", counts.get("tasks_sampled", 0))
     for name in filter(_is_judged, counts):
         metrics |= _mean(name.removesuffix("_sum"), counts, name, counts.get("rollouts_credited", 0))

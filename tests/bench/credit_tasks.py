@@ -57,6 +57,10 @@ def sql(task: dict[str, Any]) -> float:
     return float(letter == right)
 
 
+def sql_answer(task: dict[str, Any]) -> str:
+    return shifted(task["prompt"], 1)
+
+
 def executes(letter: str, right: str) -> bool:
     return letter in LETTERS and LETTERS.index(letter) % 2 == LETTERS.index(right) % 2
 
@@ -80,6 +84,10 @@ def rag(task: dict[str, Any]) -> float:
     found = second if search(first) == first else "-"
     passage = shifted(second, 1) if search(found) == second else "-"
     return float(passage in LETTERS and answer(passage) == passage)
+
+
+def rag_answer(task: dict[str, Any]) -> str:
+    return shifted(task["prompt"], 3)
 
 
 # --- tool

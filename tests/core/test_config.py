@@ -201,7 +201,10 @@ rollouts: {group_size: yes}
             "policy: {model: m, max_context: 256}",
             "rollouts.max_tokens: found 256, expected less than policy.max_context",
         ),
-        ("credit: {gamma: 0.9}", "credit.gamma: goes with rewards: discounted | gigpo | hgpo | gae, but"),
+        (
+            "credit: {gamma: 0.9}",
+            "credit.gamma: goes with rewards: discounted | gigpo | hgpo | gae | igpo | a2tgpo, but",
+        ),
         (
             "credit: {rewards: outcome}",
             "credit.rewards: found 'outcome', expected 'broadcast', 'last-call', 'explicit',",

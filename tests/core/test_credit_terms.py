@@ -111,7 +111,7 @@ def test_the_explanation_adds_up_to_the_advantage(rewards: str, advantage: str) 
     trained = assign_by_policy(episodes, rules).advantages
     explained = explain_credit(episodes, rules)
     assert {call: found.advantage for call, found in explained.items()} == pytest.approx(trained)
-    assert "right" in {group.component for group in explained["x0"].groups}
+    assert "right" in {group.component for found in explained.values() for group in found.groups}
     assert not any(group.component.startswith("short") for group in explained["x0"].groups)
 
 

@@ -91,6 +91,23 @@ def test_a_later_turn_keeps_the_sampled_ids_even_where_encoding_would_differ(cha
     assert chat._tokenizer.decode(list(second.ids)) == second.text
 
 
+def test_a_forced_text_begins_with_the_first_token_that_has_a_part_of_it(chat: Chat):
+    """ " answer" is one token, which has the space of the prefix."""
+    ids, first = chat.forced("the ", "answer")
+    assert ids == encode(chat, "the answer")
+    assert (encode(chat, "the"), encode(chat, " answer")) == (ids[:first], ids[first:])
+    assert len(ids) - first == 1
+
+
+def test_special_tokens_of_a_forced_text_are_text_and_those_of_its_prefix_are_not(chat: Chat):
+    special = chat._tokenizer.convert_tokens_to_ids("<|im_end|>")
+    ids, first = chat.forced("<|im_end|>", "<|im_end|>")
+    assert first == 1
+    assert ids[0] == special
+    assert special not in ids[1:]
+    assert chat._tokenizer.decode(ids) == "<|im_end|><|im_end|>"
+
+
 def test_a_truncated_response_gets_its_end_of_turn_from_the_template(chat: Chat):
     memory = Memory()
     first = chat.render([USER], None, memory)
