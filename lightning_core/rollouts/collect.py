@@ -41,6 +41,7 @@ from lightning_core.rollouts.curriculum import count_picked
 from lightning_core.rollouts.distill import Teacher, token_advantages
 from lightning_core.rollouts.entries import (
     call_credits,
+    check_tools_of,
     count_earlier,
     fork_jobs,
     make_jobs,
@@ -49,13 +50,12 @@ from lightning_core.rollouts.entries import (
     to_episodes,
 )
 from lightning_core.rollouts.failure_log import FailureLog
-from lightning_core.rollouts.judge import reward_spans, with_scores
+from lightning_core.rollouts.judged import judge_episodes
 from lightning_core.rollouts.refill import spare_tasks, without_signal
-from lightning_core.rollouts.replayed_tools import check_tools
 from lightning_core.rollouts.runner import Task
-from lightning_core.rollouts.selection import check_agents, no_calls, routing_of, trained_agents
+from lightning_core.rollouts.selection import check_agents, require_transitions, routing_of, trained_agents
 from lightning_core.rollouts.stopping import InvalidRewards, check_finished, check_rewarded
-from lightning_core.trace import ANSWER_LOGPROBS, Floats, Reward
+from lightning_core.trace import ANSWER_LOGPROBS, Floats
 from lightning_core.transitions import Ranges, Row, Transition, transitions_to_rows
 
 logger = logging.getLogger(__name__)
@@ -99,11 +99,9 @@ class Collector:
         self._invalid = InvalidRewards(config.rollouts.max_invalid)
 
     def tried(self, step: int) -> Mapping[str, Tried] | None:
-        """With ``tasks.sampling: curriculum``: the recent attempts at each task before ``step``. They are read from the store, so that
-        a resumed run picks the same tasks."""
-        if self.config.tasks.sampling == "uniform":
-            return None
-        return recent_attempts(self._store, before=step, solved=self.config.eval.solved)
+        """With ``tasks.sampling: curriculum``: recent attempts at each task before ``step``; from the store, as in a resumed run."""
+        uniform = self.config.tasks.sampling == "uniform"
+        return None if uniform else recent_attempts(self._store, before=step, solved=self.config.eval.solved)
 
     async def roll_out(self, task: Task, phase: Phase, step: int, *, earlier: int = 0) -> Group:
         """tasks → rollouts: run all attempts at ``task`` under the current policy; recorded on return.
@@ -129,11 +127,10 @@ class Collector:
         def record(attempts: Sequence[Attempt]) -> None:
             records = [(rollout_record(a.rollout, step, phase, version), a.rollout.spans) for a in attempts]
             writes.append(self._store.queue_rollouts(records))
-            for attempt in attempts:
-                if attempt.final and phase != "fork":
-                    self._on_rollout(attempt.rollout)
-                if attempt.final:
-                    self._invalid.count(attempt.rollout)
+            for rollout in (attempt.rollout for attempt in attempts if attempt.final):
+                self._invalid.count(rollout)
+                if phase != "fork":
+                    self._on_rollout(rollout)
 
         try:
             return await self._agents.roll_out(jobs, routing_of(self.config, phase), record)
@@ -173,10 +170,8 @@ class Collector:
         return found
 
     def check(self, groups: Sequence[Group], *, whole: bool = True, measured: bool = False) -> None:
-        """Raise an error if no rollout finished or, if ``whole``, none has a reward; on the first call, for unknown agents and tools.
-
-        ``measured``: see `check_agents`.
-        """
+        """Raise an error if no rollout finished or, if ``whole``, none has a reward; at first also for unknown agents and tools
+        (``measured``: see `check_agents`)."""
         if not groups:
             raise ConfigError("found no tasks to run, expected at least one; check the list of tasks")
         rollouts = [r for g in groups for r in g.rollouts]
@@ -185,10 +180,7 @@ class Collector:
         if not self._names_checked:
             check_agents(self.config, rollouts, measured=measured)
             self._names_checked = True
-        kept = next((r.job.tools for r in rollouts if r.job.tools is not None), None)
-        if kept is not None and not self._tools_checked:
-            check_tools(kept, [r.trace for r in rollouts])
-            self._tools_checked = True
+        self._tools_checked = self._tools_checked or check_tools_of(rollouts)
         if whole:
             check_rewarded(rollouts, lost)
 
@@ -198,41 +190,11 @@ class Collector:
         return to_episodes(rollouts, trained_agents(self.config, (r.trace for r in rollouts)))
 
     async def judged(self, episodes: Sequence[Episode], step: int, *, required: bool) -> list[Episode]:
-        """``episodes`` with the judge's scores among their rewards, if a judge is configured.
-
-        The attempts at one task are scored together. A single attempt is not scored. A task whose scoring fails is logged and stays
-        unscored; if scoring fails for every task and ``required`` is set, raises `InfrastructureError`.
-        """
+        """``episodes`` with the judge's scores among their rewards, if a judge is configured (`judge_episodes`)."""
         judge = self.config.credit.judge
         if judge is None:
             return list(episodes)
-        by_task: dict[str, list[Episode]] = {}
-        for episode in episodes:
-            by_task.setdefault(episode.task_id, []).append(episode)
-        comparable = [found for found in by_task.values() if len(found) > 1]
-        outcomes = await asyncio.gather(*(self._judge(found, step) for found in comparable))
-        failures = [outcome for outcome in outcomes if isinstance(outcome, InfrastructureError)]
-        if required and failures and len(failures) == len(outcomes):
-            raise InfrastructureError(
-                f"the judge {judge.model!r} scored none of {len(outcomes)} groups; the first error: {failures[0]}"
-            )
-        for failure in failures:
-            logger.warning("the judge %r did not score a group: %s", judge.model, failure)
-        scores = {k: v for found in outcomes if not isinstance(found, Exception) for k, v in found.items()}
-        return with_scores(episodes, scores)
-
-    async def _judge(
-        self, episodes: Sequence[Episode], step: int
-    ) -> Mapping[str, Sequence[Reward]] | InfrastructureError:
-        try:
-            judged = await self._agents.judge(episodes, step)
-        except InfrastructureError as error:
-            return error
-        await asyncio.to_thread(self._store.add_rollouts, judged.records)
-        if judged.error is not None:
-            return InfrastructureError(judged.error)
-        await asyncio.to_thread(self._store.add_spans, reward_spans(judged.scores))
-        return judged.scores
+        return await judge_episodes(judge, self._agents, self._store, episodes, step, required=required)
 
     def score_answers(self, groups: Sequence[Group], episodes: Sequence[Episode]) -> ScoredEpisodes:
         """``episodes`` with the logprobs of the answers of their tasks, if ``credit.information_gain`` is set; recorded on return."""
@@ -317,7 +279,6 @@ def collect(
     calling thread.
     """
     config = collector.config
-
     scored: dict[str, float] = {}
 
     def roll_out(tasks: Sequence[Task], *, whole: bool) -> tuple[list[Group], list[Episode]]:
@@ -354,14 +315,7 @@ def collect(
     batch = collector.batch(groups, episodes, credit, replaced=replaced, counts=counts)
     if not batch.rows:
         logger.warning(
-            "step %d: nothing to train on: all %d responses of the trained agents reached their token limit, and "
-            "algorithm.truncated is mask; raise rollouts.max_tokens, or use truncated: train",
-            step + 1, batch.counts["calls_truncated"],
+            "step %d: nothing to train on: all %d responses of the trained agents reached their token limit, and algorithm.truncated is "
+            "mask; raise rollouts.max_tokens, or use truncated: train", step + 1, batch.counts["calls_truncated"],
         )  # fmt: skip
     return batch
-
-
-def require_transitions(groups: Sequence[Group], episodes: Sequence[Episode]) -> None:
-    """Raise `TrainingError` if there is nothing to train on."""
-    if not any(e.transitions for e in episodes):
-        raise no_calls([r for g in groups for r in g.rollouts])

@@ -23,7 +23,7 @@ from lightning_core.records.task_history import Tried
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.curriculum import draw_tasks, sampling_probabilities
 from lightning_core.rollouts.forks import Fork, agent_start, choose_points, fork_seed, recording_of
-from lightning_core.rollouts.replayed_tools import kept_tools, recorded_tools
+from lightning_core.rollouts.replayed_tools import check_tools, kept_tools, recorded_tools
 from lightning_core.rollouts.tasks import Task
 from lightning_core.trace import Call
 from lightning_core.transitions import refused_calls, trace_to_transitions
@@ -184,3 +184,11 @@ def judge_record(task_id: str, run: Run, error: str | None, step: int) -> Rollou
 
 def _seed(*parts: Any) -> int:
     return int(hashlib.blake2b(repr(parts).encode(), digest_size=7).hexdigest(), 16)
+
+
+def check_tools_of(rollouts: Sequence[Rollout]) -> bool:
+    """`check_tools`, if results of tools were kept in ``rollouts``; returns whether they were."""
+    kept = next((r.job.tools for r in rollouts if r.job.tools is not None), None)
+    if kept is not None:
+        check_tools(kept, [r.trace for r in rollouts])
+    return kept is not None

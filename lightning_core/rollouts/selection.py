@@ -14,6 +14,7 @@ from lightning_core.capture.run import OTHER_HOSTS
 from lightning_core.capture.selectors import find_selector, is_pattern
 from lightning_core.config import Config
 from lightning_core.config.resolve import agents_policies
+from lightning_core.credit import Episode
 from lightning_core.endpoint.routing import DEFAULT_AGENT, AuxiliaryCalls, Routing
 from lightning_core.endpoint.speakers import unknown_names, unknown_selectors
 from lightning_core.errors import ConfigError, TrainingError, did_you_mean, plural
@@ -21,6 +22,7 @@ from lightning_core.records.ledger import NOT_TRAINED, TRAINED, Ledger, trace_le
 from lightning_core.records.paths import ambiguous_paths
 from lightning_core.records.store import Phase
 from lightning_core.rollouts.attempt import Rollout
+from lightning_core.rollouts.batch import Group
 from lightning_core.trace import DECLARED_AGENTS, Trace
 
 logger = logging.getLogger(__name__)
@@ -147,6 +149,12 @@ def known_agents(traces: Iterable[Trace]) -> set[str]:
         names |= set(trace.agents)
         names |= {path for paths in ambiguous_paths([trace]).values() for path in paths}
     return names
+
+
+def require_transitions(groups: Sequence[Group], episodes: Sequence[Episode]) -> None:
+    """Raise `TrainingError` if there is nothing to train on."""
+    if not any(e.transitions for e in episodes):
+        raise no_calls([r for g in groups for r in g.rollouts])
 
 
 def no_calls(rollouts: Sequence[Rollout]) -> TrainingError:

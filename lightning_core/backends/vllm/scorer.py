@@ -85,7 +85,7 @@ class ServerScorer:
             listed = answer["choices"][0]["prompt_logprobs"]
             entries = [entry[str(token)] for token, entry in zip(ids[1:], listed[1:], strict=True)]
             if not all(isinstance(entry["logprob"], float | int) for entry in entries):
-                raise TypeError("a logprob is no number")
+                raise TypeError("a logprob is not a number")
         except (LookupError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"algorithm.distill.teacher: the server {self.url} returned no logprob for each token of the prompt ({describe(error)}); "

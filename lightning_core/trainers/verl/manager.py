@@ -34,13 +34,13 @@ from lightning_core.records.progress import PlainProgress
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.batch import Group
-from lightning_core.rollouts.collect import Collector, require_transitions
+from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.counts import add_counts
 from lightning_core.rollouts.entries import count_earlier, to_episodes
 from lightning_core.rollouts.judge import Judged
 from lightning_core.rollouts.programs import load_agent
 from lightning_core.rollouts.refill import without_signal
-from lightning_core.rollouts.selection import trained_agents
+from lightning_core.rollouts.selection import require_transitions, trained_agents
 from lightning_core.trainers.verl.pool import WorkerPool
 from lightning_core.trainers.verl.prompts import Prompt, read_prompts
 from lightning_core.trainers.verl.records import write_failure

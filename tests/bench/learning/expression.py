@@ -27,7 +27,7 @@ def reward(text: str, answer: float) -> float:
 
 
 def evaluate(text: str) -> float | None:
-    """The value of an expression; None if it is none, is too long, or divides by 0."""
+    """The value of an expression; None for anything else, for a long one, and for a division by 0."""
     if len(text) > _LONGEST:
         return None
     try:
