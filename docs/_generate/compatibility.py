@@ -70,8 +70,8 @@ _LIMITS = (
     ("Ray clusters", "one machine; up to eight simulated nodes", "several machines"),
     (
         "Data sets of the examples",
-        "Spider; readers for Calc-X and MuSiQue, on small files in their formats",
-        "Calc-X and MuSiQue themselves; `examples/text_to_sql/lightning_gpu.yaml`",
+        "the reader for Spider on the data set; readers for Calc-X and MuSiQue, on small files in their formats",
+        "training on Spider; Calc-X and MuSiQue themselves; `examples/text_to_sql/lightning_gpu.yaml`",
     ),
 )
 _NAMES = (

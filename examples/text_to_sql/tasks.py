@@ -37,7 +37,7 @@ MIX = {
     "join": 4,
 }
 """The number of questions of each kind in every 28 consecutive questions."""
-EXAMPLES = ("overall", "aggregate", "order", "superlative", "compare", "group", "join", "list", "join", "count")
+EXAMPLES = ("overall", "aggregate", "order", "compare", "group", "join", "list", "join", "count")
 """The kinds of a schema's example queries, in the order of the prompt."""
 TEST_SHARE = 0.25
 """The share of each schema's and kind's skeletons reserved for tests."""
