@@ -109,6 +109,7 @@ def learn(config: str, *arguments: str) -> int:
     return main(["sft", *arguments, "-c", config])
 
 
+@pytest.mark.slow
 def test_an_agent_without_any_reward_learns_from_a_teacher_and_goes_on_with_rl(
     model: Path, recorded: Path, tmp_path: Path, seen: list[Row], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,6 +149,7 @@ def _empty(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_good_rollouts_of_a_run_are_learnt_with_their_own_tokens(
     model: Path, tmp_path: Path, seen: list[Row], capsys: pytest.CaptureFixture[str]
 ) -> None:
