@@ -19,6 +19,10 @@ _SECONDS = 300
 _PROBE = "The quick brown fox jumps over 13 lazy dogs; SELECT name FROM users WHERE id = 42"
 
 
+class _BadRequest(InfrastructureError):
+    """The server does not accept the request's content."""
+
+
 class ServerScorer:
     """Logprobs at temperature 1 under the model of the server at ``url``.
 
@@ -46,7 +50,14 @@ class ServerScorer:
         except (LookupError, TypeError) as error:
             raise InfrastructureError(f"the server {self.url} lists no model under /v1/models") from error
         ids = list(encode(_PROBE))
-        for token, entry in zip(ids[1:], self._prompt_logprobs(ids), strict=True):
+        try:
+            entries = self._prompt_logprobs(ids)
+        except _BadRequest as error:
+            raise ConfigError(
+                f"algorithm.distill.teacher: {error}. It was sent tokens of the policy; a teacher scores those, so both need the same "
+                "tokenizer"
+            ) from error
+        for token, entry in zip(ids[1:], entries, strict=True):
             if entry.get("decoded_token") not in (None, decode(token)):
                 raise ConfigError(
                     f"algorithm.distill.teacher: the server {self.url} decodes the token {token} as {entry['decoded_token']!r}, the "
@@ -97,7 +108,8 @@ class ServerScorer:
         try:
             response = self._client.request(method, path, **options)
             if response.status_code != 200:
-                raise InfrastructureError(
+                kind = _BadRequest if response.status_code == 400 else InfrastructureError
+                raise kind(
                     f"the teacher's server {self.url} returned status {response.status_code} for {path}: {response.text[:500]}"
                 )
             return response.json()
