@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.messages import TextMessage
@@ -30,9 +30,11 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 from examples.math_tool.calculator import calculator
 
 NAME = "calc_agent"
+_SIGNS = str.maketrans("", "", "$,%")
 TURNS = 3
 """Maximum model calls. A conversation whose last one calls the tool has no answer."""
-EXAMPLES = (
+Shown = Literal["one-step", "two-step"]
+ONE_STEP = (
     ("Joe had 20 hats and sold 8. How many hats are left?", "20-8", "12"),
     ("Joe has 3 rows of 6 hats. How many hats are there?", "3*6", "18"),
     ("Joe has 4 hats, Amy has 9. How many hats do they have together?", "4+9", "13"),
@@ -40,6 +42,15 @@ EXAMPLES = (
     ("Joe buys 7 hats a week. How many hats is that in 5 weeks?", "7*5", "35"),
     ("Joe has 14 hats and gets 9 more. How many hats are there now?", "14+9", "23"),
 )
+TWO_STEP = (
+    ("Joe had 20 hats and sold 8. He sold each for $3. How much did he earn?", "8*3", "24"),
+    ("Joe has 3 rows of 6 hats and 5 more. How many hats are there?", "3*6+5", "23"),
+    ("Joe has 14 hats and Amy has half as many. How many hats do they have together?", "14+14/2", "21"),
+    ("Joe puts 24 hats and 8 caps into 4 rows equally. How many are in each?", "(24+8)/4", "8"),
+    ("Joe buys 7 hats a week for $2 each. How much does he spend in 5 weeks?", "7*2*5", "70"),
+    ("Joe has $50 and buys 4 hats for $9 each. How much money is left?", "50-4*9", "14"),
+)
+EXAMPLES: dict[Shown, tuple[tuple[str, str, str], ...]] = {"one-step": ONE_STEP, "two-step": TWO_STEP}
 """Solved problems at the start of each conversation: question, calculation, answer."""
 
 
@@ -48,10 +59,10 @@ def user_message(question: str) -> str:
     return f"{question} Use the calculator."
 
 
-def examples() -> list[LLMMessage]:
-    """`EXAMPLES` as messages of earlier conversations."""
+def examples(shown: Shown) -> list[LLMMessage]:
+    """The `EXAMPLES` of a kind as messages of earlier conversations."""
     messages: list[LLMMessage] = []
-    for question, expression, result in EXAMPLES:
+    for question, expression, result in EXAMPLES[shown]:
         call = FunctionCall(id="call_0", name="calculator", arguments=f'{{"expression": "{expression}"}}')
         executed = FunctionExecutionResult(call_id=call.id, name=call.name, content=result, is_error=False)
         messages += [
@@ -73,29 +84,36 @@ def client() -> OpenAIChatCompletionClient:
     return OpenAIChatCompletionClient(model="policy", model_info=info, api_key=key)
 
 
-def build() -> AssistantAgent:
+def build(shown: Shown = "one-step") -> AssistantAgent:
     """A new agent. It keeps its conversation, so each problem needs its own."""
     return AssistantAgent(
         NAME,
         client(),
         tools=[FunctionTool(calculator, description="Calculates + - * / on numbers.")],
         system_message="Use the calculator, then give the number.",
-        model_context=UnboundedChatCompletionContext(initial_messages=examples()),
+        model_context=UnboundedChatCompletionContext(initial_messages=examples(shown)),
         max_tool_iterations=TURNS,
     )
 
 
-def is_right(answer: str, expected: float) -> bool:
-    """Whether ``answer`` is only the number, with an optional full stop."""
+def parse_answer(text: str) -> float | None:
+    """The number that ``text`` consists of, without ``$``, ``,``, ``%`` and a full stop at its end; None if there is more."""
     try:
-        number = float(answer.strip().removesuffix("."))
+        return float(text.translate(_SIGNS).strip().removesuffix("."))
     except ValueError:
-        return False
-    return math.isclose(number, expected, rel_tol=1e-6)
+        return None
+
+
+def is_right(answer: str, expected: float, tolerance: float = 0.0) -> bool:
+    """Whether ``answer`` is only the number, up to ``tolerance`` or rounding errors."""
+    number = parse_answer(answer)
+    return number is not None and math.isclose(number, expected, rel_tol=1e-6, abs_tol=tolerance)
 
 
 async def solve(task: Mapping[str, Any]) -> float:
     """Solve a task; return 1 if the agent's last message is the correct number, else 0."""
-    result = await build().run(task=user_message(task["question"]))
+    agent = build(task.get("examples", "one-step"))
+    result = await agent.run(task=user_message(task["question"]))
     last = result.messages[-1]
-    return float(isinstance(last, TextMessage) and is_right(last.content, task["answer"]))
+    right = isinstance(last, TextMessage) and is_right(last.content, task["answer"], task.get("tolerance", 0.0))
+    return float(right)
