@@ -33,24 +33,37 @@ NAME = "calc_agent"
 _SIGNS = str.maketrans("", "", "$,%")
 TURNS = 3
 """Maximum model calls. A conversation whose last one calls the tool has no answer."""
-Shown = Literal["one-step", "two-step"]
-ONE_STEP = (
-    ("Joe had 20 hats and sold 8. How many hats are left?", "20-8", "12"),
-    ("Joe has 3 rows of 6 hats. How many hats are there?", "3*6", "18"),
-    ("Joe has 4 hats, Amy has 9. How many hats do they have together?", "4+9", "13"),
-    ("Joe puts 24 hats into 4 rows equally. How many hats are in each?", "24/4", "6"),
-    ("Joe buys 7 hats a week. How many hats is that in 5 weeks?", "7*5", "35"),
-    ("Joe has 14 hats and gets 9 more. How many hats are there now?", "14+9", "23"),
-)
-TWO_STEP = (
-    ("Joe had 20 hats and sold 8. He sold each for $3. How much did he earn?", "8*3", "24"),
-    ("Joe has 3 rows of 6 hats and 5 more. How many hats are there?", "3*6+5", "23"),
-    ("Joe has 14 hats and Amy has half as many. How many hats do they have together?", "14+14/2", "21"),
-    ("Joe puts 24 hats and 8 caps into 4 rows equally. How many are in each?", "(24+8)/4", "8"),
-    ("Joe buys 7 hats a week for $2 each. How much does he spend in 5 weeks?", "7*2*5", "70"),
-    ("Joe has $50 and buys 4 hats for $9 each. How much money is left?", "50-4*9", "14"),
-)
-EXAMPLES: dict[Shown, tuple[tuple[str, str, str], ...]] = {"one-step": ONE_STEP, "two-step": TWO_STEP}
+Shown = Literal["templates", "one-operation", "two-operations"]
+EXAMPLES: dict[Shown, tuple[tuple[str, str, str], ...]] = {
+    "templates": (
+        ("Joe had 20 hats and sold 8. How many hats are left?", "20-8", "12"),
+        ("Joe has 3 rows of 6 hats. How many hats are there?", "3*6", "18"),
+        ("Joe has 4 hats, Amy has 9. How many hats do they have together?", "4+9", "13"),
+        ("Joe puts 24 hats into 4 rows equally. How many hats are in each?", "24/4", "6"),
+        ("Joe buys 7 hats a week. How many hats is that in 5 weeks?", "7*5", "35"),
+        ("Joe has 14 hats and gets 9 more. How many hats are there now?", "14+9", "23"),
+    ),
+    "one-operation": (
+        ("Nora baked 36 cookies and ate 9 of them. How many cookies does she have left?", "36-9", "27"),
+        ("A theatre has 12 rows with 8 seats in each row. How many seats does it have?", "12*8", "96"),
+        ("Omar paid $4.25 for lunch and $2.50 for a drink. How much did he spend in all?", "4.25+2.50", "6.75"),
+        ("A baker has 72 rolls and puts 6 rolls in each bag. How many bags does she fill?", "72/6", "12"),
+        ("rita ran 5 miles and carl ran 14 miles. how much farther did carl run than rita?", "14-5", "9"),
+        ("On Monday 154 people came to the fair. On Tuesday 237 came. How many came in total?", "154+237", "391"),
+        ("Some birds sat in a tree. 7 flew away and 15 are left. How many were there before?", "7+15", "22"),
+        ("Lena shared 45 grapes equally among 9 friends. How many grapes did each friend get?", "45/9", "5"),
+    ),
+    "two-operations": (
+        ("Nora baked 36 cookies and ate 9. She puts the rest on 3 plates. How many are on each?", "(36-9)/3", "9"),
+        ("A theatre has 12 rows of 8 seats and 5 seats in a box. How many seats does it have?", "12*8+5", "101"),
+        ("Omar bought 4 cakes for $3 each. He paid with a $20 bill. How much change did he get?", "20-4*3", "8"),
+        ("Rita ran 14 miles and Carl ran half as many. How many miles did they run together?", "14+14/2", "21"),
+        ("On Monday 154 people came, on Tuesday 237 and on Friday 50. How many in total?", "154+237+50", "441"),
+        ("Lena reads 6 pages a day. How many pages is that in 4 weeks of 7 days?", "6*4*7", "168"),
+        ("A baker sold 20% of her 80 rolls. How many rolls did she sell?", "80*20/100", "16"),
+        ("Two shirts and a hat cost $50. The hat costs $10. How much does a shirt cost?", "(50-10)/2", "20"),
+    ),
+}
 """Solved problems at the start of each conversation: question, calculation, answer."""
 
 
@@ -84,7 +97,7 @@ def client() -> OpenAIChatCompletionClient:
     return OpenAIChatCompletionClient(model="policy", model_info=info, api_key=key)
 
 
-def build(shown: Shown = "one-step") -> AssistantAgent:
+def build(shown: Shown = "templates") -> AssistantAgent:
     """A new agent. It keeps its conversation, so each problem needs its own."""
     return AssistantAgent(
         NAME,
@@ -112,7 +125,7 @@ def is_right(answer: str, expected: float, tolerance: float = 0.0) -> bool:
 
 async def solve(task: Mapping[str, Any]) -> float:
     """Solve a task; return 1 if the agent's last message is the correct number, else 0."""
-    agent = build(task.get("examples", "one-step"))
+    agent = build(task.get("examples", "templates"))
     result = await agent.run(task=user_message(task["question"]))
     last = result.messages[-1]
     right = isinstance(last, TextMessage) and is_right(last.content, task["answer"], task.get("tolerance", 0.0))

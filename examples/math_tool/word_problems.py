@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from examples.math_tool.agent import Shown, parse_answer
+from examples.math_tool.agent import EXAMPLES, Shown, parse_answer
 from examples.math_tool.tasks import Task
 
 TOLERANCE = 1e-3
@@ -38,26 +38,26 @@ VALIDATION_SHARE = 10
 _FILES = {"train": ("train.jsonl", "train.csv"), "test": ("test.jsonl", "dev.csv", "SVAMP.json")}
 _ANNOTATION = re.compile(r"<<([^=<>]*)=[^<>]*>>")
 _OPERATOR = re.compile(r"(?<=[\d.)%])\s*[-+*/]")
-"""An operator between two values in an annotation such as ``<<(3+42)/5=9>>``; a sign is none."""
+"""An operator between two values in an annotation such as ``<<(3+42)/5=9>>``, without signs."""
 _WORD_OPERATOR = re.compile(r"(?<!\S)[-+*/](?!\S)")
 """An operator in an equation whose symbols are separated by blanks, infix or prefix."""
 
 
-def train(folder: str, *, operations: int | None = None, examples: Shown = "one-step") -> list[Task]:
+def train(folder: str, *, operations: int | None = None, examples: Shown = "one-operation") -> list[Task]:
     """Training problems, in a fixed random order.
 
     ``operations``: only problems with this number of operations in their solution or equation; None: all. ``examples``: the solved
-    problems in the prompt. Raises ValueError for a folder without the files.
+    problems in the prompt. Raises ValueError for a folder without the files, or with one that cannot be read.
     """
     return _tasks(folder, "train", operations, examples)
 
 
-def validation(folder: str, *, operations: int | None = None, examples: Shown = "one-step") -> list[Task]:
+def validation(folder: str, *, operations: int | None = None, examples: Shown = "one-operation") -> list[Task]:
     """Problems of the training set that are set aside for tuning. Arguments as in `train`."""
     return _tasks(folder, "validation", operations, examples)
 
 
-def test(folder: str, *, operations: int | None = None, examples: Shown = "one-step") -> list[Task]:
+def test(folder: str, *, operations: int | None = None, examples: Shown = "one-operation") -> list[Task]:
     """SVAMP, or GSM8K's test set, for the final measurement. Arguments as in `train`."""
     return _tasks(folder, "test", operations, examples)
 
@@ -71,6 +71,8 @@ Split = Literal["train", "validation", "test"]
 
 
 def _tasks(folder: str, split: Split, operations: int | None, examples: Shown) -> list[Task]:
+    if examples not in EXAMPLES:
+        raise ValueError(f"examples: found {examples!r}, expected one of {', '.join(EXAMPLES)}")
     tasks: dict[str, Task] = {}
     for item in _problems(Path(folder), "test" if split == "test" else "train"):
         if split != "test" and is_validation(item["question"]) != (split == "validation"):

@@ -63,7 +63,7 @@ EXAMPLES: list[TResponseInputItem] = [
 def researcher() -> Agent[None]:
     """The agent; its client is created once. During training any model name works."""
     key = os.environ.get("OPENAI_API_KEY", "none")  # the client requires a key, even if the server does not
-    client = AsyncOpenAI(api_key=key, timeout=60)
+    client = AsyncOpenAI(api_key=key)
     model = OpenAIChatCompletionsModel(model="gpt-4o-mini", openai_client=client)
     return Agent(name="researcher", instructions="Search, then answer.", model=model)
 

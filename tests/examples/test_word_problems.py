@@ -89,8 +89,8 @@ def test_lines_with_operations_or_solutions(tmp_path: Path) -> None:
     _lines(tmp_path / "train.jsonl", items)
     assert _read(_all(tmp_path)) == [("a", "A?", 6.625, 1), ("b", "B?", 9.0, 3)]
     assert _read(_all(tmp_path, operations=3)) == [("b", "B?", 9.0, 3)]
-    (task,) = _all(tmp_path, operations=1, examples="two-step")
-    assert (task["tolerance"], task["examples"]) == (1e-3, "two-step")
+    (task,) = _all(tmp_path, operations=1, examples="two-operations")
+    assert (task["tolerance"], task["examples"]) == (1e-3, "two-operations")
 
 
 def test_variants_in_other_numbers_are_in_one_split(tmp_path: Path) -> None:
@@ -120,6 +120,8 @@ def test_unreadable_problems_are_named(tmp_path: Path, line: str, error: str) ->
     (tmp_path / "train.jsonl").write_text(line)
     with pytest.raises(ValueError, match=error):
         word_problems.train(str(tmp_path))
+    with pytest.raises(ValueError, match=r"examples: found 'many', expected one of templates, one-operation, "):
+        word_problems.train(str(tmp_path), examples="many")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"found none of test\.jsonl, dev\.csv, SVAMP\.json in .*; set `folder`"):
         word_problems.test(str(tmp_path))
 
@@ -138,7 +140,7 @@ def test_signs_are_not_part_of_a_number() -> None:
     assert agent.parse_answer("twenty") is None
 
 
-@pytest.mark.parametrize("kind", ["one-step", "two-step"])
+@pytest.mark.parametrize("kind", ["one-operation", "two-operations"])
 def test_solved_problems_of_the_prompt_are_right(kind: agent.Shown) -> None:
     for _, expression, result in agent.EXAMPLES[kind]:
         assert calculator(expression) == result
@@ -182,3 +184,4 @@ def test_counts_of_the_data_sets(name: str, operations: int | None, counts: tupl
     questions = [{task["question"] for task in tasks} for tasks in splits]
     assert not questions[0] & questions[1]
     assert not (questions[0] | questions[1]) & questions[2]
+    assert not {question for solved in agent.EXAMPLES.values() for question, _, _ in solved} & set.union(*questions)
