@@ -31,7 +31,7 @@ VALIDATION_SHARE = 3
 """About one of this many training questions is set aside for validation."""
 ANSWER_WORDS = 5
 """The most words of an answer in ``two-search``."""
-PASSAGE_WORDS = 60
+PASSAGE_WORDS = 50
 """The words of a passage that a search shows."""
 TITLE_WEIGHT = 3
 """How often the words of a title count in a search."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,50 +12,64 @@ from examples.rag import multihop
 from examples.rag.agent import message, research
 from examples.rag.reward import best_f1
 
-EXAMPLES: list[TResponseInputItem] = [
-    message("user", "When was the director of film The Glass Harbour born?"),
-    message("assistant", "Search: The Glass Harbour"),
-    message(
-        "user",
-        "The Glass Harbour: The Glass Harbour is a 1961 drama film directed by Edwin Halloway and starring Rosa Tiller. It was "
-        "filmed in Streslau.",
+
+def shown(passage: str, left: int, question: str) -> str:
+    """What the researcher reads after a search. A small model forgets the question, and searches only once without the number."""
+    searches = {0: "No search", 1: "One search"}.get(left, f"{left} searches")
+    return f"{passage}\n{searches} left. {question}"
+
+
+_SOLVED = (
+    (
+        "Where was the director of film The Glass Harbour born?",
+        "The Glass Harbour",
+        "The Glass Harbour: The Glass Harbour is a 1961 drama film directed by Edwin Halloway and starring Rosa Tiller.",
+        "Edwin Halloway",
+        "Edwin Halloway: Edwin Halloway (4 March 1919 – 12 June 1987) was a film director. He was born in Corvale.",
+        "Corvale",
     ),
-    message("assistant", "Search: Edwin Halloway"),
-    message(
-        "user",
-        "Edwin Halloway: Edwin Halloway (4 March 1919 – 12 June 1987) was a Ruritanian film director, known for his sea films.",
-    ),
-    message("assistant", "Answer: 4 March 1919"),
-    message("user", "What is the population of the state where Corvale Airport is located?"),
-    message("assistant", "Search: Corvale Airport"),
-    message(
-        "user",
+    (
+        "What is the population of the state where Corvale Airport is located?",
+        "Corvale Airport",
         "Corvale Airport: Corvale Airport is a public airport two miles east of Corvale, in the state of Norland.",
+        "population of Norland",
+        "Norland: Norland is a state in the north. Its capital is Streslau. As of 2012 its population was 1,204,300.",
+        "1,204,300",
     ),
-    message("assistant", "Search: population of Norland"),
-    message(
-        "user",
-        "Norland: Norland is a state in the north of Ruritania. Its capital is Streslau. As of 2012 its population was 1,204,300.",
+    (
+        "When did Mathilde of Hentzau's father die?",
+        "Mathilde of Hentzau",
+        "Mathilde of Hentzau: Mathilde of Hentzau was a noblewoman, the second daughter of Count Albert of Hentzau.",
+        "Albert of Hentzau",
+        "Albert of Hentzau: Albert, Count of Hentzau (2 May 1790 – 8 July 1851) was a general, known for his horses.",
+        "8 July 1851",
     ),
-    message("assistant", "Answer: 1,204,300"),
-    message("user", "Where did Mathilde of Hentzau's father die?"),
-    message("assistant", "Search: Mathilde of Hentzau"),
-    message(
-        "user",
-        "Mathilde of Hentzau: Mathilde of Hentzau was a Ruritanian noblewoman, the second daughter of Count Albert of Hentzau.",
-    ),
-    message("assistant", "Search: Albert of Hentzau"),
-    message(
-        "user",
-        "Albert of Hentzau: Albert, Count of Hentzau (1790 – 1851) was a Ruritanian general. He died in Zenda after a long illness.",
-    ),
-    message("assistant", "Answer: Zenda"),
-]
+)
+
+
+def _conversation(
+    question: str, first: str, passage: str, second: str, other: str, answer: str
+) -> list[TResponseInputItem]:
+    return [
+        message("user", question),
+        message("assistant", f"Search: {first}"),
+        message("user", shown(passage, 1, question)),
+        message("assistant", f"Search: {second}"),
+        message("user", shown(other, 0, question)),
+        message("assistant", f"Answer: {answer}"),
+    ]
+
+
+EXAMPLES = [item for solved in _SOLVED for item in _conversation(*solved)]
 """Three conversations about things that do not exist; engines cache a shared prefix."""
 
 
 async def solve(task: Mapping[str, Any]) -> float:
     """Answer a task's question; return the best F1 of the answer alone."""
-    search = functools.partial(multihop.search, task["folders"])
-    report = await research(task["question"], search, EXAMPLES, task["turns"])
+    question, left = task["question"], itertools.count(task["turns"] - 2, -1)
+
+    def search(query: str) -> str:
+        return shown(multihop.search(task["folders"], query), next(left), question)
+
+    report = await research(question, search, EXAMPLES, task["turns"])
     return best_f1(report.answer, task["answers"])

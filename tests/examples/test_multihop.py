@@ -191,7 +191,11 @@ def test_the_reward_is_the_f1_of_the_answer_alone(tmp_path: Path, turns: list[st
     assert len(run.trace.calls) == len(turns)
     if len(turns) == 3:
         shown = [str(call.messages[-1]["content"]) for call in run.trace.calls]
-        assert shown == [QUESTION, f"Green (song): {TEXTS['Green (song)']}", f"Ana Lund: {TEXTS['Ana Lund']}"]
+        assert shown == [
+            QUESTION,
+            f"Green (song): {TEXTS['Green (song)']}\nOne search left. {QUESTION}",
+            f"Ana Lund: {TEXTS['Ana Lund']}\nNo search left. {QUESTION}",
+        ]
 
 
 def test_wrong_arguments_and_files_are_named(tmp_path: Path) -> None:
@@ -234,9 +238,9 @@ def test_counts_of_the_data_sets() -> None:
         {"musique": 200, "2wiki": 164},
     ]
     assert counts("two-search") == [
-        {"musique": 24, "2wiki": 98},
-        {"musique": 10, "2wiki": 57},
-        {"musique": 49, "2wiki": 35},
+        {"musique": 22, "2wiki": 91},
+        {"musique": 9, "2wiki": 54},
+        {"musique": 50, "2wiki": 28},
     ]
     corpus = {(document.title, document.text) for folder in folders for document in passages(Path(folder))}
     assert len(corpus) == 14633
