@@ -49,15 +49,19 @@ EXAMPLES: dict[Shown, tuple[tuple[str, str, str], ...]] = {
         ("Omar paid $4.25 for lunch and $2.50 for a drink. How much did he spend in all?", "4.25+2.50", "6.75"),
         ("A baker has 72 rolls and puts 6 rolls in each bag. How many bags does she fill?", "72/6", "12"),
         ("rita ran 5 miles and carl ran 14 miles. how much farther did carl run than rita?", "14-5", "9"),
+        ("On Monday 154 people came to the fair. On Tuesday 237 came. How many came in total?", "154+237", "391"),
         ("Some birds sat in a tree. 7 flew away and 15 are left. How many were there before?", "7+15", "22"),
+        ("Lena shared 45 grapes equally among 9 friends. How many grapes did each friend get?", "45/9", "5"),
     ),
     "two-operations": (
         ("Nora baked 36 cookies and ate 9. She puts the rest on 3 plates. How many are on each?", "(36-9)/3", "9"),
         ("A theatre has 12 rows of 8 seats and 5 seats in a box. How many seats does it have?", "12*8+5", "101"),
         ("Omar bought 4 cakes for $3 each. He paid with a $20 bill. How much change did he get?", "20-4*3", "8"),
         ("Rita ran 14 miles and Carl ran half as many. How many miles did they run together?", "14+14/2", "21"),
+        ("On Monday 154 people came, on Tuesday 237 and on Friday 50. How many in total?", "154+237+50", "441"),
         ("Lena reads 6 pages a day. How many pages is that in 4 weeks of 7 days?", "6*4*7", "168"),
         ("A baker sold 20% of her 80 rolls. How many rolls did she sell?", "80*20/100", "16"),
+        ("Two shirts and a hat cost $50. The hat costs $10. How much does a shirt cost?", "(50-10)/2", "20"),
     ),
 }
 """Solved problems at the start of each conversation: question, calculation, answer."""
