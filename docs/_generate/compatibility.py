@@ -70,8 +70,9 @@ _LIMITS = (
     ("Ray clusters", "one machine; up to eight simulated nodes", "several machines"),
     (
         "Data sets of the examples",
-        "readers for Spider, Calc-X and MuSiQue, on small files in their formats",
-        "the data sets themselves; `examples/text_to_sql/lightning_gpu.yaml`",
+        "MAWPS and ASDiv-A with SVAMP, GSM8K, MuSiQue, 2WikiMultihopQA and HotpotQA; readers for Spider and Calc-X, on small "
+        "files in their formats",
+        "Spider and Calc-X themselves; `examples/text_to_sql/lightning_gpu.yaml`",
     ),
 )
 _NAMES = (
