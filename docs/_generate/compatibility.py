@@ -70,8 +70,9 @@ _LIMITS = (
     ("Ray clusters", "one machine; up to eight simulated nodes", "several machines"),
     (
         "Data sets of the examples",
-        "the reader for Spider on the data set; readers for Calc-X and MuSiQue, on small files in their formats",
-        "training on Spider; Calc-X and MuSiQue themselves; `examples/text_to_sql/lightning_gpu.yaml`",
+        "Spider, MAWPS and ASDiv-A with SVAMP, GSM8K, MuSiQue, 2WikiMultihopQA and HotpotQA; the reader for Calc-X, on small "
+        "files in its format",
+        "Calc-X itself; training on Spider; `examples/text_to_sql/lightning_gpu.yaml`",
     ),
 )
 _NAMES = (

@@ -8,15 +8,15 @@ program. The turns form one conversation, continued with the SDK's ``to_input_li
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, Literal
 
 from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner, TResponseInputItem
 from openai import AsyncOpenAI
 
-from examples.rag.corpus import Document, documents
+from examples.rag.corpus import documents
 from examples.rag.retrieval import Index
 from examples.rag.reward import score
 
@@ -32,29 +32,29 @@ class Report:
     searches: tuple[str, ...]
 
 
-def _message(role: Literal["user", "assistant"], text: str) -> TResponseInputItem:
+def message(role: Literal["user", "assistant"], text: str) -> TResponseInputItem:
     return {"role": role, "content": text}
 
 
 EXAMPLES: list[TResponseInputItem] = [
-    _message("user", "What is the language of the country whose capital is Nassau?"),
-    _message("assistant", "Search: Nassau"),
-    _message("user", "Nassau is the capital of the Bahamas."),
-    _message("assistant", "Search: language of the Bahamas"),
-    _message("user", "The language of the Bahamas is English."),
-    _message("assistant", "Answer: English"),
-    _message("user", "What is the currency of the country where Streslau is?"),
-    _message("assistant", "Search: Streslau"),
-    _message("user", "Streslau is a mountain in Ruritania."),
-    _message("assistant", "Search: currency of Ruritania"),
-    _message("user", "The currency of Ruritania is krona."),
-    _message("assistant", "Answer: krona"),
-    _message("user", "What is the calling code of the country that Conch is from?"),
-    _message("assistant", "Search: Conch"),
-    _message("user", "Conch is a dish from the Bahamas."),
-    _message("assistant", "Search: calling code of the Bahamas"),
-    _message("user", "The calling code of the Bahamas is 1242."),
-    _message("assistant", "Answer: 1242"),
+    message("user", "What is the language of the country whose capital is Nassau?"),
+    message("assistant", "Search: Nassau"),
+    message("user", "Nassau is the capital of the Bahamas."),
+    message("assistant", "Search: language of the Bahamas"),
+    message("user", "The language of the Bahamas is English."),
+    message("assistant", "Answer: English"),
+    message("user", "What is the currency of the country where Streslau is?"),
+    message("assistant", "Search: Streslau"),
+    message("user", "Streslau is a mountain in Ruritania."),
+    message("assistant", "Search: currency of Ruritania"),
+    message("user", "The currency of Ruritania is krona."),
+    message("assistant", "Answer: krona"),
+    message("user", "What is the calling code of the country that Conch is from?"),
+    message("assistant", "Search: Conch"),
+    message("user", "Conch is a dish from the Bahamas."),
+    message("assistant", "Search: calling code of the Bahamas"),
+    message("user", "The calling code of the Bahamas is 1242."),
+    message("assistant", "Answer: 1242"),
 ]
 """Three conversations about places not in the corpus; engines cache a shared prefix."""
 
@@ -63,14 +63,19 @@ EXAMPLES: list[TResponseInputItem] = [
 def researcher() -> Agent[None]:
     """The agent; its client is created once. During training any model name works."""
     key = os.environ.get("OPENAI_API_KEY", "none")  # the client requires a key, even if the server does not
-    client = AsyncOpenAI(api_key=key, timeout=60)
+    client = AsyncOpenAI(api_key=key)
     model = OpenAIChatCompletionsModel(model="gpt-4o-mini", openai_client=client)
     return Agent(name="researcher", instructions="Search, then answer.", model=model)
 
 
-async def research(question: str, index: Index, turns: int = TURNS) -> Report:
-    """Run the researcher on ``question`` with searches in ``index``."""
-    conversation = [*EXAMPLES, _message("user", question)]
+async def research(
+    question: str,
+    search: Callable[[str], str],
+    examples: Sequence[TResponseInputItem] = EXAMPLES,
+    turns: int = TURNS,
+) -> Report:
+    """Run the researcher on ``question``. ``search`` returns the text that is shown for a query."""
+    conversation = [*examples, message("user", question)]
     searches: list[str] = []
     for _ in range(turns):
         result = await Runner.run(researcher(), conversation, run_config=RunConfig(tracing_disabled=True))
@@ -80,19 +85,21 @@ async def research(question: str, index: Index, turns: int = TURNS) -> Report:
         if kind != "Search":
             break
         searches.append(text)
-        found = " ".join(document.text for document in index.search(text)) or "Nothing found."
-        conversation = [*result.to_input_list(), _message("user", found)]
+        conversation = [*result.to_input_list(), message("user", search(text))]
     return Report("", tuple(searches))
 
 
-@lru_cache(maxsize=256)
-def _index(paragraphs: tuple[tuple[str, str], ...]) -> Index:
-    """An index of the question's own paragraphs, or of the shipped corpus if it has none."""
-    return Index([Document(title=title, text=text) for title, text in paragraphs] or documents())
+@cache
+def _index() -> Index:
+    return Index(documents())
+
+
+def search(query: str) -> str:
+    """The document of the shipped corpus that matches best."""
+    return " ".join(document.text for document in _index().search(query)) or "Nothing found."
 
 
 async def solve(task: Mapping[str, Any]) -> float:
     """Answer a task's question and score it. An answer without a search breaks the format."""
-    index = _index(tuple((title, text) for title, text in task.get("paragraphs", ())))
-    report = await research(task["question"], index, task.get("turns", TURNS))
+    report = await research(task["question"], search)
     return score(report.answer, task["answers"], well_formed=bool(report.answer and report.searches))

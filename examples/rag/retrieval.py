@@ -15,12 +15,13 @@ logging.getLogger("bm25s").setLevel(logging.WARNING)  # it logs its progress
 
 
 class Index:
-    """A searchable corpus. Thread-safe."""
+    """A searchable corpus. Words of a title count ``title_weight`` times. Thread-safe."""
 
-    def __init__(self, documents: Sequence[Document]) -> None:
+    def __init__(self, documents: Sequence[Document], *, title_weight: int = 1) -> None:
         self._documents = documents
         self._index = bm25s.BM25()
-        self._index.index(_words([f"{document.title} {document.text}" for document in documents]), show_progress=False)
+        texts = [f"{f'{document.title} ' * title_weight}{document.text}" for document in documents]
+        self._index.index(_words(texts), show_progress=False)
 
     def search(self, query: str, count: int = 1) -> list[Document]:
         """The ``count`` best matches, best first; fewer if fewer share a word with the query."""

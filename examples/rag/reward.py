@@ -23,6 +23,11 @@ def f1(answer: str, gold: str) -> float:
     return 2 * common / (len(found) + len(wanted)) if common else 0.0
 
 
+def best_f1(answer: str, golds: Sequence[str]) -> float:
+    """The best F1 against any of the accepted answers."""
+    return max(f1(answer, gold) for gold in golds)
+
+
 def score(answer: str, golds: Sequence[str], *, well_formed: bool) -> float:
     """0.9 · the best F1 against any of the accepted answers + 0.1 if well-formed."""
-    return 0.9 * max(f1(answer, gold) for gold in golds) + 0.1 * well_formed
+    return 0.9 * best_f1(answer, golds) + 0.1 * well_formed

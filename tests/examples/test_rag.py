@@ -1,9 +1,8 @@
-"""The RAG example without a model: rewards, held-out splits, real retrieval, MuSiQue's format, and the program over real HTTP."""
+"""The RAG example without a model: rewards, held-out splits, real retrieval, and the program over real HTTP."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from examples.rag import agent, musique, tasks
+from examples.rag import agent, tasks
 from examples.rag.corpus import Document, countries, documents, things
 from examples.rag.retrieval import Index
 from examples.rag.reward import f1, normalize, score
-from lightning_core import load_config, trace_to_transitions, transitions_to_rows
+from lightning_core import trace_to_transitions, transitions_to_rows
 from lightning_core.capture import Run
-from lightning_core.rollouts.tasks import load_tasks
 from lightning_core.testing import playground
 
 ROOT = Path(__file__).parents[2]
@@ -189,53 +187,3 @@ def test_rewards_of_whole_conversations(answers: list[str], reward: float) -> No
     with scripted(*answers) as (run, _):
         assert asyncio.run(agent.solve(task)) == pytest.approx(reward)
     assert len(run.trace.calls) == len(answers)
-
-
-# --- MuSiQue's format
-
-
-@pytest.fixture
-def musique_file(tmp_path: Path) -> Path:
-    """Two questions in MuSiQue's layout, one of them not answerable."""
-
-    def item(identity: str, *, answerable: bool) -> dict[str, Any]:
-        texts = {"Green": "Green is a song by Ana Lund.", "Ana Lund": "Ana Lund was born in Oslo.", "Elk": "Elks eat."}
-        paragraphs = [
-            {"idx": i, "title": title, "paragraph_text": text, "is_supporting": title != "Elk"}
-            for i, (title, text) in enumerate(texts.items())
-        ]
-        steps = [
-            {"id": 1, "question": "Green >> performer", "answer": "Ana Lund", "paragraph_support_idx": 0},
-            {"id": 2, "question": "#1 >> place of birth", "answer": "Oslo", "paragraph_support_idx": 1},
-        ]
-        return {
-            "id": identity,
-            "paragraphs": paragraphs,
-            "question": "Where was the singer of Green born?",
-            "question_decomposition": steps,
-            "answer": "Oslo",
-            "answer_aliases": ["Oslo, Norway", "Kristiania"],
-            "answerable": answerable,
-        }
-
-    path = tmp_path / "musique.jsonl"
-    lines = [json.dumps(item("2hop__1_2", answerable=True)), json.dumps(item("2hop__3_4", answerable=False)), ""]
-    path.write_text("\n".join(lines))
-    return path
-
-
-def test_musique_questions_search_their_own_paragraphs(musique_file: Path) -> None:
-    source = {"source": "examples.rag.musique:load", "args": {"path": str(musique_file)}}
-    config = load_config(ROOT / "examples/rag/lightning.yaml", [f"tasks.eval={json.dumps(source)}"])
-    assert config.tasks.eval is not None
-    (task,) = load_tasks(config.tasks.eval)
-    assert task == musique.load(str(musique_file))[0]
-    assert (task["id"], task["split"], task["turns"]) == ("2hop__1_2", "2 hops", 3)
-    assert task["answers"] == ["Oslo", "Oslo, Norway", "Kristiania"]
-    with scripted("Search: Green", "Search: Ana Lund", "Answer: in Kristiania") as (_, prompts):
-        assert asyncio.run(agent.solve(task)) == pytest.approx(0.9 * 2 / 3 + 0.1)
-    assert "Green is a song by Ana Lund." in prompts[1]
-    assert "Ana Lund was born in Oslo." in prompts[2]
-    with scripted("Search: Peru", "Answer: Oslo Norway") as (_, prompts):
-        assert asyncio.run(agent.solve(task)) == pytest.approx(1.0)
-    assert "Nothing found." in prompts[1]

@@ -1,0 +1,75 @@
+"""The researcher of `agent` on questions of `multihop`: it reads the beginnings of Wikipedia's passages."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from agents import TResponseInputItem
+
+from examples.rag import multihop
+from examples.rag.agent import message, research
+from examples.rag.reward import best_f1
+
+
+def shown(passage: str, left: int, question: str) -> str:
+    """What the researcher reads after a search. A small model forgets the question, and searches only once without the number."""
+    searches = {0: "No search", 1: "One search"}.get(left, f"{left} searches")
+    return f"{passage}\n{searches} left. {question}"
+
+
+_SOLVED = (
+    (
+        "Where was the director of film The Glass Harbour born?",
+        "The Glass Harbour",
+        "The Glass Harbour: The Glass Harbour is a 1961 drama film directed by Edwin Halloway and starring Rosa Tiller.",
+        "Edwin Halloway",
+        "Edwin Halloway: Edwin Halloway (4 March 1919 – 12 June 1987) was a film director. He was born in Corvale.",
+        "Corvale",
+    ),
+    (
+        "What is the population of the state where Corvale Airport is located?",
+        "Corvale Airport",
+        "Corvale Airport: Corvale Airport is a public airport two miles east of Corvale, in the state of Norland.",
+        "population of Norland",
+        "Norland: Norland is a state in the north. Its capital is Streslau. As of 2012 its population was 1,204,300.",
+        "1,204,300",
+    ),
+    (
+        "When did Mathilde of Hentzau's father die?",
+        "Mathilde of Hentzau",
+        "Mathilde of Hentzau: Mathilde of Hentzau was a noblewoman, the second daughter of Count Albert of Hentzau.",
+        "Albert of Hentzau",
+        "Albert of Hentzau: Albert, Count of Hentzau (2 May 1790 – 8 July 1851) was a general, known for his horses.",
+        "8 July 1851",
+    ),
+)
+
+
+def _conversation(
+    question: str, first: str, passage: str, second: str, other: str, answer: str
+) -> list[TResponseInputItem]:
+    return [
+        message("user", question),
+        message("assistant", f"Search: {first}"),
+        message("user", shown(passage, 1, question)),
+        message("assistant", f"Search: {second}"),
+        message("user", shown(other, 0, question)),
+        message("assistant", f"Answer: {answer}"),
+    ]
+
+
+EXAMPLES = [item for solved in _SOLVED for item in _conversation(*solved)]
+"""Three conversations about things that do not exist; engines cache a shared prefix."""
+
+
+async def solve(task: Mapping[str, Any]) -> float:
+    """Answer a task's question; return the best F1 of the answer alone."""
+    question, left = task["question"], itertools.count(task["turns"] - 2, -1)
+
+    def search(query: str) -> str:
+        return shown(multihop.search(task["folders"], query), next(left), question)
+
+    report = await research(question, search, EXAMPLES, task["turns"])
+    return best_f1(report.answer, task["answers"])
