@@ -12,6 +12,7 @@ import pytest
 
 from tests.bench.learning import records
 from tests.bench.learning.__main__ import RESULTS, is_current, wanted
+from tests.bench.learning.one_run import configured
 from tests.bench.learning.records import UNTRAINED, Record
 from tests.bench.learning.report import PAGE, block, update
 from tests.bench.learning.statistics import (
@@ -22,7 +23,7 @@ from tests.bench.learning.statistics import (
     smoothed,
     tokens_to_reach,
 )
-from tests.bench.learning.studies import STUDIES, Study, settings_digest
+from tests.bench.learning.studies import STUDIES, settings_digest
 
 DOCS = Path(__file__).parents[1] / "docs"
 NAME, STUDY = next(iter(STUDIES.items()))
@@ -98,7 +99,7 @@ def test_records_are_read_back(tmp_path: Path) -> None:
 def test_a_record_of_other_settings_is_not_used() -> None:
     assert not is_current(replace(record(), settings="other"))
     assert not is_current(replace(record(), study="other"))
-    changed = Study(title="", config=STUDY.config, data="", budget=STUDY.budget + 1, arms=STUDY.arms)
+    changed = replace(STUDY, budget=STUDY.budget + 1)
     assert settings_digest(changed, STUDY.baseline) != settings_digest(STUDY, STUDY.baseline)
 
 
@@ -127,3 +128,17 @@ def test_the_page_is_up_to_date() -> None:
     page = (DOCS / PAGE).read_text(encoding="utf-8")
     current = [found for found in records.read(RESULTS) if is_current(found)]
     assert update(page, current) == page, "run python -m tests.bench.learning --report"
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_is_a_valid_configuration_and_its_held_out_set_is_not_that_of_tuning(name: str) -> None:
+    study = STUDIES[name]
+    for arm in study.arms:
+        config = configured(study, arm, 3, data=Path("/data"), work=Path("/work"))
+        assert config.trainer.token_budget == study.budget
+        assert config.run.seed == 3
+        assert config.tasks.train is not None
+        assert config.tasks.eval is not None
+        assert "/data/" in str(config.tasks.train.args)
+        assert config.tasks.eval.args == config.tasks.train.args
+        assert config.tasks.eval.source.endswith(":test")

@@ -72,7 +72,7 @@ def main() -> int:
             f"{len(runs) - len(left)} of the {len(runs)} runs are in {options.results}; add --resume to run the other {len(left)}, or name "
             "another file with --results"
         )
-    if any(STUDIES[study].data for study, *_ in left) and options.data is None:
+    if any(STUDIES[study].tasks for study, *_ in left) and options.data is None:
         parser.error("--data: expected the folder of the data sets")
     return _run_all(left, options)
 

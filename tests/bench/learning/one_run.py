@@ -29,8 +29,7 @@ CHECKPOINT_EVERY = 4
 
 def configured(study: Study, arm: str, seed: int, *, data: Path, work: Path) -> Config:
     """The configuration of a run in ``work``."""
-    folder = data / study.data
-    source = [f"tasks.{part}.args.folder={folder}" for part in ("train", "eval")] if study.data else []
+    source = [text.format(data=data) for text in study.tasks]
     name = f"{arm}-{seed}".replace(" ", "-").replace(",", "")
     run = [f"run.dir={work}", f"run.name={name}", f"run.seed={seed}", f"trainer.checkpoint_every={CHECKPOINT_EVERY}"]
     return load_config(ROOT / study.config, [*source, *study.overrides(arm), *run])

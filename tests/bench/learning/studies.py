@@ -38,9 +38,9 @@ class Study:
 
     title: str
     config: str
-    """The configuration, a path in the repository. Its ``tasks.eval`` is the held-out set."""
-    data: str
-    """The folder of the data set in ``--data``; "": the tasks need none."""
+    """The configuration, a path in the repository."""
+    tasks: Sequence[str] = ()
+    """Overrides that name the data sets, ``{data}`` for the folder ``--data``, and the held-out set as ``tasks.eval``."""
     budget: int
     """Tokens that a run samples, forks included; without evaluations."""
     arms: Mapping[str, Sequence[str]]
@@ -62,12 +62,46 @@ def settings_digest(study: Study, arm: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def read_from(folder: str, test: str, args: str = "") -> list[str]:
+    """`Study.tasks` for a reader with the argument ``folder``; ``test``: its function for the held-out set."""
+    return [
+        f"tasks.train.args={{{{folder: '{{data}}/{folder}'{args}}}}}",
+        f"tasks.eval.args={{{{folder: '{{data}}/{folder}'{args}}}}}",
+        f"tasks.eval.source={test}",
+    ]
+
+
+MATH = read_from("svamp", "examples.math_tool.word_problems:test", ", operations: 1")
+MULTIHOP = [
+    *(
+        f"tasks.{part}.args={{{{folders: ['{{data}}/multihop/musique', '{{data}}/multihop/2wiki'], subset: two-search}}}}"
+        for part in ("train", "eval")
+    ),
+    "tasks.eval.source=examples.rag.multihop:test",
+]
+
 STUDIES: Mapping[str, Study] = {
-    "calculator": Study(
-        title="Generated word problems with a calculator (LangGraph, one agent, two calls)",
-        config="examples/calculator/lightning.yaml",
-        data="",
-        budget=12_000,
+    "math": Study(
+        title="SVAMP with a calculator, problems of one operation (AutoGen)",
+        config="examples/math_tool/word_problems.yaml",
+        tasks=MATH,
+        budget=24_000,
         arms=CREDIT,
+        settings=("eval.tasks=200",),
+    ),
+    "multihop": Study(
+        title="MuSiQue and 2WikiMultihopQA, questions of two searches (OpenAI Agents SDK)",
+        config="examples/rag/multihop.yaml",
+        tasks=MULTIHOP,
+        budget=24_000,
+        arms=CREDIT,
+    ),
+    "single-turn": Study(
+        title="SVAMP in one response, problems of one operation",
+        config="tests/bench/learning/single_turn.yaml",
+        tasks=MATH,
+        budget=8_000,
+        arms={BROADCAST: (), "TRL": ()},
+        settings=("eval.tasks=200",),
     ),
 }
