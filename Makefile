@@ -27,6 +27,8 @@ unexport PYTHONDONTWRITEBYTECODE
 TORCH := torch==2.13.0
 # The chat templates in its wheel; nothing of it is imported.
 TEMPLATES := trl==1.16.0
+# Tasks and checker of examples/bfcl; of its dependencies, that part needs only mpmath, which comes with torch.
+BFCL := bfcl-eval==2026.3.23
 
 .PHONY: demo demo-sql test models test-numeric test-pythons test-pythons-long test-lowest test-frameworks test-trackers test-vllm test-verl test-verl-long \
 	test-parity test-containers test-view test-first-hour agents agents-short docs lint environment
@@ -123,7 +125,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(INSTALL) -c constraints.txt "$(TORCH)"
 	$(PIP) $(INSTALL) -c constraints.txt -e '.[all,dev,dev-models]'
-	$(PIP) $(INSTALL) --no-deps $(TEMPLATES)
+	$(PIP) $(INSTALL) --no-deps $(TEMPLATES) $(BFCL)
 	touch $(INSTALLED)
 
 $(VENV)/.installed-view: $(INSTALLED)

@@ -2,9 +2,9 @@
 
     python -m tests.bench.forks [--points 250] [--tools live|recorded]
 
-A scripted model answers at random, so that rollouts differ in their number of calls, in their tools and in their errors. Each call of
-each rollout is then sampled anew after the recorded calls before it. A point is restored if the agent reaches it with
-exactly the recorded prompt.
+A scripted model answers at random, so that rollouts differ in their number of calls, in their tools and in their errors; BFCL's mostly
+makes the gold calls, since a rollout ends at a wrong turn. Each call of each rollout is then sampled anew after the recorded calls before
+it. A point is restored if the agent reaches it with exactly the recorded prompt.
 
 With ``--tools``: instead of the examples, programs whose tools give a new result every time (`tests.random_tools`), with their tools
 run again or their results taken from the record.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import random
 import threading
 import time
@@ -45,6 +46,10 @@ class Example(NamedTuple):
     framework: str
     folder: str
     answer: Answer
+    overrides: tuple[str, ...] = ()
+    """Settings in place of those of ``lightning.yaml``."""
+    requires: str | None = None
+    """A module that is in none of the extras."""
 
 
 def sql(rng: random.Random, prompt: str) -> str:
@@ -72,11 +77,21 @@ def look_up(rng: random.Random, prompt: str) -> str:
     return "I do not know"
 
 
+def functions(rng: random.Random, prompt: str) -> str:
+    from tests.bfcl_gold import stray  # it needs the wheel
+
+    return stray(rng, prompt)
+
+
+BFCL = Example(
+    "OpenAI Agents SDK: BFCL", "bfcl", functions, ("tasks.train=examples.bfcl.tasks:train",), requires="bfcl_eval"
+)
 EXAMPLES = (
     Example("LangGraph", "text_to_sql", sql),
     Example("LangChain", "langchain_agent", look_up),
     Example("OpenAI Agents SDK", "rag", search),
     Example("AutoGen", "math_tool", calculate),
+    BFCL,
 )
 
 
@@ -110,7 +125,9 @@ def example_config(example: Example) -> Config:
         "policy": {"max_context": 1 << 20},
         "run": {"dir": "unused"},
     }
-    return load_config(ROOT / "examples" / example.folder / "lightning.yaml", overrides=_flat(settings))
+    return load_config(
+        ROOT / "examples" / example.folder / "lightning.yaml", overrides=[*_flat(settings), *example.overrides]
+    )
 
 
 def random_config(program: str, tools: str) -> Config:
@@ -129,8 +146,13 @@ def random_config(program: str, tools: str) -> Config:
     )
 
 
-def measure(config: Config, answer: Answer, points: int, forked: Collection[str] | None = None) -> Found:
-    """Fork the calls of as many rollouts as have ``points`` calls. ``forked``: agents whose calls are; None: those in the configuration."""
+def measure(
+    config: Config, answer: Answer, points: int, forked: Collection[str] | None = None, *, batch: int = 50
+) -> Found:
+    """Fork the calls of as many rollouts as have ``points`` calls.
+
+    ``forked``: agents whose calls are; None: those in the configuration. ``batch``: tasks that are run at once.
+    """
     backend = scripted(answer)
     chats = dict.fromkeys(backend.models, Chat(backend.tokenizer))
     with (
@@ -138,17 +160,16 @@ def measure(config: Config, answer: Answer, points: int, forked: Collection[str]
         open_agents(config, load_agent(config), backend, chats, reward_function=load_reward(config)) as agents,
     ):
         return asyncio.run(
-            _measure(agents, config, load_tasks(config.tasks.train), points, forked or config.agents.named)
+            _measure(agents, config, load_tasks(config.tasks.train), points, forked or config.agents.named, batch)
         )
 
 
 async def _measure(
-    agents: LocalAgents, config: Config, tasks: Sequence[Any], points: int, forked: Collection[str]
+    agents: LocalAgents, config: Config, tasks: Sequence[Any], points: int, forked: Collection[str], batch: int
 ) -> Found:
     routing = routing_of(config, "train")
     rollouts: list[Rollout] = []
     jobs: list[Job] = []
-    batch = 50
     kept = kept_tools(config.rollouts.forks)
     for start in range(0, len(tasks), batch):
         new = [
@@ -181,6 +202,13 @@ def _flat(sections: dict[str, dict[str, Any]]) -> list[str]:
     return [f"{section}.{key}={value}" for section, values in sections.items() for key, value in values.items()]
 
 
+def _installed(example: Example) -> bool:
+    found = example.requires is None or importlib.util.find_spec(example.requires) is not None
+    if not found:
+        print(f"{example.framework:24} left out: {example.requires} is not installed")
+    return found
+
+
 def main() -> None:
     """Print one row for each framework."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -188,24 +216,24 @@ def main() -> None:
     parser.add_argument("--tools", choices=["live", "recorded"], help="run the programs with random tools")
     options = parser.parse_args()
     points = options.points
-    print(f"{'framework':20} {'rollouts':>9} {'points':>7} {'restored':>9} {'changed':>8} {'ms a fork':>10}")
+    print(f"{'framework':24} {'rollouts':>9} {'points':>7} {'restored':>9} {'changed':>8} {'ms a fork':>10}")
     total = Counter[str]()
     if options.tools is None:
-        runs = {e.framework: (example_config(e), e.answer, None) for e in EXAMPLES}
+        runs = {e.framework: (example_config(e), e.answer, None) for e in EXAMPLES if _installed(e)}
     else:
         # Not the calls in a tool: the tool runs again to reach them, and its own prompts are random.
         runs = {n: (random_config(n, options.tools), random_tools.script, {"clerk"}) for n in random_tools.PROGRAMS}
     for framework, (config, answer, forked) in runs.items():
         found = measure(config, answer, points, forked)
         print(
-            f"{framework:20} {found.rollouts:9} {found.points:7} {found.restored:9} {found.changed:8} "
+            f"{framework:24} {found.rollouts:9} {found.points:7} {found.restored:9} {found.changed:8} "
             f"{1000 * found.seconds / found.points:10.0f}",
             flush=True,
         )
         total.update(points=found.points, restored=found.restored)
         for reason, number in found.reasons.most_common(3):
             print(f"    dropped {number}: {reason}")
-    print(f"{'all':20} {'':9} {total['points']:7} {total['restored']:9}")
+    print(f"{'all':24} {'':9} {total['points']:7} {total['restored']:9}")
 
 
 if __name__ == "__main__":
