@@ -13,10 +13,9 @@ from examples.rag.agent import message, research
 from examples.rag.reward import best_f1
 
 
-def shown(passage: str, left: int, question: str) -> str:
-    """What the researcher reads after a search. A small model forgets the question, and searches only once without the number."""
-    searches = {0: "No search", 1: "One search"}.get(left, f"{left} searches")
-    return f"{passage}\n{searches} left. {question}"
+def shown(passage: str, number: int) -> str:
+    """What the researcher reads after its search with this ``number``, from 1."""
+    return f"Result {number}: {passage}"
 
 
 _SOLVED = (
@@ -53,9 +52,9 @@ def _conversation(
     return [
         message("user", question),
         message("assistant", f"Search: {first}"),
-        message("user", shown(passage, 1, question)),
+        message("user", shown(passage, 1)),
         message("assistant", f"Search: {second}"),
-        message("user", shown(other, 0, question)),
+        message("user", shown(other, 2)),
         message("assistant", f"Answer: {answer}"),
     ]
 
@@ -66,10 +65,10 @@ EXAMPLES = [item for solved in _SOLVED for item in _conversation(*solved)]
 
 async def solve(task: Mapping[str, Any]) -> float:
     """Answer a task's question; return the best F1 of the answer alone."""
-    question, left = task["question"], itertools.count(task["turns"] - 2, -1)
+    numbers = itertools.count(1)
 
     def search(query: str) -> str:
-        return shown(multihop.search(task["folders"], query), next(left), question)
+        return shown(multihop.search(task["folders"], query), next(numbers))
 
-    report = await research(question, search, EXAMPLES, task["turns"])
+    report = await research(task["question"], search, EXAMPLES, task["turns"])
     return best_f1(report.answer, task["answers"])
