@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,12 +11,6 @@ from agents import TResponseInputItem
 from examples.rag import multihop
 from examples.rag.agent import message, research
 from examples.rag.reward import best_f1
-
-
-def shown(passage: str, number: int) -> str:
-    """What the researcher reads after its search with this ``number``, from 1."""
-    return f"Result {number}: {passage}"
-
 
 _SOLVED = (
     (
@@ -52,9 +46,9 @@ def _conversation(
     return [
         message("user", question),
         message("assistant", f"Search: {first}"),
-        message("user", shown(passage, 1)),
+        message("user", passage),
         message("assistant", f"Search: {second}"),
-        message("user", shown(other, 2)),
+        message("user", other),
         message("assistant", f"Answer: {answer}"),
     ]
 
@@ -65,10 +59,6 @@ EXAMPLES = [item for solved in _SOLVED for item in _conversation(*solved)]
 
 async def solve(task: Mapping[str, Any]) -> float:
     """Answer a task's question; return the best F1 of the answer alone."""
-    numbers = itertools.count(1)
-
-    def search(query: str) -> str:
-        return shown(multihop.search(task["folders"], query), next(numbers))
-
+    search = functools.partial(multihop.search, task["folders"])
     report = await research(task["question"], search, EXAMPLES, task["turns"])
     return best_f1(report.answer, task["answers"])
