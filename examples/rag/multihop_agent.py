@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,13 +11,6 @@ from agents import TResponseInputItem
 from examples.rag import multihop
 from examples.rag.agent import message, research
 from examples.rag.reward import best_f1
-
-
-def shown(passage: str, left: int, question: str) -> str:
-    """What the researcher reads after a search. A small model forgets the question, and searches only once without the number."""
-    searches = {0: "No search", 1: "One search"}.get(left, f"{left} searches")
-    return f"{passage}\n{searches} left. {question}"
-
 
 _SOLVED = (
     (
@@ -53,9 +46,9 @@ def _conversation(
     return [
         message("user", question),
         message("assistant", f"Search: {first}"),
-        message("user", shown(passage, 1, question)),
+        message("user", passage),
         message("assistant", f"Search: {second}"),
-        message("user", shown(other, 0, question)),
+        message("user", other),
         message("assistant", f"Answer: {answer}"),
     ]
 
@@ -66,10 +59,6 @@ EXAMPLES = [item for solved in _SOLVED for item in _conversation(*solved)]
 
 async def solve(task: Mapping[str, Any]) -> float:
     """Answer a task's question; return the best F1 of the answer alone."""
-    question, left = task["question"], itertools.count(task["turns"] - 2, -1)
-
-    def search(query: str) -> str:
-        return shown(multihop.search(task["folders"], query), next(left), question)
-
-    report = await research(question, search, EXAMPLES, task["turns"])
+    search = functools.partial(multihop.search, task["folders"])
+    report = await research(task["question"], search, EXAMPLES, task["turns"])
     return best_f1(report.answer, task["answers"])

@@ -193,8 +193,8 @@ def test_the_reward_is_the_f1_of_the_answer_alone(tmp_path: Path, turns: list[st
         shown = [str(call.messages[-1]["content"]) for call in run.trace.calls]
         assert shown == [
             QUESTION,
-            f"Green (song): {TEXTS['Green (song)']}\nOne search left. {QUESTION}",
-            f"Ana Lund: {TEXTS['Ana Lund']}\nNo search left. {QUESTION}",
+            f"Green (song): {TEXTS['Green (song)']}",
+            f"Ana Lund: {TEXTS['Ana Lund']}",
         ]
 
 
