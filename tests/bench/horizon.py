@@ -1,6 +1,6 @@
 """Compares ways to train an agent that compacts its own history: credit for the summaries, or for the answers only.
 
-    python -m tests.bench.horizon [--seeds 6] [--tokens 10000] [--arm credit masked …] [--results horizon.jsonl] [--resume]
+    python -m tests.bench.horizon [--seeds 6] [--tokens 15000] [--arm credit masked …] [--results horizon.jsonl] [--resume]
         [--model FOLDER]
 
 The task has 40 turns, and the window holds 8 (`horizon_task.py`). All runs start from the same model of 0.1 million weights
@@ -31,11 +31,11 @@ import numpy as np
 
 from lightning_core.records.intervals import Estimate, confidence_interval, paired_improvement
 
-TASKS_PER_STEP = 2
+TASKS_PER_STEP = 3
 GROUP = 8
 MAX_STEPS = 1000
-EVAL_EVERY = 5
-LEARNING_RATE = 1e-3
+EVAL_EVERY = 8
+LEARNING_RATE = 5e-4
 CONTEXT = 160
 """Tokens of the window: 8 turns, the answers, and two summaries."""
 BOTH = {"train": ["worker", "summariser"]}
@@ -92,7 +92,8 @@ def run(arm: str, seed: int, tokens: int, model: Path) -> dict[str, Any]:
                 "checkpoint_every": 0,
                 "threads": 1,
             },
-            "eval": {"every": EVAL_EVERY},
+            "algorithm": {"updates_per_step": 2},
+            "eval": {"every": EVAL_EVERY, "samples": 2},
             "run": {"dir": folder, "name": "run", "seed": seed},
         }
         own = ARMS[arm]
@@ -147,7 +148,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=10_000)
+    parser.add_argument("--tokens", type=int, default=15_000)
     parser.add_argument("--arm", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--results", type=Path, default=Path("horizon.jsonl"))
     parser.add_argument("--resume", action="store_true", help="keep the runs that are in the file")

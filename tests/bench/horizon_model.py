@@ -57,7 +57,8 @@ def conversation(chance: random.Random) -> list[tuple[str, str]]:
     known = {} if first else known
     new: set[str] = set()
     unread: list[str] = []
-    for turn in window_turns(chance, first=first, questions=chance.randint(1, 3)):
+    changing = chance.sample(REGISTERS, 2)
+    for turn in window_turns(chance, changing, first=first, questions=chance.randint(1, 3)):
         unread.append(turn)
         register, value = turn
         if value == "?":

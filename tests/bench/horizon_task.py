@@ -1,14 +1,14 @@
 """A task of 40 turns for a window of 8: facts about four registers, and questions about their values.
 
 A turn is a fact (``a3``: register a is 3 now) or a question (``a?``), which the worker answers with a digit. After 8 turns, one of
-which is a question, the agent's history is replaced by a summary that its policy writes. A value that the summary omits is lost until
-the register is set again. Of every 8 turns, the facts set two of the four registers, and two thirds of the questions are about the
-other two.
+which is a question, the agent's history is replaced by a summary that its policy writes. The first window sets all registers, the
+others set two of them again. Nine of ten questions are about the other two: a value that a summary omits is lost.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from openai import AsyncOpenAI
@@ -19,6 +19,8 @@ REGISTERS = "abcd"
 DIGITS = "012345"
 TURNS = 40
 WINDOW = 8
+ABOUT_OLD = 0.9
+"""Share of questions about registers that are set in the first window only."""
 COMPACT = "!"
 """Ends the message that requests a summary."""
 
@@ -64,13 +66,12 @@ async def remember(task: dict[str, Any]) -> float:
     return right / asked
 
 
-def window_turns(chance: random.Random, *, first: bool, questions: int = 1) -> list[str]:
-    """The turns of one window. The first one sets all registers before it asks."""
-    set_here = chance.sample(REGISTERS, 2)
-    others = [r for r in REGISTERS if r not in set_here]
-    asked = [f"{chance.choice(others if chance.random() < 2 / 3 else set_here)}?" for _ in range(questions)]
+def window_turns(chance: random.Random, changing: Sequence[str], *, first: bool, questions: int = 1) -> list[str]:
+    """The turns of one window: facts about the registers ``changing``, and questions. The first one sets all registers before it asks."""
+    others = [r for r in REGISTERS if r not in changing]
+    asked = [f"{chance.choice(others if chance.random() < ABOUT_OLD else changing)}?" for _ in range(questions)]
     begin = [f"{r}{chance.choice(DIGITS)}" for r in chance.sample(REGISTERS, 4)] if first else []
-    facts = [f"{chance.choice(set_here)}{chance.choice(DIGITS)}" for _ in range(WINDOW - questions - len(begin))]
+    facts = [f"{chance.choice(changing)}{chance.choice(DIGITS)}" for _ in range(WINDOW - questions - len(begin))]
     rest = [*facts, *asked]
     chance.shuffle(rest)
     return [*begin, *rest]
@@ -78,13 +79,12 @@ def window_turns(chance: random.Random, *, first: bool, questions: int = 1) -> l
 
 def make_tasks(number: int, seed: int) -> list[dict[str, Any]]:
     chance = random.Random(seed)
-    return [
-        {
-            "id": f"{seed}-{index}",
-            "turns": [turn for w in range(TURNS // WINDOW) for turn in window_turns(chance, first=w == 0)],
-        }
-        for index in range(number)
-    ]
+    tasks: list[dict[str, Any]] = []
+    for index in range(number):
+        changing = chance.sample(REGISTERS, 2)
+        turns = [turn for w in range(TURNS // WINDOW) for turn in window_turns(chance, changing, first=w == 0)]
+        tasks.append({"id": f"{seed}-{index}", "turns": turns})
+    return tasks
 
 
 def training_tasks() -> list[dict[str, Any]]:
