@@ -12,7 +12,6 @@ import pytest
 
 from tests.bench.learning import records
 from tests.bench.learning.__main__ import RESULTS, is_current, wanted
-from tests.bench.learning.one_run import configured
 from tests.bench.learning.records import UNTRAINED, Record
 from tests.bench.learning.report import PAGE, block, update
 from tests.bench.learning.statistics import (
@@ -23,7 +22,7 @@ from tests.bench.learning.statistics import (
     smoothed,
     tokens_to_reach,
 )
-from tests.bench.learning.studies import STUDIES, settings_digest
+from tests.bench.learning.studies import STUDIES, configured, settings_digest
 
 DOCS = Path(__file__).parents[1] / "docs"
 NAME, STUDY = next(iter(STUDIES.items()))

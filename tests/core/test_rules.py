@@ -180,7 +180,8 @@ def test_rules_are_module_and_callable() -> None:
         ),
         (
             {"rewards": "tests.own_rules:per_call", "gamma": 0.5},
-            "credit.gamma: goes with rewards: discounted | gigpo | hgpo | gae | igpo | a2tgpo, but credit.rewards is 'tests.own_rules:per_call'",
+            "credit.gamma: goes with rewards: discounted | gigpo | hgpo | gae | igpo | a2tgpo, but "
+            "credit.rewards is 'tests.own_rules:per_call'",
         ),
         ({"advantage": "tests.own_rules:shifted"}, "credit.advantage: 'shifted' needs credit.advantage_args.by"),
         (

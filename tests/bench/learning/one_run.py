@@ -15,24 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from lightning_core import evaluate, fit, load_config
+from lightning_core import evaluate, fit
 from lightning_core.config import Config
 from lightning_core.doctor.machine import cpu_model
 from lightning_core.loop import Evaluation
 from lightning_core.records.checkpoints import checkpoints
 from tests.bench.learning import trl_arm
 from tests.bench.learning.records import UNTRAINED, Record, append
-from tests.bench.learning.studies import ROOT, STUDIES, Study, settings_digest
-
-CHECKPOINT_EVERY = 4
-
-
-def configured(study: Study, arm: str, seed: int, *, data: Path, work: Path) -> Config:
-    """The configuration of a run in ``work``."""
-    source = [text.format(data=data) for text in study.tasks]
-    name = f"{arm}-{seed}".replace(" ", "-").replace(",", "")
-    run = [f"run.dir={work}", f"run.name={name}", f"run.seed={seed}", f"trainer.checkpoint_every={CHECKPOINT_EVERY}"]
-    return load_config(ROOT / study.config, [*source, *study.overrides(arm), *run])
+from tests.bench.learning.studies import ROOT, STUDIES, configured, settings_digest
 
 
 def run(name: str, arm: str, seed: int, *, data: Path, work: Path) -> Record:

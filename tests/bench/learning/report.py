@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from lightning_core.records.intervals import Estimate, confidence_interval
-from tests.bench.learning.figures import draw
 from tests.bench.learning.records import UNTRAINED, Record
 from tests.bench.learning.statistics import (
     final_reward,
@@ -27,6 +26,8 @@ _BLOCK = re.compile(r"(<!-- study: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def write_report(docs: Path, records: Sequence[Record]) -> None:
     """Update the blocks of the page in the folder ``docs``, and draw the figures."""
+    from tests.bench.learning.figures import draw  # matplotlib
+
     page = docs / PAGE
     page.write_text(update(page.read_text(encoding="utf-8"), records), encoding="utf-8")
     for name, study in STUDIES.items():

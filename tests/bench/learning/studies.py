@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_core import Config, load_config
+
 ROOT = Path(__file__).parents[3]
+CHECKPOINT_EVERY = 4
 BROADCAST = "broadcast"
 COUNTERFACTUAL = (
     "rollouts.group_size=4",
@@ -54,6 +57,14 @@ class Study:
 
     def overrides(self, arm: str) -> list[str]:
         return [*self.settings, *self.arms[arm], "trainer.steps=1000", f"trainer.token_budget={self.budget}"]
+
+
+def configured(study: Study, arm: str, seed: int, *, data: Path, work: Path) -> Config:
+    """The configuration of a run in ``work``."""
+    source = [text.format(data=data) for text in study.tasks]
+    name = f"{arm}-{seed}".replace(" ", "-").replace(",", "")
+    run = [f"run.dir={work}", f"run.name={name}", f"run.seed={seed}", f"trainer.checkpoint_every={CHECKPOINT_EVERY}"]
+    return load_config(ROOT / study.config, [*source, *study.overrides(arm), *run])
 
 
 def settings_digest(study: Study, arm: str) -> str:
