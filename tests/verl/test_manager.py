@@ -163,7 +163,7 @@ def test_a_worker_that_is_lost_loses_no_rollout(start: Start, tmp_path: Path) ->
 
 def test_a_rollout_that_hangs_is_left_out_and_its_group_trained(start: Start, tmp_path: Path) -> None:
     # It counts its runs in a global variable.
-    rollouts = {"executor": "task", "timeout_seconds": 1, "retries": 1, "on_timeout": "leave_out"}
+    rollouts = {"executor": "task", "timeout_seconds": 5, "retries": 1, "on_timeout": "leave_out"}
     uids = request(start("hangs_twice", rollouts=rollouts), {"id": "a"}, {"id": "b"})
     assert set(settled(uids).values()) == {"finished"}
     with Store(tmp_path / "store.db", read_only=True) as store:
