@@ -97,7 +97,11 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
         frozen = config.agents.frozen
         trained |= frozenset(name for name in marked_agents() if find_selector(frozen, name) is None)
     ran = {e.name for t in traces for e in t.events if e.kind in ("agent", "node")}
-    if measured and speaking and speaking <= config.agents.frozen.keys():
+    if (
+        measured
+        and speaking
+        and all(name is not None and find_selector(config.agents.frozen, name) for name in speaking)
+    ):
         return  # such as a teacher's evaluation
     if not trained & speaking:
         if trained and speaking and not trained & (ran | {e.agent for t in traces for e in t.events}):
@@ -113,7 +117,8 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
             "If they are model calls, %s",
             *(name, host, _ADVICE[NO_MODEL_NAMED]),
         )
-    for name in sorted(trained - speaking):
+    auxiliary_only = {name for name in trained for rule in config.agents.auxiliary if f"{name}/{rule.name}" in speaking}
+    for name in sorted(trained - speaking - auxiliary_only):
         outside = _elsewhere(traces, name) if name in ran else ""
         if outside:
             raise ConfigError(

@@ -1,6 +1,6 @@
 """Compares ways to train an agent that compacts its own history: credit for the summaries, or for the answers only.
 
-    python -m tests.bench.horizon [--seeds 6] [--tokens 15000] [--arm credit masked …] [--results horizon.jsonl] [--resume]
+    python -m tests.bench.horizon [--seeds 6] [--tokens 12500] [--arm credit masked …] [--results horizon.jsonl] [--resume]
         [--model FOLDER]
 
 The task has 40 turns, and the window holds 8 (`horizon_task.py`). All runs start from the same model of 0.1 million weights
@@ -12,9 +12,9 @@ sampled ``--tokens`` tokens, those of forks too. Runs of one seed share tasks an
 - ``frozen``: the model before training writes the summaries (``agents.frozen: {summariser: base}``).
 - ``forks``: as ``credit``, with forks at summaries only (``rewards: counterfactual``), at the same number of tokens.
 
-Each run is a line in ``--results``, added when the run ends. With ``--resume``, runs that are in the file are not repeated. The table is
-made from the file: means over seeds and their 95 % intervals (bootstrap over seeds; none with fewer than 6), on held-out
-tasks.
+Each run is a line in ``--results``, added when the run ends. With ``--resume``, runs that are in the file and have sampled enough
+tokens are not repeated. The table is made from the file: means over seeds and their 95 % intervals (bootstrap over seeds; none with
+fewer than 6), on held-out tasks.
 """
 
 from __future__ import annotations
@@ -106,7 +106,6 @@ def run(arm: str, seed: int, tokens: int, model: Path) -> dict[str, Any]:
     return {
         "arm": arm,
         "seed": seed,
-        "budget": tokens,
         "curve": curve,
         "held_out": {str(k): v for k, v in held_out.items()},
     }
@@ -123,9 +122,8 @@ def held_out_at(result: dict[str, Any], tokens: float) -> float:
     return float(np.interp(tokens, [spent[step] for step in steps], [result["held_out"][str(step)] for step in steps]))
 
 
-def report(results: Sequence[dict[str, Any]]) -> None:
-    """Print the table."""
-    budget = min(r["budget"] for r in results)
+def report(results: Sequence[dict[str, Any]], budget: int) -> None:
+    """Print the table, up to ``budget`` tokens."""
     marks = [budget * part / 5 for part in range(6)]
     print("held-out reward by sampled tokens" + "".join(f"{mark:>20,.0f}" for mark in marks))
     for arm in ARMS:
@@ -148,7 +146,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=15_000)
+    parser.add_argument("--tokens", type=int, default=12_500)
     parser.add_argument("--arm", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--results", type=Path, default=Path("horizon.jsonl"))
     parser.add_argument("--resume", action="store_true", help="keep the runs that are in the file")
@@ -159,10 +157,8 @@ def main() -> None:
     file: Path = options.results
     if not options.resume:
         file.unlink(missing_ok=True)
-    done = {(r["arm"], r["seed"], r["budget"]) for r in read(file)}
-    wanted = [
-        (arm, seed) for seed in range(options.seeds) for arm in options.arm if (arm, seed, options.tokens) not in done
-    ]
+    done = {(r["arm"], r["seed"]) for r in read(file) if r["curve"][-1]["tokens"] >= options.tokens}
+    wanted = [(arm, seed) for seed in range(options.seeds) for arm in options.arm if (arm, seed) not in done]
     with tempfile.TemporaryDirectory() as folder:
         model: Path = options.model or Path(folder) / "model"
         if wanted and not model.exists():
@@ -170,7 +166,7 @@ def main() -> None:
         for arm, seed in wanted:
             with file.open("a") as lines:
                 lines.write(json.dumps(run(arm, seed, options.tokens, model)) + "\n")
-    report([r for r in read(file) if r["budget"] == options.tokens])
+    report([r for r in read(file) if r["curve"][-1]["tokens"] >= options.tokens], options.tokens)
 
 
 if __name__ == "__main__":

@@ -168,3 +168,19 @@ def test_agents_that_cannot_be_meant_are_errors(sections: dict[str, Any], messag
     with pytest.raises(ConfigError) as error:
         load_config(config)
     assert message in str(error.value)
+
+
+def test_an_agent_with_auxiliary_calls_only_was_reached(program: Program, caplog: pytest.LogCaptureFixture) -> None:
+    """The policy summarises, and only the worker is trained: no warning that the summariser made no call."""
+
+    def solve(task: Any) -> float:
+        for name in ("worker", "summariser"):
+            with scope(name):
+                program.ask(name)
+        return 1.0
+
+    rules = [{"name": "masked", "agent": "summariser"}]
+    groups = program.run(solve, agents={"train": ["worker", "summariser"], "auxiliary": rules})
+    assert agents_of(groups) == {("worker", True), ("summariser/masked", False)}
+    assert [t.agent for e in program.episodes for t in e.transitions] == ["worker"] * 2
+    assert "made no model call" not in caplog.text
