@@ -69,7 +69,8 @@ class Routing:
 
     def frozen_model(self, agent: str | None) -> str | None:
         """The model under ``agents.frozen`` for ``agent``; None if it is not listed, or if ``trained`` lists its very name."""
-        agent = agent or ""  # frozen may list the calls without an agent
+        if agent is None:
+            return self.frozen.get("")  # calls without an agent; no pattern is meant for them
         selector = find_selector(self.frozen, agent)
         if selector is None or (selector != agent and agent in self.trained):
             return None

@@ -184,3 +184,9 @@ def test_an_agent_with_auxiliary_calls_only_was_reached(program: Program, caplog
     assert agents_of(groups) == {("worker", True), ("summariser/masked", False)}
     assert [t.agent for e in program.episodes for t in e.transitions] == ["worker"] * 2
     assert "made no model call" not in caplog.text
+
+
+def test_a_pattern_freezes_no_calls_without_an_agent() -> None:
+    assert Routing(frozen={"*": "base"}).frozen_model(None) is None
+    assert Routing(frozen={"*": "base"}).frozen_model("writer") == "base"
+    assert Routing(frozen={"": "base"}).frozen_model(None) == "base"
