@@ -33,7 +33,7 @@ NAME = "calc_agent"
 _SIGNS = str.maketrans("", "", "$,%")
 TURNS = 3
 """Maximum model calls. A conversation whose last one calls the tool has no answer."""
-Shown = Literal["templates", "one-operation", "two-operations"]
+Shown = Literal["templates", "one-operation", "two-operations", "none"]
 EXAMPLES: dict[Shown, tuple[tuple[str, str, str], ...]] = {
     "templates": (
         ("Joe had 20 hats and sold 8. How many hats are left?", "20-8", "12"),
@@ -63,6 +63,7 @@ EXAMPLES: dict[Shown, tuple[tuple[str, str, str], ...]] = {
         ("A baker sold 20% of her 80 rolls. How many rolls did she sell?", "80*20/100", "16"),
         ("Two shirts and a hat cost $50. The hat costs $10. How much does a shirt cost?", "(50-10)/2", "20"),
     ),
+    "none": (),
 }
 """Solved problems at the start of each conversation: question, calculation, answer."""
 

@@ -23,12 +23,13 @@ import csv
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from examples.math_tool.agent import EXAMPLES, Shown, parse_answer
+from examples.math_tool.agent import EXAMPLES, Shown, parse_answer, user_message
 from examples.math_tool.tasks import Task
+from lightning_core.testing import tool_call
 
 TOLERANCE = 1e-3
 """The largest difference of a correct answer: some answers are rounded to four decimals."""
@@ -67,6 +68,14 @@ def is_validation(question: str) -> bool:
     return _digest(re.sub(r"[^a-z]", "", question.lower()))[0] % VALIDATION_SHARE == 0
 
 
+def gold_response(task: Mapping[str, Any], prompt: str) -> str:
+    """The next calculation, and at the end the answer, for `examples.demonstrations`."""
+    done = prompt.rpartition(user_message(task["question"]))[2].count("<tool_call>")
+    if done < len(task["expressions"]):
+        return tool_call("calculator", expression=task["expressions"][done])
+    return f"{task['answer']:.4f}".rstrip("0").rstrip(".")
+
+
 Split = Literal["train", "validation", "test"]
 
 
@@ -83,17 +92,23 @@ def _tasks(folder: str, split: Split, operations: int | None, examples: Shown) -
 
 
 def _problems(folder: Path, part: Literal["train", "test"]) -> Iterator[Task]:
-    """``id``, ``question``, ``answer`` and ``operations`` of each problem."""
+    """``id``, ``question``, ``answer``, ``operations`` and ``expressions`` of each problem."""
     path = next((folder / name for name in _FILES[part] if (folder / name).is_file()), None)
     if path is None:
         raise ValueError(f"found none of {', '.join(_FILES[part])} in {folder}; set `folder` to a copy of the data set")
     for index, item in enumerate(_items(path)):
         try:
-            question, answer, operations = _parse(item)
-        except (KeyError, ValueError) as error:
+            question, answer, operations, expressions = _parse(item)
+        except (LookupError, ValueError, StopIteration) as error:
             raise ValueError(f"{path}, problem {index + 1}: cannot be read: {error!r}") from error
         identity = item.get("id", item.get("ID", f"{part}-{index:04d}"))
-        yield {"id": identity, "question": question, "answer": answer, "operations": operations}
+        yield {
+            "id": identity,
+            "question": question,
+            "answer": answer,
+            "operations": operations,
+            "expressions": expressions,
+        }
 
 
 def _items(path: Path) -> list[dict[str, Any]]:
@@ -107,24 +122,44 @@ def _items(path: Path) -> list[dict[str, Any]]:
                 return [json.loads(line) for line in lines if line.strip()]
 
 
-def _parse(item: dict[str, Any]) -> tuple[str, float, int]:
-    """Question, answer and number of operations."""
+def _parse(item: dict[str, Any]) -> tuple[str, float, int, list[str]]:
+    """Question, answer, number of operations, and the calculations that lead to the answer; none if they are not known."""
     if "Numbers" in item:
         numbers = item["Numbers"].split()
         text = re.sub(r"number(\d+)", lambda found: numbers[int(found[1])], item["Question"])
-        return _joined(text), _number(item["Answer"]), len(_WORD_OPERATOR.findall(item["Equation"]))
+        symbols = re.sub(r"number(\d+)", lambda found: numbers[int(found[1])], item["Equation"]).split()
+        equation = _infix(iter(symbols))
+        return _joined(text), _number(item["Answer"]), len(_WORD_OPERATOR.findall(item["Equation"])), [equation]
     if "Body" in item:
         body = item["Body"].strip()
         text = f"{body}{'' if body.endswith(('.', '?', '!', ',')) else ','} {item['Question'].strip()}"
-        return _joined(text), _number(item["Answer"]), len(_WORD_OPERATOR.findall(item["Equation"]))
+        equation = item["Equation"]
+        return _joined(text), _number(item["Answer"]), len(_WORD_OPERATOR.findall(equation)), [_compact(equation)]
     answer = str(item["answer"])
     solution = item.get("solution", answer)
     operations = item["operations"] if "operations" in item else _annotated(solution)
-    return item["question"], _number(answer.rpartition("####")[2]), operations
+    expressions = [item["equation"]] if "equation" in item else _ANNOTATION.findall(solution)
+    return item["question"], _number(answer.rpartition("####")[2]), operations, [_compact(e) for e in expressions]
 
 
 def _annotated(solution: str) -> int:
     return sum(len(_OPERATOR.findall(expression)) for expression in _ANNOTATION.findall(solution))
+
+
+def _infix(symbols: Iterator[str]) -> str:
+    """The expression in prefix notation that ``symbols`` begin with, such as ``* + 3 4 2``, as ``(3+4)*2``."""
+    symbol = next(symbols)
+    if symbol not in "+-*/":
+        return symbol.removesuffix(".0")
+    sides = [_infix(symbols) for _ in range(2)]
+    return symbol.join(f"({side})" if any(s in side for s in "+-*/") else side for side in sides)
+
+
+def _compact(expression: str) -> str:
+    """``expression`` without blanks, outer parentheses and ``.0``."""
+    text = re.sub(r"\.0(?!\d)", "", expression.replace(" ", ""))
+    inner = text[1:-1]
+    return inner if text.startswith("(") and text.endswith(")") and "(" not in inner else text
 
 
 def _number(text: Any) -> float:

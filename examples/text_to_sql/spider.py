@@ -17,7 +17,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,6 +78,12 @@ def test(
 def is_validation(database: str) -> bool:
     """Whether a training database is set aside. Depends on its name only."""
     return hashlib.sha256(database.encode()).digest()[0] % VALIDATION_SHARE == 0
+
+
+def gold_response(task: Mapping[str, Any], prompt: str) -> str:
+    """The gold query, for `examples.demonstrations`."""
+    del prompt
+    return f"{' '.join(task['sql'].split())};"
 
 
 class _Reader:

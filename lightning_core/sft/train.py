@@ -177,8 +177,8 @@ class _School:
         self._measure(held, "before")
         for epoch in range(passes.epochs):
             order = random.Random(f"{config.run.seed}:{epoch}").sample(list(rollouts), len(rollouts))
-            self._progress.phase(f"epoch {epoch + 1}", batches)
             for number in range(batches):
+                self._progress.phase(f"epoch {epoch + 1}, update {number + 1} of {batches}")
                 chosen = order[number * passes.batch : (number + 1) * passes.batch]
                 is_last = number == batches - 1
                 with uninterrupted():
@@ -188,7 +188,6 @@ class _School:
                     recorded = log.add(trainer.steps, metrics)
                     self._reports.on_step(trainer.steps, recorded)
                     self.metrics.append({"step": trainer.steps, **recorded})
-                    self._progress.advance()
                 self.stopped = log.stop_reason()
                 if self.stopped is not None:
                     break

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import pytest
 
@@ -23,6 +23,7 @@ TEXTS = {
     "Ana Lund": "Ana Lund was born in Oslo.",
     "Elk": "Elks eat leaves.",
 }
+SOLVED = [cast("dict[str, str]", item)["content"] for item in multihop_agent.EXAMPLES]
 QUESTION = "Where was the singer of Green born?"
 
 
@@ -122,6 +123,8 @@ def test_two_searches_answer_and_one_does_not(folder: Path) -> None:
     assert (task["hops"], task["turns"]) == (2, 3)
     assert multihop.search([str(folder)], "Green") == f"Green (song): {TEXTS['Green (song)']}"
     assert multihop.search([str(folder)], "zebra") == "Nothing found."
+    assert task["searches"] == ["Green", "Ana Lund"]
+    assert multihop.test([str(folder)], subset="bridge") == []
     both = multihop.train([str(folder)]) + multihop.validation([str(folder)])
     assert [task["id"] for task in both] == ["2hop__1_2"]
 
@@ -149,6 +152,40 @@ def test_other_questions_are_not_in_the_subset(tmp_path: Path, change: dict[str,
     _lines(tmp_path / "dev.jsonl", [item | {"aliases": []} | change])
     assert multihop.test([str(tmp_path)], subset="two-search") == [], reason
     assert len(multihop.test([str(tmp_path)])) == 1
+    demonstrated = reason not in ("a comparison", "the answer is yes or no")
+    assert len(multihop.test([str(tmp_path)], subset="bridge")) == demonstrated
+
+
+@pytest.mark.parametrize(
+    ("question", "titles", "searches"),
+    [
+        ("Who sang Green?", ["Ana Lund", "Green (song)", "Elk"], ["Green", "Ana Lund", "Elk"]),
+        (
+            "Who sang green and eats leaves like an elk?",
+            ["Ana Lund", "Elk", "Green (song)"],
+            ["Elk", "Green", "Ana Lund"],
+        ),
+        ("Who sang it?", ["Ana Lund", "Green (song)", "Elk"], ["Ana Lund", "Green", "Elk"]),
+        ("Who sang it?", ["Green (song)", "Green (film)"], ["Green"]),
+    ],
+)
+def test_titles_in_the_question_are_searched_first(
+    tmp_path: Path, question: str, titles: list[str], searches: list[str]
+) -> None:
+    _write_lines(tmp_path)
+    item = json.loads((tmp_path / "dev.jsonl").read_text())
+    _lines(tmp_path / "dev.jsonl", [item | {"question": question, "supporting_titles": titles, "steps": []}])
+    (task,) = multihop.test([str(tmp_path)], subset="bridge")
+    assert task["searches"] == searches
+
+
+def test_the_order_of_two_searches_is_that_which_answers(tmp_path: Path) -> None:
+    _write_lines(tmp_path)
+    item = json.loads((tmp_path / "dev.jsonl").read_text())
+    other = {"question": "Of which city is the singer of this song?", "supporting_titles": ["Ana Lund", "Green (song)"]}
+    _lines(tmp_path / "dev.jsonl", [item | other])
+    (task,) = multihop.test([str(tmp_path)], subset="two-search")
+    assert task["searches"] == ["Green", "Ana Lund"]
 
 
 def test_data_sets_are_mixed_over_one_corpus(tmp_path: Path) -> None:
@@ -198,10 +235,22 @@ def test_the_reward_is_the_f1_of_the_answer_alone(tmp_path: Path, turns: list[st
         ]
 
 
+@pytest.mark.parametrize("examples", [True, False])
+def test_the_prompt_has_solved_questions_unless_the_task_leaves_them_out(tmp_path: Path, examples: bool) -> None:
+    _write_musique(tmp_path)
+    (task,) = multihop.test([str(tmp_path)], examples=examples)
+    agent.researcher.cache_clear()
+    with playground(["Answer: Oslo"], train=["researcher"], integrations=["openai-agents"]) as run:
+        assert asyncio.run(multihop_agent.solve(task)) == 1.0
+    agent.researcher.cache_clear()
+    shown = [message["content"] for message in run.trace.calls[0].messages[1:-1]]
+    assert shown == SOLVED * examples
+
+
 def test_wrong_arguments_and_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"found none of train\.jsonl, .* in .*; set `folders` to copies"):
         multihop.train([str(tmp_path)])
-    with pytest.raises(ValueError, match="subset: found 'easy', expected 'all' or 'two-search'"):
+    with pytest.raises(ValueError, match="subset: found 'easy', expected one of all, two-search, bridge"):
         multihop.train([str(tmp_path)], subset="easy")  # pyright: ignore[reportArgumentType]
     (tmp_path / "train.jsonl").write_text('{"id": "a", "question": "A?"}')
     with pytest.raises(ValueError, match=r"train\.jsonl, question 1: cannot be read: KeyError"):
@@ -242,9 +291,19 @@ def test_counts_of_the_data_sets() -> None:
         {"musique": 9, "2wiki": 54},
         {"musique": 50, "2wiki": 28},
     ]
+    assert counts("bridge") == [
+        {"musique": 48, "2wiki": 66},
+        {"musique": 21, "2wiki": 35},
+        {"musique": 150, "2wiki": 39},
+    ]
+    chosen = {
+        subset: {task["id"] for task in multihop.train(folders, subset=subset)} for subset in get_args(multihop.Subset)
+    }
+    assert not chosen["bridge"] & chosen["two-search"]
+    assert chosen["bridge"] | chosen["two-search"] < chosen["all"]
     corpus = {(document.title, document.text) for folder in folders for document in passages(Path(folder))}
     assert len(corpus) == 14633
-    shown = " ".join(str(item["content"]) for item in multihop_agent.EXAMPLES)
+    shown = " ".join(SOLVED)
     for invented in ("The Glass Harbour", "Edwin Halloway", "Corvale", "Norland", "Hentzau", "Streslau"):
         assert invented in shown
         assert not any(invented in text for passage in corpus for text in passage)

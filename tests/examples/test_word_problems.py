@@ -52,6 +52,11 @@ def _all(folder: Path, **arguments: Any) -> list[dict[str, Any]]:
     return sorted(tasks, key=lambda task: task["question"])
 
 
+def _check(task: dict[str, Any]) -> None:
+    """The last calculation of a task gives its answer."""
+    assert float(calculator(task["expressions"][-1])) == pytest.approx(task["answer"], abs=task["tolerance"])
+
+
 def _read(tasks: list[dict[str, Any]]) -> list[tuple[str, str, float, int]]:
     return [(task["id"], task["question"], task["answer"], task["operations"]) for task in tasks]
 
@@ -93,6 +98,64 @@ def test_lines_with_operations_or_solutions(tmp_path: Path) -> None:
     assert (task["tolerance"], task["examples"]) == (1e-3, "two-operations")
 
 
+@pytest.mark.parametrize(
+    ("numbers", "equation", "expression"),
+    [
+        ("3 4 2", "* + number0 number1 number2", "(3+4)*2"),
+        ("3 4 2", "- number0 - number1 number2", "3-(4-2)"),
+        ("3 4 2", "- - number0 number1 number2", "(3-4)-2"),
+        ("8.0 4 2.05", "/ * number0 number1 number2", "(8*4)/2.05"),
+        ("8 4", "+ * number0 0.5 / number1 100.0", "(8*0.5)+(4/100)"),
+        ("8 10.0", "number1", "10"),
+    ],
+)
+def test_prefix_equations_become_calculations(tmp_path: Path, numbers: str, equation: str, expression: str) -> None:
+    answer = calculator(expression)
+    (tmp_path / "dev.csv").write_text(
+        f"Question,Numbers,Equation,Answer\nhow many of number0 ?,{numbers},{equation},{answer}\n"
+    )
+    (task,) = word_problems.test(str(tmp_path))
+    assert task["expressions"] == [expression]
+    _check(task)
+
+
+@pytest.mark.parametrize(
+    ("equation", "expression", "answer"),
+    [
+        ("( 9.0 - 4.0 )", "9-4", 5.0),
+        ("( ( 9.0 + 4.0 ) * 2.0 )", "((9+4)*2)", 26.0),
+        ("( ( 9.0 + 4.0 ) - -1.0 )", "((9+4)--1)", 14.0),
+        ("( 10.0 * 2.05 )", "10*2.05", 20.5),
+        ("( 9.0 + 4.0 ) * ( 2.0 - 1.0 )", "(9+4)*(2-1)", 13.0),
+        ("7.0", "7", 7.0),
+    ],
+)
+def test_infix_equations_become_calculations(tmp_path: Path, equation: str, expression: str, answer: float) -> None:
+    item = SVAMP[0] | {"Equation": equation, "Answer": answer}
+    (tmp_path / "SVAMP.json").write_text(json.dumps([item]))
+    (task,) = word_problems.test(str(tmp_path))
+    assert task["expressions"] == [expression]
+    _check(task)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expressions"),
+    [
+        ({"answer": SOLUTION.replace("1,272", "72")}, ["48/2", "48+24"]),
+        ({"answer": "9", "solution": "(3 + 42)/5 = <<(3 + 42)/5=9>>9"}, ["(3+42)/5"]),
+        ({"answer": "6.625", "equation": "53 / 8", "operations": 1}, ["53/8"]),
+        ({"answer": "By reading.\n#### -3"}, []),
+    ],
+    ids=["annotations", "solution", "equation", "not known"],
+)
+def test_annotations_become_calculations(tmp_path: Path, fields: dict[str, Any], expressions: list[str]) -> None:
+    _lines(tmp_path / "test.jsonl", [{"question": "How many?", **fields}])
+    (task,) = word_problems.test(str(tmp_path))
+    assert task["expressions"] == expressions
+    if expressions:
+        _check(task)
+
+
 def test_variants_in_other_numbers_are_in_one_split(tmp_path: Path) -> None:
     items = [
         {"question": f"{name} has {a} hats and buys {b}. How many?", "answer": f"#### {a + b}"}
@@ -120,6 +183,10 @@ def test_unreadable_problems_are_named(tmp_path: Path, line: str, error: str) ->
     (tmp_path / "train.jsonl").write_text(line)
     with pytest.raises(ValueError, match=error):
         word_problems.train(str(tmp_path))
+    (tmp_path / "dev.csv").write_text("Question,Numbers,Equation,Answer\nhow many ?,3 4,+ number0,7\n")
+    with pytest.raises(ValueError, match=r"dev\.csv, problem 1: cannot be read: StopIteration"):
+        word_problems.test(str(tmp_path))
+    (tmp_path / "dev.csv").unlink()
     with pytest.raises(ValueError, match=r"examples: found 'many', expected one of templates, one-operation, "):
         word_problems.train(str(tmp_path), examples="many")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"found none of test\.jsonl, dev\.csv, SVAMP\.json in .*; set `folder`"):
@@ -185,3 +252,11 @@ def test_counts_of_the_data_sets(name: str, operations: int | None, counts: tupl
     assert not questions[0] & questions[1]
     assert not (questions[0] | questions[1]) & questions[2]
     assert not {question for solved in agent.EXAMPLES.values() for question, _, _ in solved} & set.union(*questions)
+
+
+def test_equations_of_the_data_set_give_the_answers() -> None:
+    folder = str(data_set("svamp"))
+    for read in (word_problems.train, word_problems.validation, word_problems.test):
+        for task in read(folder):
+            assert len(task["expressions"]) == 1
+            _check(task)

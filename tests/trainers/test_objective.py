@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -286,6 +287,35 @@ def test_stale_rollouts_and_later_updates_are_decoupled() -> None:
     ratio = (now - torch.tensor([-1.0, -2.0])).exp()
     expected = torch.min(ratio * torch.tensor([1.0, -2.0]), ratio.clip(0.8, 1.28) * torch.tensor([1.0, -2.0]))
     assert plain.loss.item() == pytest.approx(-float(expected.mean()))
+
+
+def losses_of_two_rows(algorithm: Algorithm) -> list[float]:
+    """The losses of the two rows of a rollout whose three tokens have the log ratios 0.1 and 0.2, and 0.4 to the sampler."""
+    objective = objective_of([make_row(([1], False), ([2, 3], True)), make_row(([5], False), ([4], True))], algorithm)
+    logprobs = [torch.tensor([-0.9, -0.8]), torch.tensor([-0.6])]
+    if objective.needs_survey():
+        objective.survey(logprobs)
+    return [objective.loss(batch, own).loss.item() for batch, own in enumerate(logprobs)]
+
+
+@pytest.mark.parametrize(
+    ("level", "weights"),
+    [("token", [0.1, 0.2, 0.4]), ("row", [0.3, 0.3, 0.4]), ("rollout", [0.7, 0.7, 0.7])],
+)
+def test_the_importance_weight_of_each_level_is_the_product_over_its_tokens(level: Any, weights: list[float]) -> None:
+    """The ratio to the proximal policy is 1, so a token's loss is −w / 3."""
+    first, second, third = (math.exp(weight) / 3 for weight in weights)
+    found = losses_of_two_rows(Algorithm(importance=Importance(level=level, high=None)))
+    assert found == pytest.approx([-first - second, -third])
+
+
+@pytest.mark.parametrize(
+    ("sequence", "ratios"), [("row", [0.15, 0.4]), ("call", [0.15, 0.4]), ("rollout", [0.7 / 3] * 2)]
+)
+def test_the_ratio_of_a_sequence_is_the_geometric_mean_over_its_tokens(sequence: Any, ratios: list[float]) -> None:
+    first, second = (math.exp(ratio) / 3 for ratio in ratios)
+    found = losses_of_two_rows(Algorithm(loss="gspo", sequence=sequence, clip_low=0.9, clip_high=0.9))
+    assert found == pytest.approx([-2 * first, -second])
 
 
 def test_rows_that_a_masked_rollout_loses_stay_in_the_denominator() -> None:

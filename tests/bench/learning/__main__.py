@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.bench.learning import records
-from tests.bench.learning.records import UNTRAINED, Record
+from tests.bench.learning.records import EVALUATED, UNTRAINED, Record
 from tests.bench.learning.report import write_report
 from tests.bench.learning.studies import ROOT, STUDIES, settings_digest
 
@@ -27,7 +27,9 @@ RESULTS = Path(__file__).parent / "results.jsonl"
 
 def wanted(studies: Sequence[str], arms: Sequence[str] | None, seeds: int) -> Iterator[tuple[str, str, int]]:
     """The runs in their order: study, arm, seed."""
-    yield from ((study, UNTRAINED, 0) for study in studies if not arms or UNTRAINED in arms)
+    for study in studies:
+        evaluated = EVALUATED if STUDIES[study].warm else (UNTRAINED,)
+        yield from ((study, arm, 0) for arm in evaluated if not arms or arm in arms)
     for seed in range(seeds):
         for study in studies:
             yield from ((study, arm, seed) for arm in STUDIES[study].arms if not arms or arm in arms)
@@ -38,7 +40,7 @@ def is_current(record: Record) -> bool:
     study = STUDIES.get(record.study)
     if study is None:
         return False
-    arm = study.baseline if record.arm == UNTRAINED else record.arm
+    arm = study.baseline if record.arm in EVALUATED else record.arm
     return arm in study.arms and record.settings == settings_digest(study, arm)
 
 

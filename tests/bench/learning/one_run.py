@@ -2,7 +2,8 @@
 
     python -m tests.bench.learning.one_run STUDY ARM SEED --data FOLDER --work FOLDER --results FILE
 
-A run that was interrupted continues from its last checkpoint in ``--work``. The arm `untrained` is only evaluated.
+A run that was interrupted continues from its last checkpoint in ``--work``. The arms `untrained`, the configuration's model, and
+`warm start`, the weights that all runs begin with, are only evaluated.
 """
 
 from __future__ import annotations
@@ -15,21 +16,25 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from lightning_core import evaluate, fit
+from lightning_core import evaluate, fit, load_config
 from lightning_core.config import Config
 from lightning_core.doctor.machine import cpu_model
 from lightning_core.loop import Evaluation
 from lightning_core.records.checkpoints import checkpoints
 from tests.bench.learning import trl_arm
-from tests.bench.learning.records import UNTRAINED, Record, append
-from tests.bench.learning.studies import ROOT, STUDIES, configured, settings_digest
+from tests.bench.learning.records import EVALUATED, UNTRAINED, Record, append
+from tests.bench.learning.studies import ROOT, STUDIES, configured, located, settings_digest
+from tests.bench.learning.warm import warm_start
 
 
 def run(name: str, arm: str, seed: int, *, data: Path, work: Path) -> Record:
     """Train and evaluate; returns the record."""
     study = STUDIES[name]
-    trained = study.baseline if arm == UNTRAINED else arm
-    config = configured(study, trained, seed, data=data, work=work / name)
+    trained = study.baseline if arm in EVALUATED else arm
+    initial = None if arm == UNTRAINED else warm_start(name, study, data=data, work=work)
+    config = configured(study, trained, seed, data=data, work=work / name, model=initial)
+    if arm == UNTRAINED:
+        config = load_config(config.model_dump(mode="json"), located(study.untrained, data))
     folder = Path(config.run.dir) / str(config.run.name)
     record = Record(
         study=name,
@@ -41,8 +46,8 @@ def run(name: str, arm: str, seed: int, *, data: Path, work: Path) -> Record:
         date=time.strftime("%Y-%m-%d"),
         held_out={},
     )
-    if arm == UNTRAINED:
-        found = evaluate(config=config, folder=_empty(folder.parent / UNTRAINED), progress=True)
+    if arm in EVALUATED:
+        found = evaluate(config=config, folder=_empty(folder.parent / arm), progress=True)
         return replace(record, held_out=_rewards(found))
     if arm == trl_arm.ARM:
         return _run_trl(record, config, folder)

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-UNTRAINED = "untrained"
-"""The arm of a study's evaluation before training."""
+UNTRAINED, WARM = "untrained", "warm start"
+EVALUATED = (UNTRAINED, WARM)
+"""The arms that are evaluated without training: the configuration's model, and the weights that all runs of a study begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

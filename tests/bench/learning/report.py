@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lightning_core.records.intervals import Estimate, confidence_interval
-from tests.bench.learning.records import UNTRAINED, Record
+from tests.bench.learning.records import EVALUATED, Record
 from tests.bench.learning.statistics import (
     final_reward,
     held_out_matrix,
@@ -56,10 +56,9 @@ def block(name: str, study: Study, records: Sequence[Record]) -> str:
         "tokens to reach " + study.baseline + "'s end | steps | minutes |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    untrained = [r for r in records if r.arm == UNTRAINED]
-    if untrained:
-        reward = confidence_interval(list(untrained[0].held_out.values()))
-        lines.append(f"| untrained | | {_shown(reward)} | | | | | | |")
+    for found in (r for arm in EVALUATED for r in records if r.arm == arm):
+        reward = confidence_interval(list(found.held_out.values()))
+        lines.append(f"| {found.arm} | | {_shown(reward)} | | | | | | |")
     target = float(np.mean([final_reward(r) for r in arms[study.baseline]]))
     lines += [_row(study, arm, found, arms[study.baseline], target) for arm, found in arms.items()]
     tasks = held_out_matrix([r for found in arms.values() for r in found]).shape[1]

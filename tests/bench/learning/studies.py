@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import yaml
 
 from lightning_core import Config, load_config
 
@@ -36,6 +38,22 @@ CREDIT: Mapping[str, Sequence[str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStart:
+    """Supervised fine-tuning on gold solutions, once for all arms and seeds of a study."""
+
+    player: str
+    """The function that plays the agent's model; see `examples.demonstrations`."""
+    tasks: Sequence[str]
+    """Overrides that name the demonstrated tasks as ``tasks.train``. They are in no run's training tasks."""
+    epochs: int = 1
+    settings: Sequence[str] = (
+        "trainer.learning_rate=1e-4",
+        "trainer.schedule=linear",
+        "trainer.warmup_steps=5",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
     """One table and one figure."""
 
@@ -50,6 +68,10 @@ class Study:
     """Overrides of the configuration, by arm. The first arm is the baseline."""
     settings: Sequence[str] = ()
     """Overrides for all arms."""
+    warm: WarmStart | None = None
+    """None: the arms start from the configuration's model."""
+    untrained: Sequence[str] = ()
+    """With a warm start: overrides for the evaluation of the configuration's model, which may need examples in its prompt."""
 
     @property
     def baseline(self) -> str:
@@ -59,30 +81,58 @@ class Study:
         return [*self.settings, *self.arms[arm], "trainer.steps=1000", f"trainer.token_budget={self.budget}"]
 
 
-def configured(study: Study, arm: str, seed: int, *, data: Path, work: Path) -> Config:
-    """The configuration of a run in ``work``."""
-    source = [text.format(data=data) for text in study.tasks]
+def configured(study: Study, arm: str, seed: int, *, data: Path, work: Path, model: Path | None = None) -> Config:
+    """The configuration of a run in ``work``. ``model``: the initial weights; None: those of the configuration."""
+    source = located(study.tasks, data)
     name = f"{arm}-{seed}".replace(" ", "-").replace(",", "")
     run = [f"run.dir={work}", f"run.name={name}", f"run.seed={seed}", f"trainer.checkpoint_every={CHECKPOINT_EVERY}"]
-    return load_config(ROOT / study.config, [*source, *study.overrides(arm), *run])
+    initial = [] if model is None else [f"policy.model={model}"]
+    return load_config(ROOT / study.config, [*source, *study.overrides(arm), *run, *initial])
+
+
+def located(overrides: Sequence[str], data: Path) -> list[str]:
+    """``overrides`` with the folder of the data sets."""
+    return [text.format(data=data) for text in overrides]
 
 
 def settings_digest(study: Study, arm: str) -> str:
     """Identifies the configuration and the overrides of an arm: records with another digest are of other settings."""
-    text = json.dumps([(ROOT / study.config).read_text(encoding="utf-8"), study.overrides(arm)])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    config = yaml.safe_load((ROOT / study.config).read_text(encoding="utf-8"))
+    parts: list[object] = [config, list(study.tasks), study.overrides(arm)]
+    parts += [asdict(study.warm), list(study.untrained)] if study.warm else []
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 
-def read_from(folder: str, test: str, args: str = "") -> list[str]:
-    """`Study.tasks` for a reader with the argument ``folder``; ``test``: its function for the held-out set."""
+def read_from(folder: str, test: str, args: str = "", *, train: str | None = None) -> list[str]:
+    """`Study.tasks` for a reader with the argument ``folder``; ``test``: its function for the held-out set.
+
+    ``train``: that for the training set; None: the configuration's.
+    """
     return [
+        *([] if train is None else [f"tasks.train.source={train}"]),
         f"tasks.train.args={{{{folder: '{{data}}/{folder}'{args}}}}}",
         f"tasks.eval.args={{{{folder: '{{data}}/{folder}'{args}}}}}",
         f"tasks.eval.source={test}",
     ]
 
 
-MATH = read_from("svamp", "examples.math_tool.word_problems:test", ", operations: 1")
+def demonstrated(reader: str, folder: str, args: str = "") -> WarmStart:
+    """A warm start on the tasks of ``tests.bench.learning.tasks:<reader>_demonstrated``."""
+    module = {"spider": "examples.text_to_sql.spider", "math": "examples.math_tool.word_problems"}[reader]
+    return WarmStart(
+        player=f"{module}:gold_response",
+        tasks=[
+            f"tasks.train.source=tests.bench.learning.tasks:{reader}_demonstrated",
+            f"tasks.train.args={{{{folder: '{{data}}/{folder}'{args}}}}}",
+        ],
+    )
+
+
+TASKS = "tests.bench.learning.tasks"
+SMALL = ("rollouts.tasks_per_step=4", "rollouts.temperature=0.7", "trainer.measure_change=0")
+"""Steps of 32 rollouts: with more, a run would have too few steps in its budget."""
+SPIDER = ", subset: one-table, max_schema: 400"
+MATH = ", operations: 1"
 MULTIHOP = [
     *(
         f"tasks.{part}.args={{{{folders: ['{{data}}/multihop/musique', '{{data}}/multihop/2wiki'], subset: two-search}}}}"
@@ -92,13 +142,36 @@ MULTIHOP = [
 ]
 
 STUDIES: Mapping[str, Study] = {
+    "spider": Study(
+        title="Spider, queries over one table (LangGraph)",
+        config="examples/text_to_sql/spider.yaml",
+        tasks=read_from("spider", "examples.text_to_sql.spider:test", SPIDER, train=f"{TASKS}:spider_rest"),
+        warm=demonstrated("spider", "spider", SPIDER),
+        untrained=[f"tasks.eval.args={{{{folder: '{{data}}/spider'{SPIDER}, own_examples: 6}}}}"],
+        budget=12_000,
+        arms={
+            BROADCAST: (),
+            "counterfactual": COUNTERFACTUAL,
+            "vine": VINE,
+            "writer alone": ("agents.train=[writer]", "agents.frozen={rewriter: base, checker: base}"),
+            "adapters per agent": (
+                "agents={frozen: {checker: base}}",
+                "policies={writer: {agents: [writer]}, rewriter: {agents: [rewriter]}}",
+            ),
+        },
+        settings=("eval.tasks=200", *SMALL),
+    ),
     "math": Study(
         title="SVAMP with a calculator, problems of one operation (AutoGen)",
         config="examples/math_tool/word_problems.yaml",
-        tasks=MATH,
-        budget=24_000,
-        arms=CREDIT,
-        settings=("eval.tasks=200",),
+        tasks=read_from(
+            "svamp", "examples.math_tool.word_problems:test", f"{MATH}, examples: none", train=f"{TASKS}:math_rest"
+        ),
+        warm=demonstrated("math", "svamp", f"{MATH}, examples: none"),
+        untrained=[f"tasks.eval.args={{{{folder: '{{data}}/svamp'{MATH}}}}}"],
+        budget=12_000,
+        arms={BROADCAST: (), "counterfactual": COUNTERFACTUAL, "vine": VINE},
+        settings=("eval.tasks=200", *SMALL),
     ),
     "multihop": Study(
         title="MuSiQue and 2WikiMultihopQA, questions of two searches (OpenAI Agents SDK)",
@@ -110,7 +183,7 @@ STUDIES: Mapping[str, Study] = {
     "single-turn": Study(
         title="SVAMP in one response, problems of one operation",
         config="tests/bench/learning/single_turn.yaml",
-        tasks=MATH,
+        tasks=read_from("svamp", "examples.math_tool.word_problems:test", MATH),
         budget=8_000,
         arms={BROADCAST: (), "TRL": ()},
         settings=("eval.tasks=200",),

@@ -1,0 +1,67 @@
+"""Records how an agent would solve its tasks if its model knew the answers, for supervised fine-tuning.
+
+The agent runs as in training, on its training tasks. A function of the task and the prompt plays the model of all its agents::
+
+    python -m examples.demonstrations examples/text_to_sql/spider.yaml examples.text_to_sql.spider:gold_response gold.jsonl --last 600
+    lightning-rl sft gold.jsonl -c examples/text_to_sql/spider.yaml run.name=warm
+
+The traces have messages. `lightning-rl sft` renders them with the policy's own chat template.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_core import load_config, reward
+from lightning_core.config.imports import import_callable
+from lightning_core.otel import spans_to_otlp
+from lightning_core.rollouts.programs import load_agent
+from lightning_core.rollouts.tasks import training_tasks
+from lightning_core.testing import open_playground
+
+Player = Callable[[Mapping[str, Any], str], str]
+"""The response of the model, from the task and the text of the prompt in ChatML."""
+
+
+async def record(
+    solve: Callable[[Any], Any], tasks: Sequence[Mapping[str, Any]], player: Player, train: Sequence[str], path: Path
+) -> list[float]:
+    """Run ``solve`` on each task; write the traces to ``path``, a line of OTLP/JSON each. Returns the rewards.
+
+    ``train``: the names of the agents that will learn, as in ``agents.train``.
+    """
+    current: Mapping[str, Any] = {}
+    rewards: list[float] = []
+    with path.open("w", encoding="utf-8") as file, open_playground(lambda prompt: player(current, prompt)) as opened:
+        for current in tasks:
+            with opened.rollout(current, train=train) as run:
+                found = solve(current)
+                rewards.append(float(await found if inspect.isawaitable(found) else found))
+                reward(rewards[-1])
+            file.write(json.dumps(spans_to_otlp(run.spans)) + "\n")
+    return rewards
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config")
+    parser.add_argument("player", help="module:function of the task and the prompt's text")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--last", type=int, help="only this many tasks, from the end of the training tasks")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    options = parser.parse_intermixed_args()
+    config = load_config(options.config, options.overrides)
+    tasks = training_tasks(config)[-options.last if options.last else 0 :]
+    player = import_callable(options.player, key="player")
+    rewards = asyncio.run(record(load_agent(config), tasks, player, config.agents.named, options.out))
+    print(f"{sum(r >= 1 for r in rewards)} of {len(rewards)} tasks solved; traces in {options.out}")
+
+
+if __name__ == "__main__":
+    main()
