@@ -185,7 +185,12 @@ STUDIES: Mapping[str, Study] = {
         config="tests/bench/learning/single_turn.yaml",
         tasks=read_from("svamp", "examples.math_tool.word_problems:test", MATH),
         budget=8_000,
-        arms={BROADCAST: (), "TRL": ()},
+        arms={
+            BROADCAST: (),
+            "MaxRL": ("credit.advantage=maxrl",),
+            "curriculum": ("tasks.sampling=curriculum",),
+            "TRL": (),
+        },
         settings=("eval.tasks=200",),
     ),
 }
