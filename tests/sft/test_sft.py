@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,12 @@ from lightning_core.errors import ConfigError
 from lightning_core.loop import evaluate
 from lightning_core.model.source import load_model
 from lightning_core.records.checkpoints import checkpoints
+from lightning_core.records.progress import SilentProgress
 from lightning_core.records.report import read_metrics
 from lightning_core.records.store import Store
 from lightning_core.serving import ServingEndpoint
+from lightning_core.sft.examples import Selection
+from lightning_core.sft.train import Passes, sft
 from lightning_core.testing.playground import SameChat
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
@@ -147,6 +150,32 @@ def test_an_agent_without_any_reward_learns_from_a_teacher_and_goes_on_with_rl(
 def _empty(folder: Path) -> Path:
     folder.mkdir()
     return folder
+
+
+class _Shown(SilentProgress):
+    """Records the order of phases and steps."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self.order.append("phase")
+
+    def step(self, step: int, total_steps: int, metrics: Mapping[str, float]) -> None:
+        self.order.append("step")
+
+
+def test_the_time_left_counts_every_update(model: Path, recorded: Path, tmp_path: Path) -> None:
+    """It is computed from the phases between two steps."""
+    shown = _Shown()
+    sft(
+        [recorded],
+        config=load_config(settings(model, tmp_path, agents={"train": ["clerk"]}, run={"name": "timed"})),
+        selection=Selection(phase="eval_manual"),
+        passes=Passes(batch=3, held_out=0.25),
+        progress=shown,
+    )
+    assert shown.order == ["phase", "step"] * 2
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 from examples.math_tool import word_problems
 from examples.text_to_sql import spider
 
-DEMONSTRATED = {"spider": 1000, "math": 150}
+DEMONSTRATED = {"spider": 1000, "math": 48}
 """The number of training tasks whose gold solutions the policy learns before the runs."""
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from lightning_core.records.checkpoints import checkpoints
-from tests.bench.learning.studies import ROOT, Study, located, settings_digest
+from tests.bench.learning.studies import ROOT, Study, located, warm_digest
 
 
 def warm_start(name: str, study: Study, *, data: Path, work: Path) -> Path | None:
@@ -15,7 +15,7 @@ def warm_start(name: str, study: Study, *, data: Path, work: Path) -> Path | Non
     warm = study.warm
     if warm is None:
         return None
-    run = f"{name}-warm-{settings_digest(study, study.baseline)}"
+    run = f"{name}-warm-{warm_digest(study)}"
     folder = work / run
     if not (folder / "summary.json").is_file():
         work.mkdir(parents=True, exist_ok=True)
