@@ -6,13 +6,16 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.bench.learning import records
+from examples.math_tool import word_problems
+from examples.text_to_sql import spider
+from tests.bench.learning import records, tasks
 from tests.bench.learning.__main__ import RESULTS, is_current, wanted
-from tests.bench.learning.records import UNTRAINED, Record
+from tests.bench.learning.records import UNTRAINED, WARM, Record
 from tests.bench.learning.report import PAGE, block, update
 from tests.bench.learning.statistics import (
     held_out_matrix,
@@ -22,10 +25,15 @@ from tests.bench.learning.statistics import (
     smoothed,
     tokens_to_reach,
 )
-from tests.bench.learning.studies import STUDIES, configured, settings_digest
+from tests.bench.learning.studies import STUDIES, configured, settings_digest, warm_digest
+from tests.data_sets import data_set
 
 DOCS = Path(__file__).parents[1] / "docs"
 NAME, STUDY = next(iter(STUDIES.items()))
+READERS = [
+    ("spider", spider.train, tasks.spider_demonstrated, tasks.spider_rest),
+    ("svamp", word_problems.train, tasks.math_demonstrated, tasks.math_rest),
+]
 
 
 def record(arm: str = STUDY.baseline, seed: int = 0, *, gain: float = 0.0) -> Record:
@@ -108,6 +116,29 @@ def test_seeds_are_the_outer_loop() -> None:
         (NAME, UNTRAINED, 0),
         *((NAME, arm, seed) for seed in range(2) for arm in arms),
     ]
+
+
+def test_a_warm_start_is_evaluated_before_the_runs_that_begin_with_it() -> None:
+    warm = [name for name, study in STUDIES.items() if study.warm]
+    assert warm
+    for name, study in STUDIES.items():
+        expected = [UNTRAINED, WARM] if name in warm else [UNTRAINED]
+        assert [run[1] for run in wanted([name], None, 1)] == [*expected, *study.arms]
+    study = STUDIES[warm[0]]
+    longer = replace(study, warm=replace(study.warm, epochs=2))
+    assert warm_digest(longer) != warm_digest(study)
+    assert settings_digest(longer, study.baseline) != settings_digest(study, study.baseline)
+    cheaper = replace(study, budget=1)
+    assert warm_digest(cheaper) == warm_digest(study), "the same weights serve another budget"
+
+
+@pytest.mark.parametrize(("folder", "reader", "demonstrated", "rest"), READERS)
+def test_demonstrated_tasks_are_in_no_run(folder: str, reader: Any, demonstrated: Any, rest: Any) -> None:
+    path = str(data_set(folder))
+    shown, left = ([task["id"] for task in read(path)] for read in (demonstrated, rest))
+    assert sorted([*shown, *left]) == sorted(task["id"] for task in reader(path))
+    assert shown
+    assert not set(shown) & set(left)
 
 
 def test_a_table_has_each_arm_against_the_baseline() -> None:
