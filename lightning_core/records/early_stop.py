@@ -42,3 +42,11 @@ def budget_stop(budget: int | None, metrics: Sequence[Mapping[str, Any]]) -> str
     if budget is None or (spent := tokens_spent(metrics)) < budget:
         return None
     return f"{spent:,} tokens were sampled (trainer.token_budget = {budget:,})"
+
+
+def expected_steps(total: int, budget: int | None, metrics: Sequence[Mapping[str, Any]]) -> int:
+    """The steps that a run of at most ``total`` has, if the next steps sample as many tokens as those with these ``metrics``."""
+    spent = tokens_spent(metrics)
+    if budget is None or not spent:
+        return total
+    return max(len(metrics), min(total, math.ceil(budget * len(metrics) / spent)))

@@ -9,7 +9,7 @@ from typing import Any
 from lightning_core.config import Config
 from lightning_core.config.monitors import configured_monitors, stopping_monitors
 from lightning_core.monitors import Alert, HeldOut, raised
-from lightning_core.records.early_stop import budget_stop
+from lightning_core.records.early_stop import budget_stop, expected_steps
 from lightning_core.records.progress import Progress
 from lightning_core.records.report import MetricsLog, finite_or_none
 from lightning_core.records.store import Store
@@ -57,7 +57,7 @@ class StepLog:
         metrics = {**metrics, **{alert.metric: 1.0 for alert in self._held}}
         self._store.add_step(step, metrics)
         self._metrics.append(step, metrics)
-        self._progress.step(step, self._total, metrics)
+        self._progress.step(step, expected_steps(self._total, self._budget, self._metrics.lines), metrics)
         for alert in self._held:
             if alert.source not in {earlier.source for earlier in before}:
                 self._progress.message(f"monitor {alert}")

@@ -9,7 +9,7 @@ import pytest
 from lightning_core.config.sections import EarlyStop
 from lightning_core.errors import ConfigError
 from lightning_core.records.checkpoints import best_checkpoint, checkpoints, choose_checkpoint, mark_best
-from lightning_core.records.early_stop import budget_stop, stop_reason
+from lightning_core.records.early_stop import budget_stop, expected_steps, stop_reason
 
 TARGET = EarlyStop(reward=0.8)
 PATIENT = EarlyStop(patience=2)
@@ -68,3 +68,14 @@ def test_the_best_checkpoint_is_a_link_that_moves(tmp_path: Path) -> None:
 def test_a_budget_of_tokens_counts_rollouts_and_forks(budget: int | None, expected: str | None) -> None:
     found = budget_stop(budget, [{"tokens_sampled": 60}, {"tokens_sampled": 70, "tokens_forked": 20}])
     assert found is None if expected is None else found is not None and found.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("total", "budget", "expected"),
+    [(1000, None, 1000), (1000, 750, 10), (1000, 751, 11), (7, 750, 7), (1000, 100, 2)],
+)
+def test_a_budget_shortens_the_steps_that_are_expected(total: int, budget: int | None, expected: int) -> None:
+    """Two steps sampled 150 tokens, so ten sample 750."""
+    steps = [{"tokens_sampled": 60}, {"tokens_sampled": 70, "tokens_forked": 20}]
+    assert expected_steps(total, budget, steps) == expected
+    assert expected_steps(total, budget, []) == total
