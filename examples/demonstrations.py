@@ -1,6 +1,6 @@
 """Records how an agent would solve its tasks if its model knew the answers, for supervised fine-tuning.
 
-The agent runs as in training, on its training tasks. A function of the task and the prompt plays the model of all its agents::
+The agent runs as in training, on its training tasks. A function of the task and the prompt returns the responses of all its agents::
 
     python -m examples.demonstrations examples/text_to_sql/spider.yaml examples.text_to_sql.spider:gold_response gold.jsonl --last 600
     lightning-rl sft gold.jsonl -c examples/text_to_sql/spider.yaml run.name=warm
@@ -25,12 +25,12 @@ from lightning_core.rollouts.programs import load_agent
 from lightning_core.rollouts.tasks import training_tasks
 from lightning_core.testing import open_playground
 
-Player = Callable[[Mapping[str, Any], str], str]
-"""The response of the model, from the task and the text of the prompt in ChatML."""
+Respond = Callable[[Mapping[str, Any], str], str]
+"""The response to a prompt, from the task and the prompt's text in ChatML."""
 
 
 async def record(
-    solve: Callable[[Any], Any], tasks: Sequence[Mapping[str, Any]], player: Player, train: Sequence[str], path: Path
+    solve: Callable[[Any], Any], tasks: Sequence[Mapping[str, Any]], respond: Respond, train: Sequence[str], path: Path
 ) -> list[float]:
     """Run ``solve`` on each task; write the traces to ``path``, a line of OTLP/JSON each. Returns the rewards.
 
@@ -38,7 +38,7 @@ async def record(
     """
     current: Mapping[str, Any] = {}
     rewards: list[float] = []
-    with path.open("w", encoding="utf-8") as file, open_playground(lambda prompt: player(current, prompt)) as opened:
+    with path.open("w", encoding="utf-8") as file, open_playground(lambda prompt: respond(current, prompt)) as opened:
         for current in tasks:
             with opened.rollout(current, train=train) as run:
                 found = solve(current)
@@ -51,16 +51,16 @@ async def record(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config")
-    parser.add_argument("player", help="module:function of the task and the prompt's text")
+    parser.add_argument("respond", help="module:function of the task and the prompt's text")
     parser.add_argument("out", type=Path)
     parser.add_argument("--last", type=int, help="only this many tasks, from the end of the training tasks")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_intermixed_args()
     config = load_config(options.config, options.overrides)
     tasks = training_tasks(config)[-options.last if options.last else 0 :]
-    player = import_callable(options.player, key="player")
-    rewards = asyncio.run(record(load_agent(config), tasks, player, config.agents.named, options.out))
-    print(f"{sum(r >= 1 for r in rewards)} of {len(rewards)} tasks solved; traces in {options.out}")
+    respond = import_callable(options.respond, key="respond")
+    rewards = asyncio.run(record(load_agent(config), tasks, respond, config.agents.named, options.out))
+    print(f"{sum(r >= config.eval.solved for r in rewards)} of {len(rewards)} tasks solved; traces in {options.out}")
 
 
 if __name__ == "__main__":

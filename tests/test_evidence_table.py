@@ -49,7 +49,7 @@ def variants(section: type[Section], prefix: str = "") -> Iterator[str]:
     for key, field in section.model_fields.items():
         values = choices(section, key)
         inner = [part for part in parts(field.annotation) if isinstance(part, type) and issubclass(part, Section)]
-        nested = [name for part in inner for name in variants(part, f"{key}.")]
+        nested = [name for part in inner for name in variants(part, f"{prefix}{key}.")]
         if key in ARGUMENTS:
             continue
         yield from nested

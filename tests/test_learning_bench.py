@@ -6,14 +6,13 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from examples.math_tool import word_problems
-from examples.text_to_sql import spider
-from tests.bench.learning import records, tasks
+from lightning_core import load_config
+from lightning_core.rollouts.tasks import held_out_tasks, training_tasks
+from tests.bench.learning import records
 from tests.bench.learning.__main__ import RESULTS, is_current, wanted
 from tests.bench.learning.records import UNTRAINED, WARM, Record
 from tests.bench.learning.report import PAGE, block, update
@@ -25,15 +24,20 @@ from tests.bench.learning.statistics import (
     smoothed,
     tokens_to_reach,
 )
-from tests.bench.learning.studies import STUDIES, configured, settings_digest, warm_digest
+from tests.bench.learning.studies import (
+    DEMONSTRATED_MATH,
+    DEMONSTRATED_SPIDER,
+    ROOT,
+    STUDIES,
+    configured,
+    located,
+    settings_digest,
+    warm_digest,
+)
 from tests.data_sets import data_set
 
 DOCS = Path(__file__).parents[1] / "docs"
 NAME, STUDY = next(iter(STUDIES.items()))
-READERS = [
-    ("spider", spider.train, tasks.spider_demonstrated, tasks.spider_rest),
-    ("svamp", word_problems.train, tasks.math_demonstrated, tasks.math_rest),
-]
 
 
 def record(arm: str = STUDY.baseline, seed: int = 0, *, gain: float = 0.0) -> Record:
@@ -132,13 +136,28 @@ def test_a_warm_start_is_evaluated_before_the_runs_that_begin_with_it() -> None:
     assert warm_digest(cheaper) == warm_digest(study), "the same weights serve another budget"
 
 
-@pytest.mark.parametrize(("folder", "reader", "demonstrated", "rest"), READERS)
-def test_demonstrated_tasks_are_in_no_run(folder: str, reader: Any, demonstrated: Any, rest: Any) -> None:
-    path = str(data_set(folder))
-    shown, left = ([task["id"] for task in read(path)] for read in (demonstrated, rest))
-    assert sorted([*shown, *left]) == sorted(task["id"] for task in reader(path))
-    assert shown
-    assert not set(shown) & set(left)
+@pytest.mark.parametrize("name", [name for name, study in STUDIES.items() if study.warm])
+def test_demonstrated_tasks_are_in_no_run(name: str, tmp_path: Path) -> None:
+    """By the tasks that the runs load, and by the gold answers: no run trains on a demonstrated query in other words."""
+    study = STUDIES[name]
+    assert study.warm
+    data = data_set({"spider": "spider", "math": "svamp"}[name]).parent
+    run = training_tasks(configured(study, study.baseline, 0, data=data, work=tmp_path))
+    shown = training_tasks(load_config(ROOT / study.config, located(study.warm.tasks, data)))
+    assert len(run) > 300
+    assert len(shown) in (DEMONSTRATED_SPIDER, DEMONSTRATED_MATH)
+    assert not {task["id"] for task in run} & {task["id"] for task in shown}
+    for task in run[:2]:
+        assert task["examples"] in ([], "none"), "prompts without examples, as in the demonstrations"
+    if name == "spider":
+        pairs = [{(task["schema"], "".join(task["sql"].lower().split())) for task in part} for part in (run, shown)]
+        assert not pairs[0] & pairs[1]
+    # The initial model has examples in its prompt, and the configuration's temperature.
+    own = load_config(ROOT / study.config)
+    config = configured(study, study.baseline, 0, data=data, work=tmp_path)
+    untrained = load_config(config.model_dump(mode="json"), located(study.untrained, data))
+    assert untrained.rollouts.temperature == own.rollouts.temperature
+    assert held_out_tasks(untrained)[0]["examples"] not in ([], "none")
 
 
 def test_a_table_has_each_arm_against_the_baseline() -> None:
@@ -170,5 +189,7 @@ def test_a_study_is_a_valid_configuration_and_its_held_out_set_is_not_that_of_tu
         assert config.tasks.train is not None
         assert config.tasks.eval is not None
         assert "/data/" in str(config.tasks.train.args)
-        assert config.tasks.eval.args == config.tasks.train.args
+        assert config.tasks.eval.args == {
+            key: value for key, value in config.tasks.train.args.items() if key != "demonstrations"
+        }
         assert config.tasks.eval.source.endswith(":test")

@@ -16,5 +16,5 @@ def solve(task: dict[str, Any]) -> float:
 
 
 def with_examples(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the teacher reads: the examples after the system message."""
+    """The messages of a call with the examples after the system message."""
     return [messages[0], *EXAMPLES, *messages[1:]]

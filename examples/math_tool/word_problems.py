@@ -156,7 +156,7 @@ def _infix(symbols: Iterator[str]) -> str:
 
 
 def _compact(expression: str) -> str:
-    """``expression`` without blanks, outer parentheses and ``.0``."""
+    """``expression`` without blanks and ``.0``, and without parentheses around the whole if it has no others."""
     text = re.sub(r"\.0(?!\d)", "", expression.replace(" ", ""))
     inner = text[1:-1]
     return inner if text.startswith("(") and text.endswith(")") and "(" not in inner else text

@@ -12,7 +12,7 @@ passages are one corpus::
 ==============  ========================================================================================================
 ``all``         all
 ``two-search``  those that two searches answer and one does not; see `two_searches`
-``bridge``      the others, without comparisons and answers of yes or no: for demonstrations
+``bridge``      others whose answer a search shows, without comparisons and answers of yes or no: for demonstrations
 ==============  ========================================================================================================
 """
 
@@ -144,6 +144,8 @@ def _searches(question: Question, folders: Sequence[str], subset: Subset) -> lis
     if subset == "bridge" and (two or not _is_bridge(question)):
         return None
     titles = dict.fromkeys(_without_qualifiers(question.titles))
+    if subset == "bridge" and not any(_shows(search(folders, title), question.answers) for title in titles):
+        return None
     return sorted(titles, key=lambda title: title.lower() not in question.text.lower())
 
 

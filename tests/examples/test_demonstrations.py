@@ -51,11 +51,11 @@ def _record(
     path: Path,
     solve: Callable[[Any], Any],
     tasks: Sequence[Mapping[str, Any]],
-    player: demonstrations.Player,
+    respond: demonstrations.Respond,
     train: Sequence[str],
 ) -> dict[str, Trace]:
     """The recorded traces by task id. All tasks earn 1."""
-    rewards = asyncio.run(demonstrations.record(solve, tasks, player, train, path))
+    rewards = asyncio.run(demonstrations.record(solve, tasks, respond, train, path))
     assert len(path.read_text().splitlines()) == len(rewards) == len(tasks)
     traces = {trace.task_id: trace for trace in read_traces(path)}
     assert rewards == [traces[task["id"]].reward for task in tasks] == [1.0] * len(tasks)
@@ -114,8 +114,8 @@ def test_the_writer_gives_the_gold_query(tmp_path: Path) -> None:
 def test_the_calculator_is_called_with_the_gold_expression(tmp_path: Path, shown: math_agent.Shown) -> None:
     _write_problems(tmp_path)
     tasks = word_problems.test(str(tmp_path), examples=shown)
-    player, train = word_problems.gold_response, [math_agent.NAME]
-    traces = _record(tmp_path / "gold.jsonl", math_agent.solve, tasks, player, train)
+    respond, train = word_problems.gold_response, [math_agent.NAME]
+    traces = _record(tmp_path / "gold.jsonl", math_agent.solve, tasks, respond, train)
 
     for name, expression, answer in (("a", "9-4", "5"), ("b", "3/2", "1.5")):
         first, second = traces[name].calls
@@ -134,8 +134,8 @@ def test_calculations_of_several_steps_are_called_in_order(tmp_path: Path) -> No
     solution = "In May 48/2 = <<48/2=24>>24 clips, and 48+24 = <<48+24=1,072>>72 in all.\n#### 72"
     (tmp_path / "test.jsonl").write_text(json.dumps({"id": "a", "question": "How many clips?", "answer": solution}))
     tasks = word_problems.test(str(tmp_path), examples="two-operations")
-    player, train = word_problems.gold_response, [math_agent.NAME]
-    trace = _record(tmp_path / "gold.jsonl", math_agent.solve, tasks, player, train)["a"]
+    respond, train = word_problems.gold_response, [math_agent.NAME]
+    trace = _record(tmp_path / "gold.jsonl", math_agent.solve, tasks, respond, train)["a"]
     assert [_contents(call)[-1] for call in trace.calls][-1] == "72"
     assert [_contents(call)[-2] for call in trace.calls][1:] == ["24", "72"]
 
@@ -158,8 +158,8 @@ def test_the_researcher_searches_the_titles_in_order(tmp_path: Path, examples: b
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
 
     tasks = multihop.test([str(tmp_path)], subset="two-search", examples=examples)
-    player, train = multihop.gold_response, ["researcher"]
-    traces = _record(tmp_path / "gold.jsonl", multihop_agent.solve, tasks, player, train)
+    respond, train = multihop.gold_response, ["researcher"]
+    traces = _record(tmp_path / "gold.jsonl", multihop_agent.solve, tasks, respond, train)
 
     for color, singer, answer in (("Green", "Ana Lund", "Oslo"), ("Red", "Bo Holm", "Bergen")):
         calls = traces[color].calls
@@ -184,8 +184,8 @@ def test_the_command_records_the_last_tasks_of_a_configuration(
         "tasks.train.source=examples.math_tool.word_problems:test",
         f"tasks.train.args={{folder: {tmp_path}, operations: 1, examples: none}}",
     ]
-    player = "examples.math_tool.word_problems:gold_response"
-    monkeypatch.setattr(sys, "argv", ["demonstrations", str(CONFIG), player, str(out), "--last", "1", *arguments])
+    respond = "examples.math_tool.word_problems:gold_response"
+    monkeypatch.setattr(sys, "argv", ["demonstrations", str(CONFIG), respond, str(out), "--last", "1", *arguments])
     demonstrations.main()
     assert capsys.readouterr().out == f"1 of 1 tasks solved; traces in {out}\n"
     (trace,) = read_traces(out)

@@ -152,7 +152,8 @@ def test_other_questions_are_not_in_the_subset(tmp_path: Path, change: dict[str,
     _lines(tmp_path / "dev.jsonl", [item | {"aliases": []} | change])
     assert multihop.test([str(tmp_path)], subset="two-search") == [], reason
     assert len(multihop.test([str(tmp_path)])) == 1
-    demonstrated = reason not in ("a comparison", "the answer is yes or no")
+    not_shown = ("no search shows the answer", "the answer is long")
+    demonstrated = reason not in ("a comparison", "the answer is yes or no", *not_shown)
     assert len(multihop.test([str(tmp_path)], subset="bridge")) == demonstrated
 
 
@@ -175,7 +176,7 @@ def test_titles_in_the_question_are_searched_first(
     _write_lines(tmp_path)
     item = json.loads((tmp_path / "dev.jsonl").read_text())
     _lines(tmp_path / "dev.jsonl", [item | {"question": question, "supporting_titles": titles, "steps": []}])
-    (task,) = multihop.test([str(tmp_path)], subset="bridge")
+    (task,) = multihop.test([str(tmp_path)])
     assert task["searches"] == searches
 
 
@@ -292,9 +293,9 @@ def test_counts_of_the_data_sets() -> None:
         {"musique": 50, "2wiki": 28},
     ]
     assert counts("bridge") == [
-        {"musique": 48, "2wiki": 66},
-        {"musique": 21, "2wiki": 35},
-        {"musique": 150, "2wiki": 39},
+        {"musique": 20, "2wiki": 18},
+        {"musique": 7, "2wiki": 9},
+        {"musique": 74, "2wiki": 9},
     ]
     chosen = {
         subset: {task["id"] for task in multihop.train(folders, subset=subset)} for subset in get_args(multihop.Subset)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -60,11 +61,15 @@ def main() -> int:
     current = [record for record in found if is_current(record)]
     if other := len(found) - len(current):
         print(f"{other} of {len(found)} records in {options.results} have other settings than now and are not used")
+    if repeated := [key for key, number in Counter(map(_key, current)).items() if number > 1]:
+        parser.error(
+            f"{options.results} has several records of {', '.join(map(str, repeated))}; delete all but one of each"
+        )
     if options.report:
         write_report(ROOT / "docs", current)
         return 0
     runs = list(wanted(options.study, options.arm, options.seeds))
-    done = {(record.study, record.arm, record.seed) for record in current}
+    done = set(map(_key, current))
     left = [run for run in runs if run not in done]
     if options.list:
         print("\n".join(f"{study}, {arm}, seed {seed}" for study, arm, seed in left))
@@ -79,10 +84,17 @@ def main() -> int:
     return _run_all(left, options)
 
 
+def _key(record: Record) -> tuple[str, str, int]:
+    return record.study, record.arm, record.seed
+
+
 def _run_all(left: Sequence[tuple[str, str, int]], options: argparse.Namespace) -> int:
     failed = 0
     for number, (study, arm, seed) in enumerate(left, 1):
         print(f"\n[{number}/{len(left)}] {study}, {arm}, seed {seed}", flush=True)
+        if any(is_current(r) and _key(r) == (study, arm, seed) for r in records.read(options.results)):
+            print("recorded by another queue")
+            continue
         command = [
             *(sys.executable, "-m", "tests.bench.learning.one_run", study, arm, str(seed)),
             *("--data", str((options.data or options.work).absolute())),

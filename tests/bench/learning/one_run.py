@@ -103,10 +103,14 @@ def _empty(folder: Path) -> Path:
 
 
 def _commit() -> str:
-    shown = subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return shown.stdout.strip() or "unknown"
+    """The commit that is checked out, and whether files were changed since, other than the records."""
+    commit = _git("rev-parse", "--short=12", "HEAD") or "unknown"
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!tests/bench/learning/results.jsonl")
+    return f"{commit} with uncommitted changes" if changed else commit
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def main() -> None:

@@ -41,11 +41,13 @@ CREDIT: Mapping[str, Sequence[str]] = {
 class WarmStart:
     """Supervised fine-tuning on gold solutions, once for all arms and seeds of a study."""
 
-    player: str
-    """The function that plays the agent's model; see `examples.demonstrations`."""
+    respond: str
+    """The function that returns the responses; see `examples.demonstrations`."""
     tasks: Sequence[str]
     """Overrides that name the demonstrated tasks as ``tasks.train``. They are in no run's training tasks."""
     epochs: int = 1
+    batch: int = 8
+    held_out: float = 0.05
     settings: Sequence[str] = ("trainer.learning_rate=1e-4", "trainer.schedule=linear", "trainer.warmup_steps=2")
 
 
@@ -80,7 +82,8 @@ class Study:
 def configured(study: Study, arm: str, seed: int, *, data: Path, work: Path, model: Path | None = None) -> Config:
     """The configuration of a run in ``work``. ``model``: the initial weights; None: those of the configuration."""
     source = located(study.tasks, data)
-    name = f"{arm}-{seed}".replace(" ", "-").replace(",", "")
+    # With the digest, so that no run resumes from another setting's checkpoint.
+    name = f"{arm}-{seed}-{settings_digest(study, arm)}".replace(" ", "-")
     run = [f"run.dir={work}", f"run.name={name}", f"run.seed={seed}", f"trainer.checkpoint_every={CHECKPOINT_EVERY}"]
     initial = [] if model is None else [f"policy.model={model}"]
     return load_config(ROOT / study.config, [*source, *study.overrides(arm), *run, *initial])
@@ -107,29 +110,27 @@ def _digest(study: Study, *parts: object) -> str:
     return hashlib.sha256(json.dumps([config, *parts]).encode()).hexdigest()[:12]
 
 
-def read_from(folder: str, test: str, args: str = "", *, train: str | None = None) -> list[str]:
-    """`Study.tasks` for a reader with the argument ``folder``; ``test``: its function for the held-out set.
-
-    ``train``: that for the training set; None: the configuration's.
-    """
+def demonstrated(folder: str, args: str, *, train: str, count: int) -> list[str]:
+    """Training tasks of ``train``, a function of `tests.bench.learning.tasks`, with ``count`` demonstrations."""
     return [
-        *([] if train is None else [f"tasks.train.source={train}"]),
-        f"tasks.train.args={{{{folder: '{{data}}/{folder}'{args}}}}}",
-        f"tasks.eval.args={{{{folder: '{{data}}/{folder}'{args}}}}}",
-        f"tasks.eval.source={test}",
+        f"tasks.train.source={train}",
+        f"tasks.train.args={{{{folder: '{{data}}/{folder}', demonstrations: {count}{args}}}}}",
     ]
 
 
-def demonstrated(reader: str, folder: str, args: str = "") -> WarmStart:
-    """A warm start on the tasks of ``tests.bench.learning.tasks:<reader>_demonstrated``."""
-    module = {"spider": "examples.text_to_sql.spider", "math": "examples.math_tool.word_problems"}[reader]
-    return WarmStart(
-        player=f"{module}:gold_response",
-        tasks=[
-            f"tasks.train.source=tests.bench.learning.tasks:{reader}_demonstrated",
-            f"tasks.train.args={{{{folder: '{{data}}/{folder}'{args}}}}}",
-        ],
-    )
+def read_from(
+    folder: str, test: str, args: str = "", *, train: str | None = None, less: int | None = None
+) -> list[str]:
+    """`Study.tasks` for a reader with the argument ``folder``; ``test``: its function for the held-out set.
+
+    ``train``: that for the training set without ``less`` demonstrated tasks; None: the configuration's.
+    """
+    own = [f"tasks.train.args={{{{folder: '{{data}}/{folder}'{args}}}}}"]
+    return [
+        *(own if train is None or less is None else demonstrated(folder, args, train=train, count=less)),
+        f"tasks.eval.args={{{{folder: '{{data}}/{folder}'{args}}}}}",
+        f"tasks.eval.source={test}",
+    ]
 
 
 TASKS = "tests.bench.learning.tasks"
@@ -137,6 +138,8 @@ AFTER_WARM_START = ("rollouts.temperature=1.0", "trainer.measure_change=0", "eva
 """Fine-tuning on gold solutions leaves little entropy: at a lower temperature most groups have equal rewards."""
 SPIDER = ", subset: one-table, max_schema: 400"
 MATH = ", operations: 1"
+DEMONSTRATED_SPIDER, DEMONSTRATED_MATH = 600, 48
+"""The number of training tasks whose gold answers the policy learns before the runs."""
 MULTIHOP = [
     *(
         f"tasks.{part}.args={{{{folders: ['{{data}}/multihop/musique', '{{data}}/multihop/2wiki'], subset: two-search}}}}"
@@ -149,9 +152,17 @@ STUDIES: Mapping[str, Study] = {
     "spider": Study(
         title="Spider, queries over one table (LangGraph)",
         config="examples/text_to_sql/spider.yaml",
-        tasks=read_from("spider", "examples.text_to_sql.spider:test", SPIDER, train=f"{TASKS}:spider_rest"),
-        warm=demonstrated("spider", "spider", SPIDER),
-        untrained=[f"tasks.eval.args={{{{folder: '{{data}}/spider'{SPIDER}, own_examples: 6}}}}"],
+        tasks=read_from(
+            "spider", "examples.text_to_sql.spider:test", SPIDER, train=f"{TASKS}:spider_rest", less=DEMONSTRATED_SPIDER
+        ),
+        warm=WarmStart(
+            respond="examples.text_to_sql.spider:gold_response",
+            tasks=demonstrated("spider", SPIDER, train=f"{TASKS}:spider_demonstrated", count=DEMONSTRATED_SPIDER),
+        ),
+        untrained=[
+            f"tasks.eval.args={{{{folder: '{{data}}/spider'{SPIDER}, own_examples: 6}}}}",
+            "rollouts.temperature=0.3",
+        ],
         budget=24_000,
         arms={
             BROADCAST: (),
@@ -169,10 +180,19 @@ STUDIES: Mapping[str, Study] = {
         title="SVAMP with a calculator, problems of one operation (AutoGen)",
         config="examples/math_tool/word_problems.yaml",
         tasks=read_from(
-            "svamp", "examples.math_tool.word_problems:test", f"{MATH}, examples: none", train=f"{TASKS}:math_rest"
+            "svamp",
+            "examples.math_tool.word_problems:test",
+            f"{MATH}, examples: none",
+            train=f"{TASKS}:math_rest",
+            less=DEMONSTRATED_MATH,
         ),
-        warm=demonstrated("math", "svamp", f"{MATH}, examples: none"),
-        untrained=[f"tasks.eval.args={{{{folder: '{{data}}/svamp'{MATH}}}}}"],
+        warm=WarmStart(
+            respond="examples.math_tool.word_problems:gold_response",
+            tasks=demonstrated(
+                "svamp", f"{MATH}, examples: none", train=f"{TASKS}:math_demonstrated", count=DEMONSTRATED_MATH
+            ),
+        ),
+        untrained=[f"tasks.eval.args={{{{folder: '{{data}}/svamp'{MATH}}}}}", "rollouts.temperature=0.7"],
         budget=24_000,
         arms={BROADCAST: (), "counterfactual": COUNTERFACTUAL, "vine": VINE},
         settings=(*AFTER_WARM_START, "trainer.learning_rate=3e-5"),

@@ -1,7 +1,9 @@
-"""The warm start of a study: gold solutions are recorded and learnt once, before its first run."""
+"""The warm start of a study: gold answers are recorded and learnt once, before its first run."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,18 +17,23 @@ def warm_start(name: str, study: Study, *, data: Path, work: Path) -> Path | Non
     warm = study.warm
     if warm is None:
         return None
-    run = f"{name}-warm-{warm_digest(study)}"
-    folder = work / run
-    if not (folder / "summary.json").is_file():
+    folder = work / f"{name}-warm-{warm_digest(study)}"
+    if not folder.is_dir():
+        # Under a name of this process until it is complete: it may be interrupted, or another queue may make the same.
+        own = work / f"{folder.name}-{os.getpid()}"
         work.mkdir(parents=True, exist_ok=True)
-        gold = work / f"{run}.jsonl"
-        tasks = located(warm.tasks, data)
-        _python("-m", "examples.demonstrations", study.config, warm.player, str(gold), *tasks)
+        gold = own.with_suffix(".jsonl")
+        _python("-m", "examples.demonstrations", study.config, warm.respond, str(gold), *located(warm.tasks, data))
         _python(
             *("-m", "lightning_core.cli", "sft", str(gold), "-c", study.config),
-            *("--epochs", str(warm.epochs), "--batch", "8", "--held-out", "0.05"),
-            *("tasks.train=null", "tasks.eval=null", f"run.dir={work}", f"run.name={run}", *warm.settings),
+            *("--epochs", str(warm.epochs), "--batch", str(warm.batch), "--held-out", str(warm.held_out)),
+            *("tasks.train=null", "tasks.eval=null", f"run.dir={work}", f"run.name={own.name}", *warm.settings),
         )
+        gold.unlink()
+        if folder.is_dir():
+            shutil.rmtree(own)
+        else:
+            own.rename(folder)
     return checkpoints(folder)[-1]
 
 
