@@ -14,12 +14,14 @@ import argparse
 import asyncio
 import inspect
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning_core import load_config, reward
 from lightning_core.config.imports import import_callable
+from lightning_core.errors import LightningError
 from lightning_core.otel import spans_to_otlp
 from lightning_core.rollouts.programs import load_agent
 from lightning_core.rollouts.tasks import training_tasks
@@ -31,19 +33,28 @@ Respond = Callable[[Mapping[str, Any], str], str]
 
 async def record(
     solve: Callable[[Any], Any], tasks: Sequence[Mapping[str, Any]], respond: Respond, train: Sequence[str], path: Path
-) -> list[float]:
+) -> list[float | None]:
     """Run ``solve`` on each task; write the traces to ``path``, a line of OTLP/JSON each. Returns the rewards.
 
-    ``train``: the names of the agents that will learn, as in ``agents.train``.
+    ``train``: the names of the agents that will learn, as in ``agents.train``. A rollout's reward is the number that ``solve`` returns,
+    or those that it passes to `reward`; None: there is none.
     """
     current: Mapping[str, Any] = {}
-    rewards: list[float] = []
-    with path.open("w", encoding="utf-8") as file, open_playground(lambda prompt: respond(current, prompt)) as opened:
+    rewards: list[float | None] = []
+
+    def answer(prompt: str) -> str:
+        text = respond(current, prompt)
+        if not isinstance(text, str):
+            raise TypeError(f"respond returned {text!r} for the task {current.get('id')!r}, expected text")
+        return text
+
+    with path.open("w", encoding="utf-8") as file, open_playground(answer) as opened:
         for current in tasks:
             with opened.rollout(current, train=train) as run:
                 found = solve(current)
-                rewards.append(float(await found if inspect.isawaitable(found) else found))
-                reward(rewards[-1])
+                if (value := await found if inspect.isawaitable(found) else found) is not None:
+                    reward(float(value))
+            rewards.append(run.trace.reward)
             file.write(json.dumps(spans_to_otlp(run.spans)) + "\n")
     return rewards
 
@@ -56,11 +67,21 @@ def main() -> None:
     parser.add_argument("--last", type=int, help="only this many tasks, from the end of the training tasks")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_intermixed_args()
+    try:
+        print(_recorded(options))
+    except LightningError as error:
+        sys.exit(f"demonstrations: {error}")
+
+
+def _recorded(options: argparse.Namespace) -> str:
     config = load_config(options.config, options.overrides)
     tasks = training_tasks(config)[-options.last if options.last else 0 :]
     respond = import_callable(options.respond, key="respond")
     rewards = asyncio.run(record(load_agent(config), tasks, respond, config.agents.named, options.out))
-    print(f"{sum(r >= config.eval.solved for r in rewards)} of {len(rewards)} tasks solved; traces in {options.out}")
+    known = [value for value in rewards if value is not None]
+    solved = f"{sum(value >= config.eval.solved for value in known)} of {len(rewards)} tasks solved"
+    without = f", {len(rewards) - len(known)} without a reward" if len(known) < len(rewards) else ""
+    return f"{solved}{without}; traces in {options.out}"
 
 
 if __name__ == "__main__":
