@@ -279,6 +279,7 @@ def _open_teacher(config: Config, trainer: Trainer) -> Teacher | None:
     return Teacher(
         settings=distill,
         score=trainer.teacher_logprobs,
+        propose=trainer.teacher_candidates,
         chat=trainer.chats[POLICY],
         max_context=trainer.backend.max_context,
         prompt=teacher_prompt(config.algorithm),

@@ -26,6 +26,17 @@ from lightning_core.trace import Call, Floats, TokenIds, Trace
 Ranges = Mapping[str, Sequence[tuple[int, int]]]
 """Tokens of (prompt ‖ response) by call id: (first, one past the last)."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """A teacher's K most likely tokens at each of the T sampled tokens of a call."""
+
+    token_ids_TK: TokenIds
+    """uint32 [T, K]"""
+    logprobs_TK: Floats
+    """float32 [T, K], as at sampling; minus infinity where fewer than K tokens were allowed."""
+
+
 _NO_IDS: TokenIds = np.empty(0, dtype=np.uint32)
 _NO_LOGPROBS: Floats = np.empty(0, dtype=np.float32)
 
@@ -82,6 +93,8 @@ class Segment:
     """`sampling_digest`, computed at sampling, of prompt ``[:start]`` and output ``[start:stop]``."""
     first_version: int | None = None
     """See `Transition`."""
+    candidates: Candidates | None = None
+    """Those of the teacher whose distribution the call learns (``algorithm.distill``); None: it learns none."""
 
     @property
     def oldest(self) -> int:
@@ -187,13 +200,14 @@ def transitions_to_rows(
     *,
     masked: Collection[str] = (),
     ce: Ranges | None = None,
+    candidates: Mapping[str, Candidates] | None = None,
 ) -> list[Row]:
     """Merge transitions into rows, in the order of their first calls.
 
     ``advantages`` maps call ids to the advantage of all tokens of the call, or to float32 [T]. ``masked``: calls that are
     not trained on, but remain context of later calls. ``ce``: tokens with a cross-entropy loss; a row has those
-    up to its last trained call. Raises KeyError for a missing call, and
-    ValueError for a transition with a refusal.
+    up to its last trained call. ``candidates``: a teacher's, by call id. Raises KeyError for a missing call, and ValueError for
+    a transition with a refusal.
     """
     open_rows: dict[tuple[str, str, str], list[_OpenRow]] = {}
     order: list[_OpenRow] = []
@@ -209,7 +223,7 @@ def transitions_to_rows(
             family.append(parent)
             order.append(parent)
         parent.extend(t)
-    closed = (row.close(advantages, masked, ce) for row in order)
+    closed = (row.close(advantages, masked, ce, candidates or {}) for row in order)
     return [row for row in closed if row is not None]
 
 
@@ -225,7 +239,11 @@ class _OpenRow:
         self.key = transition.prompt_ids.tobytes() + transition.output_ids.tobytes()
 
     def close(
-        self, advantages: Mapping[str, float | Floats] | None, masked: Collection[str], ce: Ranges | None
+        self,
+        advantages: Mapping[str, float | Floats] | None,
+        masked: Collection[str],
+        ce: Ranges | None,
+        candidates: Mapping[str, Candidates],
     ) -> Row | None:
         """The row up to its last trained call; None if all calls are ``masked``."""
         trained = [t for t in self.calls if t.call not in masked]
@@ -255,6 +273,7 @@ class _OpenRow:
                     constraint=t.constraint,
                     digest=t.digest,
                     first_version=t.first_version,
+                    candidates=candidates.get(t.call),
                 )
             )
         chosen = np.zeros(length, dtype=np.bool_)

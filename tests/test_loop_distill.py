@@ -68,6 +68,15 @@ def test_the_policy_loses_its_examples(model: Path, tmp_path: Path) -> None:
     assert sum(divergence[-3:]) / 3 < 0.7 * divergence[0]
 
 
+def test_the_policy_learns_the_distribution_of_another_model(model: Path, other: Path, tmp_path: Path) -> None:
+    distill = {"teacher": str(other), "divergence": "forward"}
+    result = train(model, tmp_path, distill, trainer={"learning_rate": 1e-3})
+    divergence = [metrics["teacher_forward_kl"] for metrics in result.metrics]
+    assert divergence[-1] < 0.5 * divergence[0]
+    assert result.metrics[0]["tokens_distilled"] == result.metrics[0]["tokens_trained"]
+    assert "teacher_kl" not in result.metrics[0]
+
+
 @pytest.mark.parametrize("teacher", ["base", "policy"])
 def test_an_adapter_is_switched_off_for_the_initial_weights(model: Path, tmp_path: Path, teacher: str) -> None:
     """The adapter begins as no change, so both teachers say the same in the first step, and not in the third."""
@@ -76,12 +85,13 @@ def test_an_adapter_is_switched_off_for_the_initial_weights(model: Path, tmp_pat
     assert result.metrics[0]["teacher_kl"] == pytest.approx(0.095, abs=0.02)
 
 
-def test_a_teacher_that_is_the_policy_says_nothing(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("divergence", "metric"), [("reverse", "teacher_kl"), ("forward", "teacher_forward_kl")])
+def test_a_teacher_that_is_the_policy_says_nothing(model: Path, tmp_path: Path, divergence: str, metric: str) -> None:
     """Its prompt is rendered from the messages, token for token that of the policy."""
-    distill = {"teacher": "policy", "prompt": "tests.taught_agents:unchanged"}
+    distill = {"teacher": "policy", "prompt": "tests.taught_agents:unchanged", "divergence": divergence}
     result = train(model, tmp_path, distill, trainer={"steps": 2})
     for metrics in result.metrics:
-        assert metrics["teacher_kl"] == pytest.approx(0, abs=1e-5)
+        assert metrics[metric] == pytest.approx(0, abs=1e-5)
 
 
 def test_only_some_agents_learn_from_it(model: Path, other: Path, tmp_path: Path) -> None:
@@ -121,6 +131,10 @@ def test_a_teacher_with_another_vocabulary_is_refused(model: Path, tmp_path: Pat
     ("sections", "text"),
     [
         ({"algorithm": {"distill": None}}, "at 0 nothing is trained on without algorithm.distill"),
+        (
+            {"algorithm": {"distill": {"teacher": "m", "candidates": 5}}},
+            "goes with divergence: forward, but algorithm.distill.divergence is 'reverse'",
+        ),
         ({"trainer": {"name": "verl"}}, "the teacher runs in the embedded trainer"),
         (
             {"algorithm": {"distill": {"teacher": "m", "api_key_env": "KEY"}}},

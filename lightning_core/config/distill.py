@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from lightning_core.config.source import KeyPath
-from lightning_core.config.types import CallableName, Names, Positive, Section
+from lightning_core.config.types import CallableName, Count, Names, Positive, Section
+
+CANDIDATES = 20
+"""The most that a vLLM server returns by default."""
 
 
 class Distill(Section):
-    """On-policy distillation: a teacher scores the tokens that the policy sampled, and each token gets
-    `weight · (log teacher − log policy)` as an advantage. docs/distillation.md describes it."""
+    """On-policy distillation: a teacher says what it would have said where the policy sampled. docs/distillation.md describes it."""
 
     teacher: str = "base"
     """The teacher's weights. `base`: the initial ones. `policy`: the current ones. Otherwise the folder or the name of a
@@ -20,10 +23,20 @@ class Distill(Section):
     prompt: CallableName | None = None
     """`module:callable`, called with the messages of a call; it returns those that the teacher reads instead, such as the
     same with examples. null: the same messages."""
+    divergence: Literal["reverse", "forward"] = "reverse"
+    """What the policy minimises. `reverse`: each token that it sampled gets `weight · (log teacher − log policy)` as an advantage.
+    `forward`: a term of the loss, the divergence from the teacher's most likely tokens at each sampled one."""
+    candidates: Count | None = None
+    """With `forward`: the number of the teacher's most likely tokens; null: 20."""
     weight: Positive = 1.0
-    """Coefficient of the advantages, which are in nats."""
+    """Coefficient of the advantages or of the divergence, which are in nats."""
     agents: Names | None = None
     """Agents that learn from the teacher, with `*` as wildcard; null: all trained agents."""
+
+    @property
+    def compared(self) -> int | None:
+        """The number of the teacher's tokens that are compared at each sampled one; None: only the sampled one."""
+        return None if self.divergence == "reverse" else self.candidates or CANDIDATES
 
     @property
     def server(self) -> str | None:
@@ -42,6 +55,11 @@ def check_distill(d: Distill, *, temperature: float) -> Iterator[tuple[KeyPath, 
         yield (
             ("algorithm", "distill"),
             "with teacher: base and the same prompt, it is a KL penalty; set prompt, or use algorithm.kl",
+        )
+    if d.candidates is not None and d.divergence != "forward":
+        yield (
+            ("algorithm", "distill", "candidates"),
+            f"goes with divergence: forward, but algorithm.distill.divergence is {d.divergence!r}",
         )
     if d.api_key_env is not None and d.server is None:
         yield (

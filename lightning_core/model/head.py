@@ -32,6 +32,9 @@ from lightning_core.model.path import decoder_name
 PART = {"cpu": 2**21, "cuda": 2**26}
 """Logits computed at a time. On a CPU 8 MiB in float32, which fits caches: larger parts measured slower. GPUs want more."""
 
+ROWS = 2**13
+"""Rows copied at a time, for the gradients of chosen tokens."""
+
 Forbidden = Iterable[tuple[int, Tensor]]
 """Places with bool [V]: the tokens that are excluded from the softmax there."""
 
@@ -303,9 +306,9 @@ class _LinearLogprobs(torch.autograd.Function):
                     grad_V[first:last] = -(share_P @ softmax_PC)
         if expected_PH is not None:
             grad_PH = expected_PH * -share_P[:, None]
-            grad_PH.index_add_(0, source_E, weight_VH[targets_E].float().mul_(share_E[:, None]))
+            _add_rows(grad_PH, source_E, weight_VH, targets_E, share_E)
         if grad_VH is not None:
-            grad_VH.index_add_(0, targets_E, hidden_PH[source_E].float().mul_(share_E[:, None]))
+            _add_rows(grad_VH, targets_E, hidden_PH, source_E, share_E)
         if grad_V is not None:
             grad_V.index_add_(0, targets_E, share_E)
         found = zip((grad_PH, grad_VH, grad_V), (hidden_PH, weight_VH, bias_V), strict=True)
@@ -348,6 +351,12 @@ def _columns_of(targets_E: Tensor, first: int, scaled_PC: Tensor) -> tuple[Tenso
     columns = scaled_PC.shape[1]
     column_E = targets_E - first
     return (column_E >= 0) & (column_E < columns), column_E.clamp(0, columns - 1)
+
+
+def _add_rows(sums: Tensor, to_E: Tensor, rows: Tensor, from_E: Tensor, scale_E: Tensor) -> None:
+    """sums[to] += scale · rows[from], a part of the tokens at a time: there can be many for each place."""
+    for to, source, scale in zip(to_E.split(ROWS), from_E.split(ROWS), scale_E.split(ROWS), strict=True):
+        sums.index_add_(0, to, rows[source].float().mul_(scale[:, None]))
 
 
 def _add_product(sum_PH: Tensor, left_PC: Tensor, rows_CH: Tensor) -> None:

@@ -38,7 +38,7 @@ from lightning_core.rollouts.counts import (
     count_taught,
 )
 from lightning_core.rollouts.curriculum import count_picked
-from lightning_core.rollouts.distill import Teacher, token_advantages
+from lightning_core.rollouts.distill import Lessons, Teacher, token_advantages
 from lightning_core.rollouts.entries import (
     call_credits,
     check_tools_of,
@@ -55,7 +55,7 @@ from lightning_core.rollouts.refill import spare_tasks, without_signal
 from lightning_core.rollouts.runner import Task
 from lightning_core.rollouts.selection import check_agents, require_transitions, routing_of, trained_agents
 from lightning_core.rollouts.stopping import InvalidRewards, check_finished, check_rewarded
-from lightning_core.trace import ANSWER_LOGPROBS, Floats
+from lightning_core.trace import ANSWER_LOGPROBS
 from lightning_core.transitions import Ranges, Row, Transition, transitions_to_rows
 
 logger = logging.getLogger(__name__)
@@ -227,9 +227,9 @@ class Collector:
         ``groups``: all that ran, including the ``replaced`` ones; ``episodes``: without those. ``counts``: others of the step.
         """
         c = self.config
-        taught = {} if self._teacher is None else self._teacher.differences(episodes)
+        lessons = Lessons() if self._teacher is None else self._teacher.lessons(episodes)
         targets = Targets() if self._sources is None else self._sources.targets(episodes)
-        rows = [row for e in episodes for row in self.rows(e, credit, taught, targets.tokens)]
+        rows = [row for e in episodes for row in self.rows(e, credit, lessons, targets.tokens)]
         rollouts = count_rollouts(
             [r for g in groups for r in g.rollouts], lost=sum(g.lost for g in groups), solved=c.eval.solved
         )
@@ -243,25 +243,25 @@ class Collector:
             **count_calls(episodes, credit, list(c.policies)),
             **count_rewards(episodes, judged=() if c.credit.judge is None else c.credit.judge.rewards),
             **count_rows(rows, step=None if c.policies else groups[0].step),
-            **count_taught(taught),
+            **count_taught(lessons.differences, lessons.candidates),
             **(count_ce(rows, targets.unknown) if c.algorithm.ce else {}),
             **credit.metrics,
         }
         return Batch(episodes=episodes, credit=credit, rows=rows, counts=counts)
 
     def rows(
-        self, episode: Episode, credit: Credit, taught: Mapping[str, Floats] | None = None, ce: Ranges | None = None
+        self, episode: Episode, credit: Credit, lessons: Lessons | None = None, ce: Ranges | None = None
     ) -> list[Row]:
         """advantages → rows of one episode.
 
-        ``taught``: see `Teacher.differences`. ``ce``: the tokens of ``algorithm.ce``.
+        ``lessons``: the teacher's. ``ce``: the tokens of ``algorithm.ce``.
         With ``algorithm.truncated: mask`` responses cut at the limit are context only.
         """
-        a = self.config.algorithm
+        a, lessons = self.config.algorithm, lessons or Lessons()
         mask, weight = a.truncated == "mask", 0.0 if a.distill is None else a.distill.weight
-        own = token_advantages(credit.advantages, taught or {}, reward_weight=a.reward_weight, weight=weight)
+        own = token_advantages(credit.advantages, lessons.differences, reward_weight=a.reward_weight, weight=weight)
         masked = {t.call for t in episode.transitions if mask and t.finish_reason == "length"}
-        return transitions_to_rows(episode.transitions, own, masked=masked, ce=ce)
+        return transitions_to_rows(episode.transitions, own, masked=masked, ce=ce, candidates=lessons.candidates)
 
     def record_credit(self, batch: Batch, step: int) -> None:
         """Record the credit of each call."""

@@ -15,7 +15,7 @@ from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.replayed_tools import count_tools
 from lightning_core.trace import Call, Floats, Trace
-from lightning_core.transitions import Row, Transition
+from lightning_core.transitions import Candidates, Row, Transition
 
 _CONTEXTS = ("new", "clean", "realigned", "forked")
 _SUMS = (
@@ -143,8 +143,10 @@ def count_rows(rows: Sequence[Row], *, step: int | None = None) -> dict[str, flo
     return counts
 
 
-def count_taught(differences: Mapping[str, Floats]) -> dict[str, float]:
-    """The tokens that a teacher scored, and the sum of log policy − log teacher over them."""
+def count_taught(differences: Mapping[str, Floats], candidates: Mapping[str, Candidates]) -> dict[str, float]:
+    """The tokens that a teacher judged and, if it scored the sampled ones, the sum of log policy − log teacher over them."""
+    if candidates:
+        return {"tokens_distilled": sum(len(proposed.token_ids_TK) for proposed in candidates.values())}
     if not differences:
         return {}
     total = -math.fsum(float(values.sum()) for values in differences.values())
@@ -179,7 +181,8 @@ def counts_to_metrics(counts: Mapping[str, float]) -> dict[str, float]:
     if "rollouts_trained" in counts:
         metrics["rows_per_rollout"] = counts["rows"] / max(1, counts["rollouts_trained"])
     metrics |= _mean("staleness", counts, "versions_behind", counts["rows"])
-    metrics |= _mean("teacher_kl", counts, "teacher_kl_sum", counts.get("tokens_distilled", 0))
+    if "teacher_kl_sum" in counts:
+        metrics |= _mean("teacher_kl", counts, "teacher_kl_sum", counts["tokens_distilled"])
     metrics |= _mean("answer_logprob", counts, "answer_logprob_sum", counts.get("calls_scored", 0))
     metrics |= _mean("tasks_sampled_success", counts, "tasks_sampled_success_sum", counts.get("tasks_sampled", 0))
     for name in filter(_is_judged, counts):

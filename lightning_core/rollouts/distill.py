@@ -1,15 +1,16 @@
-"""On-policy distillation: what the teacher of ``algorithm.distill`` says of sampled tokens.
+"""On-policy distillation: what the teacher of ``algorithm.distill`` says where the policy sampled. With ``divergence: reverse``
 
     A_t = reward_weight · A_call + weight · (log teacher(token_t) − log policy(token_t))
 
 The second term is the gradient of the reverse KL divergence from the teacher, one token ahead (GKD, arXiv 2306.13649, and its
-on-policy form with discount 0). The policy's logprob is the one recorded at sampling.
+on-policy form with discount 0). The policy's logprob is the one recorded at sampling. With ``divergence: forward`` the teacher
+returns its most likely tokens, and the trainer's loss compares them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,23 @@ from lightning_core.config.imports import user_code
 from lightning_core.credit import Episode
 from lightning_core.errors import ConfigError, TrainingError, show
 from lightning_core.trace import Call, Floats
-from lightning_core.transitions import Row, Transition, transitions_to_rows
+from lightning_core.transitions import Candidates, Row, Transition, transitions_to_rows
 
 TeacherPrompt = Callable[[list[dict[str, Any]]], Any]
 Score = Callable[[Sequence[Row]], Mapping[str, Floats]]
 """The teacher's logprobs of the sampled tokens of rows: float32 [T] by call id, as at sampling."""
+Propose = Callable[[Sequence[Row]], Mapping[str, Candidates]]
+"""The teacher's most likely tokens at the sampled tokens of rows, by call id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lessons:
+    """What a teacher says of a step's calls; one of the two is empty."""
+
+    differences: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
+    """log teacher − log policy of the sampled tokens, float32 [T], by call id."""
+    candidates: Mapping[str, Candidates] = field(default_factory=dict[str, Candidates])
+    """The teacher's most likely tokens, by call id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +47,14 @@ class Teacher:
 
     settings: Distill
     score: Score
+    propose: Propose
     chat: Chat
     max_context: int
     prompt: TeacherPrompt | None = None
     """The function that ``settings.prompt`` names."""
 
-    def differences(self, episodes: Sequence[Episode]) -> dict[str, Floats]:
-        """log teacher − log policy of the sampled tokens, float32 [T], by the ids of the calls that are distilled.
+    def lessons(self, episodes: Sequence[Episode]) -> Lessons:
+        """What the teacher says of the calls that are distilled.
 
         Raises `ConfigError` if the prompt function fails, and `TrainingError` for a prompt that is too long.
         """
@@ -50,8 +64,10 @@ class Teacher:
         }
         calls = {call.id: call for e in episodes for call in e.trace.calls if call.id in chosen}
         rows = transitions_to_rows([self._read_by_teacher(t, calls[t.call]) for t in chosen.values()])
+        if self.settings.divergence == "forward":
+            return Lessons(candidates=self.propose(rows))
         scored = self.score(rows)
-        return {call: (scored[call] - t.logprobs).astype(np.float32) for call, t in chosen.items()}
+        return Lessons(differences={call: (scored[call] - t.logprobs).astype(np.float32) for call, t in chosen.items()})
 
     def _read_by_teacher(self, transition: Transition, call: Call) -> Transition:
         if self.prompt is None:

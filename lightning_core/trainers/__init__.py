@@ -13,7 +13,7 @@ from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
 from lightning_core.errors import MissingExtra
 from lightning_core.trace import Floats
-from lightning_core.transitions import Row, Transition
+from lightning_core.transitions import Candidates, Row, Transition
 
 # By default OpenMP's threads spin while they wait for each other. With other load on the machine (an agent's tools, a browser) a
 # step was measured to be 4 to 30 times slower. torch reads the variable once, when it is loaded. A value set by the user is kept.
@@ -57,6 +57,10 @@ class Trainer(Protocol):
 
     def teacher_logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
         """`logprobs` under the teacher of ``algorithm.distill``, which must be set."""
+        ...
+
+    def teacher_candidates(self, rows: Sequence[Row]) -> Mapping[str, Candidates]:
+        """The most likely tokens of that teacher at the sampled tokens of ``rows``, by call id."""
         ...
 
     def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:

@@ -19,14 +19,34 @@ from tests.tiny_model import make_tiny_model
 from tests.trainers.rows import make_row
 
 
-def scorer(url: str, folder: Path) -> ServerScorer:
+def scorer(url: str, folder: Path, count: int | None = None) -> ServerScorer:
     tokenizer: Any = load_tokenizer(folder)
     return ServerScorer(
         url,
         api_key=None,
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
         decode=lambda token: tokenizer.decode([token]),
+        count=count,
     )
+
+
+def test_candidates_are_the_most_likely_tokens(server: str, backend: VllmBackend, model: Path) -> None:
+    rng = np.random.default_rng(1)
+    row = make_row(*[(rng.integers(0, 200, size=n).tolist(), n % 2 == 1) for n in (30, 7, 12, 1)])
+    found = scorer(server, model, 5).candidates([row])
+    with torch.no_grad():
+        network: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        logits = network(torch.tensor(row.token_ids.astype(np.int64))[None]).logits[0].log_softmax(-1)
+    top = logits[:-1].topk(5)
+    for segment in row.segments:
+        own = slice(segment.start - 1, segment.stop - 1)
+        np.testing.assert_allclose(found[segment.call].logprobs_TK, top.values[own].numpy(), atol=1e-4)
+        assert found[segment.call].token_ids_TK.tolist() == top.indices[own].tolist()
+
+
+def test_a_server_that_returns_fewer_candidates_is_refused(server: str, backend: VllmBackend, model: Path) -> None:
+    with pytest.raises(ConfigError, match="it must return 5000 logprobs a token"):
+        scorer(server, model, 5000)
 
 
 def test_scores_are_those_of_the_model(server: str, backend: VllmBackend, model: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,12 +11,16 @@ import numpy as np
 
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError, describe
 from lightning_core.trace import Floats
-from lightning_core.transitions import Row
+from lightning_core.transitions import Candidates, Row
 
 CONCURRENCY = 16
 """Requests at the same time."""
 _SECONDS = 300
 _PROBE = "The quick brown fox jumps over 13 lazy dogs; SELECT name FROM users WHERE id = 42"
+
+
+Entry = Mapping[str, Mapping[str, Any]]
+"""By token id: ``logprob``, and ``decoded_token`` if the server decodes."""
 
 
 class _BadRequest(InfrastructureError):
@@ -26,8 +30,8 @@ class _BadRequest(InfrastructureError):
 class ServerScorer:
     """Logprobs at temperature 1 under the model of the server at ``url``.
 
-    ``encode`` and ``decode``: the policy's tokenizer. Raises `ConfigError` if the server has another vocabulary or no prompt logprobs,
-    `InfrastructureError` if it does not respond.
+    ``encode`` and ``decode``: the policy's tokenizer. ``count``: of `candidates`; None: not used. Raises `ConfigError` if the server
+    has another vocabulary or no prompt logprobs, `InfrastructureError` if it does not respond.
     """
 
     def __init__(
@@ -37,8 +41,10 @@ class ServerScorer:
         api_key: str | None,
         encode: Callable[[str], Sequence[int]],
         decode: Callable[[int], str],
+        count: int | None = None,
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._count = count or 0
         self._client = httpx.Client(
             base_url=self.url,
             headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
@@ -55,9 +61,10 @@ class ServerScorer:
         except _BadRequest as error:
             raise ConfigError(
                 f"algorithm.distill.teacher: {error}. It was sent tokens of the policy; a teacher scores those, so both need the same "
-                "tokenizer"
+                "tokenizer" + (f", and it must return {count} logprobs a token (vLLM: --max-logprobs)" if count else "")
             ) from error
-        for token, entry in zip(ids[1:], entries, strict=True):
+        for token, listed in zip(ids[1:], entries, strict=True):
+            entry = listed[str(token)]
             if entry.get("decoded_token") not in (None, decode(token)):
                 raise ConfigError(
                     f"algorithm.distill.teacher: the server {self.url} decodes the token {token} as {entry['decoded_token']!r}, the "
@@ -69,34 +76,55 @@ class ServerScorer:
 
         Raises `TrainingError` for tokens that were not sampled at temperature 1 from all tokens, which the server cannot score.
         """
+        found: dict[str, Floats] = {}
+        for row, entries in self._answers(rows):
+            scored = (entry[str(token)]["logprob"] for token, entry in zip(row.token_ids[1:], entries, strict=True))
+            logprobs_L = np.array([0.0, *scored], dtype=np.float32)
+            found |= {segment.call: logprobs_L[segment.start : segment.stop] for segment in row.segments}
+        return found
+
+    def candidates(self, rows: Sequence[Row]) -> dict[str, Candidates]:
+        """The most likely tokens at the sampled tokens of ``rows``, by call id; errors as of `logprobs`."""
+        found: dict[str, Candidates] = {}
+        for row, entries in self._answers(rows):
+            for segment in row.segments:
+                # The server adds the sampled token where it is not among the most likely.
+                best = [
+                    sorted(((float(of["logprob"]), int(token)) for token, of in entry.items()), reverse=True)
+                    for entry in entries[segment.start - 1 : segment.stop - 1]
+                ]
+                found[segment.call] = Candidates(
+                    token_ids_TK=np.array([[token for _, token in tokens[: self._count]] for tokens in best], "<u4"),
+                    logprobs_TK=np.array([[value for value, _ in tokens[: self._count]] for tokens in best], "<f4"),
+                )
+        return found
+
+    def _answers(self, rows: Sequence[Row]) -> Iterator[tuple[Row, list[Entry]]]:
         for row in rows:
             _check(row)
         with ThreadPoolExecutor(CONCURRENCY) as threads:
-            found: dict[str, Floats] = {}
-            for scored in threads.map(self._row, rows):
-                found |= scored
-        return found
+            yield from zip(
+                rows, threads.map(lambda row: self._prompt_logprobs(row.token_ids.tolist()), rows), strict=True
+            )
 
-    def _row(self, row: Row) -> Mapping[str, Floats]:
-        entries = self._prompt_logprobs(row.token_ids.tolist())
-        logprobs_L = np.array([0.0, *(entry["logprob"] for entry in entries)], dtype=np.float32)
-        return {segment.call: logprobs_L[segment.start : segment.stop] for segment in row.segments}
-
-    def _prompt_logprobs(self, ids: Sequence[int]) -> list[Mapping[str, Any]]:
-        """What the server says of each of ``ids`` but the first: ``logprob``, and ``decoded_token`` if it decodes."""
+    def _prompt_logprobs(self, ids: Sequence[int]) -> list[Entry]:
+        """What the server says in the place of each of ``ids`` but the first, of that token and of the most likely ones."""
         body = {
             "model": self._model,
             "prompt": list(ids),
-            "prompt_logprobs": 0,  # of the tokens themselves only
+            "prompt_logprobs": self._count,  # 0: of the tokens themselves only
             "max_tokens": 1,
             "temperature": 0.0,
         }
         answer = self._request("POST", "/v1/completions", json=body)
         try:
             listed = answer["choices"][0]["prompt_logprobs"]
-            entries = [entry[str(token)] for token, entry in zip(ids[1:], listed[1:], strict=True)]
-            if not all(isinstance(entry["logprob"], float | int) for entry in entries):
-                raise TypeError("a logprob is not a number")
+            entries: list[Entry] = listed[1:]
+            for token, entry in zip(ids[1:], entries, strict=True):
+                if not all(isinstance(of["logprob"], float | int) for of in (entry[str(token)], *entry.values())):
+                    raise TypeError("a logprob is not a number")
+                if len(entry) < self._count:
+                    raise ValueError(f"found {len(entry)} of {self._count} logprobs in the place of a token")
         except (LookupError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"algorithm.distill.teacher: the server {self.url} returned no logprob for each token of the prompt ({describe(error)}); "

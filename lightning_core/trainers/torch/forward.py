@@ -22,6 +22,9 @@ from lightning_core.trainers.torch.packing import PackedBatch
 from lightning_core.trainers.torch.penalties import place_entropy
 from lightning_core.transitions import Row
 
+PLACES = 128
+"""Places whose logits are computed at a time, where all are needed."""
+
 
 class Forward:
     """Forward passes through one model, with the adapter that is active when they run."""
@@ -64,24 +67,53 @@ class Forward:
         return output.last_hidden_state.flatten(0, 1).index_select(0, self._tensor(index_S[batch.places_P]))
 
     def logprobs(
-        self, batch: PackedBatch, rows: Sequence[Row], *, entropy: bool = False
+        self,
+        batch: PackedBatch,
+        rows: Sequence[Row],
+        *,
+        entropy: bool = False,
+        others: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Logprobs [E] of the trained tokens and, with ``entropy``, their entropies [E].
 
         The entropies are those of the distributions that the tokens were sampled from.
         ``rows``: all rows of the step. Both are float32 and differentiable.
+        ``others``: X further tokens, as trained tokens (int64 [X], counted along E) and what could stand in their place
+        (token ids, int64 [X]); the logprobs are [E + X] then.
         """
         hidden_PH = self.hidden(batch)
         temperatures_P, source_E = self._tensor(batch.temperatures_P), self._tensor(batch.source_E)
+        source, targets = source_E, self._tensor(batch.targets_E)
+        if others is not None:
+            source, targets = torch.cat([source_E, source_E[others[0]]]), torch.cat([targets, others[1]])
         entropy_P = (
             place_entropy(self._head.logits(hidden_PH), temperatures_P, self._forbidden(batch, rows))
             if entropy
             else None
         )
-        logprobs_E = self._head.logprobs(
-            hidden_PH, temperatures_P, source_E, self._tensor(batch.targets_E), self._forbidden(batch, rows)
-        )
-        return logprobs_E, None if entropy_P is None else entropy_P[source_E]
+        logprobs = self._head.logprobs(hidden_PH, temperatures_P, source, targets, self._forbidden(batch, rows))
+        return logprobs, None if entropy_P is None else entropy_P[source_E]
+
+    @torch.no_grad()
+    def candidates(self, batch: PackedBatch, rows: Sequence[Row], count: int) -> tuple[Tensor, Tensor]:
+        """The ``count`` most likely tokens in the place of each trained one: ids, int64 [E, K], and logprobs, float32 [E, K].
+
+        ``rows``: all rows of the step. With a smaller vocabulary K is its size.
+        """
+        hidden_PH = self.hidden(batch)
+        forbidden = dict(self._forbidden(batch, rows))
+        found: list[tuple[Tensor, Tensor]] = []
+        for first in range(0, len(hidden_PH), PLACES):
+            temperatures_C = self._tensor(batch.temperatures_P[first : first + PLACES])
+            scaled_CV = self._head.logits(hidden_PH[first : first + PLACES]).float() / temperatures_C[:, None]
+            for place in range(len(scaled_CV)):
+                if first + place in forbidden:
+                    scaled_CV[place].masked_fill_(forbidden[first + place], -torch.inf)
+            top = scaled_CV.log_softmax(dim=-1).topk(min(count, scaled_CV.shape[-1]), dim=-1)
+            found.append((top.indices, top.values))
+        source_E = self._tensor(batch.source_E)
+        ids, logprobs = (torch.cat(part)[source_E] for part in zip(*found, strict=True))
+        return ids, logprobs
 
     def _forbidden(self, batch: PackedBatch, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
         """The places of constrained tokens, each with bool [V]: the excluded tokens."""
@@ -115,3 +147,8 @@ class Reference:
         """Logprobs [E] of the trained tokens; see `Forward.logprobs`."""
         with self._context():
             return self._forward.logprobs(batch, rows)[0]
+
+    def candidates(self, batch: PackedBatch, rows: Sequence[Row], count: int) -> tuple[Tensor, Tensor]:
+        """See `Forward.candidates`."""
+        with self._context():
+            return self._forward.candidates(batch, rows, count)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lightning_core.trainers.torch.objective import Objective
 from lightning_core.trainers.torch.packing import PackedBatch
 from lightning_core.transitions import Row
+
+CE, FORWARD_KL = "ce_loss", "teacher_forward_kl"
+"""Metrics of the terms of ``algorithm.ce`` and ``algorithm.distill``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +29,13 @@ class MiniBatch:
         return sum(int(batch.sampled_E.sum()) for batch in self.batches)
 
     @property
-    def tokens_ce(self) -> int:
-        """Number of tokens with a cross-entropy loss."""
-        return sum(int(batch.ce_E.sum()) for batch in self.batches)
+    def tokens_of_terms(self) -> Mapping[str, int]:
+        """Number of tokens of each further term of the loss."""
+        taught = (term for term in self.objective.taught if term is not None)
+        return {
+            CE: sum(int(batch.ce_E.sum()) for batch in self.batches),
+            FORWARD_KL: sum(len(term.weights_D) for term in taught),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +50,8 @@ class Update:
     sums: Mapping[str, float]
     """Sums over the sampled tokens."""
     maxima: Mapping[str, float]
-    tokens_ce: int = 0
-    """Number of tokens with a cross-entropy loss."""
-    ce_sum: float = 0.0
-    """The sum of their −log policy."""
+    terms: Mapping[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
+    """Of each further term of the loss, by the name of its metric: the sum over its tokens, and their number."""
 
 
 def split_rollouts(rows: Sequence[Row], parts: int, *, seed: str) -> list[list[Row]]:
@@ -87,17 +92,19 @@ def step_metrics(parts: Sequence[MiniBatch], updates: Sequence[Update]) -> dict[
 
 
 def _mean(updates: Sequence[Update]) -> dict[str, float]:
-    tokens, tokens_ce = (sum(getattr(update, name) for update in updates) for name in ("tokens", "tokens_ce"))
-    sums = Counter[str]()
+    tokens = sum(update.tokens for update in updates)
+    sums, term_sums, term_tokens = Counter[str](), Counter[str](), Counter[str]()
     maxima: dict[str, float] = {}
     for update in updates:
         sums.update(update.sums)
+        term_sums.update({name: value for name, (value, _) in update.terms.items()})
+        term_tokens.update({name: count for name, (_, count) in update.terms.items()})
         maxima |= {name: max(value, maxima.get(name, value)) for name, value in update.maxima.items()}
     return {
         "loss": sum(update.loss for update in updates) / len(updates),
         "grad_norm": sum(update.grad_norm for update in updates) / len(updates),
         "learning_rate": updates[-1].learning_rate,
         **{name: value / tokens for name, value in sums.items()},
-        **({"ce_loss": sum(update.ce_sum for update in updates) / tokens_ce} if tokens_ce else {}),
+        **{name: value / term_tokens[name] for name, value in term_sums.items()},
         **maxima,
     }

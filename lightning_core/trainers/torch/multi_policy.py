@@ -25,7 +25,7 @@ from lightning_core.trace import BASE, Floats
 from lightning_core.trainers.torch.parts import load_policy, open_backend
 from lightning_core.trainers.torch.proof import prove_once
 from lightning_core.trainers.torch.trainer import TorchTrainer
-from lightning_core.transitions import Row, Transition
+from lightning_core.transitions import Candidates, Row, Transition
 
 _FILE = "policies.json"
 
@@ -124,6 +124,10 @@ class MultiPolicyTrainer:
 
     def teacher_logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
         """See `Trainer.teacher_logprobs`. The configuration refuses it with several policies."""
+        raise TrainingError("algorithm.distill goes with one policy")
+
+    def teacher_candidates(self, rows: Sequence[Row]) -> Mapping[str, Candidates]:
+        """See `teacher_logprobs`."""
         raise TrainingError("algorithm.distill goes with one policy")
 
     def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:

@@ -24,6 +24,7 @@ from lightning_core.config.credit_rules import loss_rule
 from lightning_core.trace import Floats
 from lightning_core.trainers.torch.aggregation import ce_weights, token_weights
 from lightning_core.trainers.torch.corrections import importance_weights
+from lightning_core.trainers.torch.forward_kl import forward_kl
 from lightning_core.trainers.torch.loss import TokenLoss, TrainedTokens, policy_loss
 from lightning_core.trainers.torch.packing import PackedBatch
 from lightning_core.trainers.torch.sequences import Sequences
@@ -35,7 +36,9 @@ def rows_to_train(rows: Sequence[Row], algorithm: Algorithm) -> list[int]:
     sampled = [index for index, row in enumerate(rows) if row.mask.any()]
     if algorithm.kl is not None or algorithm.entropy_weight:
         return sampled
-    credited = [index for index in sampled if _has_advantage(rows[index]) or _has_ce(rows[index])]
+    credited = [
+        index for index in sampled if _has_advantage(rows[index]) or _has_ce(rows[index]) or _has_teacher(rows[index])
+    ]
     if "rollout" not in (algorithm.sequence, algorithm.importance and algorithm.importance.level):
         return credited
     rollouts = {rows[index].rollout for index in credited}
@@ -50,6 +53,10 @@ def _has_ce(row: Row) -> bool:
     return row.ce is not None and bool(row.ce.any())
 
 
+def _has_teacher(row: Row) -> bool:
+    return any(segment.candidates is not None for segment in row.segments)
+
+
 class Objective:
     """The loss of one step on ``batches``, the micro-batches of ``rows``."""
 
@@ -62,6 +69,9 @@ class Objective:
         weights = token_weights(rows, algorithm)
         self._policy: list[Tensor | None] = [_places(batch.sampled_E, device) for batch in batches]
         self._ce = _ce_terms(algorithm, rows, batches, device)
+        distill = 0.0 if algorithm.distill is None else algorithm.distill.weight
+        self.taught = [forward_kl(batch, rows, weights, distill, device) for batch in batches]
+        """The term of ``algorithm.distill`` of each micro-batch, if its divergence is `forward`."""
         self.sampled: list[Floats] = [batch.gather([row.logprobs for row in rows]) for batch in batches]
         """Sampled logprobs, float32 [R] per micro-batch: the arrays that the loss uses."""
 

@@ -12,16 +12,16 @@ import torch
 from lightning_core.backends.vllm.scorer import ServerScorer
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.api_key import read_api_key
-from lightning_core.config.distill import Distill
+from lightning_core.config.distill import CANDIDATES, Distill
 from lightning_core.config.resolve import PolicySettings
 from lightning_core.errors import ConfigError
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.path import ModelPath
 from lightning_core.trace import BASE, POLICY, Floats
 from lightning_core.trainers.torch.forward import Forward, Reference
-from lightning_core.trainers.torch.packing import pack_rows, pad_rows
+from lightning_core.trainers.torch.packing import PackedBatch, pack_rows, pad_rows
 from lightning_core.trainers.torch.parts import load_policy
-from lightning_core.transitions import Row
+from lightning_core.transitions import Candidates, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,32 @@ class RowScorer:
     budget: int
     """Tokens of a micro-batch."""
 
+    count: int = CANDIDATES
+    """Of `candidates`."""
+
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Row]) -> dict[str, Floats]:
         """The logprobs of the sampled tokens of ``rows``: float32 [T] by call id, as at sampling."""
-        pack = pad_rows if self.path.geometry is None else pack_rows
         found: dict[str, Floats] = {}
-        for batch in pack(rows, range(len(rows)), budget=self.budget):
+        for batch in self._pack(rows):
             logprobs_E = self.forward.logprobs(batch, rows)
             values_E = logprobs_E[0] if isinstance(logprobs_E, tuple) else logprobs_E
             found |= batch.by_call(rows, values_E.float().cpu().numpy())
         return found
+
+    def candidates(self, rows: Sequence[Row]) -> dict[str, Candidates]:
+        """The most likely tokens at the sampled tokens of ``rows``, by call id."""
+        found: dict[str, Candidates] = {}
+        for batch in self._pack(rows):
+            ids_EK, logprobs_EK = self.forward.candidates(batch, rows, self.count)
+            ids = batch.by_call(rows, ids_EK.cpu().numpy().astype("<u4"))
+            logprobs = batch.by_call(rows, logprobs_EK.cpu().numpy())
+            found |= {call: Candidates(token_ids_TK=ids[call], logprobs_TK=logprobs[call]) for call in ids}
+        return found
+
+    def _pack(self, rows: Sequence[Row]) -> Sequence[PackedBatch]:
+        pack = pad_rows if self.path.geometry is None else pack_rows
+        return pack(rows, range(len(rows)), budget=self.budget)
 
 
 def keeps_base(algorithm: Algorithm) -> bool:
@@ -63,11 +79,12 @@ def open_teacher(
 
     Raises `ConfigError` if another model has another vocabulary.
     """
+    count = distill.compared or CANDIDATES
     if distill.teacher == POLICY:
-        return RowScorer(policy, loaded.path, budget)
+        return RowScorer(policy, loaded.path, budget, count)
     if distill.teacher == BASE:
         assert base is not None, "the initial weights are kept"
-        return RowScorer(base, loaded.path, budget)
+        return RowScorer(base, loaded.path, budget, count)
     if distill.server is not None:
         tokenizer: Any = loaded.tokenizer
         return ServerScorer(
@@ -75,6 +92,7 @@ def open_teacher(
             api_key=read_api_key(distill.api_key_env, "algorithm.distill.api_key_env"),
             encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
             decode=lambda token: tokenizer.decode([token]),
+            count=distill.compared,
         )
     other: Mapping[str, int]
     teacher = load_policy(replace(settings, model=distill.teacher, lora=None, train_layers=None))
@@ -86,4 +104,4 @@ def open_teacher(
             f"{len(other)} tokens differ); a teacher scores the policy's tokens, so both need the same tokenizer"
         )
     forward = Forward(teacher.model.requires_grad_(False), teacher.path, teacher.constraints)
-    return RowScorer(Reference(forward, nullcontext), teacher.path, budget)
+    return RowScorer(Reference(forward, nullcontext), teacher.path, budget, count)

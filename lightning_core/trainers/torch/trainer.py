@@ -38,7 +38,7 @@ from lightning_core.trainers.torch.saving import write_merged, write_weights
 from lightning_core.trainers.torch.teacher import RowScorer, keeps_base, open_teacher
 from lightning_core.trainers.torch.update import Updater
 from lightning_core.trainers.torch.value_head import ValueHead, prompt_states
-from lightning_core.transitions import Row, Transition, transitions_to_rows
+from lightning_core.transitions import Candidates, Row, Transition, transitions_to_rows
 
 
 class TorchTrainer:
@@ -214,6 +214,11 @@ class TorchTrainer:
         """See `Trainer.teacher_logprobs`."""
         with self._backend.pause(), self._tuning.active():
             return self._teacher.logprobs(rows)
+
+    def teacher_candidates(self, rows: Sequence[Row]) -> Mapping[str, Candidates]:
+        """See `Trainer.teacher_candidates`."""
+        with self._backend.pause(), self._tuning.active():
+            return self._teacher.candidates(rows)
 
     @cached_property
     def _teacher(self) -> RowScorer | ServerScorer:

@@ -11,7 +11,7 @@ from lightning_core.config.trainer import TrainerSection
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.tuning import Tuning
 from lightning_core.trainers.torch.forward import Forward, Reference
-from lightning_core.trainers.torch.mini_batches import MiniBatch, Update
+from lightning_core.trainers.torch.mini_batches import CE, FORWARD_KL, MiniBatch, Update
 from lightning_core.trainers.torch.optimizer import MasterOptimizer
 from lightning_core.trainers.torch.proof import prove_batch, prove_sampler
 
@@ -52,19 +52,31 @@ class Updater:
         self._tuning.zero_grad()
         if objective.needs_survey():
             self.survey(part)
-        loss, ce_sum, sums, maxima = 0.0, 0.0, Counter[str](), dict[str, float]()
+        loss, sums, maxima = 0.0, Counter[str](), dict[str, float]()
+        terms: dict[str, float] = {CE: 0.0, FORWARD_KL: 0.0}
         for number, batch in enumerate(part.batches):
             prove_batch(rows, batch, objective.sampled[number])
             if algorithm.kl is not None and number not in objective.references:
                 objective.references[number] = objective.sampled_only(number, self.reference.logprobs(batch, rows))
-            logprobs_E, entropy_E = self.forward.logprobs(batch, rows, entropy=algorithm.entropy_weight > 0)
+            taught = objective.taught[number]
+            logprobs, entropy_E = self.forward.logprobs(
+                batch,
+                rows,
+                entropy=algorithm.entropy_weight > 0,
+                others=None if taught is None else (taught.places_X, taught.targets_X),
+            )
+            logprobs_E, logprobs_X = logprobs.tensor_split([len(batch.targets_E)])
             found = objective.loss(number, logprobs_E, entropy_E)
-            ce_loss, ce = objective.cross_entropy(number, logprobs_E)
+            ce_loss, ce_sum = objective.cross_entropy(number, logprobs_E)
             total = found.loss + ce_loss
+            terms[CE] += ce_sum
+            if taught is not None:
+                divergence, divergence_sum = taught(logprobs_X)
+                total = total + divergence
+                terms[FORWARD_KL] += divergence_sum
             total.backward()
             self._tuning.collect_grad()
             loss += float(total.detach())
-            ce_sum += ce
             sums.update(found.sums)
             maxima = {name: max(value, maxima.get(name, value)) for name, value in found.maxima.items()}
         if compare:
@@ -76,8 +88,7 @@ class Updater:
             tokens=part.tokens,
             sums=sums,
             maxima=maxima,
-            tokens_ce=part.tokens_ce,
-            ce_sum=ce_sum,
+            terms={name: (terms[name], count) for name, count in part.tokens_of_terms.items() if count},
         )
 
     @cached_property

@@ -16,7 +16,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.model.source import resolve_model
 from lightning_core.trace import Floats
 from lightning_core.trainers.torch.trainer import TorchTrainer
-from lightning_core.transitions import Row, Transition
+from lightning_core.transitions import Candidates, Row, Transition
 
 
 class VllmTrainer:
@@ -104,6 +104,10 @@ class VllmTrainer:
     def teacher_logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
         """See `Trainer.teacher_logprobs`."""
         return self._trainer.teacher_logprobs(rows)
+
+    def teacher_candidates(self, rows: Sequence[Row]) -> Mapping[str, Candidates]:
+        """See `Trainer.teacher_candidates`."""
+        return self._trainer.teacher_candidates(rows)
 
     def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
         """See `Trainer.expected`."""

@@ -1,0 +1,88 @@
+"""The loss of ``algorithm.distill`` with ``divergence: forward``: the forward KL divergence from the teacher.
+
+    weight · sum_t weight_t sum_v teacher_t(v) (log teacher_t(v) − log policy_t(v))
+
+at the sampled tokens t, over the teacher's K most likely tokens v and, as one more, all others together (GKD, arXiv
+2306.13649, with the divergence D = KL(teacher, policy) and samples of the policy). It is 0 if and only if the policy gives these
+tokens the teacher's probabilities. The weights of the tokens are those of ``algorithm.aggregation``.
+
+Dimensions: E trained tokens of a micro-batch, D of which learn from the teacher, K candidates, X = D · K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_core.trace import Floats
+from lightning_core.trainers.torch.packing import PackedBatch
+from lightning_core.transitions import Candidates, Row
+
+LEAST = 1e-6
+"""Smallest probability of all other tokens together: in float32 their share of the policy is known to about 1e-7."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardKl:
+    """The term of one micro-batch."""
+
+    places_X: Tensor
+    """int64: the trained token, counted along E, whose place also predicts each candidate."""
+    targets_X: Tensor
+    """int64: token ids."""
+    probabilities_DK: Tensor
+    """float32: the teacher's; 0 for a target that stands for none."""
+    weights_D: Tensor
+    """float32: with ``distill.weight``."""
+
+    def __call__(self, logprobs_X: Tensor) -> tuple[Tensor, float]:
+        """The term, and the sum of the divergences in nats. ``logprobs_X``: the policy's, float32, with gradient."""
+        teacher_DK, policy_DK = self.probabilities_DK, logprobs_X.view_as(self.probabilities_DK)
+        others_D = (1 - teacher_DK.sum(dim=-1)).clamp_min(0)
+        policy_others_D = (1 - (policy_DK.exp() * (teacher_DK > 0)).sum(dim=-1)).clamp_min(LEAST)
+        entropy_D = torch.special.entr(teacher_DK).sum(dim=-1) + torch.special.entr(others_D)
+        divergences_D = -(teacher_DK * policy_DK).sum(dim=-1) - others_D * policy_others_D.log() - entropy_D
+        return (self.weights_D * divergences_D).sum(), float(divergences_D.detach().sum())
+
+
+def forward_kl(
+    batch: PackedBatch, rows: Sequence[Row], weights: Sequence[Floats], weight: float, device: torch.device
+) -> ForwardKl | None:
+    """The term of ``batch``; None if no token of it learns from a teacher.
+
+    ``rows``: all rows of the step. ``weights``: of each of their tokens, float32 [L]. ``weight``: ``distill.weight``.
+    """
+    places: list[NDArray[np.int64]] = []
+    own: list[Floats] = []
+    candidates: list[Candidates] = []
+    first = 0
+    for index, columns in zip(batch.rows, batch.columns, strict=True):
+        for segment in rows[index].segments:
+            if segment.candidates is not None:
+                tokens = np.arange(segment.start, segment.stop)
+                places.append(first + np.searchsorted(columns, tokens))
+                own.append(weights[index][tokens])
+                candidates.append(segment.candidates)
+        first += len(columns)
+    if not candidates:
+        return None
+    ids_DK = np.concatenate([each.token_ids_TK for each in candidates]).astype(np.int64)
+    logprobs_DK = np.concatenate([each.logprobs_TK for each in candidates])
+    # Where fewer tokens were allowed, the rest has the probability 0 and a target whose logprob is finite.
+    targets_DK = np.where(np.isfinite(logprobs_DK), ids_DK, ids_DK[:, :1])
+
+    def tensor(array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return ForwardKl(
+        places_X=tensor(np.repeat(np.concatenate(places), ids_DK.shape[1])),
+        targets_X=tensor(targets_DK.reshape(-1)),
+        probabilities_DK=tensor(np.exp(logprobs_DK)),
+        weights_D=tensor(weight * np.concatenate(own)),
+    )

@@ -1,0 +1,145 @@
+"""``algorithm.distill`` with ``divergence: forward``: the term and its gradient against torch's own divergence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_core.config.algorithm import Algorithm
+from lightning_core.config.distill import Distill
+from lightning_core.model.source import load_model
+from lightning_core.trainers.torch.trainer import TorchTrainer
+from lightning_core.transitions import Candidates, Row
+from tests.tiny_model import make_tiny_model
+from tests.trainers.rows import make_row
+from tests.trainers.test_cross_entropy import gradients, make, same
+
+pytestmark = pytest.mark.numeric
+
+TEMPERATURE = 0.7
+WEIGHT = 0.5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("teacher"), seed=1)
+
+
+def rows() -> list[Row]:
+    """Three rollouts with a common beginning; the first has two calls in a row, the last is not distilled."""
+    prompt = [5, 6, 7, 8]
+    return [
+        make_row((prompt, False), ([20, 21], True), ([30, 31], False), ([22, 9], True), rollout="a", advantage=0.0,
+                 temperature=TEMPERATURE),
+        make_row((prompt, False), ([23, 24, 25], True), rollout="b", advantage=0.0, temperature=TEMPERATURE),
+        make_row((prompt, False), ([28], True), rollout="c", advantage=0.0, temperature=TEMPERATURE),
+    ]  # fmt: skip
+
+
+def logprobs(model: Path, row: Row) -> tuple[Tensor, dict[str, Tensor]]:
+    """log softmax(logits / temperature) [L, V] of the token at each place, and the model's parameters."""
+    network = load_model(model, torch.float32)
+    logits_LV = network(torch.from_numpy(row.token_ids.astype(np.int64))[None]).logits[0]
+    return (logits_LV / TEMPERATURE).log_softmax(-1).roll(1, 0), dict(network.named_parameters())
+
+
+def sampled(row: Row) -> Tensor:
+    """bool [L]: the tokens that were sampled."""
+    return torch.from_numpy(row.mask)
+
+
+def algorithm(teacher: Path, candidates: int) -> Algorithm:
+    distill = Distill(teacher=str(teacher), divergence="forward", candidates=candidates, weight=WEIGHT)
+    return Algorithm(distill=distill, reward_weight=0.0)
+
+
+def divergence(teacher_TK: Tensor, policy_TK: Tensor) -> Tensor:
+    """KL [T] of the distributions over K tokens and the rest, from their logprobs."""
+
+    def whole(logprobs_TK: Tensor) -> Tensor:
+        probabilities_TK = logprobs_TK.double().exp()
+        rest_T1 = (1 - probabilities_TK.sum(-1, keepdim=True)).clamp_min(1e-9)
+        return torch.cat([probabilities_TK, rest_T1], dim=-1)
+
+    return torch.nn.functional.kl_div(whole(policy_TK).log(), whole(teacher_TK), reduction="none").sum(-1)
+
+
+def taught(batch: Sequence[Row], found: dict[str, Candidates]) -> list[Row]:
+    """``batch`` with the candidates of the rollouts a and b."""
+    return [
+        row
+        if row.rollout == "c"
+        else replace(row, segments=tuple(replace(s, candidates=found[s.call]) for s in row.segments))
+        for row in batch
+    ]
+
+
+@pytest.mark.parametrize("count", [3, 10_000], ids=["three tokens", "all tokens"])
+def test_loss_and_gradient_are_those_of_the_divergence(
+    trainers: list[TorchTrainer], folder: Path, teacher: Path, count: int
+) -> None:
+    batch = rows()
+    trainer = make(trainers, folder, algorithm(teacher, count), grad_clip=1e9)
+    found, metrics = gradients(trainer, taught(batch, dict(trainer.teacher_candidates(batch))))
+
+    divergences: list[float] = []
+    total = torch.zeros(())
+    network = load_model(folder, torch.float32)
+    for row in batch[:2]:
+        ids = torch.from_numpy(row.token_ids.astype(np.int64))[None]
+        own = (network(ids).logits[0] / TEMPERATURE).log_softmax(-1).roll(1, 0)[sampled(row)]
+        with torch.no_grad():
+            top = logprobs(teacher, row)[0][sampled(row)].topk(min(count, own.shape[-1]))
+        each = divergence(top.values, own.gather(1, top.indices))
+        divergences += each.tolist()
+        total = total + WEIGHT * each.mean() / 3  # the mean over rollouts of the mean over their tokens
+    total.backward()
+    assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-4)
+    assert metrics["teacher_forward_kl"] == pytest.approx(np.mean(divergences), rel=1e-4)
+    assert min(divergences) > 0.001
+    same(found, {name: p.grad for name, p in network.named_parameters() if p.grad is not None})
+
+
+def test_candidates_are_the_teachers_most_likely_tokens(
+    trainers: list[TorchTrainer], folder: Path, teacher: Path
+) -> None:
+    batch = rows()
+    found = make(trainers, folder, algorithm(teacher, 4)).teacher_candidates(batch)
+    for row in batch:
+        top = logprobs(teacher, row)[0].topk(4)
+        for segment in row.segments:
+            own = slice(segment.start, segment.stop)
+            assert found[segment.call].token_ids_TK.tolist() == top.indices[own].tolist()
+            np.testing.assert_allclose(found[segment.call].logprobs_TK, top.values[own].detach(), atol=1e-5)
+
+
+def test_tokens_that_were_not_allowed_have_no_share(trainers: list[TorchTrainer], folder: Path, teacher: Path) -> None:
+    """With a teacher that allowed one token, the divergence is minus that token's logprob."""
+    (row,) = batch = rows()[1:2]
+    one = np.array([[40, 1, 2]] * 3, dtype=np.uint32)
+    allowed = np.array([[0.0, -np.inf, -np.inf]] * 3, dtype=np.float32)
+    trainer = make(trainers, folder, algorithm(teacher, 3))
+    known = {row.segments[0].call: Candidates(token_ids_TK=one, logprobs_TK=allowed)}
+    metrics = trainer.step(taught(batch, known))
+    expected = -logprobs(folder, row)[0][sampled(row)][:, 40].mean().detach()
+    assert metrics["teacher_forward_kl"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("count", [3, 10_000], ids=["three tokens", "all tokens"])
+def test_a_teacher_that_agrees_changes_nothing(trainers: list[TorchTrainer], folder: Path, count: int) -> None:
+    batch = rows()
+    trainer = make(trainers, folder, algorithm(folder, count))
+    found, metrics = gradients(trainer, taught(batch, dict(trainer.teacher_candidates(batch))))
+    assert metrics["teacher_forward_kl"] == pytest.approx(0, abs=1e-5)
+    assert max(float(gradient.abs().max()) for gradient in found.values()) < 1e-5
