@@ -45,7 +45,7 @@ def record(arm: str = STUDY.baseline, seed: int = 0, *, gain: float = 0.0) -> Re
         study=NAME,
         arm=arm,
         seed=seed,
-        settings=settings_digest(STUDY, STUDY.baseline if arm == UNTRAINED else arm),
+        settings=settings_digest(STUDY, arm),
         commit="c",
         cpu="a CPU",
         date="2026-11-24",

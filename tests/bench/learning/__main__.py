@@ -41,8 +41,7 @@ def is_current(record: Record) -> bool:
     study = STUDIES.get(record.study)
     if study is None:
         return False
-    arm = study.baseline if record.arm in EVALUATED else record.arm
-    return arm in study.arms and record.settings == settings_digest(study, arm)
+    return record.arm in (*EVALUATED, *study.arms) and record.settings == settings_digest(study, record.arm)
 
 
 def main() -> int:

@@ -40,7 +40,7 @@ def run(name: str, arm: str, seed: int, *, data: Path, work: Path) -> Record:
         study=name,
         arm=arm,
         seed=seed,
-        settings=settings_digest(study, trained),
+        settings=settings_digest(study, arm),
         commit=_commit(),
         cpu=cpu_model(),
         date=time.strftime("%Y-%m-%d"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from lightning_core import Config, load_config
+from tests.bench.learning.records import EVALUATED
 
 ROOT = Path(__file__).parents[3]
 CHECKPOINT_EVERY = 4
@@ -95,9 +96,13 @@ def located(overrides: Sequence[str], data: Path) -> list[str]:
 
 
 def settings_digest(study: Study, arm: str) -> str:
-    """Identifies the configuration and the overrides of an arm: records with another digest are of other settings."""
+    """Identifies the configuration and the overrides of an arm: records with another digest are of other settings.
+
+    An arm that is only evaluated has no budget.
+    """
     warm = [list(study.untrained), warm_digest(study)] if study.warm else []
-    return _digest(study, list(study.tasks), study.overrides(arm), *warm)
+    overrides = list(study.settings) if arm in EVALUATED else study.overrides(arm)
+    return _digest(study, list(study.tasks), overrides, *warm)
 
 
 def warm_digest(study: Study) -> str:
@@ -138,15 +143,15 @@ AFTER_WARM_START = ("rollouts.temperature=1.0", "trainer.measure_change=0", "eva
 """Fine-tuning on gold solutions leaves little entropy: at a lower temperature most groups have equal rewards."""
 SPIDER = ", subset: one-table, max_schema: 400"
 MATH = ", operations: 1"
-DEMONSTRATED_SPIDER, DEMONSTRATED_MATH = 600, 48
+DEMONSTRATED_SPIDER, DEMONSTRATED_MATH = 100, 48
 """The number of training tasks whose gold answers the policy learns before the runs."""
-MULTIHOP = [
-    *(
-        f"tasks.{part}.args={{{{folders: ['{{data}}/multihop/musique', '{{data}}/multihop/2wiki'], subset: two-search}}}}"
-        for part in ("train", "eval")
-    ),
-    "tasks.eval.source=examples.rag.multihop:test",
-]
+
+
+def multihop(part: str, subset: str, *, examples: bool) -> str:
+    """An override that names the questions of ``tasks.<part>``."""
+    folders = "['{data}/multihop/musique', '{data}/multihop/2wiki']"
+    return f"tasks.{part}.args={{{{folders: {folders}, subset: {subset}, examples: {str(examples).lower()}}}}}"
+
 
 STUDIES: Mapping[str, Study] = {
     "spider": Study(
@@ -163,7 +168,7 @@ STUDIES: Mapping[str, Study] = {
             f"tasks.eval.args={{{{folder: '{{data}}/spider'{SPIDER}, own_examples: 6}}}}",
             "rollouts.temperature=0.3",
         ],
-        budget=24_000,
+        budget=12_000,
         arms={
             BROADCAST: (),
             "counterfactual": COUNTERFACTUAL,
@@ -174,7 +179,7 @@ STUDIES: Mapping[str, Study] = {
                 "policies={writer: {agents: [writer]}, rewriter: {agents: [rewriter]}}",
             ),
         },
-        settings=(*AFTER_WARM_START, "trainer.learning_rate=1e-5"),
+        settings=(*AFTER_WARM_START, "trainer.learning_rate=2e-5"),
     ),
     "math": Study(
         title="SVAMP with a calculator, problems of one operation (AutoGen)",
@@ -193,16 +198,26 @@ STUDIES: Mapping[str, Study] = {
             ),
         ),
         untrained=[f"tasks.eval.args={{{{folder: '{{data}}/svamp'{MATH}}}}}", "rollouts.temperature=0.7"],
-        budget=24_000,
+        budget=12_000,
         arms={BROADCAST: (), "counterfactual": COUNTERFACTUAL, "vine": VINE},
         settings=(*AFTER_WARM_START, "trainer.learning_rate=3e-5"),
     ),
     "multihop": Study(
         title="MuSiQue and 2WikiMultihopQA, questions of two searches (OpenAI Agents SDK)",
         config="examples/rag/multihop.yaml",
-        tasks=MULTIHOP,
-        budget=24_000,
+        tasks=[
+            multihop("train", "two-search", examples=False),
+            multihop("eval", "two-search", examples=False),
+            "tasks.eval.source=examples.rag.multihop:test",
+        ],
+        warm=WarmStart(
+            respond="examples.rag.multihop:gold_response",
+            tasks=[multihop("train", "bridge", examples=False)],
+        ),
+        untrained=[multihop("eval", "two-search", examples=True), "rollouts.temperature=0.7"],
+        budget=12_000,
         arms=CREDIT,
+        settings=(*AFTER_WARM_START, "trainer.learning_rate=3e-5"),
     ),
     "single-turn": Study(
         title="SVAMP in one response, problems of one operation",
