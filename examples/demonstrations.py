@@ -16,6 +16,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ async def record(
         for current in tasks:
             with opened.rollout(current, train=train) as run:
                 found = solve(current)
-                if (value := await found if inspect.isawaitable(found) else found) is not None:
+                if isinstance(value := await found if inspect.isawaitable(found) else found, Real):
                     reward(float(value))
             rewards.append(run.trace.reward)
             file.write(json.dumps(spans_to_otlp(run.spans)) + "\n")
@@ -64,13 +65,19 @@ def main() -> None:
     parser.add_argument("config")
     parser.add_argument("respond", help="module:function of the task and the prompt's text")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--last", type=int, help="only this many tasks, from the end of the training tasks")
+    parser.add_argument("--last", type=positive, help="only this many tasks, from the end of the training tasks")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_intermixed_args()
     try:
         print(_recorded(options))
     except LightningError as error:
         sys.exit(f"demonstrations: {error}")
+
+
+def positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise ValueError
+    return value
 
 
 def _recorded(options: argparse.Namespace) -> str:

@@ -1,4 +1,4 @@
-"""The table of rules and signals in docs/evidence.md: complete, and its figures are those of the pages it links to."""
+"""The table of rules and signals in docs/evidence.md: complete, and its figures are those of the sections it links to."""
 
 from __future__ import annotations
 
@@ -75,12 +75,24 @@ def test_every_rule_and_every_variant_of_the_loss_has_one_row() -> None:
     assert max(found.values()) == 1
 
 
+def linked(page: Path, anchor: str) -> str:
+    """The page, or its section with that anchor, with the sections below it."""
+    text = page.read_text(encoding="utf-8")
+    if not anchor:
+        return text
+    for heading in re.finditer(r"^(#+) (.+)$", text, re.MULTILINE):
+        if re.sub(r"[^\w\- ]", "", heading[2].lower()).replace(" ", "-") == anchor:
+            rest = text[heading.end() :]
+            return re.split(rf"^#{{1,{len(heading[1])}}} ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+    raise AssertionError(f"{page.name} has no section #{anchor}")
+
+
 @pytest.mark.parametrize("row", table(), ids=lambda row: row[0].replace("`", ""))
 def test_a_row_has_a_figure_of_a_page_or_is_untested(row: list[str]) -> None:
     _, use, figure = row
     assert use
-    pages = [DOCS / path for path in re.findall(r"\]\(([^)#]+)", figure)]
-    assert pages or figure.startswith("untested")
-    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    links = re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", figure)
+    assert links or figure.startswith("untested")
+    text = "\n".join(linked(DOCS / path, anchor) for path, anchor in links)
     for number in re.findall(r"\d+\.\d+|\d+(?=%)", re.sub(r"\]\([^)]*\)|`[^`]*`", "", figure)):
-        assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", text), f"{number} is on none of the linked pages"
+        assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", text), f"{number} is in none of the linked sections"

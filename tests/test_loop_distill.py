@@ -57,6 +57,7 @@ def test_the_policy_comes_closer_to_another_model(model: Path, other: Path, tmp_
     assert sum(divergence[-3:]) / 3 < 0.65 * divergence[0]
     assert result.metrics[0]["tokens_distilled"] == result.metrics[0]["tokens_trained"]
     assert result.metrics[0]["groups_wasted"] == 4
+    assert not any(metrics.get("monitor/no_gradient") for metrics in result.metrics), "the teacher's gradient counts"
 
 
 def test_the_policy_loses_its_examples(model: Path, tmp_path: Path) -> None:

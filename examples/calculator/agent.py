@@ -93,5 +93,10 @@ def build() -> CompiledStateGraph:
 def solve(task: dict[str, Any]) -> float:
     """Solve a task; return 1 if the last message is the correct number, else 0."""
     state = build().invoke({"messages": [*PROMPT, ("user", task["question"])], "result": None})
+    return is_correct(state, task)
+
+
+def is_correct(state: State, task: dict[str, Any]) -> float:
+    """1 if the last message is the correct number, else 0."""
     answer = state["messages"][-1][1].strip().rstrip(".")
     return float(bool(state["result"]) and answer == str(task["answer"]))

@@ -72,7 +72,7 @@ def _waste(summary: Summary) -> Iterator[str]:
     if summary.groups_wasted:
         share = summary.groups_wasted / summary.groups
         yield (
-            f"Nothing was learnt from {summary.groups_wasted:,} of {summary.groups:,} groups ({share:.0%}): all their advantages were 0."
+            f"Rewards taught nothing in {summary.groups_wasted:,} of {summary.groups:,} groups ({share:.0%}): all their advantages were 0."
         )
     for number, what, key in (
         (summary.rollouts_failed, "failed", "failed"),

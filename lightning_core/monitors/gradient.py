@@ -13,7 +13,7 @@ _SOLVED = 0.9
 
 @monitor("no_gradient", each_policy=True)
 def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str | None:
-    """No call had an advantage for `steps` steps, because all attempts at a task earned the same: nothing is learnt."""
+    """No call had an advantage for `steps` steps, because all attempts at a task earned the same, and no teacher trained."""
     lines = last(history, steps)
     if not lines or any(_has_gradient(line) for line in lines):
         return None
@@ -42,8 +42,8 @@ def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str
 
 
 def _has_gradient(line: Mapping[str, Any]) -> bool:
-    """Whether a call was trained; True if it is not known, or if no call was made."""
-    if number(line, "calls") == 0:
+    """Whether a call was trained, from rewards or otherwise; True if it is not known, or if no call was made."""
+    if number(line, "calls") == 0 or any(number(line, key) for key in ("tokens_distilled", "tokens_ce")):
         return True
     credited = number(line, "calls_credited", "rows_trained")
     return credited is None or credited > 0

@@ -5,8 +5,9 @@ from collections import Counter
 
 import pytest
 
-from examples.calculator import tasks
+from examples.calculator import tasks, without_examples
 from examples.calculator.agent import PROMPT, evaluate
+from lightning_core.testing import playground
 
 
 def test_splits_share_no_question_and_no_pair_of_numbers():
@@ -42,3 +43,17 @@ def test_answers_are_right_and_the_numbers_stand_in_the_question():
 )
 def test_the_tool_does_arithmetic_only(expression: str, result: str | None):
     assert evaluate(expression) == result
+
+
+def test_the_agent_without_examples_differs_from_the_teacher_in_its_prompt_only():
+    task = tasks.train()[0]
+    a, b = task["pair"]
+    with playground([f"calc({a}+{b})", str(a + b)], train=["solver"]) as run:
+        reward = without_examples.solve({**task, "answer": a + b})
+    assert reward == 1.0
+    first, second = run.trace.calls
+    assert [(m["role"], m["content"]) for m in first.messages] == [PROMPT[0], ("user", task["question"])]
+    for call in (first, second):
+        teacher = without_examples.with_examples(call.messages)
+        assert [(m["role"], m["content"]) for m in teacher[: len(PROMPT)]] == PROMPT
+        assert teacher[len(PROMPT) :] == list(call.messages[1:])
