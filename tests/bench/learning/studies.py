@@ -139,7 +139,7 @@ def read_from(
 
 
 TASKS = "tests.bench.learning.tasks"
-AFTER_WARM_START = ("rollouts.temperature=1.0", "trainer.measure_change=0", "eval.tasks=200")
+AFTER_WARM_START = ("rollouts.temperature=1.0", "rollouts.executor=task", "trainer.measure_change=0", "eval.tasks=200")
 """Fine-tuning on gold solutions leaves little entropy: at a lower temperature most groups have equal rewards."""
 SPIDER = ", subset: one-table, max_schema: 400"
 MATH = ", operations: 1"
