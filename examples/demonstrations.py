@@ -16,11 +16,11 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from lightning_core import load_config, reward
+from lightning_core.capture import ProgramResult
 from lightning_core.config.imports import import_callable
 from lightning_core.errors import LightningError
 from lightning_core.otel import spans_to_otlp
@@ -53,7 +53,8 @@ async def record(
         for current in tasks:
             with opened.rollout(current, train=train) as run:
                 found = solve(current)
-                if isinstance(value := await found if inspect.isawaitable(found) else found, Real):
+                value = await found if inspect.isawaitable(found) else found
+                if value is not None and not isinstance(value, ProgramResult):
                     reward(float(value))
             rewards.append(run.trace.reward)
             file.write(json.dumps(spans_to_otlp(run.spans)) + "\n")
@@ -75,9 +76,9 @@ def main() -> None:
 
 
 def positive(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise ValueError
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text}, expected a whole number from 1 on")
+    return int(text)
 
 
 def _recorded(options: argparse.Namespace) -> str:

@@ -96,13 +96,13 @@ class TrainingSession:
         self._collector.record_credit(batch, self.trainer.steps)
 
     def measure_change(self, batch: Batch) -> None:
-        """After the update: record the new logprobs of what ``trainer.measure_change`` rollouts with an advantage sampled.
+        """After the update: record the new logprobs of what ``trainer.measure_change`` rollouts with a gradient sampled.
 
         The viewer shows them. What goes wrong is logged once; the update is done.
         """
-        credited = [row for row in batch.rows if row.advantages is not None and row.advantages.any()]
-        chosen = list(dict.fromkeys(row.rollout for row in credited))[: self.config.trainer.measure_change]
-        rows = [row for row in credited if row.rollout in chosen]
+        trained = [row for row in batch.rows if row.has_gradient]
+        chosen = list(dict.fromkeys(row.rollout for row in trained))[: self.config.trainer.measure_change]
+        rows = [row for row in trained if row.rollout in chosen]
         if not rows or not self._measures_change:
             return
         rollout_of = {segment.call: row.rollout for row in rows for segment in row.segments}

@@ -14,7 +14,7 @@ Any other call starts a new row. Every sampled token is trained in exactly one r
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -93,7 +93,7 @@ class Segment:
     """`sampling_digest`, computed at sampling, of prompt ``[:start]`` and output ``[start:stop]``."""
     first_version: int | None = None
     """See `Transition`."""
-    candidates: Candidates | None = None
+    candidates: Candidates | None = field(default=None, compare=False, repr=False)
     """Those of the teacher whose distribution the call learns (``algorithm.distill``); None: it learns none."""
 
     @property
@@ -128,6 +128,12 @@ class Row:
     def in_loss(self) -> NDArray[np.bool_]:
         """bool [L]: the tokens whose logprobs the loss uses."""
         return self.mask if self.ce is None else self.mask | self.ce
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a token has an advantage or a cross-entropy loss, or learns from a teacher."""
+        credited = self.advantages is not None and bool(self.advantages.any())
+        return credited or self.ce is not None or any(segment.candidates is not None for segment in self.segments)
 
     _repr_html_ = row_table
 

@@ -78,6 +78,24 @@ def test_the_policy_learns_the_distribution_of_another_model(model: Path, other:
     assert "teacher_kl" not in result.metrics[0]
 
 
+def test_the_teacher_of_an_adapter_is_the_model_without_it(model: Path, tmp_path: Path) -> None:
+    distill = {"teacher": "base", "prompt": "tests.taught_agents:with_examples", "divergence": "forward"}
+    sections = {"algorithm": {"mini_batches": 2}, "trainer": {"steps": 4, "learning_rate": 1e-2}}
+    result = train(model, tmp_path, distill, policy={"tuning": "lora"}, **sections)
+    divergence = [metrics["teacher_forward_kl"] for metrics in result.metrics]
+    assert divergence[-1] < divergence[0]
+    assert [metrics["updates"] for metrics in result.metrics] == [2] * 4
+
+
+def test_responses_that_are_context_only_are_not_taught(model: Path, other: Path, tmp_path: Path) -> None:
+    """All are cut at the limit."""
+    distill = {"teacher": str(other), "divergence": "forward"}
+    sections = {"algorithm": {"truncated": "mask"}, "rollouts": {"max_tokens": 1}, "trainer": {"steps": 1}}
+    (metrics,) = train(model, tmp_path, distill, **sections).metrics
+    assert "tokens_distilled" not in metrics
+    assert "teacher_forward_kl" not in metrics
+
+
 @pytest.mark.parametrize("teacher", ["base", "policy"])
 def test_an_adapter_is_switched_off_for_the_initial_weights(model: Path, tmp_path: Path, teacher: str) -> None:
     """The adapter begins as no change, so both teachers say the same in the first step, and not in the third."""
@@ -135,6 +153,10 @@ def test_a_teacher_with_another_vocabulary_is_refused(model: Path, tmp_path: Pat
         (
             {"algorithm": {"distill": {"teacher": "m", "candidates": 5}}},
             "goes with divergence: forward, but algorithm.distill.divergence is 'reverse'",
+        ),
+        (
+            {"algorithm": {"distill": {"teacher": "m", "divergence": "forward", "candidates": 5000}}},
+            "found 5000, expected at most 1000",
         ),
         ({"trainer": {"name": "verl"}}, "the teacher runs in the embedded trainer"),
         (

@@ -71,9 +71,8 @@ def _waste(summary: Summary) -> Iterator[str]:
     """Groups without a gradient, and rollouts that failed or were left out."""
     if summary.groups_wasted:
         share = summary.groups_wasted / summary.groups
-        yield (
-            f"Rewards taught nothing in {summary.groups_wasted:,} of {summary.groups:,} groups ({share:.0%}): all their advantages were 0."
-        )
+        groups = f"{summary.groups_wasted:,} of {summary.groups:,} groups ({share:.0%})"
+        yield f"No gradient from rewards in {groups}: all their advantages were 0."
     for number, what, key in (
         (summary.rollouts_failed, "failed", "failed"),
         (summary.rollouts_left_out, "were left out", "left_out"),

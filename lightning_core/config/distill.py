@@ -8,12 +8,12 @@ from typing import Literal
 from lightning_core.config.source import KeyPath
 from lightning_core.config.types import CallableName, Count, Names, Positive, Section
 
-CANDIDATES = 20
-"""The most that a vLLM server returns by default."""
+CANDIDATES, MAX_CANDIDATES = 20, 1000
+"""The default is the most that a vLLM server returns without ``--max-logprobs``."""
 
 
 class Distill(Section):
-    """On-policy distillation: a teacher says what it would have said where the policy sampled. docs/distillation.md describes it."""
+    """On-policy distillation: a teacher trains the policy at the tokens that it sampled. docs/distillation.md describes it."""
 
     teacher: str = "base"
     """The teacher's weights. `base`: the initial ones. `policy`: the current ones. Otherwise the folder or the name of a
@@ -34,9 +34,9 @@ class Distill(Section):
     """Agents that learn from the teacher, with `*` as wildcard; null: all trained agents."""
 
     @property
-    def compared(self) -> int | None:
-        """The number of the teacher's tokens that are compared at each sampled one; None: only the sampled one."""
-        return None if self.divergence == "reverse" else self.candidates or CANDIDATES
+    def candidate_count(self) -> int:
+        """The number of the teacher's tokens that are compared at each sampled one; 0: the sampled one only."""
+        return 0 if self.divergence == "reverse" else self.candidates or CANDIDATES
 
     @property
     def server(self) -> str | None:
@@ -60,6 +60,11 @@ def check_distill(d: Distill, *, temperature: float) -> Iterator[tuple[KeyPath, 
         yield (
             ("algorithm", "distill", "candidates"),
             f"goes with divergence: forward, but algorithm.distill.divergence is {d.divergence!r}",
+        )
+    if d.candidates is not None and d.candidates > MAX_CANDIDATES:
+        yield (
+            ("algorithm", "distill", "candidates"),
+            f"found {d.candidates}, expected at most {MAX_CANDIDATES}: all are kept for each sampled token of a step",
         )
     if d.api_key_env is not None and d.server is None:
         yield (

@@ -32,8 +32,8 @@ from lightning_core.model.path import decoder_name
 PART = {"cpu": 2**21, "cuda": 2**26}
 """Logits computed at a time. On a CPU 8 MiB in float32, which fits caches: larger parts measured slower. GPUs want more."""
 
-ROWS = 2**13
-"""Rows copied at a time, for the gradients of chosen tokens."""
+ROWS_PER_COPY = 2**13
+"""Rows that are copied at a time, for the gradients of chosen tokens."""
 
 Forbidden = Iterable[tuple[int, Tensor]]
 """Places with bool [V]: the tokens that are excluded from the softmax there."""
@@ -85,10 +85,40 @@ class OutputHead:
         """Logits [P, V] of all places at once; differentiable in ``hidden_PH`` and the weights."""
         return _own_logits(self._model, hidden_PH[None])[0] if self._layer is None else self._layer(hidden_PH)
 
+    @torch.no_grad()
+    def top(
+        self,
+        hidden_PH: Tensor,
+        temperatures_P: Tensor,
+        count: int,
+        forbidden: Forbidden = (),
+        *,
+        vocabulary: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The ``count`` most likely tokens of each place: ids, int64 [P, K], and logprobs, float32 [P, K].
+
+        ``vocabulary``: tokens from this id on are forbidden too. K is at most the number of tokens.
+        """
+        masks = _Masks(forbidden, hidden_PH.device)
+        size = self._places_per_part(hidden_PH)
+        found: list[tuple[Tensor, Tensor]] = []
+        for first in range(0, len(hidden_PH), size):
+            scaled_CV = self.logits(hidden_PH[first : first + size]).float()
+            scaled_CV /= temperatures_P[first : first + size, None]
+            masks.apply(scaled_CV, place=first)
+            best = scaled_CV[:, :vocabulary].log_softmax(dim=-1)
+            top = best.topk(min(count, best.shape[-1]), dim=-1)
+            found.append((top.indices, top.values))
+        ids_PK, logprobs_PK = (torch.cat(part) for part in zip(*found, strict=True))
+        return ids_PK, logprobs_PK
+
+    def _places_per_part(self, hidden_PH: Tensor) -> int:
+        return max(16, PART[hidden_PH.device.type] // self._model.get_output_embeddings().weight.shape[0])
+
     def _own_logprobs(
         self, hidden_PH: Tensor, temperatures_P: Tensor, source_E: Tensor, targets_E: Tensor, masks: _Masks
     ) -> Tensor:
-        size = max(16, PART[hidden_PH.device.type] // self._model.get_output_embeddings().weight.shape[0])
+        size = self._places_per_part(hidden_PH)
 
         def part(first: int, hidden_CH: Tensor, source_C: Tensor, targets_C: Tensor) -> Tensor:
             logits_CV = _own_logits(self._model, hidden_CH[None])[0].float()
@@ -355,7 +385,7 @@ def _columns_of(targets_E: Tensor, first: int, scaled_PC: Tensor) -> tuple[Tenso
 
 def _add_rows(sums: Tensor, to_E: Tensor, rows: Tensor, from_E: Tensor, scale_E: Tensor) -> None:
     """sums[to] += scale · rows[from], a part of the tokens at a time: there can be many for each place."""
-    for to, source, scale in zip(to_E.split(ROWS), from_E.split(ROWS), scale_E.split(ROWS), strict=True):
+    for to, source, scale in zip(*(one.split(ROWS_PER_COPY) for one in (to_E, from_E, scale_E)), strict=True):
         sums.index_add_(0, to, rows[source].float().mul_(scale[:, None]))
 
 

@@ -13,7 +13,7 @@ _SOLVED = 0.9
 
 @monitor("no_gradient", each_policy=True)
 def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str | None:
-    """No call had an advantage for `steps` steps, because all attempts at a task earned the same, and no teacher trained."""
+    """No call had an advantage for `steps` steps, because all attempts at a task earned the same, and nothing else trained."""
     lines = last(history, steps)
     if not lines or any(_has_gradient(line) for line in lines):
         return None

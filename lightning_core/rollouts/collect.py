@@ -227,7 +227,8 @@ class Collector:
         ``groups``: all that ran, including the ``replaced`` ones; ``episodes``: without those. ``counts``: others of the step.
         """
         c = self.config
-        lessons = Lessons() if self._teacher is None else self._teacher.lessons(episodes)
+        masked = {call for e in episodes for call in self._masked(e)}
+        lessons = Lessons() if self._teacher is None else self._teacher.lessons(episodes, masked=masked)
         targets = Targets() if self._sources is None else self._sources.targets(episodes)
         rows = [row for e in episodes for row in self.rows(e, credit, lessons, targets.tokens)]
         rollouts = count_rollouts(
@@ -258,10 +259,16 @@ class Collector:
         With ``algorithm.truncated: mask`` responses cut at the limit are context only.
         """
         a, lessons = self.config.algorithm, lessons or Lessons()
-        mask, weight = a.truncated == "mask", 0.0 if a.distill is None else a.distill.weight
+        weight = 0.0 if a.distill is None else a.distill.weight
         own = token_advantages(credit.advantages, lessons.differences, reward_weight=a.reward_weight, weight=weight)
-        masked = {t.call for t in episode.transitions if mask and t.finish_reason == "length"}
-        return transitions_to_rows(episode.transitions, own, masked=masked, ce=ce, candidates=lessons.candidates)
+        return transitions_to_rows(
+            episode.transitions, own, masked=self._masked(episode), ce=ce, candidates=lessons.candidates
+        )
+
+    def _masked(self, episode: Episode) -> set[str]:
+        """The calls that are context only."""
+        mask = self.config.algorithm.truncated == "mask"
+        return {t.call for t in episode.transitions if mask and t.finish_reason == "length"}
 
     def record_credit(self, batch: Batch, step: int) -> None:
         """Record the credit of each call."""

@@ -9,7 +9,7 @@ returns its most likely tokens, and the trainer's loss compares them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,14 +53,17 @@ class Teacher:
     prompt: TeacherPrompt | None = None
     """The function that ``settings.prompt`` names."""
 
-    def lessons(self, episodes: Sequence[Episode]) -> Lessons:
-        """What the teacher says of the calls that are distilled.
+    def lessons(self, episodes: Sequence[Episode], *, masked: Collection[str] = ()) -> Lessons:
+        """What the teacher says of the calls that are distilled, without the ``masked`` ones.
 
         Raises `ConfigError` if the prompt function fails, and `TrainingError` for a prompt that is too long.
         """
         agents = self.settings.agents
         chosen = {
-            t.call: t for e in episodes for t in e.transitions if agents is None or find_selector(agents, t.agent)
+            t.call: t
+            for e in episodes
+            for t in e.transitions
+            if t.call not in masked and (agents is None or find_selector(agents, t.agent))
         }
         calls = {call.id: call for e in episodes for call in e.trace.calls if call.id in chosen}
         rows = transitions_to_rows([self._read_by_teacher(t, calls[t.call]) for t in chosen.values()])

@@ -190,7 +190,7 @@ def test_the_summary_shows_failures_monitors_and_answers(tmp_path: Path, capsys:
     assert "Solved: 5 of 20 held-out tasks (25%) before, 15 (75%) after." in out
     assert "t1             0.000 → 1.000  I [b]guess[/b]  42" in out
     assert "t2             1.000 → 0.000  7               (none)" in out
-    assert "Rewards taught nothing in 60 of 240 groups (25%): all their advantages were 0." in out
+    assert "No gradient from rewards in 60 of 240 groups (25%): all their advantages were 0." in out
     assert "12 of 1,920 rollouts failed; the first: ValueError: [/bold] no number" in out
     assert "3 of 1,920 rollouts were left out; the first: UpstreamError: gone" in out
     assert "Monitor no_gradient (5 steps, 4 to 9): nothing. Do this." in out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_core.backends.backend import SamplingParams
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.distill import Distill
+from lightning_core.model import head
+from lightning_core.model.constraint import Constraints
+from lightning_core.model.head import linear_logprobs
 from lightning_core.model.source import load_model
+from lightning_core.trainers.torch.forward_kl import MIN_OTHERS, ForwardKl
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Candidates, Row
 from tests.tiny_model import make_tiny_model
@@ -85,12 +92,22 @@ def taught(batch: Sequence[Row], found: dict[str, Candidates]) -> list[Row]:
     ]
 
 
-@pytest.mark.parametrize("count", [3, 10_000], ids=["three tokens", "all tokens"])
+@pytest.mark.parametrize(
+    ("count", "micro_batch"),
+    [(3, 4096), (10_000, 4096), (3, 8)],
+    ids=["three tokens", "all tokens", "several micro-batches"],
+)
 def test_loss_and_gradient_are_those_of_the_divergence(
-    trainers: list[TorchTrainer], folder: Path, teacher: Path, count: int
+    trainers: list[TorchTrainer],
+    folder: Path,
+    teacher: Path,
+    count: int,
+    micro_batch: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(head, "ROWS_PER_COPY", 4)
     batch = rows()
-    trainer = make(trainers, folder, algorithm(teacher, count), grad_clip=1e9)
+    trainer = make(trainers, folder, algorithm(teacher, count), grad_clip=1e9, micro_batch_tokens=micro_batch)
     found, metrics = gradients(trainer, taught(batch, dict(trainer.teacher_candidates(batch))))
 
     divergences: list[float] = []
@@ -143,3 +160,59 @@ def test_a_teacher_that_agrees_changes_nothing(trainers: list[TorchTrainer], fol
     found, metrics = gradients(trainer, taught(batch, dict(trainer.teacher_candidates(batch))))
     assert metrics["teacher_forward_kl"] == pytest.approx(0, abs=1e-5)
     assert max(float(gradient.abs().max()) for gradient in found.values()) < 1e-5
+
+
+def test_candidates_beyond_the_policys_vocabulary_are_not_named(trainers: list[TorchTrainer], folder: Path) -> None:
+    """A teacher of the same tokenizer can have rows for tokens that do not exist."""
+    batch = rows()
+    trainer = make(trainers, folder, algorithm(folder, 10_000))
+    found = trainer._teacher.candidates(batch, 50, vocabulary=30)
+    for candidates in found.values():
+        assert candidates.token_ids_TK.max() < 30
+        assert np.exp(candidates.logprobs_TK).sum(-1) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_candidates_are_among_the_allowed_tokens(trainers: list[TorchTrainer], folder: Path) -> None:
+    """The teacher's distribution at a constrained token is that of sampling."""
+    trainer = make(trainers, folder, algorithm(folder, 1000))
+    tokens = trainer.tokenizer.encode("true", add_special_tokens=False)
+    params = SamplingParams(max_tokens=8, stop_token_ids=frozenset({258}), json_schema=json.dumps({"type": "boolean"}))
+    row = make_row(([5, 6, 7], False), (tokens, True), temperature=TEMPERATURE, constraint=params.constraint)
+    (found,) = trainer.teacher_candidates([row]).values()
+    allowed = Constraints(trainer.tokenizer, found.token_ids_TK.shape[1]).allowed(params.constraint or "", tokens)
+    for ids_K, logprobs_K, allowed_V in zip(found.token_ids_TK, found.logprobs_TK, allowed, strict=True):
+        assert set(ids_K[np.isfinite(logprobs_K)].tolist()) == set(np.flatnonzero(allowed_V).tolist())
+        assert np.exp(logprobs_K).sum() == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("others", [2e-4, 1e-9], ids=["few others", "fewer than float32 knows"])
+def test_the_gradient_of_a_sharp_policy_is_not_noise(others: float) -> None:
+    """With the other tokens at 0.3 in the teacher, also in bfloat16, whose products round softmax and rows."""
+    generator = torch.Generator().manual_seed(0)
+    vocabulary, width, count = 400, 32, 8
+    weight_VH = torch.randn(vocabulary, width, generator=generator)
+    target_V = torch.randn(vocabulary, generator=generator) * 0.1
+    target_V[:count] += math.log((1 - others) / others * (vocabulary - count) / count)
+    weight_VH[:, 0] = target_V  # the logits of the hidden state e_0
+    hidden_PH = torch.zeros(1, width)
+    hidden_PH[0, 0] = 1.0
+    teacher_DK = torch.full((1, count), 0.7 / count)
+    term = ForwardKl(
+        places_X=torch.zeros(count, dtype=torch.int64),
+        targets_X=torch.arange(count),
+        probabilities_DK=teacher_DK,
+        weights_D=torch.ones(1),
+    )
+
+    def gradient(dtype: torch.dtype) -> Tensor:
+        own = hidden_PH.to(dtype).requires_grad_()
+        logprobs_X = linear_logprobs(own, weight_VH.to(dtype), None, torch.ones(1), term.places_X, term.targets_X)
+        loss, _ = term(logprobs_X)
+        loss.backward()
+        assert own.grad is not None
+        return own.grad[0].double()
+
+    found, exact = gradient(torch.bfloat16), gradient(torch.float32)
+    assert torch.isfinite(exact).all()
+    assert float(exact.norm()) > MIN_OTHERS
+    assert float(torch.cosine_similarity(found, exact, dim=0)) > 0.75

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
@@ -13,6 +13,7 @@ from lightning_core.errors import ConfigError, InfrastructureError, TrainingErro
 from lightning_core.trace import Floats
 from lightning_core.transitions import Candidates, Row
 
+T = TypeVar("T")
 CONCURRENCY = 16
 """Requests at the same time."""
 _SECONDS = 300
@@ -30,7 +31,7 @@ class _BadRequest(InfrastructureError):
 class ServerScorer:
     """Logprobs at temperature 1 under the model of the server at ``url``.
 
-    ``encode`` and ``decode``: the policy's tokenizer. ``count``: of `candidates`; None: not used. Raises `ConfigError` if the server
+    ``encode`` and ``decode``: the policy's tokenizer. ``count``: of `candidates`; 0: not used. Raises `ConfigError` if the server
     has another vocabulary or no prompt logprobs, `InfrastructureError` if it does not respond.
     """
 
@@ -41,10 +42,10 @@ class ServerScorer:
         api_key: str | None,
         encode: Callable[[str], Sequence[int]],
         decode: Callable[[int], str],
-        count: int | None = None,
+        count: int = 0,
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._count = count or 0
+        self._count = count
         self._client = httpx.Client(
             base_url=self.url,
             headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
@@ -76,36 +77,32 @@ class ServerScorer:
 
         Raises `TrainingError` for tokens that were not sampled at temperature 1 from all tokens, which the server cannot score.
         """
-        found: dict[str, Floats] = {}
-        for row, entries in self._answers(rows):
+
+        def read(row: Row, entries: Sequence[Entry]) -> dict[str, Floats]:
             scored = (entry[str(token)]["logprob"] for token, entry in zip(row.token_ids[1:], entries, strict=True))
             logprobs_L = np.array([0.0, *scored], dtype=np.float32)
-            found |= {segment.call: logprobs_L[segment.start : segment.stop] for segment in row.segments}
-        return found
+            return {segment.call: logprobs_L[segment.start : segment.stop] for segment in row.segments}
 
-    def candidates(self, rows: Sequence[Row]) -> dict[str, Candidates]:
-        """The most likely tokens at the sampled tokens of ``rows``, by call id; errors as of `logprobs`."""
-        found: dict[str, Candidates] = {}
-        for row, entries in self._answers(rows):
-            for segment in row.segments:
-                # The server adds the sampled token where it is not among the most likely.
-                best = [
-                    sorted(((float(of["logprob"]), int(token)) for token, of in entry.items()), reverse=True)
-                    for entry in entries[segment.start - 1 : segment.stop - 1]
-                ]
-                found[segment.call] = Candidates(
-                    token_ids_TK=np.array([[token for _, token in tokens[: self._count]] for tokens in best], "<u4"),
-                    logprobs_TK=np.array([[value for value, _ in tokens[: self._count]] for tokens in best], "<f4"),
-                )
-        return found
+        return self._by_call(rows, read)
 
-    def _answers(self, rows: Sequence[Row]) -> Iterator[tuple[Row, list[Entry]]]:
+    def candidates(self, rows: Sequence[Row], count: int, *, vocabulary: int) -> dict[str, Candidates]:
+        """The ``count`` most likely tokens at the sampled tokens of ``rows``, by call id; errors as of `logprobs`.
+
+        ``vocabulary``: see `RowScorer.candidates`.
+        """
+
+        def read(row: Row, entries: Sequence[Entry]) -> dict[str, Candidates]:
+            return {s.call: _most_likely(entries[s.start - 1 : s.stop - 1], count, vocabulary) for s in row.segments}
+
+        return self._by_call(rows, read)
+
+    def _by_call(self, rows: Sequence[Row], read: Callable[[Row, Sequence[Entry]], Mapping[str, T]]) -> dict[str, T]:
+        """What ``read`` finds in the server's answers, by call id. An answer is large, so that it is read where it arrives."""
         for row in rows:
             _check(row)
         with ThreadPoolExecutor(CONCURRENCY) as threads:
-            yield from zip(
-                rows, threads.map(lambda row: self._prompt_logprobs(row.token_ids.tolist()), rows), strict=True
-            )
+            found = threads.map(lambda row: read(row, self._prompt_logprobs(row.token_ids.tolist())), rows)
+            return {call: value for of_row in found for call, value in of_row.items()}
 
     def _prompt_logprobs(self, ids: Sequence[int]) -> list[Entry]:
         """What the server says in the place of each of ``ids`` but the first, of that token and of the most likely ones."""
@@ -145,6 +142,19 @@ class ServerScorer:
             raise InfrastructureError(
                 f"no usable response from the teacher's server {self.url} (algorithm.distill.teacher): {describe(error)}"
             ) from error
+
+
+def _most_likely(entries: Sequence[Entry], count: int, vocabulary: int) -> Candidates:
+    """The server adds the prompt's own token where it is not among the most likely."""
+    best = [
+        sorted(((float(of["logprob"]), int(token)) for token, of in entry.items()), reverse=True)[:count]
+        for entry in entries
+    ]
+    ids_TK = np.array([[token for _, token in tokens] for tokens in best], dtype="<u4")
+    logprobs_TK = np.array([[value for value, _ in tokens] for tokens in best], dtype="<f4")
+    return Candidates(
+        token_ids_TK=ids_TK, logprobs_TK=np.where(ids_TK < vocabulary, logprobs_TK, -np.inf).astype("<f4")
+    )
 
 
 def _check(row: Row) -> None:

@@ -22,9 +22,6 @@ from lightning_core.trainers.torch.packing import PackedBatch
 from lightning_core.trainers.torch.penalties import place_entropy
 from lightning_core.transitions import Row
 
-PLACES = 128
-"""Places whose logits are computed at a time, where all are needed."""
-
 
 class Forward:
     """Forward passes through one model, with the adapter that is active when they run."""
@@ -95,25 +92,22 @@ class Forward:
         return logprobs, None if entropy_P is None else entropy_P[source_E]
 
     @torch.no_grad()
-    def candidates(self, batch: PackedBatch, rows: Sequence[Row], count: int) -> tuple[Tensor, Tensor]:
+    def candidates(
+        self, batch: PackedBatch, rows: Sequence[Row], count: int, *, vocabulary: int
+    ) -> tuple[Tensor, Tensor]:
         """The ``count`` most likely tokens in the place of each trained one: ids, int64 [E, K], and logprobs, float32 [E, K].
 
-        ``rows``: all rows of the step. With a smaller vocabulary K is its size.
+        ``rows``: all rows of the step. ``vocabulary``: see `OutputHead.top`.
         """
-        hidden_PH = self.hidden(batch)
-        forbidden = dict(self._forbidden(batch, rows))
-        found: list[tuple[Tensor, Tensor]] = []
-        for first in range(0, len(hidden_PH), PLACES):
-            temperatures_C = self._tensor(batch.temperatures_P[first : first + PLACES])
-            scaled_CV = self._head.logits(hidden_PH[first : first + PLACES]).float() / temperatures_C[:, None]
-            for place in range(len(scaled_CV)):
-                if first + place in forbidden:
-                    scaled_CV[place].masked_fill_(forbidden[first + place], -torch.inf)
-            top = scaled_CV.log_softmax(dim=-1).topk(min(count, scaled_CV.shape[-1]), dim=-1)
-            found.append((top.indices, top.values))
+        ids_PK, logprobs_PK = self._head.top(
+            self.hidden(batch),
+            self._tensor(batch.temperatures_P),
+            count,
+            self._forbidden(batch, rows),
+            vocabulary=vocabulary,
+        )
         source_E = self._tensor(batch.source_E)
-        ids, logprobs = (torch.cat(part)[source_E] for part in zip(*found, strict=True))
-        return ids, logprobs
+        return ids_PK[source_E], logprobs_PK[source_E]
 
     def _forbidden(self, batch: PackedBatch, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
         """The places of constrained tokens, each with bool [V]: the excluded tokens."""
@@ -148,7 +142,9 @@ class Reference:
         with self._context():
             return self._forward.logprobs(batch, rows)[0]
 
-    def candidates(self, batch: PackedBatch, rows: Sequence[Row], count: int) -> tuple[Tensor, Tensor]:
+    def candidates(
+        self, batch: PackedBatch, rows: Sequence[Row], count: int, *, vocabulary: int
+    ) -> tuple[Tensor, Tensor]:
         """See `Forward.candidates`."""
         with self._context():
-            return self._forward.candidates(batch, rows, count)
+            return self._forward.candidates(batch, rows, count, vocabulary=vocabulary)

@@ -4,7 +4,8 @@
 
 at the sampled tokens t, over the teacher's K most likely tokens v and, as one more, all others together (GKD, arXiv
 2306.13649, with the divergence D = KL(teacher, policy) and samples of the policy). It is 0 if and only if the policy gives these
-tokens the teacher's probabilities. The weights of the tokens are those of ``algorithm.aggregation``.
+tokens the teacher's probabilities. Where the policy gives the others less than a fourth of what the teacher does, their logarithm
+is continued by its tangent. The weights of the tokens are those of ``algorithm.aggregation``.
 
 Dimensions: E trained tokens of a micro-batch, D of which learn from the teacher, K candidates, X = D · K.
 """
@@ -24,8 +25,11 @@ from lightning_core.trace import Floats
 from lightning_core.trainers.torch.packing import PackedBatch
 from lightning_core.transitions import Candidates, Row
 
-LEAST = 1e-6
-"""Smallest probability of all other tokens together: in float32 their share of the policy is known to about 1e-7."""
+MIN_OTHERS = 1e-6
+"""Below this the policy's probability of all other tokens together is rounding: it is 1 minus a sum in float32."""
+MAX_RATIO = 4.0
+"""Up to here the gradient grows with teacher / policy of the other tokens. It is the difference of two sums that are larger by this
+ratio, so in bfloat16 more of it would be noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +49,16 @@ class ForwardKl:
         """The term, and the sum of the divergences in nats. ``logprobs_X``: the policy's, float32, with gradient."""
         teacher_DK, policy_DK = self.probabilities_DK, logprobs_X.view_as(self.probabilities_DK)
         others_D = (1 - teacher_DK.sum(dim=-1)).clamp_min(0)
-        policy_others_D = (1 - (policy_DK.exp() * (teacher_DK > 0)).sum(dim=-1)).clamp_min(LEAST)
+        policy_others_D = 1 - (policy_DK.exp() * (teacher_DK > 0)).sum(dim=-1)
         entropy_D = torch.special.entr(teacher_DK).sum(dim=-1) + torch.special.entr(others_D)
-        divergences_D = -(teacher_DK * policy_DK).sum(dim=-1) - others_D * policy_others_D.log() - entropy_D
+        log_others_D = _log(policy_others_D, bound_D=(others_D / MAX_RATIO).clamp_min(MIN_OTHERS))
+        divergences_D = -(teacher_DK * policy_DK).sum(dim=-1) - others_D * log_others_D - entropy_D
         return (self.weights_D * divergences_D).sum(), float(divergences_D.detach().sum())
+
+
+def _log(values_D: Tensor, *, bound_D: Tensor) -> Tensor:
+    """The logarithm, below ``bound_D`` continued by its tangent there."""
+    return torch.maximum(values_D, bound_D).log() + ((values_D - bound_D) / bound_D).clamp_max(0)
 
 
 def forward_kl(

@@ -36,25 +36,11 @@ def rows_to_train(rows: Sequence[Row], algorithm: Algorithm) -> list[int]:
     sampled = [index for index, row in enumerate(rows) if row.mask.any()]
     if algorithm.kl is not None or algorithm.entropy_weight:
         return sampled
-    credited = [
-        index for index in sampled if _has_advantage(rows[index]) or _has_ce(rows[index]) or _has_teacher(rows[index])
-    ]
+    credited = [index for index in sampled if rows[index].has_gradient]
     if "rollout" not in (algorithm.sequence, algorithm.importance and algorithm.importance.level):
         return credited
     rollouts = {rows[index].rollout for index in credited}
     return [index for index in sampled if rows[index].rollout in rollouts]
-
-
-def _has_advantage(row: Row) -> bool:
-    return row.advantages is not None and bool(row.advantages.any())
-
-
-def _has_ce(row: Row) -> bool:
-    return row.ce is not None and bool(row.ce.any())
-
-
-def _has_teacher(row: Row) -> bool:
-    return any(segment.candidates is not None for segment in row.segments)
 
 
 class Objective:

@@ -218,7 +218,9 @@ class TorchTrainer:
     def teacher_candidates(self, rows: Sequence[Row]) -> Mapping[str, Candidates]:
         """See `Trainer.teacher_candidates`."""
         with self._backend.pause(), self._tuning.active():
-            return self._teacher.candidates(rows)
+            distill, vocabulary = self.algorithm.distill, self._model.get_output_embeddings().weight.shape[0]
+            assert distill is not None, "called only with algorithm.distill"
+            return self._teacher.candidates(rows, distill.candidate_count, vocabulary=vocabulary)
 
     @cached_property
     def _teacher(self) -> RowScorer | ServerScorer:

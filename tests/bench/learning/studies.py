@@ -101,7 +101,8 @@ def settings_digest(study: Study, arm: str) -> str:
     An arm that is only evaluated has no budget.
     """
     warm = [list(study.untrained), warm_digest(study)] if study.warm else []
-    overrides = list(study.settings) if arm in EVALUATED else study.overrides(arm)
+    evaluated = [*study.settings, *study.arms[study.baseline]]
+    overrides = evaluated if arm in EVALUATED else study.overrides(arm)
     return _digest(study, list(study.tasks), overrides, *warm)
 
 
