@@ -144,7 +144,7 @@ AFTER_WARM_START = ("rollouts.temperature=1.0", "rollouts.executor=task", "train
 """Fine-tuning on gold solutions leaves little entropy: at a lower temperature most groups have equal rewards."""
 SPIDER = ", subset: one-table, max_schema: 400"
 MATH = ", operations: 1"
-DEMONSTRATED_SPIDER, DEMONSTRATED_MATH = 100, 48
+DEMONSTRATED_SPIDER, DEMONSTRATED_MATH = 600, 48
 """The number of training tasks whose gold answers the policy learns before the runs."""
 
 
