@@ -141,14 +141,14 @@ def test_demonstrated_tasks_are_in_no_run(name: str, tmp_path: Path) -> None:
     """By the tasks that the runs load, and by the gold answers: no run trains on a demonstrated query in other words."""
     study = STUDIES[name]
     assert study.warm
-    data = data_set({"spider": "spider", "math": "svamp"}[name]).parent
+    data = data_set({"spider": "spider", "math": "svamp", "multihop": "multihop"}[name]).parent
     run = training_tasks(configured(study, study.baseline, 0, data=data, work=tmp_path))
     shown = training_tasks(load_config(ROOT / study.config, located(study.warm.tasks, data)))
-    assert len(run) > 300
-    assert len(shown) in (DEMONSTRATED_SPIDER, DEMONSTRATED_MATH)
+    assert len(run) > 100
+    assert len(shown) == {"spider": DEMONSTRATED_SPIDER, "math": DEMONSTRATED_MATH}.get(name, len(shown)) > 0
     assert not {task["id"] for task in run} & {task["id"] for task in shown}
     for task in run[:2]:
-        assert task["examples"] in ([], "none"), "prompts without examples, as in the demonstrations"
+        assert task["examples"] in ([], "none", False), "prompts without examples, as in the demonstrations"
     if name == "spider":
         pairs = [{(task["schema"], "".join(task["sql"].lower().split())) for task in part} for part in (run, shown)]
         assert not pairs[0] & pairs[1]
@@ -157,7 +157,7 @@ def test_demonstrated_tasks_are_in_no_run(name: str, tmp_path: Path) -> None:
     config = configured(study, study.baseline, 0, data=data, work=tmp_path)
     untrained = load_config(config.model_dump(mode="json"), located(study.untrained, data))
     assert untrained.rollouts.temperature == own.rollouts.temperature
-    assert held_out_tasks(untrained)[0]["examples"] not in ([], "none")
+    assert held_out_tasks(untrained)[0]["examples"] not in ([], "none", False)
 
 
 def test_a_table_has_each_arm_against_the_baseline() -> None:
@@ -171,6 +171,12 @@ def test_a_table_has_each_arm_against_the_baseline() -> None:
     assert base[2].startswith("0.33 [")
     assert better[3].startswith("+0.17 [")
     assert (base[6].startswith("≥"), "of 6 seeds" in base[6]) == (False, True)
+
+
+def test_evaluations_are_shown_before_the_first_run() -> None:
+    text = block(NAME, STUDY, [record(UNTRAINED)])
+    assert "Not run yet" in text
+    assert "Held-out reward: untrained 0.33 [" in text
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -47,8 +47,10 @@ def block(name: str, study: Study, records: Sequence[Record]) -> str:
     """The table, the figure and the provenance of one study."""
     arms = _by_arm(study, records)
     command = f"`python -m tests.bench.learning --study {name} --resume`"
+    evaluated = [(r.arm, _shown(confidence_interval(list(r.held_out.values())))) for r in _evaluated(records)]
     if study.baseline not in arms:
-        return f"\nNot run yet ({command}).\n\n"
+        known = "; ".join(f"{arm} {reward}" for arm, reward in evaluated)
+        return f"\nNot run yet ({command}).{f' Held-out reward: {known}.' if known else ''}\n\n"
     lines = [
         "| arm | seeds | held-out reward | against "
         + study.baseline
@@ -56,9 +58,7 @@ def block(name: str, study: Study, records: Sequence[Record]) -> str:
         "tokens to reach " + study.baseline + "'s end | steps | minutes |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for found in (r for arm in EVALUATED for r in records if r.arm == arm):
-        reward = confidence_interval(list(found.held_out.values()))
-        lines.append(f"| {found.arm} | | {_shown(reward)} | | | | | | |")
+    lines += [f"| {arm} | | {reward} | | | | | | |" for arm, reward in evaluated]
     target = float(np.mean([final_reward(r) for r in arms[study.baseline]]))
     lines += [_row(study, arm, found, arms[study.baseline], target) for arm, found in arms.items()]
     tasks = held_out_matrix([r for found in arms.values() for r in found]).shape[1]
@@ -71,6 +71,10 @@ def block(name: str, study: Study, records: Sequence[Record]) -> str:
     )
     figure = f"![{study.title}: mean training reward by tokens, rollouts and minutes](images/evidence-{name}.svg)"
     return "\n" + "\n".join(lines) + f"\n\n{about}\n\n{figure}\n\n"
+
+
+def _evaluated(records: Sequence[Record]) -> list[Record]:
+    return [record for arm in EVALUATED for record in records if record.arm == arm]
 
 
 def _row(study: Study, arm: str, found: Sequence[Record], base: Sequence[Record], target: float) -> str:
