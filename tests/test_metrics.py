@@ -47,6 +47,11 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "critic": {"credit": {"rewards": "gae", "gamma": 1.0, "advantage": "none"}, "algorithm": {"entropy_weight": 0.01}},
     "teacher": {"algorithm": {"distill": {"teacher": "base", "prompt": "tests.taught_agents:with_examples"}}},
+    "teacher's distribution": {
+        "algorithm": {
+            "distill": {"teacher": "base", "prompt": "tests.taught_agents:with_examples", "divergence": "forward"}
+        }
+    },
     "cross-entropy": {"algorithm": {"ce": {"weight": 0.1, "tokens": "response", "min_reward": 0.0}}},
     "answers": {"credit": {"rewards": "igpo", "information_gain": {"answer": "prompt"}}},
     "forks": {"credit": {"rewards": "counterfactual"}, "rollouts": {"forks": {"points": 1, "samples": 1}}},
