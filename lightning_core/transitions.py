@@ -206,14 +206,13 @@ def transitions_to_rows(
     *,
     masked: Collection[str] = (),
     ce: Ranges | None = None,
-    candidates: Mapping[str, Candidates] | None = None,
 ) -> list[Row]:
     """Merge transitions into rows, in the order of their first calls.
 
     ``advantages`` maps call ids to the advantage of all tokens of the call, or to float32 [T]. ``masked``: calls that are
     not trained on, but remain context of later calls. ``ce``: tokens with a cross-entropy loss; a row has those
-    up to its last trained call. ``candidates``: a teacher's, by call id. Raises KeyError for a missing call, and ValueError for
-    a transition with a refusal.
+    up to its last trained call. Raises KeyError for a missing call, and
+    ValueError for a transition with a refusal.
     """
     open_rows: dict[tuple[str, str, str], list[_OpenRow]] = {}
     order: list[_OpenRow] = []
@@ -229,7 +228,7 @@ def transitions_to_rows(
             family.append(parent)
             order.append(parent)
         parent.extend(t)
-    closed = (row.close(advantages, masked, ce, candidates or {}) for row in order)
+    closed = (row.close(advantages, masked, ce) for row in order)
     return [row for row in closed if row is not None]
 
 
@@ -245,11 +244,7 @@ class _OpenRow:
         self.key = transition.prompt_ids.tobytes() + transition.output_ids.tobytes()
 
     def close(
-        self,
-        advantages: Mapping[str, float | Floats] | None,
-        masked: Collection[str],
-        ce: Ranges | None,
-        candidates: Mapping[str, Candidates],
+        self, advantages: Mapping[str, float | Floats] | None, masked: Collection[str], ce: Ranges | None
     ) -> Row | None:
         """The row up to its last trained call; None if all calls are ``masked``."""
         trained = [t for t in self.calls if t.call not in masked]
@@ -279,7 +274,6 @@ class _OpenRow:
                     constraint=t.constraint,
                     digest=t.digest,
                     first_version=t.first_version,
-                    candidates=candidates.get(t.call),
                 )
             )
         chosen = np.zeros(length, dtype=np.bool_)

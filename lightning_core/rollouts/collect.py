@@ -27,18 +27,9 @@ from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.background import BackgroundLoop
 from lightning_core.rollouts.batch import Batch, Group
 from lightning_core.rollouts.ce import Targets, TokenSources
-from lightning_core.rollouts.counts import (
-    add_counts,
-    count_calls,
-    count_ce,
-    count_forks,
-    count_rewards,
-    count_rollouts,
-    count_rows,
-    count_taught,
-)
+from lightning_core.rollouts.counts import add_counts, count_batch, count_ce, count_groups, count_taught
 from lightning_core.rollouts.curriculum import count_picked
-from lightning_core.rollouts.distill import Lessons, Teacher, token_advantages
+from lightning_core.rollouts.distill import Lessons, Teacher
 from lightning_core.rollouts.entries import (
     call_credits,
     check_tools_of,
@@ -52,11 +43,12 @@ from lightning_core.rollouts.entries import (
 from lightning_core.rollouts.failure_log import FailureLog
 from lightning_core.rollouts.judged import judge_episodes
 from lightning_core.rollouts.refill import spare_tasks, without_signal
+from lightning_core.rollouts.rows import episode_rows, masked_calls
 from lightning_core.rollouts.runner import Task
 from lightning_core.rollouts.selection import check_agents, require_transitions, routing_of, trained_agents
 from lightning_core.rollouts.stopping import InvalidRewards, check_finished, check_rewarded
 from lightning_core.trace import ANSWER_LOGPROBS
-from lightning_core.transitions import Ranges, Row, Transition, transitions_to_rows
+from lightning_core.transitions import Transition
 
 logger = logging.getLogger(__name__)
 
@@ -227,48 +219,22 @@ class Collector:
         ``groups``: all that ran, including the ``replaced`` ones; ``episodes``: without those. ``counts``: others of the step.
         """
         c = self.config
-        masked = {call for e in episodes for call in self._masked(e)}
+        masked = masked_calls(c.algorithm, episodes)
         lessons = Lessons() if self._teacher is None else self._teacher.lessons(episodes, masked=masked)
         targets = Targets() if self._sources is None else self._sources.targets(episodes)
-        rows = [row for e in episodes for row in self.rows(e, credit, lessons, targets.tokens)]
-        rollouts = count_rollouts(
-            [r for g in groups for r in g.rollouts], lost=sum(g.lost for g in groups), solved=c.eval.solved
-        )
+        rows = [row for e in episodes for row in episode_rows(c.algorithm, e, credit, lessons, targets.tokens)]
+        rollouts = count_groups(groups, solved=c.eval.solved)
         if silent := rollouts["rollouts_without_calls"]:
             logger.warning("in %d of %d rollouts no trained agent made a model call", silent, rollouts["rollouts"])
         counts = {
             **(counts or {}),
             **rollouts,
-            **count_forks([r for g in groups for r in g.forks], dropped=sum(g.forks_dropped for g in groups)),
             "groups_refilled": replaced,
-            **count_calls(episodes, credit, list(c.policies)),
-            **count_rewards(episodes, judged=() if c.credit.judge is None else c.credit.judge.rewards),
-            **count_rows(rows, step=None if c.policies else groups[0].step),
+            **count_batch(c, episodes, credit, rows, groups[0].step),
             **count_taught(lessons.differences, lessons.candidates),
             **(count_ce(rows, targets.unknown) if c.algorithm.ce else {}),
-            **credit.metrics,
         }
         return Batch(episodes=episodes, credit=credit, rows=rows, counts=counts)
-
-    def rows(
-        self, episode: Episode, credit: Credit, lessons: Lessons | None = None, ce: Ranges | None = None
-    ) -> list[Row]:
-        """advantages → rows of one episode.
-
-        ``lessons``: the teacher's. ``ce``: the tokens of ``algorithm.ce``.
-        With ``algorithm.truncated: mask`` responses cut at the limit are context only.
-        """
-        a, lessons = self.config.algorithm, lessons or Lessons()
-        weight = 0.0 if a.distill is None else a.distill.weight
-        own = token_advantages(credit.advantages, lessons.differences, reward_weight=a.reward_weight, weight=weight)
-        return transitions_to_rows(
-            episode.transitions, own, masked=self._masked(episode), ce=ce, candidates=lessons.candidates
-        )
-
-    def _masked(self, episode: Episode) -> set[str]:
-        """The calls that are context only."""
-        mask = self.config.algorithm.truncated == "mask"
-        return {t.call for t in episode.transitions if mask and t.finish_reason == "length"}
 
     def record_credit(self, batch: Batch, step: int) -> None:
         """Record the credit of each call."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from lightning_core.config import Config
 from lightning_core.config.credit import JUDGE
 from lightning_core.credit import Credit, Episode
 from lightning_core.records.solved import is_solved
 from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.attempt import Rollout
+from lightning_core.rollouts.batch import Group
 from lightning_core.rollouts.replayed_tools import count_tools
 from lightning_core.trace import Call, Floats, Trace
 from lightning_core.transitions import Candidates, Row, Transition
@@ -57,6 +59,28 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float 
         **{f"context_{kind}": sum(c.context == kind for c in calls) for kind in _CONTEXTS},
         "context_rewritten": sum(_rewritten(r.trace) for r in rollouts),
         "tokens_sampled": sum(len(c.output_ids) for c in calls if c.output_ids is not None),
+    }
+
+
+def count_groups(groups: Sequence[Group], *, solved: float) -> dict[str, float]:
+    """`count_rollouts` and `count_forks` of ``groups``."""
+    lost, dropped = sum(g.lost for g in groups), sum(g.forks_dropped for g in groups)
+    return {
+        **count_rollouts([r for g in groups for r in g.rollouts], lost=lost, solved=solved),
+        **count_forks([r for g in groups for r in g.forks], dropped=dropped),
+    }
+
+
+def count_batch(
+    config: Config, episodes: Sequence[Episode], credit: Credit, rows: Sequence[Row], step: int
+) -> dict[str, float]:
+    """`count_calls`, `count_rewards`, `count_rows` and the metrics of ``credit``."""
+    judge = config.credit.judge
+    return {
+        **count_calls(episodes, credit, list(config.policies)),
+        **count_rewards(episodes, judged=() if judge is None else judge.rewards),
+        **count_rows(rows, step=None if config.policies else step),
+        **credit.metrics,
     }
 
 

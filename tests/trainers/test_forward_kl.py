@@ -165,8 +165,8 @@ def test_a_teacher_that_agrees_changes_nothing(trainers: list[TorchTrainer], fol
 def test_candidates_beyond_the_policys_vocabulary_are_not_named(trainers: list[TorchTrainer], folder: Path) -> None:
     """A teacher of the same tokenizer can have rows for tokens that do not exist."""
     batch = rows()
-    trainer = make(trainers, folder, algorithm(folder, 10_000))
-    found = trainer._teacher.candidates(batch, 50, vocabulary=30)
+    trainer = make(trainers, folder, algorithm(folder, 50))
+    found = trainer._teacher.candidates(batch, vocabulary=30)
     for candidates in found.values():
         assert candidates.token_ids_TK.max() < 30
         assert np.exp(candidates.logprobs_TK).sum(-1) == pytest.approx(1.0, abs=1e-4)

@@ -20,7 +20,7 @@ _SECONDS = 300
 _PROBE = "The quick brown fox jumps over 13 lazy dogs; SELECT name FROM users WHERE id = 42"
 
 
-Entry = Mapping[str, Mapping[str, Any]]
+PlaceLogprobs = Mapping[str, Mapping[str, Any]]
 """By token id: ``logprob``, and ``decoded_token`` if the server decodes."""
 
 
@@ -78,25 +78,29 @@ class ServerScorer:
         Raises `TrainingError` for tokens that were not sampled at temperature 1 from all tokens, which the server cannot score.
         """
 
-        def read(row: Row, entries: Sequence[Entry]) -> dict[str, Floats]:
+        def read(row: Row, entries: Sequence[PlaceLogprobs]) -> dict[str, Floats]:
             scored = (entry[str(token)]["logprob"] for token, entry in zip(row.token_ids[1:], entries, strict=True))
             logprobs_L = np.array([0.0, *scored], dtype=np.float32)
             return {segment.call: logprobs_L[segment.start : segment.stop] for segment in row.segments}
 
         return self._by_call(rows, read)
 
-    def candidates(self, rows: Sequence[Row], count: int, *, vocabulary: int) -> dict[str, Candidates]:
+    def candidates(self, rows: Sequence[Row], *, vocabulary: int) -> dict[str, Candidates]:
         """The ``count`` most likely tokens at the sampled tokens of ``rows``, by call id; errors as of `logprobs`.
 
         ``vocabulary``: see `RowScorer.candidates`.
         """
 
-        def read(row: Row, entries: Sequence[Entry]) -> dict[str, Candidates]:
-            return {s.call: _most_likely(entries[s.start - 1 : s.stop - 1], count, vocabulary) for s in row.segments}
+        def read(row: Row, entries: Sequence[PlaceLogprobs]) -> dict[str, Candidates]:
+            return {
+                s.call: _most_likely(entries[s.start - 1 : s.stop - 1], self._count, vocabulary) for s in row.segments
+            }
 
         return self._by_call(rows, read)
 
-    def _by_call(self, rows: Sequence[Row], read: Callable[[Row, Sequence[Entry]], Mapping[str, T]]) -> dict[str, T]:
+    def _by_call(
+        self, rows: Sequence[Row], read: Callable[[Row, Sequence[PlaceLogprobs]], Mapping[str, T]]
+    ) -> dict[str, T]:
         """What ``read`` finds in the server's answers, by call id. An answer is large, so that it is read where it arrives."""
         for row in rows:
             _check(row)
@@ -104,7 +108,7 @@ class ServerScorer:
             found = threads.map(lambda row: read(row, self._prompt_logprobs(row.token_ids.tolist())), rows)
             return {call: value for of_row in found for call, value in of_row.items()}
 
-    def _prompt_logprobs(self, ids: Sequence[int]) -> list[Entry]:
+    def _prompt_logprobs(self, ids: Sequence[int]) -> list[PlaceLogprobs]:
         """What the server says in the place of each of ``ids`` but the first, of that token and of the most likely ones."""
         body = {
             "model": self._model,
@@ -116,7 +120,7 @@ class ServerScorer:
         answer = self._request("POST", "/v1/completions", json=body)
         try:
             listed = answer["choices"][0]["prompt_logprobs"]
-            entries: list[Entry] = listed[1:]
+            entries: list[PlaceLogprobs] = listed[1:]
             for token, entry in zip(ids[1:], entries, strict=True):
                 if not all(isinstance(of["logprob"], float | int) for of in (entry[str(token)], *entry.values())):
                     raise TypeError("a logprob is not a number")
@@ -144,7 +148,7 @@ class ServerScorer:
             ) from error
 
 
-def _most_likely(entries: Sequence[Entry], count: int, vocabulary: int) -> Candidates:
+def _most_likely(entries: Sequence[PlaceLogprobs], count: int, vocabulary: int) -> Candidates:
     """The server adds the prompt's own token where it is not among the most likely."""
     best = [
         sorted(((float(of["logprob"]), int(token)) for token, of in entry.items()), reverse=True)[:count]

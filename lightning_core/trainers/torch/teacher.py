@@ -32,6 +32,8 @@ class RowScorer:
     path: ModelPath
     budget: int
     """Tokens of a micro-batch."""
+    count: int = 0
+    """Of `candidates`; 0: not used."""
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Row]) -> dict[str, Floats]:
@@ -43,14 +45,14 @@ class RowScorer:
             found |= batch.by_call(rows, values_E.float().cpu().numpy())
         return found
 
-    def candidates(self, rows: Sequence[Row], count: int, *, vocabulary: int) -> dict[str, Candidates]:
+    def candidates(self, rows: Sequence[Row], *, vocabulary: int) -> dict[str, Candidates]:
         """The ``count`` most likely tokens at the sampled tokens of ``rows``, by call id.
 
         ``vocabulary``: the number of tokens of the policy. Models of one tokenizer can have more, without a meaning.
         """
         found: dict[str, Candidates] = {}
         for batch in self._pack(rows):
-            ids_EK, logprobs_EK = self.forward.candidates(batch, rows, count, vocabulary=vocabulary)
+            ids_EK, logprobs_EK = self.forward.candidates(batch, rows, self.count, vocabulary=vocabulary)
             ids = batch.by_call(rows, ids_EK.cpu().numpy().astype("<u4"))
             logprobs = batch.by_call(rows, logprobs_EK.cpu().numpy())
             found |= {call: Candidates(token_ids_TK=ids[call], logprobs_TK=logprobs[call]) for call in ids}
@@ -79,11 +81,12 @@ def open_teacher(
 
     Raises `ConfigError` if another model has another vocabulary.
     """
+    count = distill.candidate_count
     if distill.teacher == POLICY:
-        return RowScorer(policy, loaded.path, budget)
+        return RowScorer(policy, loaded.path, budget, count)
     if distill.teacher == BASE:
         assert base is not None, "the initial weights are kept"
-        return RowScorer(base, loaded.path, budget)
+        return RowScorer(base, loaded.path, budget, count)
     if distill.server is not None:
         tokenizer: Any = loaded.tokenizer
         return ServerScorer(
@@ -91,7 +94,7 @@ def open_teacher(
             api_key=read_api_key(distill.api_key_env, "algorithm.distill.api_key_env"),
             encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
             decode=lambda token: tokenizer.decode([token]),
-            count=distill.candidate_count,
+            count=count,
         )
     other: Mapping[str, int]
     teacher = load_policy(replace(settings, model=distill.teacher, lora=None, train_layers=None))
@@ -103,4 +106,4 @@ def open_teacher(
             f"{len(other)} tokens differ); a teacher scores the policy's tokens, so both need the same tokenizer"
         )
     forward = Forward(teacher.model.requires_grad_(False), teacher.path, teacher.constraints)
-    return RowScorer(Reference(forward, nullcontext), teacher.path, budget)
+    return RowScorer(Reference(forward, nullcontext), teacher.path, budget, count)

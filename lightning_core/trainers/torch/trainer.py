@@ -218,9 +218,7 @@ class TorchTrainer:
     def teacher_candidates(self, rows: Sequence[Row]) -> Mapping[str, Candidates]:
         """See `Trainer.teacher_candidates`."""
         with self._backend.pause(), self._tuning.active():
-            distill, vocabulary = self.algorithm.distill, self._model.get_output_embeddings().weight.shape[0]
-            assert distill is not None, "called only with algorithm.distill"
-            return self._teacher.candidates(rows, distill.candidate_count, vocabulary=vocabulary)
+            return self._teacher.candidates(rows, vocabulary=self._model.get_output_embeddings().weight.shape[0])
 
     @cached_property
     def _teacher(self) -> RowScorer | ServerScorer:

@@ -40,6 +40,7 @@ from lightning_core.rollouts.entries import count_earlier, to_episodes
 from lightning_core.rollouts.judge import Judged
 from lightning_core.rollouts.programs import load_agent
 from lightning_core.rollouts.refill import without_signal
+from lightning_core.rollouts.rows import episode_rows
 from lightning_core.rollouts.selection import require_transitions, trained_agents
 from lightning_core.trainers.verl.pool import WorkerPool
 from lightning_core.trainers.verl.prompts import Prompt, read_prompts
@@ -265,7 +266,7 @@ class LightningManager:
         rows: list[VerlRow] = []
         for session, rollout in enumerate(one.group.trained):
             if (episode := by_rollout.get(rollout.trace.rollout)) is not None:
-                found = self._collector.rows(episode, credit)
+                found = episode_rows(self._collector.config.algorithm, episode, credit)
                 rows += train_rows(one.prompt.group, session, found, reward=episode.reward, signal=signal)
         return rows
 
