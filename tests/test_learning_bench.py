@@ -58,14 +58,16 @@ def record(arm: str = STUDY.baseline, seed: int = 0, *, gain: float = 0.0) -> Re
     )
 
 
-def test_a_curve_is_smoothed_over_at_least_128_rollouts() -> None:
+def test_a_curve_is_smoothed_over_two_steps() -> None:
     found = smoothed(record())
     assert math.isnan(found[0])
-    assert found[1:] == [0.5, (0.5 * 128 + 1.0 * 64) / 192]
+    assert found[1:] == pytest.approx([(0.25 * 64 + 0.5 * 128) / 192, (0.5 * 128 + 1.0 * 64) / 192])
+    assert smoothed(replace(record(), attempts=[32, 64, 32])) == pytest.approx(found, nan_ok=True)
+    assert smoothed(replace(record(), rewards=[], attempts=[])) == []
 
 
 def test_tokens_to_reach_a_reward() -> None:
-    assert tokens_to_reach(record(), 0.5) == 400
+    assert tokens_to_reach(record(), 0.4) == 400
     assert tokens_to_reach(record(), 0.6) == 500
     assert tokens_to_reach(record(), 0.7) is None
     assert mean_over_tokens(record()) == pytest.approx((0.25 * 100 + 0.5 * 300 + 1.0 * 100) / 500)
@@ -73,13 +75,15 @@ def test_tokens_to_reach_a_reward() -> None:
 
 def test_the_interval_covers_seeds_and_tasks() -> None:
     """Rewards that differ between seeds only, and between tasks only, have the spread of that factor."""
-    by_seed = np.repeat([[0.0], [0.5], [1.0]], 50, axis=1)
-    by_task = np.repeat([[0.0, 0.5, 1.0] * 20], 3, axis=0)
-    for rewards, expected in ((by_seed, by_seed[:, 0].std() / 3**0.5), (by_task, by_task[0].std() / 60**0.5)):
+    by_seed = np.repeat([[0.0], [0.5], [1.0]] * 4, 50, axis=1)
+    by_task = np.repeat([[0.0, 0.5, 1.0] * 20], 12, axis=0)
+    t975_of_11 = 2.201
+    for values, rewards in ((by_seed[:, 0], by_seed), (by_task[0], by_task)):
         found = over_seeds_and_tasks(rewards)
         assert found.mean == pytest.approx(0.5)
-        assert found.high - found.low == pytest.approx(2 * 1.96 * expected, rel=0.15)
-    assert over_seeds_and_tasks(by_task[:2]).interval is None
+        expected = t975_of_11 * values.std(ddof=1) / len(values) ** 0.5
+        assert found.high - found.low == pytest.approx(2 * expected, rel=0.1)
+    assert over_seeds_and_tasks(by_task[:5]).interval is None
 
 
 def test_only_tasks_that_all_runs_have_are_compared() -> None:
@@ -171,6 +175,15 @@ def test_a_table_has_each_arm_against_the_baseline() -> None:
     assert base[2].startswith("0.33 [")
     assert better[3].startswith("+0.17 [")
     assert (base[6].startswith("≥"), "of 6 seeds" in base[6]) == (False, True)
+
+
+def test_a_seed_that_never_reaches_the_reward_counts_with_all_its_tokens() -> None:
+    other = list(STUDY.arms)[1]
+    runs = [record(seed=seed) for seed in range(6)]
+    runs += [replace(record(other, seed), rewards=[0.0, 0.0, 0.0 if seed < 5 else 2.0]) for seed in range(6)]
+    runs[6:] = [replace(run, tokens=[STUDY.budget, 100, STUDY.budget]) for run in runs[6:]]
+    row = next(line for line in block(NAME, STUDY, runs).splitlines() if line.startswith(f"| {other} "))
+    assert f"| ≥ {2 + 100 / STUDY.budget:.2f} of the budget, 1 of 6 seeds | {2 * STUDY.budget + 100:,} |" in row
 
 
 def test_evaluations_are_shown_before_the_first_run() -> None:

@@ -133,10 +133,13 @@ def test_results_without_known_tokens_are_counted(model: Path, tmp_path: Path, s
     assert metrics["ce_messages_unknown"] == 4
 
 
-def test_other_agents_are_left_out(model: Path, tmp_path: Path, seen: list[Row]) -> None:
-    metrics = train(model, tmp_path, {"weight": 1.0, "agents": ["cook"]}).metrics[0]
-    assert all(row.ce is None for row in seen)
-    assert metrics["tokens_ce"] == 0
+def test_agents_are_chosen_by_pattern(model: Path, tmp_path: Path, seen: list[Row]) -> None:
+    train(model, tmp_path / "a", {"weight": 1.0, "agents": ["cl*"]})
+    assert all(row.ce is not None for row in seen)
+    with pytest.raises(
+        ConfigError, match=r"algorithm.ce.agents names 'cook', but the trained agents of this program are"
+    ):
+        train(model, tmp_path / "b", {"weight": 1.0, "agents": ["cook"]})
 
 
 def test_changed_records_have_no_known_tokens(model: Path, tmp_path: Path) -> None:

@@ -114,9 +114,19 @@ def test_a_teacher_that_is_the_policy_says_nothing(model: Path, tmp_path: Path, 
 
 
 def test_only_some_agents_learn_from_it(model: Path, other: Path, tmp_path: Path) -> None:
-    result = train(model, tmp_path, {"teacher": str(other), "agents": ["nobody"]}, trainer={"steps": 1})
-    assert "tokens_distilled" not in result.metrics[0]
-    assert "grad_norm" not in result.metrics[0]
+    """Both make as many calls; a name that no agent has is an error, since nothing would learn."""
+    sections = {"agents": {"train": "all"}, "trainer": {"steps": 1}}
+
+    def learn(runs: Path, *agents: str) -> Result:
+        own = settings(model, runs, {"teacher": str(other), "agents": list(agents)}, **sections)
+        return fit(config=load_config({**own, "agent": "tests.two_bandits:solve"}))
+
+    metrics = learn(tmp_path / "a", "count*").metrics[0]
+    assert metrics["calls"] == 128
+    assert metrics["tokens_distilled"] < metrics["tokens_sampled"]
+    assert metrics["tokens_distilled"] == pytest.approx(metrics["tokens_sampled"] / 2, rel=0.2)
+    with pytest.raises(ConfigError, match=r"algorithm.distill.agents names 'teller', but the trained agents"):
+        learn(tmp_path / "b", "teller")
 
 
 @pytest.mark.parametrize(

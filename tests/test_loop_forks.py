@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.loop import Result
 from lightning_core.records.recredit import recredit
 from lightning_core.records.store import Store
+from lightning_core.sft.examples import Selection, read_examples
 from lightning_core.trace import REPLAYS
 from tests.tiny_model import make_tiny_model
 from tests.view.pages import browsing
@@ -75,11 +77,17 @@ def test_forks_that_cannot_be_restored_are_counted_and_left_out(model: Path, tmp
         assert (metrics["forks"], metrics["forks_dropped"]) == (6, 6)
     with Store(result.folder / "store.db", read_only=True) as store:
         errors = [record.error for record in store.rollouts(phase="fork") if record.error is not None]
+        forked = [store.trace(r.id) for r in store.rollouts(phase="fork")]
+        own = [c.output_ids for trace in forked for c in trace.calls if c.replays is None and c.output_ids is not None]
+        assert sum(m["tokens_forked"] for m in result.metrics) == sum(map(len, own)), "dropped forks cost tokens too"
         credited = {c.rollout for c in store.credit()}
         assert not credited & {r.id for r in store.rollouts(phase="fork") if r.error is not None}
     assert len(errors) == 12
     assert all(error.startswith("fork dropped: agent 'talker' sent another prompt") for error in errors)
     assert any("a fork is dropped" in record.getMessage() for record in caplog.records)
+    left_out = Counter[str]()
+    assert len(read_examples([result.folder], Selection(phase="fork", min_reward=-1.0), left_out)) == 12
+    assert left_out == {"forks that were dropped": 12}
 
 
 def test_forks_get_recorded_results_of_tools(model: Path, tmp_path: Path, caplog: Any) -> None:

@@ -27,4 +27,4 @@ class CrossEntropy(Section):
     min_reward: float | None = None
     """With `response`: the least reward of a rollout; null: `eval.solved`."""
     agents: Names | None = None
-    """Agents whose prompts and responses are meant; null: all trained agents."""
+    """Agents whose prompts and responses are meant, with `*` as wildcard; null: all trained agents."""

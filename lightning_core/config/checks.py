@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from lightning_core.capture.selectors import is_pattern, matches
+from lightning_core.capture.selectors import is_pattern
 from lightning_core.config.algorithm import CLIPS, Algorithm
+from lightning_core.config.checks_agents import check_chosen_agents
 from lightning_core.config.checks_ce import check_ce
 from lightning_core.config.checks_monitors import check_monitors
 from lightning_core.config.checks_trainer import check_trainer
@@ -52,6 +53,7 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     if c.algorithm.distill is not None:
         yield from check_distill(c.algorithm.distill, temperature=c.rollouts.temperature)
     yield from check_ce(c)
+    yield from check_chosen_agents(c)
     yield from check_credit(c.credit, group_size=c.rollouts.group_size, refill=c.rollouts.refill)
     yield from check_forks(c)
     yield from check_information_gain(c)
@@ -102,16 +104,8 @@ def _check_criteria(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         path = ("credit", "judge", "rubric", index)
         if criterion.name in [other.name for other in criteria[:index]]:
             yield (*path, "name"), f"{criterion.name!r} is the name of an earlier criterion; use another"
-        unknown = _untrained(c, criterion.agents or ())
-        if unknown:
-            yield (
-                (*path, "agents"),
-                f"{unknown[0]!r} is not trained; expected names in agents.train: {list(c.agents.named)!r}",
-            )
         if any(is_pattern(agent) for agent in criterion.agents or ()):
             yield (*path, "agents"), "found a pattern (*); a criterion's agents are exact names"
-        if criterion.agents == ():
-            yield (*path, "agents"), "the list is empty; remove the key for all trained agents"
 
 
 def _check_sampling(c: Sections) -> Iterator[tuple[KeyPath, str]]:
@@ -377,16 +371,3 @@ def check_forks(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         if not rule.forks and c.rollouts.forks is not None:
             using = [other.name for other in REWARD_RULES.values() if other.forks]
             yield path, f"found {rule.name!r}, which ignores rollouts.forks; expected one of {using!r}"
-    if c.rollouts.forks is not None:
-        path = ("rollouts", "forks", "agents")
-        unknown = _untrained(c, c.rollouts.forks.agents or ())
-        if unknown:
-            yield path, f"{unknown[0]!r} is not trained; expected names in agents.train: {list(c.agents.named)!r}"
-        if c.rollouts.forks.agents == ():
-            yield path, "the list is empty; remove the key for all trained agents"
-
-
-def _untrained(c: Sections, agents: Collection[str]) -> list[str]:
-    """Those of ``agents`` that cannot be trained: `agents.train` has names, and none matches."""
-    named = c.agents.named
-    return [a for a in agents if named and not any(matches(own, a) or matches(a, own) for own in named)]

@@ -21,11 +21,3 @@ def check_ce(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         )
     if ce.min_reward is not None and "response" not in ce.tokens:
         yield (*path, "min_reward"), f"goes with tokens: response only, but algorithm.ce.tokens is {list(ce.tokens)!r}"
-    if ce.agents == ():
-        yield (*path, "agents"), "the list is empty; remove the key for all trained agents"
-    unknown = [agent for agent in ce.agents or () if c.agents.named and agent not in c.agents.named]
-    if unknown:
-        yield (
-            (*path, "agents"),
-            f"{unknown[0]!r} is not trained; expected names in agents.train: {list(c.agents.named)!r}",
-        )

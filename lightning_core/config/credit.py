@@ -151,7 +151,7 @@ class Judge(Section):
 
 class InformationGain(Section):
     """With `igpo` or `a2tgpo`: the probability of the task's answer at the prompt of each call, under the policy.
-    docs/credit-assignment.md describes it."""
+    docs/information-gain.md describes it."""
 
     answer: Annotated[str, Field(min_length=1)]
     """Key of the task that has the answer, as the text that the agent would answer. Or `module:callable`, called with the

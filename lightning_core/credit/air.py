@@ -60,44 +60,50 @@ class Air:
     """Custom rules and the coefficients of their results."""
 
 
-def with_air(episode: Episode, air: Air) -> Episode:
-    """``episode`` plus the intermediate rewards of its trained calls, except rewards of 0."""
-    return replace(episode, rewards=(*episode.rewards, *_rewards(episode, air)))
+def with_air(episode: Episode, air: Air, *, policy: str | None = None) -> Episode:
+    """``episode`` plus the intermediate rewards of its trained calls, except rewards of 0.
+
+    In a fork also those of the calls that it repeats (of ``policy``; None: of all policies): its return is compared with that
+    of the rollout where they were sampled.
+    """
+    repeated = [call for call in episode.repeated if policy in (None, call.model)]
+    return replace(episode, rewards=(*episode.rewards, *_rewards(episode, air, repeated)))
 
 
 def air_sum(episodes: Sequence[Episode]) -> float:
-    """The sum of the rewards that `with_air` added to the calls of ``episodes``."""
+    """The sum of the rewards that `with_air` added to the transitions of ``episodes``."""
     calls = {t.call for e in episodes for t in e.transitions}
     return math.fsum(
         r.value for e in episodes for r in e.rewards if r.call in calls and (r.name or "").startswith(_PREFIX)
     )
 
 
-def _rewards(episode: Episode, air: Air) -> Iterator[Reward]:
+def _rewards(episode: Episode, air: Air, repeated: Sequence[Call]) -> Iterator[Reward]:
     by_call: dict[str, list[ToolSignal]] = {}
     for signal in tool_signals(episode.trace):
         if signal.call is not None:
             by_call.setdefault(signal.call, []).append(signal)
     calls = {call.id: call for call in episode.trace.calls}
-    for t in episode.transitions:
-        signals = by_call.get(t.call, [])
+    for call in [*(calls[t.call] for t in episode.transitions), *repeated]:
+        signals = by_call.get(call.id, [])
         found = [(f"tool {s.tool} {s.status}", _of_tool(s, air)) for s in signals]
-        found.append(("truncated", air.truncated * _overlong(calls[t.call], air.truncated_ramp)))
-        found += [("token_cost", -air.token_cost * len(t.output_ids)), ("call_cost", -air.call_cost)]
-        text = _text(calls[t.call])
+        found.append(("truncated", air.truncated * _overlong(call, air.truncated_ramp)))
+        length = 0 if call.output_ids is None else len(call.output_ids)
+        found += [("token_cost", -air.token_cost * length), ("call_cost", -air.call_cost)]
+        text = _text(call)
         found += [
             ("format", rule.weight)
             for rule in air.formats
-            if (rule.agents is None or find_selector(rule.agents, t.agent) is not None)
+            if (rule.agents is None or find_selector(rule.agents, call.agent or "") is not None)
             and re.search(rule.pattern, text, re.DOTALL)
         ]
         found += [
-            (getattr(rule, "__name__", "rule"), weight * check_reward(rule(calls[t.call], signals)))
+            (getattr(rule, "__name__", "rule"), weight * check_reward(rule(call, signals)))
             for rule, weight in air.rules
         ]
         for name, value in found:
             if value:
-                yield Reward(value=value, call=t.call, name=f"{_PREFIX}{name}")
+                yield Reward(value=value, call=call.id, name=f"{_PREFIX}{name}")
 
 
 def _overlong(call: Call, ramp: int) -> float:

@@ -42,28 +42,40 @@ class Episode:
         return math.fsum(check_reward(r.value) for r in self.rewards if r.is_episode)
 
     @cached_property
+    def repeated(self) -> list[Call]:
+        """In a fork, the calls of trained agents that it repeats: no transitions, since they were sampled in another rollout."""
+        return [call for call in self.trace.calls if call.replays is not None and call.trained]
+
+    @property
     def turns(self) -> list[int]:
-        """For each transition, the number of earlier calls of its agent in this rollout."""
-        so_far: Counter[str] = Counter()
-        found: list[int] = []
-        for t in self.transitions:
-            found.append(so_far[t.agent])
-            so_far[t.agent] += 1
-        return found
+        """For each transition, the number of earlier calls of its agent in this rollout, repeated ones included."""
+        return [self._places[t.call][1] for t in self.transitions]
+
+    @property
+    def turns_left(self) -> list[int]:
+        """For each transition, the number of later calls of its agent in this rollout, repeated ones included."""
+        total = Counter(agent for agent, _ in self._places.values())
+        return [total[t.agent] - 1 - turn for t, turn in zip(self.transitions, self.turns, strict=True)]
 
     @cached_property
-    def turns_left(self) -> list[int]:
-        """For each transition, the number of later calls of its agent in this rollout."""
-        total = Counter(t.agent for t in self.transitions)
-        return [total[t.agent] - 1 - turn for t, turn in zip(self.transitions, self.turns, strict=True)]
+    def _places(self) -> dict[str, tuple[str, int]]:
+        """Agent and turn of each transition and each repeated call, by call id."""
+        calls = [(t.sequence, t.agent, t.call) for t in self.transitions]
+        calls += [(call.sequence, call.agent or "", call.id) for call in self.repeated]
+        so_far: Counter[str] = Counter()
+        places: dict[str, tuple[str, int]] = {}
+        for _, agent, call in sorted(calls, key=lambda found: found[0]):
+            places[call] = (agent, so_far[agent])
+            so_far[agent] += 1
+        return places
 
     @cached_property
     def outcome(self) -> Hashable:
         """All rewards by place: episode, agent with a transition, or agent and turn of a call.
 
-        None if a rewarded call is not among the transitions.
+        None if a rewarded call is neither a transition nor repeated.
         """
-        places = {t.call: (t.agent, turn) for t, turn in zip(self.transitions, self.turns, strict=True)}
+        places = self._places
         agents = {t.agent for t in self.transitions}
         sums: dict[Hashable, float] = {}
         for r in self.rewards:

@@ -59,7 +59,7 @@ def _own(episodes: Sequence[Episode], policy: str) -> list[Episode]:
 def _with_air(episode: Episode, rules: Mapping[str, CreditRules]) -> Episode:
     rewards = list(episode.rewards)
     for name, own in rules.items():
-        for part in _own([episode], name):
-            if own.air is not None:
-                rewards += with_air(replace(part, rewards=()), own.air).rewards
+        if own.air is not None:
+            part = replace(episode, transitions=[t for t in episode.transitions if t.policy == name], rewards=())
+            rewards += with_air(part, own.air, policy=name).rewards
     return replace(episode, rewards=rewards)

@@ -82,10 +82,17 @@ def _bootstrap(values: NDArray[np.float64]) -> Estimate:
     at_once = max(1, _CHUNK // count)
     sizes = [min(at_once, _RESAMPLES - start) for start in range(0, _RESAMPLES, at_once)]
     means = np.concatenate([values[generator.integers(count, size=(size, count))].mean(axis=1) for size in sizes])
-    # Plain percentiles are too narrow for few tasks, like a z interval without n - 1; widen them.
-    tail = NormalDist().cdf(-math.sqrt(count / (count - 1)) * _t975(count - 1))
-    low, high = np.quantile(means, [tail, 1 - tail])
+    low, high = np.quantile(means, expanded_tails(count))
     return Estimate(mean, float(low), float(high))
+
+
+def expanded_tails(count: int) -> tuple[float, float]:
+    """The quantiles that bound a 95% bootstrap interval of ``count`` values (Hesterberg, see the module).
+
+    Plain percentiles are too narrow for few values, like a z interval without n - 1.
+    """
+    tail = NormalDist().cdf(-math.sqrt(count / (count - 1)) * _t975(count - 1))
+    return tail, 1 - tail
 
 
 def _t975(freedom: int) -> float:

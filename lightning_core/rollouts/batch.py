@@ -28,6 +28,8 @@ class Group:
     """Forks of the attempts (``rollouts.forks``), without the dropped ones."""
     forks_dropped: int = 0
     """Number of forks that did not reach their call with the recorded history, or were left out."""
+    tokens_dropped: int = 0
+    """Tokens that these forks sampled."""
 
     @property
     def trained(self) -> Sequence[Rollout]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from lightning_core.capture.selectors import find_selector
 from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
 from lightning_core.chat.messages import keys
 from lightning_core.config.ce import CrossEntropy
@@ -53,7 +54,7 @@ class TokenSources:
         """The chosen tokens of the agents' calls in ``episodes``."""
         found, agents = Targets(), self._settings.agents
         for episode in episodes:
-            chosen = {t.call: t for t in episode.transitions if agents is None or t.agent in agents}
+            chosen = {t.call: t for t in episode.transitions if agents is None or find_selector(agents, t.agent)}
             if self._min_reward is not None and episode.reward >= self._min_reward:
                 for t in chosen.values():
                     length = len(t.prompt_ids)

@@ -27,7 +27,7 @@ from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.background import BackgroundLoop
 from lightning_core.rollouts.batch import Batch, Group
 from lightning_core.rollouts.ce import Targets, TokenSources
-from lightning_core.rollouts.counts import add_counts, count_batch, count_ce, count_groups, count_taught
+from lightning_core.rollouts.counts import add_counts, count_batch, count_ce, count_groups, count_taught, tokens_of_fork
 from lightning_core.rollouts.curriculum import count_picked
 from lightning_core.rollouts.distill import Lessons, Teacher
 from lightning_core.rollouts.entries import (
@@ -142,7 +142,10 @@ class Collector:
         for fork in forks:
             self._failures.dropped(fork)
         whole = [fork for fork in forks if fork.dropped is None]
-        return replace(group, forks=whole, forks_dropped=len(jobs) - len(whole))
+        dropped = [fork for fork in forks if fork.dropped is not None]
+        return replace(
+            group, forks=whole, forks_dropped=len(jobs) - len(whole), tokens_dropped=sum(map(tokens_of_fork, dropped))
+        )
 
     async def roll_out_all(self, tasks: Sequence[Task], phase: Phase, step: int, *, whole: bool = True) -> list[Group]:
         """Run one group for each task, all concurrently.

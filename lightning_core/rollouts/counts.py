@@ -64,10 +64,10 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float 
 
 def count_groups(groups: Sequence[Group], *, solved: float) -> dict[str, float]:
     """`count_rollouts` and `count_forks` of ``groups``."""
-    lost, dropped = sum(g.lost for g in groups), sum(g.forks_dropped for g in groups)
+    lost = sum(g.lost for g in groups)
     return {
         **count_rollouts([r for g in groups for r in g.rollouts], lost=lost, solved=solved),
-        **count_forks([r for g in groups for r in g.forks], dropped=dropped),
+        **count_forks(groups),
     }
 
 
@@ -84,19 +84,23 @@ def count_batch(
     }
 
 
-def count_forks(forks: Sequence[Rollout], *, dropped: int) -> dict[str, float]:
-    """Forks, ``dropped`` ones, the tokens that the others sampled after the calls that they repeat, and their tools (`count_tools`)."""
+def count_forks(groups: Sequence[Group]) -> dict[str, float]:
+    """Forks, dropped ones, the tokens that both sampled after the calls that they repeat, and the tools of the former (`count_tools`)."""
+    forks, dropped = [r for g in groups for r in g.forks], sum(g.forks_dropped for g in groups)
     if not forks and not dropped:
         return {}
     tools = [count_tools(fork.trace) for fork in forks]
-    own = (c.output_ids for fork in forks for c in fork.trace.calls if c.replays is None)
-    tokens = sum(len(ids) for ids in own if ids is not None)
     return {
         "forks": len(forks),
         "forks_dropped": dropped,
-        "tokens_forked": tokens,
+        "tokens_forked": sum(map(tokens_of_fork, forks)) + sum(g.tokens_dropped for g in groups),
         **{name: sum(found[name] for found in tools) for name in ("fork_tools_recorded", "fork_tools_live")},
     }
+
+
+def tokens_of_fork(fork: Rollout) -> int:
+    """The number of tokens that ``fork`` sampled itself."""
+    return sum(len(c.output_ids) for c in fork.trace.calls if c.replays is None and c.output_ids is not None)
 
 
 def _rewritten(trace: Trace) -> int:

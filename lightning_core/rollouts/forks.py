@@ -76,7 +76,7 @@ def choose_points(
     traces: Sequence[Trace], settings: Forks, agents: Collection[str], *, seed: int
 ) -> list[tuple[Trace, Call]]:
     """The calls to sample anew, of ``traces``, the attempts at one task; see ``rollouts.forks``."""
-    if settings.choose == "disagreement" and len({trace.reward for trace in traces}) < 2:
+    if settings.choose == "disagreement" and len({trace.reward or 0.0 for trace in traces}) < 2:
         return []
     chosen_agents = [a for a in agents if settings.agents is None or find_selector(settings.agents, a) is not None]
     candidates = [(trace, call) for trace in traces for call in fork_points(trace, chosen_agents)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from urllib.parse import urlsplit
 
 from lightning_core.capture.clients.stamping import IGNORED, NO_MODEL_NAMED
@@ -13,6 +13,7 @@ from lightning_core.capture.providers import is_listed
 from lightning_core.capture.run import OTHER_HOSTS
 from lightning_core.capture.selectors import find_selector, is_pattern
 from lightning_core.config import Config
+from lightning_core.config.checks_agents import chosen_agents
 from lightning_core.config.resolve import agents_policies
 from lightning_core.credit import Episode
 from lightning_core.endpoint.routing import DEFAULT_AGENT, AuxiliaryCalls, Routing
@@ -96,6 +97,8 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
     if config.agents.train is None:
         frozen = config.agents.frozen
         trained |= frozenset(name for name in marked_agents() if find_selector(frozen, name) is None)
+    if not config.agents.named:
+        _check_chosen(config, trained, known)
     ran = {e.name for t in traces for e in t.events if e.kind in ("agent", "node")}
     if (
         measured
@@ -127,6 +130,20 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
             )
         reached = "made no model call" if name in ran else "was not reached"
         logger.warning("the trained agent %r %s in %s", name, reached, plural(len(traces), "rollout"))
+
+
+def _check_chosen(config: Config, trained: Collection[str], known: Collection[str]) -> None:
+    """Lists that choose some of the trained agents; with ``agents.train`` the configuration's checks have compared them with it."""
+    for key, names in chosen_agents(config).items():
+        if unknown := unknown_selectors(names, {*known, *trained}):
+            advice = did_you_mean(unknown, trained) or "correct the name, or remove it"
+            raise ConfigError(
+                f"{key} names {unknown[0]!r}, but the trained agents of this program are {sorted(trained)!r}; {advice}"
+            )
+        if not any(find_selector(names, agent) for agent in trained):
+            logger.warning(
+                "%s names %r, none of which is trained; the trained agents are %r", key, list(names), sorted(trained)
+            )
 
 
 def warn_of_hosts(config: Config, ledger: Ledger) -> None:

@@ -6,10 +6,11 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
+from lightning_core.capture.selectors import matches
 from lightning_core.config import Config
-from lightning_core.config.resolve import agents_policies
 from lightning_core.errors import ConfigError
-from lightning_core.trace import POLICY, REWARD_FUNCTION, Trace
+from lightning_core.rollouts.selection import routing_of
+from lightning_core.trace import POLICY, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -21,15 +22,16 @@ def learning_agents(config: Config, traces: Sequence[Trace]) -> dict[str | None,
     `ConfigError` if they have no call in ``traces``.
     """
     calls = Counter(call.agent for trace in traces for call in trace.calls)
-    chosen: list[str | None]
-    agents = config.agents
-    if agents.train == "all":
-        chosen = [name for name in calls if name != REWARD_FUNCTION and name not in agents.frozen]
-    elif agents.named:
-        chosen = [name for name in agents.named if calls[name]]
-    else:
-        trained = {call.agent for trace in traces for call in trace.calls if call.trained}
-        chosen = [name for name in calls if name in trained and name not in agents.frozen]
+    agents, routing = config.agents, routing_of(config, "train")
+    trained = {call.agent for trace in traces for call in trace.calls if call.trained}
+    chosen: dict[str | None, str] = {}
+    for name in calls:
+        if name is None:
+            policy = POLICY if agents.train == "all" and routing.frozen_model(None) is None else None
+        else:
+            policy = routing.policy_of(name, mark=name if name in trained else None)
+        if policy is not None:
+            chosen[name] = policy
     listed = ", ".join(f"{name or '(no agent)'!r} ({number} calls)" for name, number in calls.most_common()) or "none"
     if not chosen:
         found = (
@@ -40,8 +42,7 @@ def learning_agents(config: Config, traces: Sequence[Trace]) -> dict[str | None,
         raise ConfigError(
             f"no call of an agent that learns: {found}; the rollouts have the agents {listed}. Set agents.train"
         )
-    for name in agents.named:
-        if name not in chosen:
-            logger.warning("agents.train: no call of %r in the chosen rollouts, which have %s", name, listed)
-    policies = agents_policies(config)
-    return {name: policies.get(name or "", POLICY) for name in chosen}
+    for selector in agents.named:
+        if not any(name is not None and matches(selector, name) for name in chosen):
+            logger.warning("agents.train: no call of %r in the chosen rollouts, which have %s", selector, listed)
+    return chosen

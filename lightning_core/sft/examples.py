@@ -92,14 +92,21 @@ def _read_run(folder: Path, selection: Selection, left_out: Counter[str]) -> Ite
         if not records:
             raise ConfigError(_other_phases(folder, selection.phase, store.rollouts()))
         for record in records:
-            reason = "rollouts that failed" if record.status != "ok" else selection.refuses(record.reward)
-            if record.status in LEFT_OUT:
-                reason = "rollouts with an infrastructure failure or an invalid reward"
+            reason = _outcome(record) or selection.refuses(record.reward)
             trace = None if reason else read_trace(store, record).trace
             if trace is None:
                 left_out[reason or "rollouts whose record cannot be read"] += 1
             else:
                 yield trace
+
+
+def _outcome(record: RolloutRecord) -> str | None:
+    """Why the rollout is no example with any reward; None if it can be one."""
+    if record.status in LEFT_OUT:
+        return "rollouts with an infrastructure failure or an invalid reward"
+    if record.status != "ok":
+        return "rollouts that failed"
+    return None if record.error is None else "forks that were dropped"
 
 
 def _other_phases(folder: Path, phase: Phase, records: Sequence[RolloutRecord]) -> str:

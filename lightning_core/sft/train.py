@@ -177,6 +177,7 @@ class _School:
         self._measure(held, "before")
         for epoch in range(passes.epochs):
             order = random.Random(f"{config.run.seed}:{epoch}").sample(list(rollouts), len(rollouts))
+            best = False
             for number in range(batches):
                 self._progress.phase(f"epoch {epoch + 1}, update {number + 1} of {batches}")
                 chosen = order[number * passes.batch : (number + 1) * passes.batch]
@@ -184,14 +185,15 @@ class _School:
                 with uninterrupted():
                     metrics = self._step(chosen)
                     if is_last and held:
-                        metrics["held_out_ce_loss"] = self._measure(held, f"after epoch {epoch + 1} of {passes.epochs}")
+                        loss = self._measure(held, f"after epoch {epoch + 1} of {passes.epochs}")
+                        metrics["held_out_ce_loss"], best = loss, loss <= min(self.losses[1:])
                     recorded = log.add(trainer.steps, metrics)
                     self._reports.on_step(trainer.steps, recorded)
                     self.metrics.append({"step": trainer.steps, **recorded})
                 self.stopped = log.stop_reason()
                 if self.stopped is not None:
                     break
-            self._save()
+            self._save(best=best)
             if self.stopped is not None:
                 self._progress.message(f"stopped after step {trainer.steps}: {self.stopped}")
                 break
@@ -218,12 +220,15 @@ class _School:
         self._progress.message(f"held-out loss {when}: {loss:.4f} nats per token")
         return loss
 
-    def _save(self) -> None:
-        """Write a checkpoint, without the optimiser's state; delete those beyond ``trainer.keep_checkpoints``, except the best."""
+    def _save(self, *, best: bool) -> None:
+        """Write a checkpoint, without the optimiser's state; delete those beyond ``trainer.keep_checkpoints``, except the best.
+
+        ``best``: its loss on the held-out rollouts is the lowest so far.
+        """
         target = self._folder / "checkpoints" / f"step-{self._trainer.steps:06d}"
         self._trainer.save(target)
         drop_optimizer(target)  # nothing resumes from it
-        if len(self.losses) > 1 and self.losses[-1] <= min(self.losses[1:]):
+        if best:
             mark_best(target)
         delete_old(self._folder, self._config.trainer.keep_checkpoints)
 

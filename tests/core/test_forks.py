@@ -165,6 +165,8 @@ def test_points_are_chosen_within_the_expected_tokens_or_where_the_attempts_disa
     rewarded = [replace(trace, rewards=(Reward(value=value),)) for trace, value in zip(traces, (0, 0, 1), strict=True)]
     assert len(chosen(disagreement, rewarded)) == 1
     assert chosen(disagreement, rewarded[:2]) == []
+    failed = replace(traces[2], rewards=())
+    assert chosen(disagreement, [*rewarded[:2], failed]) == [], "without a reward it counts as 0"
 
 
 def test_the_calls_with_the_least_likely_tokens_come_first() -> None:

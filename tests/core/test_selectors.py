@@ -153,21 +153,52 @@ def test_a_pattern_that_no_agent_matches_stops_the_run(program: Program) -> None
         ({"forks": []}, "the list is empty; remove the key for all trained agents"),
         ({"criterion": ["researcher-*"]}, "found a pattern (*); a criterion's agents are exact names"),
         ({"criterion": ["critic"]}, "'critic' is not trained; expected names in agents.train: ['researcher-*']"),
+        ({"distill": ["critic"]}, "algorithm.distill.agents: 'critic' is not trained; expected names in agents.train"),
+        ({"distill": []}, "algorithm.distill.agents: the list is empty; remove the key for all trained agents"),
+        ({"ce": ["researcher-1", "critic"]}, "algorithm.ce.agents: 'critic' is not trained"),
+        ({"ce": []}, "algorithm.ce.agents: the list is empty"),
+        ({"format": ["critic"]}, "credit.air.formats[0].agents: 'critic' is not trained"),
     ],
 )
 def test_agents_that_cannot_be_meant_are_errors(sections: dict[str, Any], message: str) -> None:
     forks = {"forks": {"agents": sections["forks"]}} if "forks" in sections else {}
     rubric = [{"name": "short", "text": "Short.", "agents": sections.get("criterion", ["researcher-1"])}]
+    distill = {"distill": {"teacher": "other", "agents": sections["distill"]}} if "distill" in sections else {}
+    ce = {"ce": {"weight": 0.1, "agents": sections["ce"]}} if "ce" in sections else {}
+    formats = [{"pattern": "x", "weight": 1.0, "agents": sections["format"]}] if "format" in sections else []
+    judge = {"judge": {"model": "base", "rubric": rubric}, "air": {"formats": formats}}
     config = {
         "agent": "my:solve",
         "policy": {"model": "m"},
         "agents": {"train": ["researcher-*"]},
         "rollouts": forks,
-        "credit": {"rewards": "counterfactual"} if forks else {"judge": {"model": "base", "rubric": rubric}},
+        "algorithm": {**distill, **ce},
+        "credit": {"rewards": "counterfactual"} if forks else judge,
     }
     with pytest.raises(ConfigError) as error:
         load_config(config)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("train", [None, "all"])
+def test_lists_of_trained_agents_are_checked_in_the_first_rollouts(program: Program, train: str | None) -> None:
+    """The configuration names no trained agent, so the names are known only now."""
+
+    def solve(task: Any) -> float:
+        with scope("writer"):
+            program.ask("writer")
+        return 1.0
+
+    def ce(*agents: str) -> dict[str, Any]:
+        return {
+            "agents": {"train": train} if train else {},
+            "algorithm": {"ce": {"weight": 0.1, "agents": list(agents)}},
+        }
+
+    program.run(solve, **ce("wri*"))
+    message = r"algorithm.ce.agents names 'writr', but the trained agents of this program are \['writer'\]; did you mean 'writer'\?"
+    with pytest.raises(ConfigError, match=message):
+        program.run(solve, **ce("writer", "writr"))
 
 
 def test_an_agent_with_auxiliary_calls_only_was_reached(program: Program, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from lightning_core.credit import CreditRules, Episode, RewardTerm, assign_by_policy, assign_credit
+from lightning_core.credit.air import Air, FormatRule
+from lightning_core.rollouts.refill import without_signal
 from lightning_core.trace import Reward
 from tests.core.episodes import call, from_calls
 
@@ -121,6 +123,42 @@ def test_each_policy_compares_its_own_calls():
     assert (found["o0"], found["p0"]) == (0.5, -0.5)
     assert (found["o1"], found["f1"]) == (1.0, -1.0)
     assert found["p1"] == 0.0
+
+
+@pytest.mark.parametrize("policies", [["policy"], ["policy", "other"]])
+@pytest.mark.parametrize("advantage", ["grpo", "rloo", "none"])
+@pytest.mark.parametrize("rewards", ["counterfactual", "vine", "tree"])
+def test_a_fork_has_the_intermediate_rewards_of_the_calls_that_it_repeats(
+    rewards: str, advantage: str, policies: list[str]
+):
+    """All rollouts earn the same, in as many calls. Without the rewards of repeated calls, forks would be better by their cost."""
+    trained = {"trained": True}
+    episodes = [
+        attempt("o", 1.0, trained, trained, trained),
+        attempt("p", 1.0, trained, trained, trained),
+        attempt("f", 1.0, {**trained, "replays": "o0"}, {**trained, "replays": "o1"}, {**trained, "forks": "o2"}),
+        attempt("g", 1.0, {**trained, "replays": "p0"}, {**trained, "forks": "p1"}, trained),
+    ]
+    air = Air(call_cost=0.01, token_cost=0.1, formats=[FormatRule(pattern="answer", weight=0.5)])
+    rules = CreditRules(rewards=rewards, advantage=advantage, air=air)
+    credit = assign_by_policy(episodes, dict.fromkeys(policies, rules))
+    if advantage != "none" or rewards == "vine":
+        assert set(credit.advantages.values()) == {0.0}
+        assert without_signal(episodes, credit) == ["t"], "dynamic sampling replaces the group"
+    else:
+        assert list(credit.values.values()) == pytest.approx([1.0 + 3 * 0.39] * 9)
+    prefix = "policy/" if len(policies) > 1 else ""
+    assert credit.metrics[f"{prefix}reward_air_sum"] == pytest.approx(9 * 0.39), "calls that were sampled count once"
+
+
+def test_turns_count_the_calls_that_a_fork_repeats():
+    """o1 and f1 are second calls of their agent: with `turn` among the keys they are still compared."""
+    changes = [{"replays": "o0", "trained": True}, {"forks": "o1"}]
+    episodes = [attempt("o", 1.0, {}, {}), attempt("f", 0.0, *changes)]
+    assert [e.turns for e in episodes] == [[0, 1], [1]]
+    assert [e.turns_left for e in episodes] == [[1, 0], [0]]
+    rules = CreditRules(rewards="counterfactual", advantage="rloo", group_by=["task", "fork", "turn"])
+    assert assign_credit(episodes, rules).advantages == {"o0": 0.0, "o1": 1.0, "f1": -1.0}
 
 
 def test_vine_is_unbiased():

@@ -20,7 +20,7 @@ from lightning_core.endpoint.routing import Routing
 from lightning_core.errors import ConfigError
 from lightning_core.loop import evaluate
 from lightning_core.model.source import load_model
-from lightning_core.records.checkpoints import checkpoints
+from lightning_core.records.checkpoints import checkpoints, choose_checkpoint
 from lightning_core.records.progress import SilentProgress
 from lightning_core.records.report import read_metrics
 from lightning_core.records.store import Store
@@ -176,6 +176,26 @@ def test_the_time_left_counts_every_update(model: Path, recorded: Path, tmp_path
         progress=shown,
     )
     assert shown.order == ["phase", "step"] * 2
+
+
+def third_update(history: Sequence[Mapping[str, Any]], held_out: object) -> str | None:
+    """A monitor that stops a run after three updates."""
+    return "three updates" if len(history) == 3 else None
+
+
+def test_weights_that_were_not_measured_are_not_the_best(model: Path, recorded: Path, tmp_path: Path) -> None:
+    """A monitor stops the run within its second epoch, before the held-out loss is measured again."""
+    name = f"{__name__}:{third_update.__name__}"
+    sections = {"agents": {"train": ["clerk"]}, "monitors": {"add": [name], "stop": [name]}}
+    found = sft(
+        [recorded],
+        config=load_config(settings(model, tmp_path, **sections, run={"name": "stopped"})),
+        selection=Selection(phase="eval_manual"),
+        passes=Passes(batch=3, held_out=0.25, epochs=2),
+        progress=SilentProgress(),
+    )
+    assert [path.name for path in checkpoints(found.folder)] == ["step-000002", "step-000003"]
+    assert choose_checkpoint(found.folder, "best").name == "step-000002"
 
 
 @pytest.mark.slow

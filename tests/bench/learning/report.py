@@ -55,10 +55,10 @@ def block(name: str, study: Study, records: Sequence[Record]) -> str:
         "| arm | seeds | held-out reward | against "
         + study.baseline
         + " | reward at the end | mean reward over the budget | "
-        "tokens to reach " + study.baseline + "'s end | steps | minutes |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "tokens to reach " + study.baseline + "'s end | tokens | steps | minutes |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    lines += [f"| {arm} | | {reward} | | | | | | |" for arm, reward in evaluated]
+    lines += [f"| {arm} | | {reward} | | | | | | | |" for arm, reward in evaluated]
     target = float(np.mean([final_reward(r) for r in arms[study.baseline]]))
     lines += [_row(study, arm, found, arms[study.baseline], target) for arm, found in arms.items()]
     tasks = held_out_matrix([r for found in arms.values() for r in found]).shape[1]
@@ -66,7 +66,8 @@ def block(name: str, study: Study, records: Sequence[Record]) -> str:
     dates = sorted({r.date for r in records})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     about = (
-        f"{study.budget:,} tokens a run, {tasks} held-out tasks. {target:.3f} is the mean of {study.baseline}'s reward at the end. "
+        f"Runs end after the step that reaches {study.budget:,} tokens; {tasks} held-out tasks. "
+        f"{target:.3f} is the mean of {study.baseline}'s reward at the end. "
         f"{command}; two cores of: {cpus}; {when}. `{study.config}`"
     )
     figure = f"![{study.title}: mean training reward by tokens, rollouts and minutes](images/evidence-{name}.svg)"
@@ -79,10 +80,11 @@ def _evaluated(records: Sequence[Record]) -> list[Record]:
 
 def _row(study: Study, arm: str, found: Sequence[Record], base: Sequence[Record], target: float) -> str:
     reached = [tokens_to_reach(record, target) for record in found]
-    # A seed that never got there counts as the whole budget, so that the mean is a lower bound.
-    spent = [study.budget if tokens is None else tokens for tokens in reached]
+    # A seed that never got there counts with all of its tokens, so that the mean is a lower bound.
+    spent = [sum(r.tokens) if tokens is None else tokens for r, tokens in zip(found, reached, strict=True)]
     missing = sum(tokens is None for tokens in reached)
     ratio = confidence_interval([tokens / study.budget for tokens in spent])
+    share = f"≥ {ratio.mean:.2f}" if missing else _shown(ratio)
     figures = [
         arm,
         str(len(found)),
@@ -90,7 +92,8 @@ def _row(study: Study, arm: str, found: Sequence[Record], base: Sequence[Record]
         "" if arm == study.baseline else _shown(_difference(found, base), sign=True),
         _shown(_seeds(found, final_reward)),
         _shown(_seeds(found, mean_over_tokens)),
-        f"{'≥ ' if missing else ''}{_shown(ratio)} of the budget, {len(found) - missing} of {len(found)} seeds",
+        f"{share} of the budget, {len(found) - missing} of {len(found)} seeds",
+        f"{np.mean([sum(r.tokens) for r in found]):,.0f}",
         f"{np.mean([len(r.tokens) for r in found]):.0f}",
         f"{np.mean([sum(r.seconds) for r in found]) / 60:.1f}",
     ]

@@ -7,24 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.records.intervals import Estimate
+from lightning_core.records.intervals import MIN_TASKS, Estimate, expanded_tails
 from tests.bench.learning.records import Record
 
-WINDOW = 128
-"""Number of rollouts whose mean reward is a point of a smoothed curve."""
+WINDOW = 2
+"""Number of steps whose mean reward is a point of a smoothed curve; the steps of all arms cost about as many tokens."""
 _RESAMPLES = 10_000
 
 
 def smoothed(record: Record) -> list[float]:
-    """The mean training reward of the last steps with at least `WINDOW` rollouts, after each step; NaN before."""
-    found: list[float] = []
-    for end in range(1, len(record.rewards) + 1):
-        start, count = end, 0
-        while start and count < WINDOW:
-            start -= 1
-            count += record.attempts[start]
-        total = sum(r * n for r, n in zip(record.rewards[start:end], record.attempts[start:end], strict=True))
-        found.append(total / count if count >= WINDOW else float("nan"))
+    """The mean training reward of the rollouts of the last `WINDOW` steps, after each step; NaN before."""
+    found = [float("nan")] * min(WINDOW - 1, len(record.rewards))
+    for end in range(WINDOW, len(record.rewards) + 1):
+        steps = slice(end - WINDOW, end)
+        found.append(float(np.average(record.rewards[steps], weights=record.attempts[steps])))
     return found
 
 
@@ -48,17 +44,18 @@ def over_seeds_and_tasks(rewards: NDArray[np.float64]) -> Estimate:
     """The mean of ``rewards`` [seeds, tasks] with its 95 % interval, from resampled seeds and resampled tasks.
 
     All seeds have the same tasks, so a task is drawn for all of them (a bootstrap of crossed factors; Owen and Eckles, 2012,
-    "Bootstrapping data arrays of arbitrary order"). NaN for fewer than three seeds.
+    "Bootstrapping data arrays of arbitrary order"), whose percentiles are as wide for few seeds as those of
+    `lightning_core.records.intervals`. NaN for fewer than `MIN_TASKS` seeds.
     """
     seeds, tasks = rewards.shape
     mean = float(rewards.mean())
-    if seeds < 3:
+    if seeds < MIN_TASKS:
         return Estimate(mean, float("nan"), float("nan"))
     rng = np.random.default_rng(0)
     by_seed = rng.multinomial(seeds, [1 / seeds] * seeds, size=_RESAMPLES) / seeds
     by_task = rng.multinomial(tasks, [1 / tasks] * tasks, size=_RESAMPLES) / tasks
     means = ((by_seed @ rewards) * by_task).sum(axis=1)
-    low, high = np.quantile(means, [0.025, 0.975])
+    low, high = np.quantile(means, expanded_tails(seeds))
     return Estimate(mean, float(low), float(high))
 
 

@@ -1,0 +1,40 @@
+"""Checks of the lists that choose some of the trained agents, such as ``algorithm.distill.agents``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lightning_core.capture.selectors import matches
+from lightning_core.config.sections import Sections
+from lightning_core.config.source import KeyPath
+from lightning_core.config.types import Names
+
+
+def check_chosen_agents(c: Sections) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the lists that are empty, and the names in them that ``agents.train`` excludes."""
+    named = c.agents.named
+    for path, agents in _lists(c):
+        if agents == ():
+            yield (*path, "agents"), "the list is empty; remove the key for all trained agents"
+        unknown = [a for a in agents or () if named and not any(matches(own, a) or matches(a, own) for own in named)]
+        if unknown:
+            yield (*path, "agents"), f"{unknown[0]!r} is not trained; expected names in agents.train: {list(named)!r}"
+
+
+def chosen_agents(c: Sections) -> dict[str, Names]:
+    """The lists that are set, by key, such as ``algorithm.distill.agents``."""
+    return {".".join(map(str, (*path, "agents"))): agents for path, agents in _lists(c) if agents is not None}
+
+
+def _lists(c: Sections) -> Iterator[tuple[KeyPath, Names | None]]:
+    if c.credit.judge is not None:
+        for index, criterion in enumerate(c.credit.judge.criteria):
+            yield ("credit", "judge", "rubric", index), criterion.agents
+    for index, rule in enumerate(c.credit.air.formats if c.credit.air else ()):
+        yield ("credit", "air", "formats", index), rule.agents
+    if c.rollouts.forks is not None:
+        yield ("rollouts", "forks"), c.rollouts.forks.agents
+    if c.algorithm.distill is not None:
+        yield ("algorithm", "distill"), c.algorithm.distill.agents
+    if c.algorithm.ce is not None:
+        yield ("algorithm", "ce"), c.algorithm.ce.agents
