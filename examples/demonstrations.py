@@ -22,7 +22,7 @@ from typing import Any
 from lightning_core import load_config, reward
 from lightning_core.capture import ProgramResult
 from lightning_core.config.imports import import_callable
-from lightning_core.errors import LightningError
+from lightning_core.errors import ConfigError, LightningError, describe
 from lightning_core.otel import spans_to_otlp
 from lightning_core.rollouts.programs import load_agent
 from lightning_core.rollouts.tasks import training_tasks
@@ -36,6 +36,8 @@ async def record(
     solve: Callable[[Any], Any], tasks: Sequence[Mapping[str, Any]], respond: Respond, train: Sequence[str], path: Path
 ) -> list[float | None]:
     """Run ``solve`` on each task; write the traces to ``path``, a line of OTLP/JSON each. Returns the rewards.
+
+    Tasks whose agent or ``respond`` fails are left out; the errors are printed.
 
     ``train``: the names of the agents that will learn, as in ``agents.train``. A rollout's reward is the number that ``solve`` returns,
     or those that it passes to `reward`; None: there is none.
@@ -51,11 +53,17 @@ async def record(
 
     with path.open("w", encoding="utf-8") as file, open_playground(answer) as opened:
         for current in tasks:
-            with opened.rollout(current, train=train) as run:
-                found = solve(current)
-                value = await found if inspect.isawaitable(found) else found
-                if value is not None and not isinstance(value, ProgramResult):
-                    reward(float(value))
+            try:
+                with opened.rollout(current, train=train) as run:
+                    found = solve(current)
+                    value = await found if inspect.isawaitable(found) else found
+                    if value is not None and not isinstance(value, ProgramResult):
+                        reward(float(value))
+            except ConfigError:
+                raise
+            except Exception as error:  # noqa: BLE001 - any error of the agent or of `respond`
+                print(f"task {current.get('id')!r} is left out: {describe(error)}", file=sys.stderr)
+                continue
             rewards.append(run.trace.reward)
             file.write(json.dumps(spans_to_otlp(run.spans)) + "\n")
     return rewards
@@ -87,9 +95,10 @@ def _recorded(options: argparse.Namespace) -> str:
     respond = import_callable(options.respond, key="respond")
     rewards = asyncio.run(record(load_agent(config), tasks, respond, config.agents.named, options.out))
     known = [value for value in rewards if value is not None]
-    solved = f"{sum(value >= config.eval.solved for value in known)} of {len(rewards)} tasks solved"
+    solved = f"{sum(value >= config.eval.solved for value in known)} of {len(tasks)} tasks solved"
+    failed = f", {len(tasks) - len(rewards)} failed" if len(rewards) < len(tasks) else ""
     without = f", {len(rewards) - len(known)} without a reward" if len(known) < len(rewards) else ""
-    return f"{solved}{without}; traces in {options.out}"
+    return f"{solved}{failed}{without}; traces in {options.out}"
 
 
 if __name__ == "__main__":

@@ -52,6 +52,18 @@ def streamed(task: dict[str, Any]) -> float:
 
 
 @trainable("talker")
+def impatient(task: dict[str, Any]) -> float:
+    """Goes on with the first piece of each stream that has a text."""
+    messages, answers = [user(task["prompt"])], []
+    for turn in range(3):
+        events = client.chat.completions.create(model="gpt", messages=messages, stream=True)  # type: ignore[call-overload]
+        pieces = [event.choices[0].delta.content or "" for event in events if event.choices]
+        answers.append(next(filter(None, pieces), ""))
+        messages = [*messages, {"role": "assistant", "content": answers[-1]}, user(f"more {turn}")]
+    return letters(answers)
+
+
+@trainable("talker")
 def seeded(task: dict[str, Any]) -> float:
     """Its prompts are random, with the seed of its process."""
     return talk([user(f"{task['prompt']} {random.random()}")])

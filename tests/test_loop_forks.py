@@ -90,6 +90,24 @@ def test_forks_that_cannot_be_restored_are_counted_and_left_out(model: Path, tmp
     assert left_out == {"forks that were dropped": 12}
 
 
+def test_a_recorded_stream_comes_in_the_same_pieces(model: Path, tmp_path: Path) -> None:
+    """So an agent that uses a part of it has the same text, and its forks are kept."""
+    result = train(
+        model, tmp_path, agent="tests.forked_agents:impatient", rollouts={"forks": {"points": 9, "samples": 1}}
+    )
+    for metrics in result.metrics:
+        assert metrics["forks"] > 6
+        assert metrics["forks_dropped"] == 0
+
+
+def test_a_limit_that_allows_no_fork_is_logged(model: Path, tmp_path: Path, caplog: Any) -> None:
+    forks = {"points": 2, "samples": 2, "max_tokens": 1}
+    result = train(model, tmp_path, trainer={"steps": 1}, rollouts={"forks": forks})
+    assert "forks" not in result.metrics[0]
+    assert "has no forks: the cheapest are expected to sample" in caplog.text
+    assert "more than rollouts.forks.max_tokens = 1" in caplog.text
+
+
 def test_forks_get_recorded_results_of_tools(model: Path, tmp_path: Path, caplog: Any) -> None:
     """Without them, forks after a random tool are dropped."""
     agent, forks = "tests.replayed_agents:looks_up", {"points": 6, "samples": 1}
@@ -158,6 +176,24 @@ def test_the_command_line_computes_credit_of_forks_again(
     capsys.readouterr()
     main(["credit", str(result.folder), "credit.rewards=tree", "credit.advantage=grpo"])
     assert "talker" in capsys.readouterr().out
+    main(
+        [
+            "credit",
+            str(result.folder),
+            "--rule",
+            "discounted",
+            "credit.gamma=0.9",
+            "rollouts.forks=null",
+            "--calls",
+            "100",
+        ]
+    )
+    shown = capsys.readouterr().out
+    with Store(result.folder / "store.db", read_only=True) as store:
+        attempts = {r.id for r in store.rollouts(phase="train")}
+        own = sum(c.rollout in attempts for c in store.credit())
+        assert 0 < own < len(store.credit())
+    assert f"{own} calls" in " ".join(shown.split()), shown
 
 
 def test_the_trace_and_the_viewer_tell_repeated_calls_from_sampled_ones(

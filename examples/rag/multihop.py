@@ -109,6 +109,8 @@ def is_validation(identity: str) -> bool:
 def _tasks(folders: Sequence[str], split: Split, subset: Subset, examples: bool) -> list[Task]:
     if subset not in get_args(Subset):
         raise ValueError(f"subset: found {subset!r}, expected one of {', '.join(get_args(Subset))}")
+    if isinstance(folders, str):
+        raise ValueError(f"folders: found the text {folders!r}, expected a list of folders")
     tasks: list[Task] = []
     for folder in folders:
         for question in questions(Path(folder), "dev" if split == "test" else "train"):

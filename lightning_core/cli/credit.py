@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lightning_core.config import Config
     from lightning_core.credit import CreditRules
 
-_SETTING = re.compile(r"credit\.|policies\.[^=]+\.credit\.")
+_SETTING = re.compile(r"credit\.|policies\.[^=]+\.credit\.|rollouts\.forks=null$")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,10 @@ def credit(options: argparse.Namespace) -> int:
     overrides = [*([f"credit.rewards={options.rule}"] if options.rule else []), *options.overrides]
     unsupported = next((text for text in overrides if not _SETTING.match(text)), None)
     if unsupported is not None:
-        raise ConfigError(f"{unsupported!r}: recorded rollouts cannot be reconfigured; expected settings under credit")
+        raise ConfigError(
+            f"{unsupported!r}: recorded rollouts cannot be reconfigured; expected settings under credit, or rollouts.forks=null for rules "
+            "without forks"
+        )
     _rules(load_config(folder / "config.yaml", overrides))
     from lightning_core.cli.console import show
     from lightning_core.cli.credit_report import make_report

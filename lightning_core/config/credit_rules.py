@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lightning_core.config import credit as configured
@@ -11,7 +13,7 @@ from lightning_core.config.checks import check_algorithm, check_credit
 from lightning_core.config.checks_verl import check_verl_credit
 from lightning_core.config.config import Config
 from lightning_core.config.credit import FLAT
-from lightning_core.config.imports import import_callable
+from lightning_core.config.imports import import_callable, user_code
 from lightning_core.config.resolve import policy_settings
 from lightning_core.config.rules import find_rule, function_of
 from lightning_core.config.source import KeyPath, dotted
@@ -26,8 +28,11 @@ from lightning_core.credit import (
     FormatRule,
     RewardTerm,
 )
+from lightning_core.credit.air import CallReward
 from lightning_core.credit.registry import Loss
+from lightning_core.credit.signals import ToolSignal
 from lightning_core.errors import ConfigError
+from lightning_core.trace import Call
 
 
 def policy_rules(config: Config) -> dict[str, CreditRules]:
@@ -104,6 +109,25 @@ def _terms(judge: configured.Judge) -> list[RewardTerm]:
     return [RewardTerm(name=c.reward, weight=judge.weight * c.weight, agents=c.agents) for c in judge.criteria]
 
 
+def _call_reward(name: str, key: str) -> CallReward:
+    """The function ``name``, a rule of AIR. Raises `ConfigError` if it cannot be imported or called so; later, if it fails."""
+    function: CallReward = import_callable(name, key=key)
+    try:
+        inspect.signature(function).bind("call", "tools")
+    except TypeError:
+        found = f"{name}{inspect.signature(function)}"
+        raise ConfigError(f"{key}: {found} cannot be called as function(call, tools)") from None
+    except ValueError:  # some builtins have no signature
+        pass
+
+    @functools.wraps(function)
+    def reward(call: Call, tools: Sequence[ToolSignal]) -> float:
+        with user_code(f"{key}: {name} failed"):
+            return function(call, tools)
+
+    return reward
+
+
 def _air(air: configured.AirSection) -> Air:
     return Air(
         tool_ok=air.tool_ok,
@@ -116,7 +140,6 @@ def _air(air: configured.AirSection) -> Air:
         call_cost=air.call_cost,
         formats=[FormatRule(pattern=f.pattern, weight=f.weight, agents=f.agents) for f in air.formats],
         rules=[
-            (import_callable(r.function, key=f"credit.air.rules.{i}.function"), r.weight)
-            for i, r in enumerate(air.rules)
+            (_call_reward(r.function, f"credit.air.rules[{i}].function"), r.weight) for i, r in enumerate(air.rules)
         ],
     )

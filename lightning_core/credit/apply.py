@@ -23,7 +23,7 @@ def values_of(
     inputs: list[object] = [episode]
     if rule.needs_critic:
         inputs.append(_expected(episode, rule.name, expected or {}))
-    found: Sequence[float] | Sequence[Component] = rule.function(*inputs, **arguments)
+    found: Sequence[float] | Sequence[Component] = rule(*inputs, **arguments)
     parts = [part for part in found if isinstance(part, Component)]
     if not parts:
         parts = [Component(values=cast("Sequence[float]", found))]
@@ -72,7 +72,7 @@ def advantages_of(groups: list[list[Value]], rules: CreditRules) -> dict[str, fl
     rule = rules.advantage_rule
     flat = dict.fromkeys(flat_calls(groups, rules), 0.0)
     compared = [group for group in groups if rule.whole_batch or group[0].call not in flat]
-    result: object = rule.function(compared, **rules.advantage_arguments) if compared else {}
+    result: object = rule(compared, **rules.advantage_arguments) if compared else {}
     if not isinstance(result, Mapping):
         raise CreditError(
             f"the advantage rule {rule.name} returned {type(result).__name__}, expected a dictionary from call id to advantage"

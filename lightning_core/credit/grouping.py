@@ -128,7 +128,7 @@ def equalise(groups: Sequence[Sequence[Value]], outcomes: Mapping[str, Hashable]
 
 
 def _key_of(episode: Episode, rule: GroupKey) -> Sequence[str]:
-    found = rule.function(episode)
+    found: Sequence[str] = rule(episode)
     if len(found) != len(episode.transitions):
         raise CreditError(
             f"the group key {rule.name} returned {len(found)} keys for the {len(episode.transitions)} calls of an episode; "

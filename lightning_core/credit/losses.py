@@ -38,7 +38,7 @@ def token_losses(
     rule: Loss, logprobs_E: Tensor, log_ratio_E: Tensor, advantages_E: Tensor, arguments: Mapping[str, Any]
 ) -> TokenLosses:
     """The losses of E tokens by ``rule``. Raises `CreditError` for a result of another shape."""
-    found: TokenLosses | Tensor = rule.function(logprobs_E, log_ratio_E, advantages_E, **arguments)
+    found: TokenLosses | Tensor = rule(logprobs_E, log_ratio_E, advantages_E, **arguments)
     result = found if isinstance(found, TokenLosses) else TokenLosses(losses_E=found, marks={})
     shape = getattr(result.losses_E, "shape", None)
     if shape != logprobs_E.shape:

@@ -11,13 +11,14 @@ defaults. The arguments of the decorator are properties that the configuration a
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from lightning_core.errors import CreditError, did_you_mean
+from lightning_core.errors import CreditError, LightningError, describe, did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", bound="DeclaredRule")
@@ -62,6 +63,20 @@ class DeclaredRule:
     def is_builtin(self) -> bool:
         """Whether Lightning declares the rule, so that its name is known in every process."""
         return self.function.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+    def __call__(self, *inputs: object, **arguments: object) -> Any:
+        """The function's result. Raises `CreditError` with the place if a function of the user's fails."""
+        try:
+            return self.function(*inputs, **arguments)
+        except LightningError:
+            raise
+        except Exception as error:
+            if self.is_builtin:
+                raise
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise CreditError(
+                f"the function {self.name!r} failed: {describe(error)} ({place.filename}:{place.lineno})"
+            ) from error
 
     @cached_property
     def description(self) -> str:
@@ -174,6 +189,7 @@ class Registry(Mapping[str, R], Generic[R]):
     ) -> None:
         """``positional``: names of the arguments that a rule is called with; ``adapt``: accepts other signatures."""
         self.label = label
+        self.labels = f"{label}es" if label.endswith("s") else f"{label}s"
         self._kind = kind
         self._positional = positional
         self._adapt = adapt
@@ -206,13 +222,13 @@ class Registry(Mapping[str, R], Generic[R]):
                 if known.function is rule:
                     if registry is not self:
                         raise CreditError(
-                            f"found {known.name!r} of the {registry.label}s, expected one of the {self.label}s"
+                            f"found {known.name!r} of the {registry.labels}, expected one of the {self.labels}"
                         )
                     return known
         name, function = getattr(rule, "__name__", repr(rule)), self._adapt(rule)
         if not _accepts(function, len(self._positional)):
             raise CreditError(
-                f"the function {name}{inspect.signature(rule)} cannot be one of the {self.label}s; "
+                f"the function {name}{inspect.signature(rule)} cannot be one of the {self.labels}; "
                 f"expected the signature ({', '.join(self._positional)}, *, …)"
             )
         return self._kind(name=name, function=function)

@@ -63,16 +63,20 @@ class Replay:
         return left.popleft() if left else None
 
 
-async def recorded_deltas(call: Call) -> AsyncGenerator[Delta]:
-    """The response of ``call`` as a backend would generate it."""
+async def recorded_deltas(call: Call, *, stream: bool) -> AsyncGenerator[Delta]:
+    """The response of ``call`` as a backend would generate it; ``stream``: token by token, as the agent may stop reading."""
     assert call.output_ids is not None
     assert call.logprobs is not None
-    yield Delta(
-        token_ids=[int(token) for token in call.output_ids],
-        logprobs=[float(logprob) for logprob in call.logprobs],
-        finish_reason="length" if call.finish_reason == "length" else "stop",
-        version=call.policy_version,
-    )
+    tokens, logprobs = call.output_ids.tolist(), call.logprobs.tolist()
+    size = 1 if stream else len(tokens)
+    for start in range(0, len(tokens), size):
+        is_last = start + size >= len(tokens)
+        yield Delta(
+            token_ids=tokens[start : start + size],
+            logprobs=logprobs[start : start + size],
+            finish_reason=("length" if call.finish_reason == "length" else "stop") if is_last else None,
+            version=call.policy_version,
+        )
 
 
 def _key(call: Call) -> _Key:

@@ -92,7 +92,7 @@ class Sampler:
         running = RunningText(chat.text)
         recorded = _recorded(job, span)
         deltas = (
-            recorded_deltas(recorded)
+            recorded_deltas(recorded, stream=request.stream)
             if recorded is not None
             else self._backend.generate(
                 job.prompt.ids, params, model=job.model, stream=request.stream or bool(request.stop)

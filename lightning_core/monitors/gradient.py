@@ -13,7 +13,7 @@ _SOLVED = 0.9
 
 @monitor("no_gradient", each_policy=True)
 def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str | None:
-    """No call had an advantage for `steps` steps, because all attempts at a task earned the same, and nothing else trained."""
+    """No token was trained for `steps` steps, such as because all attempts at a task earned the same."""
     lines = last(history, steps)
     if not lines or any(_has_gradient(line) for line in lines):
         return None
@@ -21,6 +21,12 @@ def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str
     if single > groups / 2:  # see single_attempt
         return None
     found = f"nothing was trained in {period(steps)}: the attempts of all {groups:.0f} groups earned the same"
+    if any(number(line, "calls_credited") for line in lines):
+        return (
+            f"nothing was trained in {period(steps)}, although {total(lines, 'calls_credited'):.0f} calls have an advantage: with "
+            "algorithm.reward_weight: 0 only algorithm.distill and algorithm.ce train, and they chose no token; check their agents and "
+            "tokens. With algorithm.truncated: mask, responses at their limit are not trained: raise rollouts.max_tokens"
+        )
     reward = mean(lines, "reward") or 0.0
     if solved(lines) >= _SOLVED:
         return f"{found}, and {solved(lines):.0%} of the rollouts are solved. Use harder tasks, or end the run"
@@ -43,7 +49,11 @@ def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str
 
 def _has_gradient(line: Mapping[str, Any]) -> bool:
     """Whether a call was trained, from rewards or otherwise; True if it is not known, or if no call was made."""
-    if number(line, "calls") == 0 or any(number(line, key) for key in ("tokens_distilled", "tokens_ce")):
+    if number(line, "calls") == 0:
+        return True
+    if number(line, "rows_trained") == 0:
+        return False
+    if any(number(line, key) for key in ("tokens_distilled", "tokens_ce")):
         return True
     credited = number(line, "calls_credited", "rows_trained")
     return credited is None or credited > 0

@@ -80,7 +80,7 @@ def with_events(span: ReadableSpan) -> SpanRecord:
 
 def _read_file(path: Path) -> list[SpanRecord]:
     data = path.read_bytes()
-    if data.lstrip()[:1] not in (b"{", b"["):
+    if path.suffix not in (".json", ".jsonl") and data.lstrip()[:1] not in (b"{", b"["):
         return spans_from_protobuf(data)
     try:
         return [span for document in _documents(data.decode()) for span in _read_document(document)]

@@ -53,12 +53,17 @@ def step_episodes(
 
 
 def recredit(store: Store, step: int, rules: Mapping[str, CreditRules]) -> list[Change]:
-    """The credit of all calls in the update ``step`` with ``rules``, which must not need a critic."""
-    ordinals = {r.id: r.ordinal for r in store.rollouts(step=step) if r.phase in ("train", "fork")}
-    new = assign_by_policy(step_episodes(store, step), rules)
+    """The credit of all calls in the update ``step`` with ``rules``, which must not need a critic.
+
+    Without the calls of forks, if no rule uses them.
+    """
+    phases = {"train", "fork"} if any(own.reward_rule.forks for own in rules.values()) else {"train"}
+    ordinals = {r.id: r.ordinal for r in store.rollouts(step=step) if r.phase in phases}
+    new = assign_by_policy(step_episodes(store, step, rollouts=ordinals), rules)
     return [
         Change(ordinal=ordinals[c.rollout], trained=c, value=new.values[c.call], advantage=new.advantages[c.call])
         for c in store.credit(step=step)
+        if c.rollout in ordinals
     ]
 
 

@@ -134,6 +134,7 @@ class Collector:
         for attempt in group.rollouts:
             self._failures.not_kept(attempt)
         jobs = fork_jobs(group.rollouts, settings, trained_agents(self.config, (r.trace for r in group.rollouts)))
+        self._failures.too_dear(group.rollouts, settings)
         try:
             forks = await self._run(jobs, "fork", group.step) if jobs else []
         except InfrastructureError as error:

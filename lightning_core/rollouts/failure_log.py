@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
+from lightning_core.config.forks import Forks
 from lightning_core.logs.repeats import COUNTED, Repeats
 from lightning_core.records.ledger import general_reason
 from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.containment import chain
 from lightning_core.rollouts.executors.failures import CarriedError
+from lightning_core.rollouts.forks import tokens_from
 from lightning_core.rollouts.outcome import Outcome
 from lightning_core.rollouts.replayed_tools import not_kept
 
@@ -29,6 +32,7 @@ class FailureLog:
         self._retried = Repeats()
         self._dropped = Repeats()
         self._not_kept = Repeats()
+        self._too_dear = Repeats()
 
     def raised(self, task: str, outcome: Outcome, error: Exception | None) -> None:
         """Log the lines of the agent or of the reward function that raised ``error``, which ended an attempt at ``task``."""
@@ -65,6 +69,18 @@ class FailureLog:
             return
         if (times := self._dropped.count((fork.status, general_reason(fork.dropped)))) is not None:
             logger.warning("task %r: a fork is dropped%s: %s", fork.job.task_id, times, fork.dropped, extra=COUNTED)
+
+    def too_dear(self, attempts: Sequence[Rollout], settings: Forks) -> None:
+        """Log that the task of ``attempts`` has no forks because of ``rollouts.forks.max_tokens``, if it allows none at any call."""
+        costs = [settings.samples * tokens_from(a.trace, call) for a in attempts for call in a.trace.calls]
+        if settings.max_tokens is None or not costs or min(costs) <= settings.max_tokens:
+            return
+        if (times := self._too_dear.count("")) is not None:
+            logger.warning(
+                "task %r has no forks%s: the cheapest are expected to sample %d tokens, more than rollouts.forks.max_tokens = %d",
+                *(attempts[0].job.task_id, times, min(costs), settings.max_tokens),
+                extra=COUNTED,
+            )
 
     def not_kept(self, attempt: Rollout) -> None:
         """Log the tools of ``attempt`` whose results forks cannot take from the record."""

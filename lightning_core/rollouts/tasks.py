@@ -166,7 +166,9 @@ def check_tasks(items: Iterable[tuple[str, Any]], *, name: str, json_only: bool 
         places[identity] = place
         tasks.append({**task, "id": identity})
     if not tasks:
-        raise ConfigError(f"{name}: found no tasks, expected at least one")
+        raise ConfigError(
+            f"{name}: found no tasks, expected at least one; check the file, or the arguments of the function"
+        )
     if numbered:
         logger.warning(
             "%s: %d of %d tasks have no id and are numbered by their position; results of two runs can be compared by task only while "

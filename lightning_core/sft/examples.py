@@ -52,8 +52,9 @@ def read_examples(sources: Iterable[str | Path], selection: Selection, left_out:
                 found[trace.rollout] = trace
     chosen = _best(list(found.values()), selection.best, left_out)
     if not chosen:
-        listed = "; ".join(f"{number} {reason}" for reason, number in left_out.items()) or "the sources have none"
-        raise ConfigError(f"there is no rollout to learn from: {listed}. Lower --min-reward, or name other sources")
+        listed = "; ".join(f"{number} {reason}" for reason, number in left_out.items())
+        advice = "Lower --min-reward, or name other sources" if listed else "Name other sources"
+        raise ConfigError(f"there is no rollout to learn from: {listed or 'the sources have none'}. {advice}")
     return chosen
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_core import load_config
+from lightning_core.config.credit_rules import policy_rules
 from lightning_core.credit import Air, CreditRules, Episode, FormatRule, assign_credit
 from lightning_core.credit.explain import explain_credit
 from lightning_core.credit.gae import turn_gae
 from lightning_core.credit.grouping import AnchorHistory
 from lightning_core.credit.signals import ToolSignal
-from lightning_core.errors import CreditError, RewardError
+from lightning_core.errors import ConfigError, CreditError, RewardError
 from lightning_core.trace import Call, Reward
 from tests.core.episodes import call, calls_tools, episode, event, from_calls, tool
 
@@ -336,6 +339,39 @@ def test_the_shorter_of_two_perfect_rollouts_is_better_with_a_cost_and_grpo_make
 def test_air_distinguishes_errors():
     air = Air(tool_error=-0.2, tool_errors={"Permission": -5.0, "Timeout": 0.0})
     assert values(worked(), CreditRules(rewards="explicit", air=air)) == [0.0, 0.0]
+
+
+def wrong_arguments(call: Call) -> float:
+    return 0.0
+
+
+def wrong_inside(call: Call, tools: object) -> float:
+    return float(call.response["score"])  # type: ignore[index]
+
+
+def test_a_rule_of_air_that_cannot_be_called_or_fails_is_an_error_with_its_key():
+    def air(function: Callable[..., float]) -> CreditRules:
+        section = {"air": {"rules": [{"function": f"{__name__}:{function.__name__}"}]}}
+        (rules,) = policy_rules(load_config({"policy": {"model": "m"}, "credit": section})).values()
+        return rules
+
+    message = r"credit.air.rules\[0\].function: .*wrong_arguments\(call.*cannot be called as function\(call, tools\)"
+    with pytest.raises(ConfigError, match=message):
+        air(wrong_arguments)
+    with pytest.raises(
+        ConfigError, match=r"credit.air.rules\[0\].function: .*:wrong_inside failed:\n.*\n  KeyError: 'score'"
+    ):
+        assign_credit([worked()], air(wrong_inside))
+
+
+def test_a_rule_of_ones_own_that_fails_is_an_error_with_its_place():
+    def divided(episode: Episode) -> list[float]:
+        return [1 / 0 for _ in episode.transitions]
+
+    with pytest.raises(
+        CreditError, match=r"the function 'divided' failed: ZeroDivisionError.*test_credit_rules.py:\d+"
+    ):
+        assign_credit([worked()], CreditRules(rewards=divided))
 
 
 def test_air_of_formats_and_of_ones_own_rules():

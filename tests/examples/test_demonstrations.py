@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import OpenAI
 
 from examples import demonstrations
 from examples.math_tool import agent as math_agent
@@ -173,6 +174,29 @@ def test_the_researcher_searches_the_titles_in_order(tmp_path: Path, examples: b
             f"{singer}: {PASSAGES[singer]}",
             f"Answer: {answer}",
         ]
+
+
+def test_a_task_that_fails_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The agent raises for one, `respond` for another, which a client sees as an error of the server."""
+    client = OpenAI(api_key="any", max_retries=0)
+
+    def solve(task: Mapping[str, Any]) -> float:
+        if task["id"] == "a":
+            raise RuntimeError("no such table")
+        reply = client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": str(task["id"])}])
+        return float(reply.choices[0].message.content == "gold")
+
+    def respond(task: Mapping[str, Any], prompt: str) -> str:
+        return None if task["id"] == "b" else "gold"  # type: ignore[return-value]
+
+    out = tmp_path / "gold.jsonl"
+    rewards = asyncio.run(demonstrations.record(solve, [{"id": name} for name in "abc"], respond, ["solver"], out))
+    assert rewards == [1.0]
+    assert [trace.task_id for trace in read_traces(out)] == ["c"]
+    errors = capsys.readouterr().err
+    assert "task 'a' is left out: RuntimeError: no such table" in errors
+    assert "task 'b' is left out: " in errors
+    assert "expected text" in errors
 
 
 def test_the_command_records_the_last_tasks_of_a_configuration(

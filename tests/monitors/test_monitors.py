@@ -70,6 +70,14 @@ def test_the_cause_of_a_missing_gradient_depends_on_the_rewards(changes: dict[st
     assert (alert.monitor, expected in alert.message) == ("no_gradient", True)
 
 
+def test_without_trained_rows_advantages_and_other_tokens_are_no_gradient() -> None:
+    """Such as with reward_weight: 0 and a teacher of agents that made no call, or another policy's tokens_ce."""
+    line = {"calls_credited": 9, "tokens_ce": 5, "rows_trained": 0}
+    (alert,) = raised(run_of(*[line] * 3), {})
+    assert (alert.monitor, "algorithm.reward_weight: 0" in alert.message) == ("no_gradient", True)
+    assert raised(run_of(*[{**line, "calls_credited": 0, "rows_trained": 2}] * 3), {}) == []
+
+
 def test_a_gradient_that_ends_has_another_cause_than_one_that_never_was() -> None:
     never, ended = (raised(run_of({"calls_credited": n}, *[{"calls_credited": 0}] * 3), {}) for n in (0, 9))
     assert "check the reward" in never[0].message
