@@ -11,9 +11,10 @@ import pytest
 from lightning_core import fit, load_config
 from lightning_core.cli.main import main
 from lightning_core.config.credit_rules import policy_rules
+from lightning_core.credit.air import Air, with_air
 from lightning_core.errors import ConfigError
 from lightning_core.loop import Result
-from lightning_core.records.recredit import recredit
+from lightning_core.records.recredit import recredit, step_episodes
 from lightning_core.records.store import Store
 from lightning_core.sft.examples import Selection, read_examples
 from lightning_core.trace import REPLAYS
@@ -69,6 +70,9 @@ def test_forks_are_recorded_credited_and_trained_on(model: Path, tmp_path: Path,
         again = recredit(store, 0, policy_rules(load_config(result.folder / "config.yaml")))
         assert all(change.advantage == pytest.approx(change.trained.advantage) for change in again)
         assert len(again) == len(store.credit(step=0))
+        for episode in step_episodes(store, 0):
+            costs = with_air(episode, Air(call_cost=1.0)).rewards[len(episode.rewards) :]
+            assert len(costs) == len(episode.trace.calls) == 3, "a fork pays for the calls that it repeats too"
 
 
 def test_forks_that_cannot_be_restored_are_counted_and_left_out(model: Path, tmp_path: Path, caplog: Any) -> None:
