@@ -97,7 +97,7 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
     if config.agents.train is None:
         frozen = config.agents.frozen
         trained |= frozenset(name for name in marked_agents() if find_selector(frozen, name) is None)
-    if not config.agents.named:
+    if not config.agents.named and not measured:
         _check_chosen(config, trained, known)
     ran = {e.name for t in traces for e in t.events if e.kind in ("agent", "node")}
     if (

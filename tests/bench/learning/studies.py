@@ -229,6 +229,7 @@ STUDIES: Mapping[str, Study] = {
             BROADCAST: (),
             "MaxRL": ("credit.advantage=maxrl",),
             "curriculum": ("tasks.sampling=curriculum",),
+            "token mean": ("algorithm.aggregation=token-mean",),
             "TRL": (),
         },
         settings=("eval.tasks=200",),
