@@ -106,8 +106,8 @@ def check_tools(results: ToolResults, traces: Sequence[Trace]) -> None:
         )
     for name in sorted(results.names - called - kept):
         logger.warning(
-            "rollouts.forks.tools: %r was not called in %s; tools of the frameworks that were: %s (functions marked with @replayable are "
-            "known only if they are named)",
+            "rollouts.forks.tools: %r was not called in %s; tools that were: %s (functions marked with @replayable are listed "
+            "only if they are named)",
             *(name, plural(len(traces), "rollout"), sorted(called | kept)),
         )
 
