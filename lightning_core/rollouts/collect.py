@@ -133,8 +133,9 @@ class Collector:
         """``group`` with forks of its attempts."""
         for attempt in group.rollouts:
             self._failures.not_kept(attempt)
-        jobs = fork_jobs(group.rollouts, settings, trained_agents(self.config, (r.trace for r in group.rollouts)))
-        self._failures.too_dear(group.rollouts, settings)
+        agents = trained_agents(self.config, (r.trace for r in group.rollouts))
+        jobs = fork_jobs(group.rollouts, settings, agents)
+        self._failures.too_dear(group.rollouts, settings, agents)
         try:
             forks = await self._run(jobs, "fork", group.step) if jobs else []
         except InfrastructureError as error:
@@ -143,10 +144,8 @@ class Collector:
         for fork in forks:
             self._failures.dropped(fork)
         whole = [fork for fork in forks if fork.dropped is None]
-        dropped = [fork for fork in forks if fork.dropped is not None]
-        return replace(
-            group, forks=whole, forks_dropped=len(jobs) - len(whole), tokens_dropped=sum(map(tokens_of_fork, dropped))
-        )
+        tokens = sum(tokens_of_fork(fork) for fork in forks if fork.dropped is not None)
+        return replace(group, forks=whole, forks_dropped=len(jobs) - len(whole), tokens_dropped=tokens)
 
     async def roll_out_all(self, tasks: Sequence[Task], phase: Phase, step: int, *, whole: bool = True) -> list[Group]:
         """Run one group for each task, all concurrently.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from lightning_core.config.forks import Forks
 from lightning_core.logs.repeats import COUNTED, Repeats
@@ -11,7 +11,7 @@ from lightning_core.records.ledger import general_reason
 from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.containment import chain
 from lightning_core.rollouts.executors.failures import CarriedError
-from lightning_core.rollouts.forks import tokens_from
+from lightning_core.rollouts.forks import possible_points, tokens_from
 from lightning_core.rollouts.outcome import Outcome
 from lightning_core.rollouts.replayed_tools import not_kept
 
@@ -70,9 +70,11 @@ class FailureLog:
         if (times := self._dropped.count((fork.status, general_reason(fork.dropped)))) is not None:
             logger.warning("task %r: a fork is dropped%s: %s", fork.job.task_id, times, fork.dropped, extra=COUNTED)
 
-    def too_dear(self, attempts: Sequence[Rollout], settings: Forks) -> None:
-        """Log that the task of ``attempts`` has no forks because of ``rollouts.forks.max_tokens``, if it allows none at any call."""
-        costs = [settings.samples * tokens_from(a.trace, call) for a in attempts for call in a.trace.calls]
+    def too_dear(self, attempts: Sequence[Rollout], settings: Forks, agents: Collection[str]) -> None:
+        """Log that the task of ``attempts`` has no forks because of ``rollouts.forks.max_tokens``, if it allows none at calls of
+        ``agents``."""
+        points = possible_points([a.trace for a in attempts], settings, agents)
+        costs = [settings.samples * tokens_from(trace, call) for trace, call in points]
         if settings.max_tokens is None or not costs or min(costs) <= settings.max_tokens:
             return
         if (times := self._too_dear.count("")) is not None:

@@ -78,8 +78,7 @@ def choose_points(
     """The calls to sample anew, of ``traces``, the attempts at one task; see ``rollouts.forks``."""
     if settings.choose == "disagreement" and len({trace.reward or 0.0 for trace in traces}) < 2:
         return []
-    chosen_agents = [a for a in agents if settings.agents is None or find_selector(settings.agents, a) is not None]
-    candidates = [(trace, call) for trace in traces for call in fork_points(trace, chosen_agents)]
+    candidates = possible_points(traces, settings, agents)
     random.Random(f"{seed}:forks").shuffle(candidates)
     if settings.choose == "entropy":
         candidates.sort(key=lambda found: surprisal(found[1]), reverse=True)
@@ -91,6 +90,12 @@ def choose_points(
             chosen.append((trace, call))
             left = None if left is None else left - cost
     return chosen
+
+
+def possible_points(traces: Sequence[Trace], settings: Forks, agents: Collection[str]) -> list[tuple[Trace, Call]]:
+    """The calls among which `choose_points` chooses, before their cost is considered."""
+    chosen_agents = [a for a in agents if settings.agents is None or find_selector(settings.agents, a) is not None]
+    return [(trace, call) for trace in traces for call in fork_points(trace, chosen_agents)]
 
 
 def tokens_from(trace: Trace, point: Call) -> int:

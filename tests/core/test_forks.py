@@ -20,6 +20,7 @@ from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.upstream import upstream_target
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.environment import patched
+from lightning_core.rollouts.failure_log import FailureLog
 from lightning_core.rollouts.forks import Fork, choose_points, fork_points, recording_of, tokens_from
 from lightning_core.rollouts.runner import Runner
 from lightning_core.serving import ServingEndpoint
@@ -167,6 +168,20 @@ def test_points_are_chosen_within_the_expected_tokens_or_where_the_attempts_disa
     assert chosen(disagreement, rewarded[:2]) == []
     failed = replace(traces[2], rewards=())
     assert chosen(disagreement, [*rewarded[:2], failed]) == [], "without a reward it counts as 0"
+
+
+def test_calls_that_cannot_be_forked_do_not_hide_that_a_limit_allows_no_fork(caplog: pytest.LogCaptureFixture) -> None:
+    """The last call is another agent's, and costs nothing."""
+    with running(agents.conversation) as runner:
+        attempt = run(runner, Job(task=TASK, task_id="t0", seed=7))
+    *own, last = attempt.trace.calls
+    other = replace(last, agent="planner", output_ids=None)
+    attempts = [replace(attempt, trace=replace(attempt.trace, calls=(*own, other)))]
+    log = FailureLog()
+    log.too_dear(attempts, Forks(max_tokens=1), {"planner"} - AGENTS)
+    assert caplog.text == ""
+    log.too_dear(attempts, Forks(max_tokens=1), AGENTS)
+    assert "task 't0' has no forks: the cheapest are expected to sample" in caplog.text
 
 
 def test_the_calls_with_the_least_likely_tokens_come_first() -> None:
