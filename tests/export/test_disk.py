@@ -38,7 +38,9 @@ sys.exit(main(sys.argv[1:]))
 
 def limited(size: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", LIMITED, str(size), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    # Python would cut the bytecode of its modules at the limit too, and every later program would fail to load it.
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env)
 
 
 def kill_export(run: Path, out: Path, number: int) -> tuple[int, str]:
