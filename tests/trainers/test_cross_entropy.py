@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,6 @@ CE = CrossEntropy(weight=0.5)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def trainers() -> Iterator[list[TorchTrainer]]:
-    made: list[TorchTrainer] = []
-    yield made
-    for trainer in made:
-        trainer.close()
 
 
 def make(trainers: list[TorchTrainer], folder: Path, algorithm: Algorithm, **options: Any) -> TorchTrainer:

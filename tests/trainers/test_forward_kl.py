@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.forward_kl import MIN_OTHERS, ForwardKl
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Candidates, Row
+from tests.models.families import FAMILIES, make_family
 from tests.tiny_model import make_tiny_model
 from tests.trainers.rows import make_row
 from tests.trainers.test_cross_entropy import gradients, make, same
@@ -36,6 +38,12 @@ WEIGHT = 0.5
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with convolutions, which tree attention does not fit."""
+    return make_family(FAMILIES["lfm2"], tmp_path_factory.mktemp("hybrid"))
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +74,9 @@ def sampled(row: Row) -> Tensor:
     return torch.from_numpy(row.mask)
 
 
-def algorithm(teacher: Path, candidates: int) -> Algorithm:
+def algorithm(teacher: Path, candidates: int, **settings: Any) -> Algorithm:
     distill = Distill(teacher=str(teacher), divergence="forward", candidates=candidates, weight=WEIGHT)
-    return Algorithm(distill=distill, reward_weight=0.0)
+    return Algorithm(distill=distill, reward_weight=0.0, **settings)
 
 
 def divergence(teacher_TK: Tensor, policy_TK: Tensor) -> Tensor:
@@ -92,40 +100,68 @@ def taught(batch: Sequence[Row], found: dict[str, Candidates]) -> list[Row]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("count", "micro_batch"),
-    [(3, 4096), (10_000, 4096), (3, 8)],
-    ids=["three tokens", "all tokens", "several micro-batches"],
-)
-def test_loss_and_gradient_are_those_of_the_divergence(
-    trainers: list[TorchTrainer],
-    folder: Path,
-    teacher: Path,
-    count: int,
-    micro_batch: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(head, "ROWS_PER_COPY", 4)
-    batch = rows()
-    trainer = make(trainers, folder, algorithm(teacher, count), grad_clip=1e9, micro_batch_tokens=micro_batch)
-    found, metrics = gradients(trainer, taught(batch, dict(trainer.teacher_candidates(batch))))
-
+def by_torch(model: Path, teacher: Path, count: int, weights: Sequence[float]) -> tuple[list[float], dict[str, Tensor]]:
+    """The divergences of the tokens of the rollouts a and b, and the gradient of their sum. ``weights``: of a token of each."""
     divergences: list[float] = []
     total = torch.zeros(())
-    network = load_model(folder, torch.float32)
-    for row in batch[:2]:
+    network = load_model(model, torch.float32)
+    for row, weight in zip(rows(), weights, strict=False):
         ids = torch.from_numpy(row.token_ids.astype(np.int64))[None]
         own = (network(ids).logits[0] / TEMPERATURE).log_softmax(-1).roll(1, 0)[sampled(row)]
         with torch.no_grad():
             top = logprobs(teacher, row)[0][sampled(row)].topk(min(count, own.shape[-1]))
         each = divergence(top.values, own.gather(1, top.indices))
         divergences += each.tolist()
-        total = total + WEIGHT * each.mean() / 3  # the mean over rollouts of the mean over their tokens
+        total = total + WEIGHT * weight * each.sum()
     total.backward()
-    assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-4)
+    return divergences, {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+
+
+# Rollout a has two calls of two sampled tokens, b one of three and c, which is not taught, one of one.
+@pytest.mark.parametrize(
+    ("aggregation", "weights"),
+    [
+        ({"aggregation": "rollout-mean"}, (1 / 12, 1 / 9)),
+        ({"aggregation": "sequence-mean", "sequence": "call"}, (1 / 8, 1 / 12)),
+        ({"aggregation": "token-mean"}, (1 / 8, 1 / 8)),
+        ({"aggregation": "constant", "constant_tokens": 5}, (1 / 15, 1 / 15)),
+    ],
+    ids=["rollout-mean", "sequence-mean", "token-mean", "constant"],
+)
+def test_the_tokens_have_the_weights_of_the_aggregation(
+    trainers: list[TorchTrainer], folder: Path, teacher: Path, aggregation: dict[str, Any], weights: Sequence[float]
+) -> None:
+    batch = rows()
+    trainer = make(trainers, folder, algorithm(teacher, 3, **aggregation), grad_clip=1e9)
+    found, _ = gradients(trainer, taught(batch, dict(trainer.teacher_candidates(batch))))
+    same(found, by_torch(folder, teacher, 3, weights)[1])
+
+
+@pytest.mark.parametrize("micro_batch", [4096, 8], ids=["one micro-batch", "several micro-batches"])
+@pytest.mark.parametrize("count", [3, 10_000], ids=["three tokens", "all tokens"])
+@pytest.mark.parametrize("policy", ["folder", "hybrid"], ids=["tree path", "plain path"])
+def test_loss_and_gradient_are_those_of_the_divergence(
+    trainers: list[TorchTrainer],
+    teacher: Path,
+    policy: str,
+    count: int,
+    micro_batch: int,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(head, "ROWS_PER_COPY", 4)
+    folder = request.getfixturevalue(policy)
+    batch = rows()
+    trainer = make(trainers, folder, algorithm(teacher, count), grad_clip=1e9, micro_batch_tokens=micro_batch)
+    found, metrics = gradients(trainer, taught(batch, dict(trainer.teacher_candidates(batch))))
+
+    assert (trainer.path.geometry is None) == (policy == "hybrid")
+    divergences, expected = by_torch(folder, teacher, count, (1 / 12, 1 / 9))
+    loss = WEIGHT * (np.mean(divergences[:4]) + np.mean(divergences[4:])) / 3
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-4)
     assert metrics["teacher_forward_kl"] == pytest.approx(np.mean(divergences), rel=1e-4)
     assert min(divergences) > 0.001
-    same(found, {name: p.grad for name, p in network.named_parameters() if p.grad is not None})
+    same(found, expected)
 
 
 def test_candidates_are_the_teachers_most_likely_tokens(
