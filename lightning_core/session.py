@@ -37,6 +37,7 @@ from lightning_core.rollouts.distill import Teacher
 from lightning_core.rollouts.environment import capturing, open_agents
 from lightning_core.rollouts.interrupts import Interrupted, interruptible
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
+from lightning_core.rollouts.signals import SignalSources
 from lightning_core.trace import LOGPROBS_AFTER, POLICY, pack
 from lightning_core.trainers import Trainer, make_trainer
 
@@ -250,8 +251,7 @@ def open_session(
                 agents,
                 store,
                 values=trainer.expected,
-                teacher=None if weights_only else _open_teacher(config, trainer),
-                sources=None if weights_only else _token_sources(config, trainer),
+                sources=None if weights_only else _open_sources(config, trainer),
                 answers=None if weights_only else _open_answers(config, trainer),
                 on_rollout=advance,
             ),
@@ -264,10 +264,13 @@ def open_session(
         )
 
 
-def _token_sources(config: Config, trainer: Trainer) -> TokenSources | None:
-    """The sources of ``algorithm.ce``, if it is set."""
+def _open_sources(config: Config, trainer: Trainer) -> SignalSources:
+    """The sources of ``algorithm.distill`` and ``algorithm.ce``."""
     ce = config.algorithm.ce
-    return None if ce is None else TokenSources(ce, trainer.chats, solved=config.eval.solved)
+    return SignalSources(
+        teacher=_open_teacher(config, trainer),
+        tokens=None if ce is None else TokenSources(ce, trainer.chats, solved=config.eval.solved),
+    )
 
 
 def _open_teacher(config: Config, trainer: Trainer) -> Teacher | None:

@@ -141,13 +141,7 @@ def _check_algorithm(c: Sections) -> Iterator[tuple[KeyPath, str]]:
                 ("algorithm", key),
                 f"verl does not support it with algorithm.aggregation: {a.aggregation}; expected token-mean",
             )
-    if a.distill is not None:
-        yield ("algorithm", "distill"), "the teacher runs in the embedded trainer; use trainer.name: torch"
-    if a.ce is not None:
-        yield (
-            ("algorithm", "ce"),
-            "verl's actor computes its loss on sampled tokens alone; remove the key, or use trainer.name: torch",
-        )
+    yield from _check_signals(c)
     loss = declared(LOSSES, a.loss)
     if loss is None or not loss.is_builtin:
         known = ", ".join(name for name, rule in LOSSES.items() if rule.is_builtin)
@@ -171,4 +165,35 @@ def _check_algorithm(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             ("algorithm", "importance"),
             f"found {i!r}; with verl expected level: token or row, a high, and a low that is 0 with kind: tis and above 0 with "
             "kind: mask",
+        )
+
+
+def _check_signals(c: Sections) -> Iterator[tuple[KeyPath, str]]:
+    """Yield what of ``algorithm.distill`` and ``algorithm.ce`` verl does not support."""
+    distill, ce = c.algorithm.distill, c.algorithm.ce
+    if distill is not None and distill.server is None:
+        yield (
+            ("algorithm", "distill", "teacher"),
+            f"found {distill.teacher!r}; with verl expected the URL of a vLLM server, since only the embedded trainer holds a teacher's "
+            "weights: start one with `vllm serve MODEL`, or use trainer.name: torch",
+        )
+    if distill is not None and distill.divergence != "reverse":
+        yield (
+            ("algorithm", "distill", "divergence"),
+            f"found {distill.divergence!r}, expected 'reverse': verl's actor does not keep the logprobs of other tokens than the sampled "
+            "ones; or use trainer.name: torch",
+        )
+    if ce is None:
+        return
+    if "response" in ce.tokens:
+        yield (
+            ("algorithm", "ce", "tokens"),
+            f"found {list(ce.tokens)!r}, expected tool, user or both: verl's actor has one loss per token, and responses have the "
+            "policy's; use lightning-rl sft between runs, or trainer.name: torch",
+        )
+    if c.rollouts.temperature != 1:
+        yield (
+            ("rollouts", "temperature"),
+            f"found {c.rollouts.temperature:g}, expected 1.0: with algorithm.ce verl's actor reads tool results and user messages at the "
+            "temperature of the rollouts",
         )

@@ -26,10 +26,8 @@ from lightning_core.rollouts.answers import AnswerScorer, ScoredEpisodes
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.background import BackgroundLoop
 from lightning_core.rollouts.batch import Batch, Group
-from lightning_core.rollouts.ce import Targets, TokenSources
 from lightning_core.rollouts.counts import add_counts, count_batch, count_ce, count_groups, count_taught, tokens_of_fork
 from lightning_core.rollouts.curriculum import count_picked
-from lightning_core.rollouts.distill import Lessons, Teacher
 from lightning_core.rollouts.entries import (
     call_credits,
     check_tools_of,
@@ -43,9 +41,10 @@ from lightning_core.rollouts.entries import (
 from lightning_core.rollouts.failure_log import FailureLog
 from lightning_core.rollouts.judged import judge_episodes
 from lightning_core.rollouts.refill import spare_tasks, without_signal
-from lightning_core.rollouts.rows import episode_rows, masked_calls
+from lightning_core.rollouts.rows import episode_rows
 from lightning_core.rollouts.runner import Task
 from lightning_core.rollouts.selection import check_agents, require_transitions, routing_of, trained_agents
+from lightning_core.rollouts.signals import Signals, SignalSources
 from lightning_core.rollouts.stopping import InvalidRewards, check_finished, check_rewarded
 from lightning_core.trace import ANSWER_LOGPROBS
 from lightning_core.transitions import Transition
@@ -66,13 +65,12 @@ class Collector:
         store: Store,
         *,
         values: Values | None = None,
-        teacher: Teacher | None = None,
-        sources: TokenSources | None = None,
+        sources: SignalSources | None = None,
         answers: AnswerScorer | None = None,
         on_rollout: Callable[[Rollout], None] = lambda _: None,
     ) -> None:
-        """``values``: the critic, if a reward rule needs one. ``teacher``: that of ``algorithm.distill``. ``sources``: of ``algorithm.ce``.
-        ``answers``: those of ``credit.information_gain``.
+        """``values``: the critic, if a reward rule needs one. ``sources``: of signals besides advantages. ``answers``: those of
+        ``credit.information_gain``.
 
         ``on_rollout``: called with the last attempt at each job.
         """
@@ -81,8 +79,7 @@ class Collector:
         self._agents = agents
         self._store = store
         self._values = values
-        self._teacher = teacher
-        self._sources = sources
+        self._sources = sources or SignalSources()
         self._answers = answers
         self._on_rollout = on_rollout
         self._failures = FailureLog()
@@ -208,11 +205,16 @@ class Collector:
         values = self._values(scored) if scored and self._values is not None else None
         return assign_by_policy(episodes, self.rules, values=values)
 
+    def signals(self, episodes: Sequence[Episode]) -> Signals:
+        """What trains the calls of ``episodes`` besides their advantages; the teacher is asked."""
+        return self._sources.signals(self.config.algorithm, episodes)
+
     def batch(
         self,
         groups: Sequence[Group],
         episodes: Sequence[Episode],
         credit: Credit,
+        signals: Signals | None = None,
         *,
         replaced: int = 0,
         counts: Mapping[str, float] | None = None,
@@ -221,11 +223,8 @@ class Collector:
 
         ``groups``: all that ran, including the ``replaced`` ones; ``episodes``: without those. ``counts``: others of the step.
         """
-        c = self.config
-        masked = masked_calls(c.algorithm, episodes)
-        lessons = Lessons() if self._teacher is None else self._teacher.lessons(episodes, masked=masked)
-        targets = Targets() if self._sources is None else self._sources.targets(episodes)
-        rows = [row for e in episodes for row in episode_rows(c.algorithm, e, credit, lessons, targets.tokens)]
+        c, signals = self.config, signals or Signals()
+        rows = [row for e in episodes for row in episode_rows(c.algorithm, e, credit, signals)]
         rollouts = count_groups(groups, solved=c.eval.solved)
         if silent := rollouts["rollouts_without_calls"]:
             logger.warning("in %d of %d rollouts no trained agent made a model call", silent, rollouts["rollouts"])
@@ -234,8 +233,8 @@ class Collector:
             **rollouts,
             "groups_refilled": replaced,
             **count_batch(c, episodes, credit, rows, groups[0].step),
-            **count_taught(lessons.differences, lessons.candidates),
-            **(count_ce(rows, targets.unknown) if c.algorithm.ce else {}),
+            **count_taught(signals.lessons.differences, signals.lessons.candidates),
+            **(count_ce(rows, signals.targets.unknown) if c.algorithm.ce else {}),
         }
         return Batch(episodes=episodes, credit=credit, rows=rows, counts=counts)
 
@@ -288,7 +287,8 @@ def collect(
         episodes = [*(e for e in episodes if e.task_id not in dropped), *fresh]
         credit = collector.credit(episodes)
     counts = scored if tried is None else scored | count_picked(chosen, tried)
-    batch = collector.batch(groups, episodes, credit, replaced=replaced, counts=counts)
+    signals = collector.signals(episodes)
+    batch = collector.batch(groups, episodes, credit, signals, replaced=replaced, counts=counts)
     if not batch.rows:
         logger.warning(
             "step %d: nothing to train on: all %d responses of the trained agents reached their token limit, and algorithm.truncated is "

@@ -47,9 +47,10 @@ class Teacher:
 
     settings: Distill
     score: Score
-    propose: Propose
     chat: Chat
     max_context: int
+    propose: Propose | None = None
+    """None: the trainer has no ``divergence: forward``."""
     prompt: TeacherPrompt | None = None
     """The function that ``settings.prompt`` names."""
 
@@ -68,6 +69,7 @@ class Teacher:
         calls = {call.id: call for e in episodes for call in e.trace.calls if call.id in chosen}
         rows = transitions_to_rows([self._read_by_teacher(t, calls[t.call]) for t in chosen.values()])
         if self.settings.divergence == "forward":
+            assert self.propose is not None, "the trainer has this divergence"
             return Lessons(candidates=self.propose(rows))
         scored = self.score(rows)
         return Lessons(differences={call: (scored[call] - t.logprobs).astype(np.float32) for call, t in chosen.items()})

@@ -16,15 +16,31 @@ from lightning_core import trainable
 Task = dict[str, Any]
 
 
+async def _ask(messages: list[Any]) -> str:
+    async with AsyncOpenAI(api_key="none", max_retries=0) as client:
+        reply = await client.chat.completions.create(model="m", messages=messages)
+    return reply.choices[0].message.content or ""
+
+
 @trainable("writer")
 async def _say() -> str:
-    async with AsyncOpenAI(api_key="none", max_retries=0) as client:
-        reply = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "say"}])
-    return reply.choices[0].message.content or ""
+    return await _ask([{"role": "user", "content": "say"}])
+
+
+@trainable("writer")
+async def _say_twice() -> None:
+    messages = [{"role": "user", "content": "say"}]
+    said = await _ask(messages)
+    await _ask([*messages, {"role": "assistant", "content": said}, {"role": "user", "content": "and now?"}])
 
 
 async def digits(task: Task) -> float:
     return len(set(await _say())) / 4
+
+
+async def says_twice(task: Task) -> float:
+    await _say_twice()
+    return 0.5
 
 
 async def kills_its_process_once(task: Task) -> float:

@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
 from starlette.responses import JSONResponse
+from transformers import AutoModelForCausalLM
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.replica import TokenOutput
 
 from lightning_core.config import dump_config, load_config
-from lightning_core.errors import RewardError
+from lightning_core.errors import InfrastructureError, RewardError
+from lightning_core.model.source import load_tokenizer
 from lightning_core.records.store import Store
 from lightning_core.rollouts.counts import counts_to_metrics
 from lightning_core.testing.recording_server import recording_server
@@ -33,6 +36,7 @@ from lightning_core.trainers.verl.rows import SIGNAL
 from lightning_core.trainers.verl.settings import defaults, translate
 from tests.collected import ScriptedAgents, collect_step
 from tests.verl.cpu import ENVIRONMENT
+from tests.verl.scoring_server import logprobs_of, scoring_server
 
 SECONDS = 180
 """Longest wait for one result: a loaded machine takes minutes to start a worker."""
@@ -256,3 +260,54 @@ def test_groups_without_the_task_compare_all_prompts(start: Start) -> None:
     keys = sorted(rows(uids))
     fields = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["rm_scores"])["rm_scores"]
     assert [round(float(x[0]), 3) for x in fields.unbind()] == [0.5] * 3 + [-0.5] * 3
+
+
+def fields_of(uids: list[str], *names: str) -> list[dict[str, Any]]:
+    """Some tensors of each row."""
+    keys = sorted(rows(uids))
+    found = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=list(names))
+    return [dict(zip(names, values, strict=True)) for values in zip(*(found[n].unbind() for n in names), strict=True)]
+
+
+def test_tokens_with_a_cross_entropy_are_marked_where_no_token_was_sampled(start: Start, model: Path) -> None:
+    """All rewards are equal, so nothing else is."""
+    tokenizer: Any = load_tokenizer(model)
+    algorithm = {"ce": {"weight": 0.5, "tokens": "user"}}
+    uids = request(start("says_twice", algorithm=algorithm), {"id": "a"}, {"id": "b"})
+    assert set(settled(uids).values()) == {"finished"}
+    found = fields_of(uids, "responses", "response_mask", "rm_scores")
+    assert len(found) == 6
+    for row in found:
+        marked = row["rm_scores"] != 0
+        assert not (marked & row["response_mask"].bool()).any()
+        assert tokenizer.decode(row["responses"][marked].tolist()) == "and now?"
+
+
+def test_tokens_get_the_difference_to_a_teacher(start: Start, model: Path, tmp_path: Path) -> None:
+    network: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with scoring_server(model) as url:
+        algorithm = {"distill": {"teacher": url, "weight": 0.5}, "reward_weight": 0.0}
+        uids = request(start("says_twice", algorithm=algorithm), {"id": "a"}, {"id": "b"})
+        assert set(settled(uids).values()) == {"finished"}
+    found = fields_of(uids, "input_ids", "prompts", "response_mask", "rm_scores", "rollout_log_probs")
+    for row in found:
+        scores = torch.tensor([0.0, *logprobs_of(network, row["input_ids"].tolist())])[len(row["prompts"]) :]
+        expected = 0.5 * (scores - row["rollout_log_probs"]) * row["response_mask"]
+        torch.testing.assert_close(row["rm_scores"], expected, rtol=1e-4, atol=1e-4)
+    with Store(tmp_path / "store.db", read_only=True) as store:
+        (counts,) = store.steps().values()
+    assert counts["tokens_distilled"] == 6 * 2 * 4
+
+
+def test_a_teacher_that_does_not_respond_is_an_error_at_the_start(start: Start) -> None:
+    with pytest.raises(InfrastructureError, match="no usable response from the teacher's server"):
+        start("digits", algorithm={"distill": {"teacher": "http://127.0.0.1:9/v1"}})
+
+
+def test_a_teacher_that_is_lost_stops_the_run(start: Start, model: Path, tmp_path: Path) -> None:
+    with scoring_server(model) as url:
+        manager = start("digits", algorithm={"distill": {"teacher": url}})
+    request(manager, {"id": "a"})
+    with pytest.raises(KeyboardInterrupt):
+        poll(SECONDS)
+    assert isinstance(pickle.loads((tmp_path / FAILURE).read_bytes()), InfrastructureError)

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import httpx
 import numpy as np
 
+from lightning_core.config.api_key import read_api_key
+from lightning_core.config.distill import Distill
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError, describe
 from lightning_core.trace import Floats
 from lightning_core.transitions import Candidates, Row
@@ -146,6 +148,18 @@ class ServerScorer:
             raise InfrastructureError(
                 f"no usable response from the teacher's server {self.url} (algorithm.distill.teacher): {describe(error)}"
             ) from error
+
+
+def open_scorer(distill: Distill, tokenizer: Any) -> ServerScorer:
+    """The teacher of ``distill`` that is a server's model. ``tokenizer``: the policy's. Errors are those of `ServerScorer`."""
+    assert distill.server is not None, "the teacher is a server's model"
+    return ServerScorer(
+        distill.server,
+        api_key=read_api_key(distill.api_key_env, "algorithm.distill.api_key_env"),
+        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+        decode=lambda token: tokenizer.decode([token]),
+        count=distill.candidate_count,
+    )
 
 
 def _most_likely(entries: Sequence[PlaceLogprobs], count: int, vocabulary: int) -> Candidates:

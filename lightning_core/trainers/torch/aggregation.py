@@ -56,16 +56,21 @@ def ce_weights(rows: Sequence[Row], weight: float) -> list[Floats]:
     The term is ``weight`` times the mean over rollouts of the mean over each rollout's chosen tokens. Rollouts without any do
     not count.
     """
-    chosen: Counter[str] = Counter()
-    for row in rows:
-        chosen[row.rollout] += 0 if row.ce is None else int(row.ce.sum())
-    rollouts = sum(count > 0 for count in chosen.values())
+    counts = [0 if row.ce is None else int(row.ce.sum()) for row in rows]
+    weights = ce_row_weights([row.rollout for row in rows], counts, weight)
     return [
-        np.zeros(len(row.mask), dtype=np.float32)
-        if row.ce is None
-        else (row.ce * (weight / (rollouts * max(1, chosen[row.rollout])))).astype(np.float32)
-        for row in rows
+        np.zeros(len(row.mask), dtype=np.float32) if row.ce is None else (row.ce * own).astype(np.float32)
+        for row, own in zip(rows, weights, strict=True)
     ]
+
+
+def ce_row_weights(rollouts: Sequence[Hashable], tokens: Sequence[int], weight: float) -> list[float]:
+    """The weight of each chosen token of each row. ``rollouts``: the rollout of each row. ``tokens``: its number of chosen tokens."""
+    chosen: Counter[Hashable] = Counter()
+    for rollout, count in zip(rollouts, tokens, strict=True):
+        chosen[rollout] += count
+    number = sum(count > 0 for count in chosen.values())
+    return [weight / (number * chosen[rollout]) if chosen[rollout] else 0.0 for rollout in rollouts]
 
 
 def row_weights(rollouts: Sequence[Hashable], tokens: Sequence[int], algorithm: Algorithm) -> list[float]:

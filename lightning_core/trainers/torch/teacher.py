@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from lightning_core.backends.vllm.scorer import ServerScorer
+from lightning_core.backends.vllm.scorer import ServerScorer, open_scorer
 from lightning_core.config.algorithm import Algorithm
-from lightning_core.config.api_key import read_api_key
 from lightning_core.config.distill import Distill
 from lightning_core.config.resolve import PolicySettings
 from lightning_core.errors import ConfigError
@@ -88,14 +86,7 @@ def open_teacher(
         assert base is not None, "the initial weights are kept"
         return RowScorer(base, loaded.path, budget, count)
     if distill.server is not None:
-        tokenizer: Any = loaded.tokenizer
-        return ServerScorer(
-            distill.server,
-            api_key=read_api_key(distill.api_key_env, "algorithm.distill.api_key_env"),
-            encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
-            decode=lambda token: tokenizer.decode([token]),
-            count=count,
-        )
+        return open_scorer(distill, loaded.tokenizer)
     other: Mapping[str, int]
     teacher = load_policy(replace(settings, model=distill.teacher, lora=None, train_layers=None))
     own, other = loaded.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()

@@ -1,6 +1,6 @@
 """The advantage estimator registered with verl.
 
-It multiplies the rows' advantages by each token's weight in the loss.
+It multiplies the rows' advantages by each token's weight in the loss, and gives the tokens of ``algorithm.ce`` their weight in theirs.
 
 The advantages are computed by `credit` when the rollouts end and arrive as the rows' token-level rewards. verl's own estimators compare
 one row per rollout (GRPO) or treat rows separately. The losses are linear in the advantage, so multiplying by the token's weight
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_core.config.algorithm import Algorithm
-from lightning_core.trainers.torch.aggregation import row_weights
+from lightning_core.trainers.torch.aggregation import ce_row_weights, row_weights
 from lightning_core.trainers.verl.policy_loss import call_numbers
 
 ESTIMATOR = "lightning"
@@ -31,13 +31,15 @@ def weighted_advantages(
     config: Mapping[str, Any],
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """(weight * advantage, advantage), both float32 [B, T].
+    """(weight * advantage, advantage), both float32 [B, T]; where no token was sampled, the weight in the cross-entropy, and 0.
 
-    ``token_level_rewards``: the advantages, float32 [B, T]. ``response_mask`` [B, T]: 1 at sampled tokens; padding rows have none and
-    get no weight. ``index``: the rollout of each row. Weights are computed for all rows of a step, before verl splits it into
-    mini-batches, and those among ranks and micro-batches. They sum to 1 in the average mini-batch.
+    ``token_level_rewards``: the advantages, float32 [B, T], and with ``algorithm.ce`` a number other than 0 at its tokens.
+    ``response_mask`` [B, T]: 1 at sampled tokens; padding rows have none and get no weight. ``index``: the rollout of each row. Weights
+    are computed for all rows of a step, before verl splits it into mini-batches, and those among ranks and micro-batches. They sum
+    to 1, or ``algorithm.ce.weight``, in the average mini-batch.
     """
-    advantages_BT = token_level_rewards.float()
+    mask_BT = response_mask.bool()
+    advantages_BT = token_level_rewards.float() * mask_BT
     settings = {key: config[SETTINGS][key] for key in ("aggregation", "sequence", "constant_tokens")}
     if settings["aggregation"] == "sequence-mean" and settings["sequence"] == "call":
         numbers_BT = call_numbers(response_mask)
@@ -48,7 +50,12 @@ def weighted_advantages(
         tokens = [int(count) for count in response_mask.sum(dim=-1)]
         rollouts = list(index)
     weights = row_weights(rollouts, tokens, Algorithm.model_construct(**settings))
-    weights_N = (
-        torch.tensor(weights, dtype=torch.float32, device=advantages_BT.device) * config[SETTINGS]["mini_batches"]
-    )
-    return advantages_BT * weights_N[numbers_BT], advantages_BT
+    updates = config[SETTINGS]["mini_batches"]
+    weights_N = torch.tensor(weights, dtype=torch.float32, device=advantages_BT.device) * updates
+    weighted_BT = advantages_BT * weights_N[numbers_BT]
+    if config[SETTINGS]["ce_weight"] is not None:
+        chosen_BT = (token_level_rewards != 0) & ~mask_BT
+        own = ce_row_weights(list(index), chosen_BT.sum(dim=-1).tolist(), config[SETTINGS]["ce_weight"])
+        own_B = torch.tensor(own, dtype=torch.float32, device=advantages_BT.device) * updates
+        weighted_BT = weighted_BT + chosen_BT * own_B[:, None]
+    return weighted_BT, advantages_BT

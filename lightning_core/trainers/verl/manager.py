@@ -42,10 +42,12 @@ from lightning_core.rollouts.programs import load_agent
 from lightning_core.rollouts.refill import without_signal
 from lightning_core.rollouts.rows import episode_rows
 from lightning_core.rollouts.selection import require_transitions, trained_agents
+from lightning_core.rollouts.signals import Signals, SignalSources
 from lightning_core.trainers.verl.pool import WorkerPool
 from lightning_core.trainers.verl.prompts import Prompt, read_prompts
 from lightning_core.trainers.verl.records import write_failure
 from lightning_core.trainers.verl.rows import VerlRow, train_rows, validation_row
+from lightning_core.trainers.verl.sources import open_sources
 from lightning_core.trainers.verl.worker import RolloutWorker
 from lightning_core.transitions import transitions_to_rows
 
@@ -89,12 +91,12 @@ class _Prompted:
 class LightningManager:
     """See the module. verl creates it with `create`."""
 
-    def __init__(self, config: Config, *, folder: Path, workers: WorkerPool) -> None:
+    def __init__(self, config: Config, *, folder: Path, workers: WorkerPool, sources: SignalSources) -> None:
         self._config = config
         self._folder = folder
         self._store = Store(folder / "store.db")
         agents = ClusterAgents(workers, retries=config.rollouts.retries)
-        self._collector = Collector(config, agents, self._store, on_rollout=self._show_routes)
+        self._collector = Collector(config, agents, self._store, sources=sources, on_rollout=self._show_routes)
         self._whole_batch = any(rules.needs_batch for rules in self._collector.rules.values())
         self._routes, self._progress = (
             NewRoutes(),
@@ -124,6 +126,8 @@ class LightningManager:
         if Path(settings["working_dir"]).is_dir():
             os.chdir(settings["working_dir"])
         load_agent(ours)  # registers the agents that its code marks
+        model, max_context = str(config.actor_rollout_ref.model.path), int(rollout.max_model_len)
+        sources = open_sources(ours, model=model, max_context=max_context)
         _enable_interrupts()
         count = int(rollout.agent.num_workers)
         actor = ray.remote(RolloutWorker).options(
@@ -134,13 +138,13 @@ class LightningManager:
         def make() -> Any:
             return actor.remote(
                 *arguments,
-                model=str(config.actor_rollout_ref.model.path),
-                max_context=int(rollout.max_model_len),
+                model=model,
+                max_context=max_context,
                 concurrency=-(-ours.rollouts.concurrency // count),
                 folder=settings["working_dir"],
             )
 
-        return cls(ours, folder=Path(settings["folder"]), workers=WorkerPool(make, count))
+        return cls(ours, folder=Path(settings["folder"]), workers=WorkerPool(make, count), sources=sources)
 
     def _show_routes(self, rollout: Rollout) -> None:
         if routing := self._routes.of(rollout.trace):
@@ -230,13 +234,14 @@ class LightningManager:
         dropped = {r.trace.rollout for one in prompted if one.prompt.uid in replaced for r in one.group.trained}
         kept = [e for e in episodes if e.rollout not in dropped]
         counted = replace(credit, metrics=self._credit_metrics(kept, credit)) if replaced else credit
-        batch = self._collector.batch(groups, kept, counted, replaced=len(replaced))
+        signals = await asyncio.to_thread(self._collector.signals, kept)
+        batch = self._collector.batch(groups, kept, counted, signals, replaced=len(replaced))
         async with self._recording:
             self._counts[step] = add_counts(self._counts.get(step, {}), batch.counts)
             await asyncio.to_thread(self._collector.record_credit, batch, step - 1)
             await asyncio.to_thread(self._store.add_step, step, self._counts[step])
         for one in prompted:
-            rows = self._training_rows(one, by_rollout, credit, signal=one.prompt.uid not in replaced)
+            rows = self._training_rows(one, by_rollout, credit, signals, signal=one.prompt.uid not in replaced)
             await self._put(one.prompt, rows)
 
     def _replaced_prompts(
@@ -260,13 +265,13 @@ class LightningManager:
         return self._collector.credit(kept).metrics if kept else dict.fromkeys(credit.metrics, 0.0)
 
     def _training_rows(
-        self, one: _Prompted, by_rollout: Mapping[str, Episode], credit: Credit, *, signal: bool
+        self, one: _Prompted, by_rollout: Mapping[str, Episode], credit: Credit, signals: Signals, *, signal: bool
     ) -> list[VerlRow]:
         """The rows of one prompt's rollouts. See `train_rows` for ``signal``."""
         rows: list[VerlRow] = []
         for session, rollout in enumerate(one.group.trained):
             if (episode := by_rollout.get(rollout.trace.rollout)) is not None:
-                found = episode_rows(self._collector.config.algorithm, episode, credit)
+                found = episode_rows(self._config.algorithm, episode, credit, signals)
                 rows += train_rows(one.prompt.group, session, found, reward=episode.reward, signal=signal)
         return rows
 

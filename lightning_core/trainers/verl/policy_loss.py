@@ -1,4 +1,4 @@
-"""Our losses behind verl's signature of a policy loss: both trainers use the same."""
+"""Our losses, and the cross-entropy of ``algorithm.ce``, behind verl's signature of a policy loss: both trainers use the same."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def make_policy_loss(loss: str, sequence: str = "row") -> PolicyLoss:
         config: Any,
         rollout_is_weights: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
-        """The sum of the losses of all sampled tokens.
+        """The sum of the losses of all sampled tokens, and of the weighted cross-entropies of those of ``algorithm.ce``.
 
-        Their weights are part of the advantages (`estimator`).
+        The weights are part of the advantages (`estimator`): tokens that were not sampled have that of their cross-entropy there.
 
-            ``loss_agg_mode`` is for what verl adds itself, entropy and KL. Ranks' gradients are averaged by FSDP, so the sum is multiplied
-            by their number.
+        ``loss_agg_mode`` is for what verl adds itself, entropy and KL. Ranks' gradients are averaged by FSDP, so the sum is multiplied
+        by their number.
         """
         del loss_agg_mode
         mask_BT = response_mask.bool()
@@ -72,11 +72,16 @@ def make_policy_loss(loss: str, sequence: str = "row") -> PolicyLoss:
         losses_E = found.losses_E
         if rollout_is_weights is not None:
             losses_E = losses_E * rollout_is_weights[mask_BT]
+        chosen_BT = (advantages != 0) & ~mask_BT
+        ce = -(advantages[chosen_BT] * log_prob[chosen_BT]).sum()
         total = max(1, len(losses_E))
         marks = {f"actor/{name}": float(mark_E.sum()) / total for name, mark_E in found.marks.items()}
         with torch.no_grad():
             mismatch_E = (log_prob - old_log_prob)[mask_BT]
             approx_kl = float((mismatch_E.exp() - 1 - mismatch_E).sum()) / total
-        return losses_E.sum() * config.global_batch_info.get("dp_size", 1), {**marks, "actor/approx_kl": approx_kl}
+        return (losses_E.sum() + ce) * config.global_batch_info.get("dp_size", 1), {
+            **marks,
+            "actor/approx_kl": approx_kl,
+        }
 
     return policy_loss

@@ -1,8 +1,8 @@
 """Converts rows to the keys, fields and tags that verl reads from TransferQueue. Pure.
 
-A row in verl is a prompt and a response. The response begins at the first sampled token; the new tokens of later prompts are in it with a
-response mask of 0. verl 0.9.1 documents the formats in ``verl/trainer/ppo/v1/replay_buffer.py``; test_contract.py checks them against
-the installed version.
+A row in verl is a prompt and a response. The response begins at the first token with a loss. Its tokens that were not sampled, such as the
+new ones of later prompts, have a response mask of 0. verl 0.9.1 documents the formats in ``verl/trainer/ppo/v1/replay_buffer.py``;
+test_contract.py checks them against the installed version.
 """
 
 from __future__ import annotations
@@ -51,15 +51,16 @@ class PromptGroup:
 def train_rows(group: PromptGroup, session: int, rows: Sequence[Row], *, reward: float, signal: bool) -> list[VerlRow]:
     """The rows of one rollout. ``signal``: False if verl is to replace the group (`SIGNAL`).
 
-    The advantages are in the field of the token-level rewards, and the rollout's ``reward`` is in the extra fields. Raises TypeError for
-    a row without advantages, and `ProofError` for a row that differs from what was sampled.
+    The advantages are in the field of the token-level rewards, with 1 at the tokens of ``algorithm.ce``, and the rollout's ``reward`` is
+    in the extra fields. Raises TypeError for a row without advantages, and `ProofError` for a row that differs from what was sampled.
     """
     found: list[VerlRow] = []
     for index, row in enumerate(rows):
         if row.advantages is None:
             raise TypeError(f"row {index} of rollout {row.rollout} has no advantages")
         info = {"reward": reward, SIGNAL: float(1 + session * len(rows) + index) if signal else 0.0}
-        made = _row(group, session, index, row, row.advantages, owner=f"{group.uid}-{session}", info=info)
+        rewards = row.advantages if row.ce is None else np.where(row.ce & ~row.mask, np.float32(1), row.advantages)
+        made = _row(group, session, index, row, rewards, owner=f"{group.uid}-{session}", info=info)
         _prove(row, made)
         found.append(made)
     return found
@@ -79,7 +80,7 @@ def _row(
 
     In training, the rollout, by which the estimator groups rows; in validation, the prompt.
     """
-    start = int(row.mask.argmax())
+    start = int(row.in_loss.argmax())
     input_ids = torch.from_numpy(row.token_ids.astype(np.int64))
     mask = torch.from_numpy(row.mask[start:].astype(np.int64))
     oldest, newest = (min(s.oldest for s in row.segments), max(s.version for s in row.segments))

@@ -160,7 +160,7 @@ def _algorithm(c: Config) -> dict[str, Any]:
         "algorithm.use_kl_in_reward": False,  # it would change the advantages, which stand where rewards do
         f"+algorithm.{SETTINGS}": {
             "aggregation": a.aggregation, "sequence": a.sequence, "constant_tokens": a.constant_tokens,
-            "mini_batches": a.mini_batches,
+            "mini_batches": a.mini_batches, "ce_weight": None if a.ce is None else a.ce.weight,
         },
         "algorithm.filter_groups.enable": c.rollouts.refill > 0,
         "algorithm.filter_groups.metric": SIGNAL,
@@ -180,6 +180,10 @@ def _algorithm(c: Config) -> dict[str, Any]:
             f"{_ACTOR}.kl_loss_coef": a.kl.weight,
             f"{_ACTOR}.kl_loss_type": {"k1": "k1+", "k3": "low_var_kl"}[a.kl.estimator],
         }
+    if (
+        a.ce is not None
+    ):  # it would take sampled tokens out of the response mask, outside which are the tokens of the cross-entropy
+        found["algorithm.rollout_correction.rollout_rs"] = None
     if (i := a.importance) is not None:
         found |= {
             "algorithm.rollout_correction.rollout_is": {"token": "token", "row": "sequence"}[i.level],

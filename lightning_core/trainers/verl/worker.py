@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.backends.verl import LLMClient, VerlBackend
-from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
 from lightning_core.credit import Episode
 from lightning_core.endpoint.routing import Routing
-from lightning_core.model.source import load_eos_token_ids, load_tokenizer
+from lightning_core.model.source import load_tokenizer
 from lightning_core.rollouts.attempt import Attempt, Job
 from lightning_core.rollouts.environment import capturing, open_agents
 from lightning_core.rollouts.judge import Judged
 from lightning_core.rollouts.programs import load_agent, load_reward
+from lightning_core.trainers.verl.sources import open_chat
 
 
 class RolloutWorker:
@@ -32,11 +32,7 @@ class RolloutWorker:
         if Path(folder).is_dir():
             os.chdir(folder)
         tokenizer: Any = load_tokenizer(model)
-        chat = Chat(
-            tokenizer,
-            stop_token_ids=load_eos_token_ids(model),
-            template_kwargs=config.policy.chat_template_kwargs,
-        )
+        chat = open_chat(config, model, tokenizer)
         backend = VerlBackend(client, max_context=max_context)
         self._open = ExitStack()
         self._open.enter_context(capturing(config))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ VOCABULARY = 250
 Weights = Mapping[str, Tensor]
 
 
-def make_rows(logprobs: Callable[[Row], Any]) -> list[Row]:
+def make_rows(logprobs: Callable[[Row], Any], temperature: float = TEMPERATURE) -> list[Row]:
     """Seven rows of five rollouts, one of them flat. ``logprobs``: the policy's, of a row's sampled tokens.
 
     The rows were sampled by another policy, some where its probabilities are far from the policy's.
@@ -45,19 +46,41 @@ def make_rows(logprobs: Callable[[Row], Any]) -> list[Row]:
             parts.append((start + tokens.choices(range(VOCABULARY), k=put - len(start)), False))
             parts.append((tokens.choices(range(VOCABULARY), k=sampled), True))
             advantages += [advantage] * sampled
-        row = make_row(*parts, rollout=rollout, temperature=TEMPERATURE)
+        row = make_row(*parts, rollout=rollout, temperature=temperature)
         # A shift per row makes rows differ, not only tokens.
         off = noise.normal(scale=0.25, size=len(advantages)) + noise.normal(scale=0.15)
         rows.append(
             make_row(
                 *parts,
                 rollout=rollout,
-                temperature=TEMPERATURE,
+                temperature=temperature,
                 advantage=advantages,
                 logprobs=logprobs(row) + off,
             )
         )
     return rows
+
+
+def with_ce(rows: Sequence[Row]) -> list[Row]:
+    """``rows`` with a cross-entropy on two tokens: in two later prompts, and in the first prompt of a rollout's second row."""
+    found = list(rows)
+    for number, places in ((0, (15, 16)), (1, (6, 7)), (2, (13, 14))):
+        row = rows[number]
+        ce = np.zeros(len(row.mask), dtype=np.bool_)
+        ce[list(places)] = True
+        assert not (ce & row.mask).any()
+        found[number] = replace(row, ce=ce)
+    return found
+
+
+def with_lessons(rows: Sequence[Row]) -> list[Row]:
+    """``rows`` with an advantage of its own for each sampled token, as from a teacher."""
+    noise = np.random.default_rng(1)
+    return [
+        replace(row, advantages=(row.mask * (row.advantages + noise.normal(size=len(row.mask)))).astype(np.float32))
+        for row in rows
+        if row.advantages is not None
+    ]
 
 
 def moved(weights: Weights, seed: int) -> dict[str, Tensor]:

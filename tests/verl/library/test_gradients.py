@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
+from lightning_core.config.ce import CrossEntropy
 from lightning_core.transitions import Row
 from tests.tiny_model import make_tiny_model
 from tests.verl.library.embedded import Embedded
-from tests.verl.library.step import absolute, assert_same, make_rows
+from tests.verl.library.step import absolute, assert_same, make_rows, with_ce, with_lessons
 from tests.verl.library.trainer import VerlTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's and verl's
@@ -86,6 +88,32 @@ def test_importance(embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Ro
     assert 0 < metrics["importance_outside_fraction"] < 1
     assert updates == 1 or metrics["ratio_max"] > 1.1
     assert_same(verl_trainer.gradients(rows, algorithm, multiple=8, micro=4), expected)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_token_advantages(embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Row], aggregation: str) -> None:
+    """Those of a teacher differ within a call."""
+    taught = with_lessons(rows)
+    algorithm = Algorithm(**{**LOSSES["ppo"], **AGGREGATIONS[aggregation]})
+    expected, _ = embedded.gradients(taught, algorithm)
+    without, _ = embedded.gradients(rows, algorithm)
+    assert absolute(expected, without) > 1e-2
+    assert_same(verl_trainer.gradients(taught, algorithm, multiple=8, micro=4), expected)
+
+
+@pytest.mark.parametrize("reward_weight", [1.0, 0.0], ids=["and rewards", "alone"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_cross_entropy(embedded: Embedded, verl_trainer: VerlTrainer, loss: str, reward_weight: float) -> None:
+    """Of tokens in later prompts and before a row's first response."""
+    rows = [
+        replace(row, advantages=reward_weight * row.advantages)
+        for row in with_ce(make_rows(embedded.logprobs, temperature=1.0))
+    ]
+    algorithm = Algorithm(**LOSSES[loss], ce=CrossEntropy(weight=0.5))
+    expected, metrics = embedded.gradients(rows, algorithm)
+    assert metrics["ce_loss"] > 0
+    for batching in ({"micro": 4}, {"micro": 1}):
+        assert_same(verl_trainer.gradients(rows, algorithm, multiple=8, **batching), expected)
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -31,10 +31,15 @@ from verl.workers.utils.losses import ppo_loss
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.trainers.verl.estimator import ESTIMATOR, SETTINGS
 from lightning_core.trainers.verl.policy_loss import loss_mode
+from lightning_core.trainers.verl.rows import PromptGroup, train_rows
 from lightning_core.transitions import Row
 from tests.verl.library.step import TEMPERATURE, Weights
 
 PARTITION = "train"
+FIELDS = (
+    "uid", "prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask", "rollout_log_probs", "rm_scores",
+)  # fmt: skip
+"""Those of a row that the update reads."""
 EOS = 2  # padding rows consist of any token
 
 
@@ -62,30 +67,15 @@ def join(*, rank: int, ranks: int, meeting: Path) -> Iterator[None]:
                 dist.destroy_process_group()
 
 
-def fields_of(row: Row) -> dict[str, Any]:
-    """A row in verl's format, each tensor [L]: the prompt ends at the first sampled token."""
-    start = int(row.mask.argmax())
-    token_ids = torch.from_numpy(row.token_ids.astype("int64"))
-    mask = torch.from_numpy(row.mask[start:].astype("int64"))
-    assert row.advantages is not None
-    return {
-        "uid": row.rollout,
-        "prompts": token_ids[:start],
-        "responses": token_ids[start:],
-        "input_ids": token_ids,
-        "position_ids": torch.arange(len(token_ids)),
-        "response_mask": mask,
-        "loss_mask": mask,
-        "rollout_log_probs": torch.from_numpy(row.logprobs[start:].copy()),
-        "rm_scores": torch.from_numpy(row.advantages[start:].copy()),
-    }
-
-
 class Table:
     """Stand-in for TransferQueue in verl's driver: the fields of each row, by key."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        self._fields: dict[str, dict[str, Any]] = {f"{row.rollout}_0_{n}": fields_of(row) for n, row in enumerate(rows)}
+        self._fields: dict[str, dict[str, Any]] = {}
+        for number, row in enumerate(rows):
+            group = PromptGroup(uid=row.rollout, columns={}, step=1)
+            (made,) = train_rows(group, 0, [row], reward=0.0, signal=True)
+            self._fields[f"{row.rollout}_0_{number}"] = {name: made.fields[name] for name in FIELDS}
 
     def batch(self) -> KVBatchMeta:
         """All rows."""
@@ -293,6 +283,8 @@ def _settings(algorithm: Algorithm) -> list[str]:
         f"algorithm.{SETTINGS}.sequence": algorithm.sequence or "null",
         f"algorithm.{SETTINGS}.constant_tokens": algorithm.constant_tokens or "null",
         f"algorithm.{SETTINGS}.mini_batches": 1,
+        f"algorithm.{SETTINGS}.ce_weight": algorithm.ce.weight if algorithm.ce else "null",
+        "actor_rollout_ref.rollout.temperature": 1.0 if algorithm.ce else TEMPERATURE,
         # The ratio is to the sampling policy; the logprobs are not computed again.
         f"{correction}.bypass_mode": algorithm.importance is None,
     }
