@@ -118,6 +118,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"algorithm": {"mini_batches": 2}, "trainer": {"mode": "separate_async", "rollout_nodes": 1}},
         "algorithm.mini_batches: found 2, expected 1: with mode: separate_async",
     ),
+    (
+        {"algorithm": {"distill": {"teacher": "some/model"}}},
+        "algorithm.distill.teacher: found 'some/model'; with verl expected the URL of a vLLM server",
+    ),
+    (
+        {"algorithm": {"distill": {"teacher": "http://t:8000/v1", "divergence": "forward"}}},
+        "algorithm.distill.divergence: found 'forward', expected 'reverse'",
+    ),
+    (
+        {"algorithm": {"ce": {"weight": 0.1, "tokens": ["tool", "response"]}}},
+        "algorithm.ce.tokens: found ['tool', 'response'], expected tool, user or both",
+    ),
+    (
+        {"algorithm": {"ce": {"weight": 0.1}}, "rollouts": {"temperature": 0.7}},
+        "rollouts.temperature: found 0.7, expected 1.0: with algorithm.ce",
+    ),
     ({"trainer": {"schedule": "linear"}}, "trainer.schedule: found 'linear', expected 'constant' or 'cosine'"),
     (
         {"trainer": {"keep_best": True}, "eval": {"every": 5}},
@@ -156,6 +172,7 @@ def test_every_key_that_trains_reaches_verl(tmp_path: Path) -> None:
         {"algorithm": {"importance": {"high": 3.0}}}, {"policy": {"dtype": "bfloat16"}},
         {"policy": {"gradient_checkpointing": True}}, {"policy": {"tuning": "lora"}}, {"run": {"seed": 5}},
         {"ray": {"address": "auto"}}, {"algorithm": {"mini_batches": 2}}, {"trainer": {"schedule": "cosine"}},
+        {"algorithm": {"ce": {"weight": 0.1}}},
     ]  # fmt: skip
 
     def translated(sections: dict[str, Any]) -> str:
@@ -187,13 +204,41 @@ def test_the_schedule_mini_batches_and_decay_have_verls_names(tmp_path: Path) ->
 def test_the_weights_of_verls_mini_batches_sum_to_one_on_average() -> None:
     """Rollouts of 2 and 4 tokens: 1/2 · 1/2 and 1/2 · 1/4 of a step, and twice that in each of two mini-batches."""
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
-    settings = {"aggregation": "rollout-mean", "sequence": None, "constant_tokens": None}
+    settings = {"aggregation": "rollout-mean", "sequence": None, "constant_tokens": None, "ce_weight": None}
     for parts in (1, 2):
         weighted, plain = weighted_advantages(
             torch.ones(2, 4) * mask, mask, ["a", "b"], {SETTINGS: {**settings, "mini_batches": parts}}
         )
         assert weighted.tolist() == [[0.25 * parts] * 2 + [0.0] * 2, [0.125 * parts] * 4]
         assert plain.tolist() == mask.tolist()
+
+
+def test_the_tokens_of_a_cross_entropy_have_its_weights() -> None:
+    """Of the rollouts with some, a has two, in two rows, and b one: 0.5 / 2 / 2 and 0.5 / 2."""
+    mask = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 1, 1], [0, 0, 0], [1, 1, 1]])
+    rewards = torch.tensor([[2.0, 1, 0], [2, 2, 1], [1, 2, 2], [0, 0, 0], [2, 2, 2]])
+    rollouts = ["a", "a", "b", "padding", "c"]
+    settings = {"aggregation": "token-mean", "sequence": None, "constant_tokens": None, "mini_batches": 1}
+    weighted, plain = weighted_advantages(rewards, mask, rollouts, {SETTINGS: {**settings, "ce_weight": 0.5}})
+    own = 2 / 8
+    assert weighted.tolist() == [[own, 0.125, 0], [own, own, 0.125], [0.25, own, own], [0, 0, 0], [own] * 3]
+    assert plain.tolist() == (2.0 * mask).tolist()
+    without, _ = weighted_advantages(rewards, mask, rollouts, {SETTINGS: {**settings, "ce_weight": None}})
+    assert without.tolist() == (own * mask).tolist(), (
+        "a token that verl takes out of its mask is not one of a cross-entropy"
+    )
+
+
+def test_a_response_begins_at_the_first_token_with_a_loss() -> None:
+    """The mark of a cross-entropy is not at sampled tokens: those have their advantage."""
+    ce = np.array([False, False, True, False, True, False, False])
+    row = dataclasses.replace(recorded_row(prompt=4, output=3, advantage=0.5), ce=ce)
+    (made,) = train_rows(GROUP, 0, [row], reward=0.0, signal=True)
+    assert made.fields["prompts"].tolist() == [10, 11]
+    assert made.fields["responses"].tolist() == [12, 13, 50, 51, 52]
+    assert made.fields["response_mask"].tolist() == [0, 0, 1, 1, 1]
+    assert made.fields["rm_scores"].tolist() == [1.0, 0.0, 0.5, 0.5, 0.5]
+    assert (made.tag["prompt_len"], made.tag["response_len"], made.tag["seq_len"]) == (2, 5, 7)
 
 
 def test_a_call_is_a_run_of_sampled_tokens() -> None:

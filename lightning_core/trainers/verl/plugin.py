@@ -13,4 +13,5 @@ from lightning_core.trainers.verl.policy_loss import loss_mode, make_policy_loss
 register_adv_est(ESTIMATOR)(weighted_advantages)
 for _loss, _rule in LOSSES.items():
     for _sequence in ("row", "call") if _rule.ratio == "sequence" else ("row",):
-        register_policy_loss(loss_mode(_loss, _sequence))(make_policy_loss(_loss, _sequence))
+        for _ce in (False, True):
+            register_policy_loss(loss_mode(_loss, _sequence, ce=_ce))(make_policy_loss(_loss, _sequence, ce=_ce))

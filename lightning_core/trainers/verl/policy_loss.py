@@ -14,10 +14,13 @@ from lightning_core.credit.losses import token_losses
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 
 
-def loss_mode(loss: str, sequence: str | None = None) -> str:
-    """The name that ``loss`` is registered with verl under. ``sequence``: that of the ratio, if it is the ratio of a sequence."""
+def loss_mode(loss: str, sequence: str | None = None, *, ce: bool = False) -> str:
+    """The name that ``loss`` is registered with verl under.
+
+    ``sequence``: that of the ratio, if it is the ratio of a sequence. ``ce``: with the term of ``algorithm.ce``.
+    """
     by_call = LOSSES[loss].ratio == "sequence" and sequence == "call"
-    return f"lightning-{loss}-call" if by_call else f"lightning-{loss}"
+    return f"lightning-{loss}{'-call' if by_call else ''}{'-ce' if ce else ''}"
 
 
 def call_numbers(response_mask: Tensor) -> Tensor:
@@ -31,8 +34,8 @@ def call_numbers(response_mask: Tensor) -> Tensor:
     return (first_BT.flatten().cumsum(0) - 1).clamp(min=0).view_as(mask_BT)
 
 
-def make_policy_loss(loss: str, sequence: str = "row") -> PolicyLoss:
-    """``loss`` as verl calls it, on tensors [B, T] of a micro-batch. ``sequence``: ``row`` or ``call``."""
+def make_policy_loss(loss: str, sequence: str = "row", *, ce: bool = False) -> PolicyLoss:
+    """``loss`` as verl calls it, on tensors [B, T] of a micro-batch. ``sequence``: ``row`` or ``call``. ``ce``: see `loss_mode`."""
     rule = LOSSES[loss]
 
     def policy_loss(
@@ -44,12 +47,10 @@ def make_policy_loss(loss: str, sequence: str = "row") -> PolicyLoss:
         config: Any,
         rollout_is_weights: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
-        """The sum of the losses of all sampled tokens, and of the weighted cross-entropies of those of ``algorithm.ce``.
+        """The sum of the losses of all sampled tokens and, with ``ce``, of the cross-entropies of others.
 
-        The weights are part of the advantages (`estimator`): tokens that were not sampled have that of their cross-entropy there.
-
-        ``loss_agg_mode`` is for what verl adds itself, entropy and KL. Ranks' gradients are averaged by FSDP, so the sum is multiplied
-        by their number.
+        Their weights are part of the advantages (`estimator`). ``loss_agg_mode`` is for what verl adds itself, entropy and KL. Ranks'
+        gradients are averaged by FSDP, so the sum is multiplied by their number.
         """
         del loss_agg_mode
         mask_BT = response_mask.bool()
@@ -72,16 +73,16 @@ def make_policy_loss(loss: str, sequence: str = "row") -> PolicyLoss:
         losses_E = found.losses_E
         if rollout_is_weights is not None:
             losses_E = losses_E * rollout_is_weights[mask_BT]
-        chosen_BT = (advantages != 0) & ~mask_BT
-        ce = -(advantages[chosen_BT] * log_prob[chosen_BT]).sum()
+        loss_sum = losses_E.sum()
+        if ce:
+            chosen_BT = (advantages != 0) & ~mask_BT
+            loss_sum = loss_sum - (advantages[chosen_BT] * log_prob[chosen_BT]).sum()
         total = max(1, len(losses_E))
         marks = {f"actor/{name}": float(mark_E.sum()) / total for name, mark_E in found.marks.items()}
         with torch.no_grad():
             mismatch_E = (log_prob - old_log_prob)[mask_BT]
             approx_kl = float((mismatch_E.exp() - 1 - mismatch_E).sum()) / total
-        return (losses_E.sum() + ce) * config.global_batch_info.get("dp_size", 1), {
-            **marks,
-            "actor/approx_kl": approx_kl,
-        }
+        metrics = {**marks, "actor/approx_kl": approx_kl}
+        return loss_sum * config.global_batch_info.get("dp_size", 1), metrics
 
     return policy_loss

@@ -164,7 +164,7 @@ def _algorithm(c: Config) -> dict[str, Any]:
         },
         "algorithm.filter_groups.enable": c.rollouts.refill > 0,
         "algorithm.filter_groups.metric": SIGNAL,
-        f"{_ACTOR}.policy_loss.loss_mode": loss_mode(a.loss, a.sequence),
+        f"{_ACTOR}.policy_loss.loss_mode": loss_mode(a.loss, a.sequence, ce=a.ce is not None),
         f"{_ACTOR}.clip_ratio_low": a.clip_low,
         f"{_ACTOR}.clip_ratio_high": a.clip_high,
         f"{_ACTOR}.clip_ratio_c": a.clip_dual if "clip_dual" in loss_rule(a).parameters else _NO_CLIP,

@@ -273,7 +273,7 @@ def _settings(algorithm: Algorithm) -> list[str]:
     """verl's settings for ``algorithm``."""
     actor, correction = "actor_rollout_ref.actor", "algorithm.rollout_correction"
     found = {
-        f"{actor}.policy_loss.loss_mode": loss_mode(algorithm.loss, algorithm.sequence),
+        f"{actor}.policy_loss.loss_mode": loss_mode(algorithm.loss, algorithm.sequence, ce=algorithm.ce is not None),
         f"{actor}.clip_ratio_low": algorithm.clip_low,
         f"{actor}.clip_ratio_high": algorithm.clip_high,
         f"{actor}.clip_ratio_c": algorithm.clip_dual,
