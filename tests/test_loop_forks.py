@@ -48,7 +48,8 @@ def train(model: Path, runs: Path, **sections: Any) -> Result:
 
 
 @pytest.mark.parametrize(
-    "credit", [{"rewards": "counterfactual", "advantage": "rloo"}, {"rewards": "vine", "advantage": "none"}, {"rewards": "tree"}],
+    "credit", [{"rewards": "counterfactual", "advantage": "rloo"}, {"rewards": "vine", "advantage": "none"}, {"rewards": "tree"},
+     {"rewards": "tests.forked_agents:outcome", "advantage": "grpo"}],
     ids=lambda c: c["rewards"],
 )  # fmt: skip
 def test_forks_are_recorded_credited_and_trained_on(model: Path, tmp_path: Path, credit: dict[str, Any]) -> None:
@@ -68,6 +69,8 @@ def test_forks_are_recorded_credited_and_trained_on(model: Path, tmp_path: Path,
         assert store.tokens_sampled() == own
         assert sum(store.ledger().values()) == sum(len(store.credit(rollout=r.id)) for r in store.rollouts())
         again = recredit(store, 0, policy_rules(load_config(result.folder / "config.yaml")))
+        without = recredit(store, 0, policy_rules(load_config(result.folder / "config.yaml")), forks=False)
+        assert {change.ordinal for change in without} < {change.ordinal for change in again}
         assert all(change.advantage == pytest.approx(change.trained.advantage) for change in again)
         assert len(again) == len(store.credit(step=0))
         for episode in step_episodes(store, 0):

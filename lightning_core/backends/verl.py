@@ -64,18 +64,19 @@ class VerlBackend:
     def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
-        """Sample one response; see `Backend`. ``stream`` has no effect.
+        """Sample one response; see `Backend`. With ``stream`` it comes token by token too, but when it is complete.
 
         A response that an update interrupted was sampled by several versions; verl reports the first and the last.
         """
-        del stream
         if model != POLICY:
             raise PolicyRequestError(f"unknown model {model!r}: this backend has {[POLICY]!r}", status=404)
         check_request(prompt_ids, params, max_context=self._max_context)
         self.check(params)
-        return self._generate(prompt_ids, params)
+        return self._generate(prompt_ids, params, stream=stream)
 
-    async def _generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncGenerator[Delta]:
+    async def _generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, stream: bool
+    ) -> AsyncGenerator[Delta]:
         settings: dict[str, Any] = {
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
@@ -101,7 +102,10 @@ class VerlBackend:
             raise InfrastructureError(
                 "verl's model server does not report which version of the weights it sampled from"
             )
-        yield Delta(token_ids=output.token_ids, logprobs=output.log_probs, version=int(first))
+        size = 1 if stream else len(output.token_ids)  # a fork repeats a stream in pieces of a token
+        for start in range(0, len(output.token_ids), size):
+            own = slice(start, start + size)
+            yield Delta(token_ids=output.token_ids[own], logprobs=output.log_probs[own], version=int(first))
         # verl reports "completed" for both.
         cut = len(output.token_ids) >= params.max_tokens and output.token_ids[-1] not in params.stop_token_ids
         yield Delta(token_ids=[], logprobs=[], version=int(last), finish_reason="length" if cut else "stop")

@@ -62,7 +62,8 @@ def credit(options: argparse.Namespace) -> int:
                 raise ConfigError(f"--step {options.step}: the run has credit for steps {_range(steps)}")
             steps = [options.step]
         files = {step: config_of_step(folder, step + 1) for step in steps}
-        rules = {file: _rules(load_config(file, overrides)) for file in dict.fromkeys(files.values())}
+        configs = {file: load_config(file, overrides) for file in dict.fromkeys(files.values())}
+        rules = {file: _rules(config) for file, config in configs.items()}
         needing = next(
             (r.reward_rule.name for own in rules.values() for r in own.values() if r.reward_rule.answer), None
         )
@@ -71,7 +72,11 @@ def credit(options: argparse.Namespace) -> int:
                 f"rewards: {needing} needs the probabilities of the tasks' answers, which this run did not record; train with "
                 "credit.information_gain"
             )
-        changes = [change for step in steps for change in recredit(store, step, rules[files[step]])]
+        changes = [
+            change
+            for step, file in ((step, files[step]) for step in steps)
+            for change in recredit(store, step, rules[file], forks=configs[file].rollouts.forks is not None)
+        ]
     if not changes:
         raise ConfigError(f"the run {str(folder)!r} has no credited calls yet")
     show(make_report(changes, rules[files[steps[-1]]], len(steps), options.calls))

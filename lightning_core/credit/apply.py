@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any, cast
@@ -12,7 +12,7 @@ from lightning_core.credit.advantage_rules import is_flat
 from lightning_core.credit.episode import Component, Episode, Value
 from lightning_core.credit.registry import ADVANTAGE_RULES, RewardRule
 from lightning_core.credit.rules import CreditRules
-from lightning_core.errors import CreditError
+from lightning_core.errors import CreditError, show
 from lightning_core.trace import check_reward
 
 
@@ -23,7 +23,10 @@ def values_of(
     inputs: list[object] = [episode]
     if rule.needs_critic:
         inputs.append(_expected(episode, rule.name, expected or {}))
-    found: Sequence[float] | Sequence[Component] = rule(*inputs, **arguments)
+    result: object = rule(*inputs, **arguments)
+    if not isinstance(result, Iterable):
+        raise CreditError(f"the reward rule {rule.name} returned {show(result)}; expected one value per call")
+    found = list(cast("Iterable[object]", result))
     parts = [part for part in found if isinstance(part, Component)]
     if not parts:
         parts = [Component(values=cast("Sequence[float]", found))]

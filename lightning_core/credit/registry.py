@@ -11,14 +11,14 @@ defaults. The arguments of the decorator are properties that the configuration a
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from lightning_core.errors import CreditError, LightningError, describe, did_you_mean
+from lightning_core.errors import CreditError, LightningError, did_you_mean
+from lightning_core.logs.explain import explain
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", bound="DeclaredRule")
@@ -65,7 +65,7 @@ class DeclaredRule:
         return self.function.__module__.partition(".")[0] == __name__.partition(".")[0]
 
     def __call__(self, *inputs: object, **arguments: object) -> Any:
-        """The function's result. Raises `CreditError` with the place if a function of the user's fails."""
+        """The function's result. Raises `CreditError` with the user's lines if a function of the user's fails."""
         try:
             return self.function(*inputs, **arguments)
         except LightningError:
@@ -73,10 +73,7 @@ class DeclaredRule:
         except Exception as error:
             if self.is_builtin:
                 raise
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            raise CreditError(
-                f"the function {self.name!r} failed: {describe(error)} ({place.filename}:{place.lineno})"
-            ) from error
+            raise CreditError(f"the function {self.name!r} failed:\n{explain(error)}") from error
 
     @cached_property
     def description(self) -> str:
@@ -284,6 +281,7 @@ def _with_gamma(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(episode, gamma)
 
     rule.__name__, rule.__doc__ = getattr(function, "__name__", repr(function)), function.__doc__
+    rule.__module__ = getattr(function, "__module__", None) or rule.__module__
     return rule
 
 

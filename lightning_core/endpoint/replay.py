@@ -64,12 +64,13 @@ class Replay:
 
 
 async def recorded_deltas(call: Call, *, stream: bool) -> AsyncGenerator[Delta]:
-    """The response of ``call`` as a backend would generate it; ``stream``: token by token, as the agent may stop reading."""
+    """The response of ``call`` as a backend would generate it; ``stream``: in one piece per token, so that an agent that
+    uses a part of a stream gets the part that it used."""
     assert call.output_ids is not None
     assert call.logprobs is not None
     tokens, logprobs = call.output_ids.tolist(), call.logprobs.tolist()
-    size = 1 if stream else len(tokens)
-    for start in range(0, len(tokens), size):
+    size = 1 if stream else max(1, len(tokens))
+    for start in range(0, max(1, len(tokens)), size):
         is_last = start + size >= len(tokens)
         yield Delta(
             token_ids=tokens[start : start + size],

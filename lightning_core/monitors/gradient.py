@@ -13,20 +13,20 @@ _SOLVED = 0.9
 
 @monitor("no_gradient", each_policy=True)
 def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str | None:
-    """No token was trained for `steps` steps, such as because all attempts at a task earned the same."""
+    """No token was trained for `steps` steps, for example because all attempts at a task earned the same."""
     lines = last(history, steps)
     if not lines or any(_has_gradient(line) for line in lines):
         return None
-    groups, single = total(lines, "groups"), total(lines, "groups_single")
-    if single > groups / 2:  # see single_attempt
-        return None
-    found = f"nothing was trained in {period(steps)}: the attempts of all {groups:.0f} groups earned the same"
     if any(number(line, "calls_credited") for line in lines):
         return (
             f"nothing was trained in {period(steps)}, although {total(lines, 'calls_credited'):.0f} calls have an advantage: with "
             "algorithm.reward_weight: 0 only algorithm.distill and algorithm.ce train, and they chose no token; check their agents and "
             "tokens. With algorithm.truncated: mask, responses at their limit are not trained: raise rollouts.max_tokens"
         )
+    groups, single = total(lines, "groups"), total(lines, "groups_single")
+    if single > groups / 2:  # see single_attempt
+        return None
+    found = f"nothing was trained in {period(steps)}: the attempts of all {groups:.0f} groups earned the same"
     reward = mean(lines, "reward") or 0.0
     if solved(lines) >= _SOLVED:
         return f"{found}, and {solved(lines):.0%} of the rollouts are solved. Use harder tasks, or end the run"

@@ -52,12 +52,12 @@ def step_episodes(
     return episodes
 
 
-def recredit(store: Store, step: int, rules: Mapping[str, CreditRules]) -> list[Change]:
+def recredit(store: Store, step: int, rules: Mapping[str, CreditRules], *, forks: bool = True) -> list[Change]:
     """The credit of all calls in the update ``step`` with ``rules``, which must not need a critic.
 
-    Without the calls of forks, if no rule uses them.
+    ``forks``: whether those of forks are among them, as with ``rollouts.forks``.
     """
-    phases = {"train", "fork"} if any(own.reward_rule.forks for own in rules.values()) else {"train"}
+    phases = {"train", "fork"} if forks else {"train"}
     ordinals = {r.id: r.ordinal for r in store.rollouts(step=step) if r.phase in phases}
     new = assign_by_policy(step_episodes(store, step, rollouts=ordinals), rules)
     return [

@@ -131,10 +131,11 @@ class Collector:
         for attempt in group.rollouts:
             self._failures.not_kept(attempt)
         agents = trained_agents(self.config, (r.trace for r in group.rollouts))
-        jobs = fork_jobs(group.rollouts, settings, agents)
-        self._failures.too_dear(group.rollouts, settings, agents)
+        if not (jobs := fork_jobs(group.rollouts, settings, agents)):
+            self._failures.over_limit(group.rollouts, settings, agents)
+            return group
         try:
-            forks = await self._run(jobs, "fork", group.step) if jobs else []
+            forks = await self._run(jobs, "fork", group.step)
         except InfrastructureError as error:
             logger.error("task %r: %d forks are left out: %s", group.task["id"], len(jobs), error)
             return replace(group, forks_dropped=len(jobs))
@@ -287,8 +288,7 @@ def collect(
         episodes = [*(e for e in episodes if e.task_id not in dropped), *fresh]
         credit = collector.credit(episodes)
     counts = scored if tried is None else scored | count_picked(chosen, tried)
-    signals = collector.signals(episodes)
-    batch = collector.batch(groups, episodes, credit, signals, replaced=replaced, counts=counts)
+    batch = collector.batch(groups, episodes, credit, collector.signals(episodes), replaced=replaced, counts=counts)
     if not batch.rows:
         logger.warning(
             "step %d: nothing to train on: all %d responses of the trained agents reached their token limit, and algorithm.truncated is "

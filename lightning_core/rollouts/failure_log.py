@@ -8,10 +8,11 @@ from collections.abc import Collection, Sequence
 from lightning_core.config.forks import Forks
 from lightning_core.logs.repeats import COUNTED, Repeats
 from lightning_core.records.ledger import general_reason
+from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.containment import chain
 from lightning_core.rollouts.executors.failures import CarriedError
-from lightning_core.rollouts.forks import possible_points, tokens_from
+from lightning_core.rollouts.forks import choose_points, possible_points, tokens_from
 from lightning_core.rollouts.outcome import Outcome
 from lightning_core.rollouts.replayed_tools import not_kept
 
@@ -32,7 +33,7 @@ class FailureLog:
         self._retried = Repeats()
         self._dropped = Repeats()
         self._not_kept = Repeats()
-        self._too_dear = Repeats()
+        self._over_limit = Repeats()
 
     def raised(self, task: str, outcome: Outcome, error: Exception | None) -> None:
         """Log the lines of the agent or of the reward function that raised ``error``, which ended an attempt at ``task``."""
@@ -70,17 +71,19 @@ class FailureLog:
         if (times := self._dropped.count((fork.status, general_reason(fork.dropped)))) is not None:
             logger.warning("task %r: a fork is dropped%s: %s", fork.job.task_id, times, fork.dropped, extra=COUNTED)
 
-    def too_dear(self, attempts: Sequence[Rollout], settings: Forks, agents: Collection[str]) -> None:
-        """Log that the task of ``attempts`` has no forks because of ``rollouts.forks.max_tokens``, if it allows none at calls of
-        ``agents``."""
-        points = possible_points([a.trace for a in attempts], settings, agents)
-        costs = [settings.samples * tokens_from(trace, call) for trace, call in points]
-        if settings.max_tokens is None or not costs or min(costs) <= settings.max_tokens:
+    def over_limit(self, attempts: Sequence[Rollout], settings: Forks, agents: Collection[str]) -> None:
+        """Log that the task of ``attempts`` has no forks at calls of ``agents``, if it would have some without
+        ``rollouts.forks.max_tokens``."""
+        traces = [a.trace for a in attempts if a.status not in LEFT_OUT]
+        unlimited = settings.model_copy(update={"max_tokens": None})
+        if settings.max_tokens is None or not choose_points(traces, unlimited, agents, seed=0):
             return
-        if (times := self._too_dear.count("")) is not None:
+        points = possible_points(traces, settings, agents)
+        least = min(settings.samples * tokens_from(trace, call) for trace, call in points)
+        if (times := self._over_limit.count("")) is not None:
             logger.warning(
                 "task %r has no forks%s: the cheapest are expected to sample %d tokens, more than rollouts.forks.max_tokens = %d",
-                *(attempts[0].job.task_id, times, min(costs), settings.max_tokens),
+                *(attempts[0].job.task_id, times, least, settings.max_tokens),
                 extra=COUNTED,
             )
 

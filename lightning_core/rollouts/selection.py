@@ -11,7 +11,7 @@ from lightning_core.capture.clients.stamping import IGNORED, NO_MODEL_NAMED
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.providers import is_listed
 from lightning_core.capture.run import OTHER_HOSTS
-from lightning_core.capture.selectors import find_selector, is_pattern
+from lightning_core.capture.selectors import find_selector, is_pattern, matches
 from lightning_core.config import Config
 from lightning_core.config.checks_agents import chosen_agents
 from lightning_core.config.resolve import agents_policies
@@ -66,9 +66,14 @@ def trained_agents(config: Config, traces: Iterable[Trace]) -> frozenset[str]:
     return named | {c.agent for c in calls if c.agent and (c.trained or _is_named(routing, c.agent))}
 
 
+def is_auxiliary(routing: Routing, agent: str | None) -> bool:
+    """Whether ``agent`` is the name that the endpoint gives calls after a rule of ``agents.auxiliary``; they are not trained."""
+    return agent is not None and any(agent.endswith(f"/{rule.name}") for rule in routing.auxiliary)
+
+
 def _is_named(routing: Routing, agent: str) -> bool:
-    if any(agent.endswith(f"/{rule.name}") for rule in routing.auxiliary):
-        return False  # named after its rule by the endpoint: no agent
+    if is_auxiliary(routing, agent):
+        return False
     return find_selector(routing.trained, agent) is not None and routing.frozen_model(agent) is None
 
 
@@ -97,8 +102,8 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
     if config.agents.train is None:
         frozen = config.agents.frozen
         trained |= frozenset(name for name in marked_agents() if find_selector(frozen, name) is None)
-    if not config.agents.named and not measured:
-        _check_chosen(config, trained, known)
+    if not measured:
+        _check_chosen(config, trained, known, failed)
     ran = {e.name for t in traces for e in t.events if e.kind in ("agent", "node")}
     if (
         measured
@@ -132,17 +137,20 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
         logger.warning("the trained agent %r %s in %s", name, reached, plural(len(traces), "rollout"))
 
 
-def _check_chosen(config: Config, trained: Collection[str], known: Collection[str]) -> None:
-    """Lists that choose some of the trained agents; with ``agents.train`` the configuration's checks have compared them with it."""
+def _check_chosen(config: Config, trained: Collection[str], known: Collection[str], failed: str) -> None:
+    """Lists that choose some of the trained agents. With patterns in ``agents.train`` other agents may appear later."""
+    may_appear = any(map(is_pattern, config.agents.named))
     for key, names in chosen_agents(config).items():
-        if unknown := unknown_selectors(names, {*known, *trained}):
+        unknown = unknown_selectors(names, {*known, *trained})
+        if unknown and not may_appear:
             advice = did_you_mean(unknown, trained) or "correct the name, or remove it"
             raise ConfigError(
-                f"{key} names {unknown[0]!r}, but the trained agents of this program are {sorted(trained)!r}; {advice}"
+                f"{key} names {unknown[0]!r}, but the trained agents of this program are {sorted(trained)!r}; {advice}{failed}"
             )
-        if not any(find_selector(names, agent) for agent in trained):
+        if idle := [name for name in names if not any(matches(name, agent) for agent in trained)]:
             logger.warning(
-                "%s names %r, none of which is trained; the trained agents are %r", key, list(names), sorted(trained)
+                "%s names %s, which no trained agent has; the trained agents are %r",
+                *(key, ", ".join(map(repr, idle)), sorted(trained)),
             )
 
 

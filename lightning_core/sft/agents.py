@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from lightning_core.capture.selectors import matches
 from lightning_core.config import Config
 from lightning_core.errors import ConfigError
-from lightning_core.rollouts.selection import routing_of
-from lightning_core.trace import POLICY, Trace
+from lightning_core.rollouts.selection import is_auxiliary, routing_of
+from lightning_core.trace import Trace
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +26,11 @@ def learning_agents(config: Config, traces: Sequence[Trace]) -> dict[str | None,
     trained = {call.agent for trace in traces for call in trace.calls if call.trained}
     chosen: dict[str | None, str] = {}
     for name in calls:
-        if name is None:
-            policy = POLICY if agents.train == "all" and routing.frozen_model(None) is None else None
-        else:
-            policy = routing.policy_of(name, mark=name if name in trained else None)
+        if is_auxiliary(routing, name):
+            continue
+        if name is None and routing.frozen_model(None) is not None:
+            continue
+        policy = routing.policy_of(name or routing.unnamed, mark=name if name in trained else None)
         if policy is not None:
             chosen[name] = policy
     listed = ", ".join(f"{name or '(no agent)'!r} ({number} calls)" for name, number in calls.most_common()) or "none"

@@ -369,9 +369,27 @@ def test_a_rule_of_ones_own_that_fails_is_an_error_with_its_place():
         return [1 / 0 for _ in episode.transitions]
 
     with pytest.raises(
-        CreditError, match=r"the function 'divided' failed: ZeroDivisionError.*test_credit_rules.py:\d+"
+        CreditError,
+        match=r"the function 'divided' failed:\n  .*test_credit_rules.py:\d+, in divided: .*\n.*\n  ZeroDivisionError",
     ):
         assign_credit([worked()], CreditRules(rewards=divided))
+
+    def ends_in_a_library(episode: Episode, gamma: float) -> list[float]:
+        return [float(np.stack([]).sum())]
+
+    with pytest.raises(
+        CreditError, match=r"'ends_in_a_library' failed:\n  .*in ends_in_a_library: .*\n  ValueError: need"
+    ):
+        assign_credit([worked()], CreditRules(rewards=ends_in_a_library))
+
+
+def test_a_rule_of_ones_own_without_values_is_an_error():
+    with pytest.raises(CreditError, match="the reward rule nothing returned None; expected one value per call"):
+        assign_credit([worked()], CreditRules(rewards=nothing))
+
+
+def nothing(episode: Episode) -> None:
+    """A rule that forgets to return."""
 
 
 def test_air_of_formats_and_of_ones_own_rules():

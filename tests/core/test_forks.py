@@ -170,17 +170,24 @@ def test_points_are_chosen_within_the_expected_tokens_or_where_the_attempts_disa
     assert chosen(disagreement, [*rewarded[:2], failed]) == [], "without a reward it counts as 0"
 
 
-def test_calls_that_cannot_be_forked_do_not_hide_that_a_limit_allows_no_fork(caplog: pytest.LogCaptureFixture) -> None:
-    """The last call is another agent's, and costs nothing."""
+def test_a_limit_that_allows_no_fork_is_logged_if_there_would_be_some_without_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A short call of a frozen agent, or of an attempt that is left out, does not hide it."""
     with running(agents.conversation) as runner:
         attempt = run(runner, Job(task=TASK, task_id="t0", seed=7))
     *own, last = attempt.trace.calls
-    other = replace(last, agent="planner", output_ids=None)
-    attempts = [replace(attempt, trace=replace(attempt.trace, calls=(*own, other)))]
+    assert last.output_ids is not None
+    short = replace(last, agent="frozen", output_ids=last.output_ids[:1])
+    attempts = [replace(attempt, trace=replace(attempt.trace, calls=calls)) for calls in ((*own, short), (short,))]
+    attempts[1] = replace(attempts[1], status="infrastructure")
+    limit = len(short.output_ids if short.output_ids is not None else ()) * 4
     log = FailureLog()
-    log.too_dear(attempts, Forks(max_tokens=1), {"planner"} - AGENTS)
+    for settings in (Forks(), Forks(max_tokens=limit, choose="disagreement")):
+        log.over_limit(attempts, settings, AGENTS)
+    log.over_limit(attempts, Forks(max_tokens=limit), {"planner"})
     assert caplog.text == ""
-    log.too_dear(attempts, Forks(max_tokens=1), AGENTS)
+    log.over_limit(attempts, Forks(max_tokens=limit), AGENTS)
     assert "task 't0' has no forks: the cheapest are expected to sample" in caplog.text
 
 

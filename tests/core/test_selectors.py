@@ -158,6 +158,7 @@ def test_a_pattern_that_no_agent_matches_stops_the_run(program: Program) -> None
         ({"ce": ["researcher-1", "critic"]}, "algorithm.ce.agents: 'critic' is not trained"),
         ({"ce": []}, "algorithm.ce.agents: the list is empty"),
         ({"format": ["critic"]}, "credit.air.formats[0].agents: 'critic' is not trained"),
+        ({"format": ["*-1", "critic"]}, "credit.air.formats[0].agents: 'critic' is not trained"),
     ],
 )
 def test_agents_that_cannot_be_meant_are_errors(sections: dict[str, Any], message: str) -> None:
@@ -199,6 +200,14 @@ def test_lists_of_trained_agents_are_checked_in_the_first_rollouts(program: Prog
     message = r"algorithm.ce.agents names 'writr', but the trained agents of this program are \['writer'\]; did you mean 'writer'\?"
     with pytest.raises(ConfigError, match=message):
         program.run(solve, **ce("writer", "writr"))
+
+
+def test_names_that_no_agent_has_so_far_are_logged_if_agents_may_appear(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    ce = {"weight": 0.1, "agents": ["researcher-1", "researcher-typo", "*-9"]}
+    program.run(spawning(program), agents={"train": ["researcher-*"]}, algorithm={"ce": ce})
+    assert "algorithm.ce.agents names 'researcher-typo', '*-9', which no trained agent has; the trained" in caplog.text
 
 
 def test_an_agent_with_auxiliary_calls_only_was_reached(program: Program, caplog: pytest.LogCaptureFixture) -> None:

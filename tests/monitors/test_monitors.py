@@ -76,6 +76,8 @@ def test_without_trained_rows_advantages_and_other_tokens_are_no_gradient() -> N
     (alert,) = raised(run_of(*[line] * 3), {})
     assert (alert.monitor, "algorithm.reward_weight: 0" in alert.message) == ("no_gradient", True)
     assert raised(run_of(*[{**line, "calls_credited": 0, "rows_trained": 2}] * 3), {}) == []
+    alone = run_of(*[{**line, "calls_credited": 64, "groups_single": 4, "groups_equal": 0}] * 3)
+    assert [alert.monitor for alert in raised(alone, {})] == ["no_gradient"], "also with one attempt per task"
 
 
 def test_a_gradient_that_ends_has_another_cause_than_one_that_never_was() -> None:

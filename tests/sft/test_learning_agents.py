@@ -38,6 +38,25 @@ def test_selectors_choose_the_agents(agents: dict[str, Any], expected: list[str]
     assert learnt(agents) == dict.fromkeys(expected, "policy")
 
 
+@pytest.mark.parametrize("train", ["all", ["researcher-*"]])
+def test_auxiliary_calls_are_not_learnt(train: Any) -> None:
+    """As in a run with RL, where they have no policy."""
+    trace = from_calls([call("c0", "r", "researcher-1", 0), call("c1", "r", "researcher-1/title", 1)], 1.0).trace
+    agents = {"train": train, "auxiliary": [{"name": "title", "contains": "Write a title"}]}
+    config = load_config({"agent": "my:solve", "policy": {"model": "m"}, "agents": agents})
+    assert learning_agents(config, [trace]) == {"researcher-1": "policy"}
+
+
+@pytest.mark.parametrize(("frozen", "expected"), [({}, {None: "policy"}), ({"agent": "base"}, {})])
+def test_calls_without_an_agent_are_those_of_the_agent_that_a_run_names(
+    frozen: dict[str, str], expected: dict[str | None, str]
+) -> None:
+    trace = from_calls([call("c0", "r", None, 0), call("c1", "r", "writer", 1)], 1.0).trace
+    agents = {"train": "all", "frozen": frozen}
+    config = load_config({"agent": "my:solve", "policy": {"model": "m"}, "agents": agents})
+    assert learning_agents(config, [trace]) == {**expected, "writer": "policy"}
+
+
 def test_each_agent_has_its_policy() -> None:
     policies = {"search": {"agents": ["researcher-*"]}, "check": {"agents": ["critic-1"]}}
     assert learnt({}, policies=policies) == {"researcher-1": "search", "researcher-2": "search", "critic-1": "check"}

@@ -129,14 +129,13 @@ def test_a_function_that_cannot_be_imported_or_fails_is_a_message(tmp_path: Path
     with browsing(tmp_path / "runs") as client:
         del sys.modules["viewed_rules"]
         text = Seen(client.get("/runs/sample/rollouts/2?import=yes").text).text
-        assert (
-            "The credit cannot be computed again: CreditError: the function 'own_rule' failed: KeyError: '<i>gone</i>' ("
-            in text
-        )
-        assert "viewed_rules.py:2) The stored credit is shown." in text
+        assert "The credit cannot be computed again: CreditError: the function 'own_rule' failed:" in text
+        assert "KeyError: '<i>gone</i>'" in text
+        assert "viewed_rules.py:2" in text
+        assert "The stored credit is shown." in text
         response = client.get("/runs/sample/credit?import=yes")
         assert response.status_code == 400
-        assert "the function 'own_rule' failed: KeyError: '<i>gone</i>' (" in Seen(response.text).text
+        assert "KeyError: '<i>gone</i>'" in Seen(response.text).text
         own_module.unlink()
         del sys.modules["viewed_rules"]
         text = Seen(client.get("/runs/sample/rollouts/2?import=yes").text).text

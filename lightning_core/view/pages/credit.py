@@ -77,7 +77,11 @@ def _results(store: Store, configs: Mapping[int, Config]) -> Mapping[str, Any]:
                 f"rewards: {own.reward_rule.name!r} needs a critic's values, which are available in training only; choose another rule"
             )
     try:
-        changes = [change for step, found in rules.items() for change in recredit(store, step, found)]
+        changes = [
+            change
+            for step, found in rules.items()
+            for change in recredit(store, step, found, forks=configs[step].rollouts.forks is not None)
+        ]
     except Exception as error:
         raise ConfigError(f"the rules failed: {describe(error)}") from error
     return {
