@@ -180,8 +180,8 @@ def test_candidates_are_the_teachers_most_likely_tokens(
 def test_tokens_that_were_not_allowed_have_no_share(trainers: list[TorchTrainer], folder: Path, teacher: Path) -> None:
     """With a teacher that allowed one token, the divergence is minus that token's logprob."""
     (row,) = batch = rows()[1:2]
-    one = np.array([[40, 1, 2]] * 3, dtype=np.uint32)
-    allowed = np.array([[0.0, -np.inf, -np.inf]] * 3, dtype=np.float32)
+    one = np.array([[40, 1, 2], [10_000, 40, 2], [40, 1, 2]], dtype=np.uint32)  # some are beyond the vocabulary
+    allowed = np.where(one == 40, np.float32(0), np.float32(-np.inf))
     trainer = make(trainers, folder, algorithm(teacher, 3))
     known = {row.segments[0].call: Candidates(token_ids_TK=one, logprobs_TK=allowed)}
     metrics = trainer.step(taught(batch, known))
