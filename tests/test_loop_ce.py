@@ -185,7 +185,7 @@ def test_changed_records_have_no_known_tokens(model: Path, tmp_path: Path) -> No
         ({"algorithm": {"ce": {"weight": 0.1, "agents": ["b"]}}, "agents": {"train": ["a"]}}, "'b' is not trained"),
         ({"algorithm": {"ce": {"weight": 0.0}}}, "greater than 0"),
         ({"algorithm": {"reward_weight": 0.0}}, "without algorithm.distill or algorithm.ce"),
-        ({"algorithm": {"ce": {"weight": 0.1}}, "trainer": {"name": "verl"}}, "loss on sampled tokens alone"),
+        ({"algorithm": {"ce": {"weight": 0.1, "tokens": "response"}}, "trainer": {"name": "verl"}}, "one loss per token"),
     ],
 )  # fmt: skip
 def test_settings_must_fit(model: Path, tmp_path: Path, sections: dict[str, Any], text: str) -> None:

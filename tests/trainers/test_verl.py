@@ -246,7 +246,13 @@ def test_a_call_is_a_run_of_sampled_tokens() -> None:
     mask = torch.tensor([[1, 1, 0, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
     new = torch.tensor([[0.1, 0.3, 9.0, -0.1], [0.6, 0.0, 9.0, 9.0], [9.0] * 4])
     advantages = torch.tensor([[2.0, 2.0, 0.0, -1.0], [0.5, 0.5, 0.0, 0.0], [0.0] * 4])
-    settings = {"aggregation": "sequence-mean", "sequence": "call", "constant_tokens": None, "mini_batches": 1}
+    settings = {
+        "aggregation": "sequence-mean",
+        "sequence": "call",
+        "constant_tokens": None,
+        "mini_batches": 1,
+        "ce_weight": None,
+    }
     weighted, _ = weighted_advantages(advantages, mask, ["a", "b", "pad"], {SETTINGS: settings})
     expected = torch.tensor([[1 / 3, 1 / 3, 0, -1 / 3], [1 / 12, 1 / 12, 0, 0], [0] * 4])
     torch.testing.assert_close(weighted, expected)
