@@ -16,10 +16,10 @@ from tests.verl.cpu import ENVIRONMENT
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 
-def test_the_policy_comes_closer_to_a_teacher_and_learns_the_users_messages(
+def test_the_policy_is_trained_without_a_difference_in_rewards(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All rewards are equal."""
+    """The loss is the divergence from the teacher and half the cross-entropy, which is the larger part."""
     for name, value in ENVIRONMENT.items():
         if name.startswith(("VLLM_", "HF_", "TORCHDYNAMO")):
             monkeypatch.setenv(name, value)
@@ -41,5 +41,6 @@ def test_the_policy_comes_closer_to_a_teacher_and_learns_the_users_messages(
     assert all(m["groups_equal"] == 2 and m["verl/actor/grad_norm"] > 0 for m in metrics)
     assert all(m["tokens_distilled"] == m["tokens_trained"] for m in metrics)
     assert all(m["tokens_ce"] == 8 * len("and now?") and m["ce_messages_unknown"] == 0 for m in metrics)
-    divergences = [m["teacher_kl"] for m in metrics]
-    assert sum(divergences[-2:]) < sum(divergences[:2])
+    losses = [m["verl/actor/pg_loss"] for m in metrics]
+    assert losses[0] > metrics[0]["teacher_kl"] + 1
+    assert losses[-1] < losses[0] - 1
