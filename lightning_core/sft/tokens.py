@@ -17,6 +17,7 @@ import numpy as np
 from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
 from lightning_core.chat.messages import functions_of, text_of
 from lightning_core.digest import sampling_digest
+from lightning_core.endpoint.dialects.chat_shape import function_tool
 from lightning_core.errors import PolicyRequestError
 from lightning_core.trace import Call, Trace
 from lightning_core.transitions import Row, Transition, transitions_to_rows
@@ -83,6 +84,8 @@ class Tokens:
 
     def _tokens(self, call: Call, chat: Chat, memory: Memory) -> tuple[Sequence[int], Sequence[int]]:
         """The prompt and the response of ``call``, which is remembered for the next turn."""
+        # Calls that were forwarded have tools as the client sent them, with fields that the policy is not shown.
+        call = replace(call, tools=[function_tool(tool, i) for i, tool in enumerate(call.tools or ())] or None)
         response = dict(call.response or {})
         prompt = chat.render(call.messages, call.tools, memory)
         recorded = _recorded(call, chat, prompt)

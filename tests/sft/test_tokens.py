@@ -23,7 +23,10 @@ from lightning_core.trace import Call, SpanRecord, Trace
 from tests.core import episodes
 from tests.tiny_model import make_tiny_model
 
-LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+LOOK: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+}
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
 SYSTEM = {"role": "system", "content": "be kind"}
 USER = {"role": "user", "content": "look <|im_end|> there"}
@@ -101,6 +104,14 @@ def test_the_endpoint_reads_the_tokens_as_the_response(chat: Chat) -> None:
     read = chat.parse(first.output_ids.tolist(), tools=True, declared=[LOOK])
     assert read["tool_calls"][0]["function"]["name"] == "look"
     assert chat.parse(second.output_ids.tolist(), tools=True) == {"role": "assistant", "content": "It is closed."}
+
+
+def test_tools_are_shown_as_the_endpoint_shows_them(chat: Chat) -> None:
+    """Clients send further fields to providers, such as ``strict``."""
+    strict = {**LOOK, "function": {**LOOK["function"], "strict": True}}
+    (plain,) = tokens(chat)[0].rows(rollout(*TURNS))
+    (row,) = tokens(chat)[0].rows(rollout(*(replace(call, tools=[strict]) for call in TURNS)))
+    assert row.token_ids.tolist() == plain.token_ids.tolist()
 
 
 def test_own_tokens_are_used_as_they_were_sampled(chat: Chat, tokenizer: Any) -> None:

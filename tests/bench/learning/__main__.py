@@ -56,6 +56,11 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "learning")
     options = parser.parse_args()
+    if options.report and not options.results.is_file():
+        parser.error(f"--results: there is no file {str(options.results)!r}; expected the records to report")
+    known = {*EVALUATED, *(arm for study in STUDIES.values() for arm in study.arms)}
+    if unknown := [arm for arm in options.arm or () if arm not in known]:
+        parser.error(f"--arm: found {unknown[0]!r}, expected some of {sorted(known)!r}")
     found = records.read(options.results)
     current = [record for record in found if is_current(record)]
     if other := len(found) - len(current):
