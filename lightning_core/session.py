@@ -37,7 +37,7 @@ from lightning_core.rollouts.distill import Teacher
 from lightning_core.rollouts.environment import capturing, open_agents
 from lightning_core.rollouts.interrupts import Interrupted, interruptible
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
-from lightning_core.rollouts.signals import SignalSources
+from lightning_core.rollouts.supervision import SupervisionSources
 from lightning_core.trace import LOGPROBS_AFTER, POLICY, pack
 from lightning_core.trainers import Trainer, make_trainer
 
@@ -264,10 +264,10 @@ def open_session(
         )
 
 
-def _open_sources(config: Config, trainer: Trainer) -> SignalSources:
+def _open_sources(config: Config, trainer: Trainer) -> SupervisionSources:
     """The sources of ``algorithm.distill`` and ``algorithm.ce``."""
     ce = config.algorithm.ce
-    return SignalSources(
+    return SupervisionSources(
         teacher=_open_teacher(config, trainer),
         tokens=None if ce is None else TokenSources(ce, trainer.chats, solved=config.eval.solved),
     )

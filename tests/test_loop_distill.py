@@ -168,6 +168,7 @@ def test_a_teacher_with_another_vocabulary_is_refused(model: Path, tmp_path: Pat
             {"algorithm": {"distill": {"teacher": "m", "divergence": "forward", "candidates": 5000}}},
             "found 5000, expected at most 1000",
         ),
+        ({"algorithm": {"reward_weight": 0.0}, "rollouts": {"refill": 2}}, "rollouts.refill: found 2, expected 0"),
         ({"trainer": {"name": "verl"}}, "with verl expected the URL of a vLLM server"),
         (
             {"algorithm": {"distill": {"teacher": "m", "api_key_env": "KEY"}}},

@@ -64,7 +64,7 @@ class VerlBackend:
     def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
-        """Sample one response; see `Backend`. With ``stream`` it comes token by token too, but when it is complete.
+        """Sample one response; see `Backend`. With ``stream`` each delta has one token, after the response is complete.
 
         A response that an update interrupted was sampled by several versions; verl reports the first and the last.
         """

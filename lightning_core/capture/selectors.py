@@ -21,6 +21,17 @@ def matches(selector: str, name: str) -> bool:
     return selector == name or (is_pattern(selector) and _compiled(selector).fullmatch(name) is not None)
 
 
+def may_overlap(first: str, second: str) -> bool:
+    """Whether a name can match both selectors."""
+    if not first or not second:
+        return set(first + second) <= {"*"}
+    if first[0] == "*":  # it matches nothing more, or one more character of a name
+        return may_overlap(first[1:], second) or (second[0] != "/" and may_overlap(first, second[1:]))
+    if second[0] == "*":
+        return may_overlap(second, first)
+    return first[0] == second[0] and may_overlap(first[1:], second[1:])
+
+
 def find_selector(selectors: Iterable[str], name: str) -> str | None:
     """The one of ``selectors`` that matches ``name``: itself, or else the longest pattern; None if none does."""
     found = [s for s in selectors if matches(s, name)]

@@ -53,6 +53,12 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     if c.algorithm.distill is not None:
         yield from check_distill(c.algorithm.distill, temperature=c.rollouts.temperature)
     yield from check_ce(c)
+    if c.algorithm.reward_weight == 0 and c.rollouts.refill:
+        yield (
+            ("rollouts", "refill"),
+            f"found {c.rollouts.refill}, expected 0 with algorithm.reward_weight: 0: it replaces groups of equal rewards, which train "
+            "like all others",
+        )
     yield from check_chosen_agents(c)
     yield from check_credit(c.credit, group_size=c.rollouts.group_size, refill=c.rollouts.refill)
     yield from check_forks(c)

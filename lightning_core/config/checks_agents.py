@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lightning_core.capture.selectors import is_pattern, matches
+from lightning_core.capture.selectors import may_overlap
 from lightning_core.config.sections import Sections
 from lightning_core.config.source import KeyPath, dotted
 from lightning_core.config.types import Names
@@ -16,7 +16,7 @@ def check_chosen_agents(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     for path, agents in _lists(c):
         if agents == ():
             yield (*path, "agents"), "the list is empty; remove the key for all trained agents"
-        unknown = [a for a in agents or () if named and not any(_may_meet(own, a) for own in named)]
+        unknown = [a for a in agents or () if named and not any(may_overlap(own, a) for own in named)]
         if unknown:
             yield (*path, "agents"), f"{unknown[0]!r} is not trained; expected names in agents.train: {list(named)!r}"
 
@@ -24,11 +24,6 @@ def check_chosen_agents(c: Sections) -> Iterator[tuple[KeyPath, str]]:
 def chosen_agents(c: Sections) -> dict[str, Names]:
     """The lists that are set, by key, such as ``algorithm.distill.agents``."""
     return {dotted((*path, "agents")): agents for path, agents in _lists(c) if agents is not None}
-
-
-def _may_meet(first: str, second: str) -> bool:
-    """Whether an agent can match both selectors. Of two patterns this is not known before agents run."""
-    return matches(first, second) or matches(second, first) or (is_pattern(first) and is_pattern(second))
 
 
 def _lists(c: Sections) -> Iterator[tuple[KeyPath, Names | None]]:

@@ -141,7 +141,7 @@ def _check_algorithm(c: Sections) -> Iterator[tuple[KeyPath, str]]:
                 ("algorithm", key),
                 f"verl does not support it with algorithm.aggregation: {a.aggregation}; expected token-mean",
             )
-    yield from _check_signals(c)
+    yield from _check_supervision(c)
     loss = declared(LOSSES, a.loss)
     if loss is None or not loss.is_builtin:
         known = ", ".join(name for name, rule in LOSSES.items() if rule.is_builtin)
@@ -168,7 +168,7 @@ def _check_algorithm(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         )
 
 
-def _check_signals(c: Sections) -> Iterator[tuple[KeyPath, str]]:
+def _check_supervision(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     """Yield what of ``algorithm.distill`` and ``algorithm.ce`` verl does not support."""
     distill, ce = c.algorithm.distill, c.algorithm.ce
     if distill is not None and distill.server is None:

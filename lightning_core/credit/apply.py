@@ -25,7 +25,7 @@ def values_of(
         inputs.append(_expected(episode, rule.name, expected or {}))
     result: object = rule(*inputs, **arguments)
     if not isinstance(result, Iterable):
-        raise CreditError(f"the reward rule {rule.name} returned {show(result)}; expected one value per call")
+        raise CreditError(f"the reward rule {rule.name!r} returned {show(result)}; expected one value per call")
     found = list(cast("Iterable[object]", result))
     parts = [part for part in found if isinstance(part, Component)]
     if not parts:

@@ -64,8 +64,10 @@ class Replay:
 
 
 async def recorded_deltas(call: Call, *, stream: bool) -> AsyncGenerator[Delta]:
-    """The response of ``call`` as a backend would generate it; ``stream``: in one piece per token, so that an agent that
-    uses a part of a stream gets the part that it used."""
+    """The response of ``call`` as a backend would generate it.
+
+    ``stream``: in one piece per token, so that an agent that uses a part of a stream gets the part that it used.
+    """
     assert call.output_ids is not None
     assert call.logprobs is not None
     tokens, logprobs = call.output_ids.tolist(), call.logprobs.tolist()

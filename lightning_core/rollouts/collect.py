@@ -44,8 +44,8 @@ from lightning_core.rollouts.refill import spare_tasks, without_signal
 from lightning_core.rollouts.rows import episode_rows
 from lightning_core.rollouts.runner import Task
 from lightning_core.rollouts.selection import check_agents, require_transitions, routing_of, trained_agents
-from lightning_core.rollouts.signals import Signals, SignalSources
 from lightning_core.rollouts.stopping import InvalidRewards, check_finished, check_rewarded
+from lightning_core.rollouts.supervision import Supervision, SupervisionSources
 from lightning_core.trace import ANSWER_LOGPROBS
 from lightning_core.transitions import Transition
 
@@ -65,11 +65,11 @@ class Collector:
         store: Store,
         *,
         values: Values | None = None,
-        sources: SignalSources | None = None,
+        sources: SupervisionSources | None = None,
         answers: AnswerScorer | None = None,
         on_rollout: Callable[[Rollout], None] = lambda _: None,
     ) -> None:
-        """``values``: the critic, if a reward rule needs one. ``sources``: of signals besides advantages. ``answers``: those of
+        """``values``: the critic, if a reward rule needs one. ``sources``: of supervision. ``answers``: those of
         ``credit.information_gain``.
 
         ``on_rollout``: called with the last attempt at each job.
@@ -79,7 +79,7 @@ class Collector:
         self._agents = agents
         self._store = store
         self._values = values
-        self._sources = sources or SignalSources()
+        self._sources = sources or SupervisionSources()
         self._answers = answers
         self._on_rollout = on_rollout
         self._failures = FailureLog()
@@ -206,16 +206,16 @@ class Collector:
         values = self._values(scored) if scored and self._values is not None else None
         return assign_by_policy(episodes, self.rules, values=values)
 
-    def signals(self, episodes: Sequence[Episode]) -> Signals:
-        """What trains the calls of ``episodes`` besides their advantages; the teacher is asked."""
-        return self._sources.signals(self.config.algorithm, episodes)
+    def supervision(self, episodes: Sequence[Episode]) -> Supervision:
+        """What the calls of ``episodes`` learn besides their rewards; the teacher is asked."""
+        return self._sources.supervision(self.config.algorithm, episodes)
 
     def batch(
         self,
         groups: Sequence[Group],
         episodes: Sequence[Episode],
         credit: Credit,
-        signals: Signals | None = None,
+        supervision: Supervision | None = None,
         *,
         replaced: int = 0,
         counts: Mapping[str, float] | None = None,
@@ -224,8 +224,8 @@ class Collector:
 
         ``groups``: all that ran, including the ``replaced`` ones; ``episodes``: without those. ``counts``: others of the step.
         """
-        c, signals = self.config, signals or Signals()
-        rows = [row for e in episodes for row in episode_rows(c.algorithm, e, credit, signals)]
+        c, supervision = self.config, supervision or Supervision()
+        rows = [row for e in episodes for row in episode_rows(c.algorithm, e, credit, supervision)]
         rollouts = count_groups(groups, solved=c.eval.solved)
         if silent := rollouts["rollouts_without_calls"]:
             logger.warning("in %d of %d rollouts no trained agent made a model call", silent, rollouts["rollouts"])
@@ -234,8 +234,8 @@ class Collector:
             **rollouts,
             "groups_refilled": replaced,
             **count_batch(c, episodes, credit, rows, groups[0].step),
-            **count_taught(signals.lessons.differences, signals.lessons.candidates),
-            **(count_ce(rows, signals.targets.unknown) if c.algorithm.ce else {}),
+            **count_taught(supervision.lessons.differences, supervision.lessons.candidates),
+            **(count_ce(rows, supervision.targets.unknown) if c.algorithm.ce else {}),
         }
         return Batch(episodes=episodes, credit=credit, rows=rows, counts=counts)
 
@@ -288,7 +288,7 @@ def collect(
         episodes = [*(e for e in episodes if e.task_id not in dropped), *fresh]
         credit = collector.credit(episodes)
     counts = scored if tried is None else scored | count_picked(chosen, tried)
-    batch = collector.batch(groups, episodes, credit, collector.signals(episodes), replaced=replaced, counts=counts)
+    batch = collector.batch(groups, episodes, credit, collector.supervision(episodes), replaced=replaced, counts=counts)
     if not batch.rows:
         logger.warning(
             "step %d: nothing to train on: all %d responses of the trained agents reached their token limit, and algorithm.truncated is "

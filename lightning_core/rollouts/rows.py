@@ -7,15 +7,17 @@ from dataclasses import replace
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.credit import Credit, Episode
 from lightning_core.rollouts.distill import Lessons, token_advantages
-from lightning_core.rollouts.signals import Signals, masked_calls
+from lightning_core.rollouts.supervision import Supervision, masked_calls
 from lightning_core.transitions import Row, transitions_to_rows
 
 
-def episode_rows(algorithm: Algorithm, episode: Episode, credit: Credit, signals: Signals) -> list[Row]:
-    """The rows of one episode. ``signals``: those of its calls, and maybe of others."""
-    lessons, ce = signals.lessons, signals.targets.tokens
+def episode_rows(algorithm: Algorithm, episode: Episode, credit: Credit, supervision: Supervision) -> list[Row]:
+    """The rows of one episode. ``credit`` and ``supervision``: of its calls, and maybe of others."""
+    lessons, ce = supervision.lessons, supervision.targets.tokens
+    advantages = {t.call: credit.advantages[t.call] for t in episode.transitions}
+    differences = {call: lessons.differences[call] for call in advantages if call in lessons.differences}
     weight = 0.0 if algorithm.distill is None else algorithm.distill.weight
-    own = token_advantages(credit.advantages, lessons.differences, reward_weight=algorithm.reward_weight, weight=weight)
+    own = token_advantages(advantages, differences, reward_weight=algorithm.reward_weight, weight=weight)
     rows = transitions_to_rows(episode.transitions, own, masked=masked_calls(algorithm, [episode]), ce=ce)
     return [_with_candidates(row, lessons) for row in rows] if lessons.candidates else rows
 

@@ -384,7 +384,7 @@ def test_a_rule_of_ones_own_that_fails_is_an_error_with_its_place():
 
 
 def test_a_rule_of_ones_own_without_values_is_an_error():
-    with pytest.raises(CreditError, match="the reward rule nothing returned None; expected one value per call"):
+    with pytest.raises(CreditError, match="the reward rule 'nothing' returned None; expected one value per call"):
         assign_credit([worked()], CreditRules(rewards=nothing))
 
 

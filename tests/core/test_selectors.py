@@ -10,7 +10,7 @@ import pytest
 
 from lightning_core import load_config
 from lightning_core.capture import rollout, scope
-from lightning_core.capture.selectors import find_selector, is_known, matches
+from lightning_core.capture.selectors import find_selector, is_known, matches, may_overlap
 from lightning_core.credit.grouping import agent_family
 from lightning_core.endpoint.routing import AuxiliaryCalls, Routing
 from lightning_core.errors import ConfigError
@@ -140,6 +140,25 @@ def test_a_run_trains_the_agents_of_a_pattern_and_forwards_the_others(program: P
     ]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("writer", "writer", True),
+        ("writer", "critic", False),
+        ("researcher-*", "researcher-1", True),
+        ("researcher-*", "*-1", True),
+        ("researcher-*", "reseacher-*", False),
+        ("a*b", "*c", False),
+        ("a*b*", "*bc*", True),
+        ("*", "", True),
+        ("team/*", "*", False),
+        ("team/*", "*/writer", True),
+    ],
+)
+def test_two_selectors_overlap_if_a_name_can_match_both(first: str, second: str, expected: bool) -> None:
+    assert may_overlap(first, second) == may_overlap(second, first) == expected
+
+
 def test_a_pattern_that_no_agent_matches_stops_the_run(program: Program) -> None:
     with pytest.raises(ConfigError, match=r"agents.train names 'reviewer-\*', but the agents of this program are"):
         program.run(spawning(program), agents={"train": ["reviewer-*"]})
@@ -159,6 +178,7 @@ def test_a_pattern_that_no_agent_matches_stops_the_run(program: Program) -> None
         ({"ce": []}, "algorithm.ce.agents: the list is empty"),
         ({"format": ["critic"]}, "credit.air.formats[0].agents: 'critic' is not trained"),
         ({"format": ["*-1", "critic"]}, "credit.air.formats[0].agents: 'critic' is not trained"),
+        ({"ce": ["reseacher-*"]}, "algorithm.ce.agents: 'reseacher-*' is not trained"),
     ],
 )
 def test_agents_that_cannot_be_meant_are_errors(sections: dict[str, Any], message: str) -> None:

@@ -223,6 +223,8 @@ def test_the_tokens_of_a_cross_entropy_have_its_weights() -> None:
     own = 2 / 8
     assert weighted.tolist() == [[own, 0.125, 0], [own, own, 0.125], [0.25, own, own], [0, 0, 0], [own] * 3]
     assert plain.tolist() == (2.0 * mask).tolist()
+    twice = {**settings, "ce_weight": 0.5, "mini_batches": 2}
+    assert torch.equal(weighted_advantages(rewards, mask, rollouts, {SETTINGS: twice})[0], 2 * weighted)
     without, _ = weighted_advantages(rewards, mask, rollouts, {SETTINGS: {**settings, "ce_weight": None}})
     assert without.tolist() == (own * mask).tolist(), (
         "a token that verl takes out of its mask is not one of a cross-entropy"

@@ -84,9 +84,9 @@ def forward_kl(
         return None
     ids_DK = np.concatenate([each.token_ids_TK for each in candidates]).astype(np.int64)
     logprobs_DK = np.concatenate([each.logprobs_TK for each in candidates])
-    # Where fewer tokens were allowed, or a server knows more, the rest has the probability 0 and a target whose logprob is finite.
-    best_D1 = np.take_along_axis(ids_DK, logprobs_DK.argmax(axis=1, keepdims=True), axis=1)
-    targets_DK = np.where(np.isfinite(logprobs_DK), ids_DK, best_D1)
+    # Where fewer tokens were allowed, or a server knows more, the rest has the probability 0 and another token as its target.
+    known_DK = np.isfinite(logprobs_DK)
+    targets_DK = np.where(known_DK, ids_DK, np.where(known_DK, ids_DK, 0).max(axis=1, keepdims=True))
 
     def tensor(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(device)

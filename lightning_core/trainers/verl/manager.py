@@ -42,7 +42,7 @@ from lightning_core.rollouts.programs import load_agent
 from lightning_core.rollouts.refill import without_signal
 from lightning_core.rollouts.rows import episode_rows
 from lightning_core.rollouts.selection import require_transitions, trained_agents
-from lightning_core.rollouts.signals import Signals, SignalSources
+from lightning_core.rollouts.supervision import Supervision, SupervisionSources
 from lightning_core.trainers.verl.pool import WorkerPool
 from lightning_core.trainers.verl.prompts import Prompt, read_prompts
 from lightning_core.trainers.verl.records import write_failure
@@ -91,7 +91,7 @@ class _Prompted:
 class LightningManager:
     """See the module. verl creates it with `create`."""
 
-    def __init__(self, config: Config, *, folder: Path, workers: WorkerPool, sources: SignalSources) -> None:
+    def __init__(self, config: Config, *, folder: Path, workers: WorkerPool, sources: SupervisionSources) -> None:
         self._config = config
         self._folder = folder
         self._store = Store(folder / "store.db")
@@ -182,8 +182,8 @@ class LightningManager:
             if self._whole_batch and batch[0].training:
                 await self._publish([await group for group in groups])
             else:
-                for group in asyncio.as_completed(groups):
-                    await self._publish([await group])
+                for group in groups:
+                    running.create_task(self._publish_alone(group))
             if not batch[0].training or len(batch) >= self._config.rollouts.tasks_per_step:  # fewer: a refill
                 self._collector.check([(await group).group for group in groups])
 
@@ -214,6 +214,9 @@ class LightningManager:
             return "eval_before", 0
         return ("eval_after" if prompt.step >= self._config.trainer.steps else "eval"), prompt.step
 
+    async def _publish_alone(self, group: asyncio.Task[_Prompted]) -> None:
+        await self._publish([await group])
+
     async def _publish(self, prompted: Sequence[_Prompted]) -> None:
         """rollouts → transitions → advantages → rows, and the metrics of the step so far.
 
@@ -234,24 +237,27 @@ class LightningManager:
         dropped = {r.trace.rollout for one in prompted if one.prompt.uid in replaced for r in one.group.trained}
         kept = [e for e in episodes if e.rollout not in dropped]
         counted = replace(credit, metrics=self._credit_metrics(kept, credit)) if replaced else credit
-        signals = await asyncio.to_thread(self._collector.signals, kept)
-        batch = self._collector.batch(groups, kept, counted, signals, replaced=len(replaced))
+        supervision = await asyncio.to_thread(self._collector.supervision, kept)
+        batch = self._collector.batch(groups, kept, counted, supervision, replaced=len(replaced))
         async with self._recording:
             self._counts[step] = add_counts(self._counts.get(step, {}), batch.counts)
             await asyncio.to_thread(self._collector.record_credit, batch, step - 1)
             await asyncio.to_thread(self._store.add_step, step, self._counts[step])
         for one in prompted:
-            rows = self._training_rows(one, by_rollout, credit, signals, signal=one.prompt.uid not in replaced)
+            rows = self._training_rows(one, by_rollout, credit, supervision, signal=one.prompt.uid not in replaced)
             await self._put(one.prompt, rows)
 
     def _replaced_prompts(
         self, prompted: Sequence[_Prompted], by_rollout: Mapping[str, Episode], credit: Credit
     ) -> Collection[str]:
-        """The uids of the prompts to replace: no signal, up to ``rollouts.refill`` per step."""
+        """The uids of the prompts to replace: no signal, up to ``rollouts.refill`` per step.
+
+        verl cannot replace a group of one row, which has one value in any case.
+        """
         replaced: set[str] = set()
         for one in prompted:
             own = [by_rollout[r.trace.rollout] for r in one.group.trained if r.trace.rollout in by_rollout]
-            flat = any(e.transitions for e in own) and bool(without_signal(own, credit))
+            flat = sum(bool(e.transitions) for e in own) > 1 and bool(without_signal(own, credit))
             if flat and self._replaced[one.prompt.step] < self._config.rollouts.refill:
                 self._replaced[one.prompt.step] += 1
                 replaced.add(one.prompt.uid)
@@ -265,13 +271,19 @@ class LightningManager:
         return self._collector.credit(kept).metrics if kept else dict.fromkeys(credit.metrics, 0.0)
 
     def _training_rows(
-        self, one: _Prompted, by_rollout: Mapping[str, Episode], credit: Credit, signals: Signals, *, signal: bool
+        self,
+        one: _Prompted,
+        by_rollout: Mapping[str, Episode],
+        credit: Credit,
+        supervision: Supervision,
+        *,
+        signal: bool,
     ) -> list[VerlRow]:
         """The rows of one prompt's rollouts. See `train_rows` for ``signal``."""
         rows: list[VerlRow] = []
         for session, rollout in enumerate(one.group.trained):
             if (episode := by_rollout.get(rollout.trace.rollout)) is not None:
-                found = episode_rows(self._config.algorithm, episode, credit, signals)
+                found = episode_rows(self._config.algorithm, episode, credit, supervision)
                 rows += train_rows(one.prompt.group, session, found, reward=episode.reward, signal=signal)
         return rows
 

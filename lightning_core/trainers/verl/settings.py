@@ -180,9 +180,8 @@ def _algorithm(c: Config) -> dict[str, Any]:
             f"{_ACTOR}.kl_loss_coef": a.kl.weight,
             f"{_ACTOR}.kl_loss_type": {"k1": "k1+", "k3": "low_var_kl"}[a.kl.estimator],
         }
-    if (
-        a.ce is not None
-    ):  # it would take sampled tokens out of the response mask, outside which are the tokens of the cross-entropy
+    if a.ce is not None:
+        # Rejection takes sampled tokens out of the response mask; the loss would read them as tokens of the cross-entropy.
         found["algorithm.rollout_correction.rollout_rs"] = None
     if (i := a.importance) is not None:
         found |= {

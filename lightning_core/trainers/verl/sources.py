@@ -11,7 +11,7 @@ from lightning_core.config.credit_rules import teacher_prompt
 from lightning_core.model.source import load_eos_token_ids, load_tokenizer
 from lightning_core.rollouts.ce import TokenSources
 from lightning_core.rollouts.distill import Teacher
-from lightning_core.rollouts.signals import SignalSources
+from lightning_core.rollouts.supervision import SupervisionSources
 from lightning_core.trace import POLICY
 
 
@@ -21,11 +21,11 @@ def open_chat(config: Config, model: str, tokenizer: Any) -> Chat:
     return Chat(tokenizer, stop_token_ids=load_eos_token_ids(model), template_kwargs=template)
 
 
-def open_sources(config: Config, *, model: str, max_context: int) -> SignalSources:
+def open_sources(config: Config, *, model: str, max_context: int) -> SupervisionSources:
     """Those that ``config`` sets. Raises the errors of `ServerScorer` and `TokenSources`."""
     distill, ce = config.algorithm.distill, config.algorithm.ce
     if distill is None and ce is None:
-        return SignalSources()
+        return SupervisionSources()
     tokenizer: Any = load_tokenizer(model)
     chat = open_chat(config, model, tokenizer)
     teacher = tokens = None
@@ -34,4 +34,4 @@ def open_sources(config: Config, *, model: str, max_context: int) -> SignalSourc
         teacher = Teacher(settings=distill, score=score, chat=chat, max_context=max_context, prompt=prompt)
     if ce is not None:
         tokens = TokenSources(ce, {POLICY: chat}, solved=config.eval.solved)
-    return SignalSources(teacher=teacher, tokens=tokens)
+    return SupervisionSources(teacher=teacher, tokens=tokens)

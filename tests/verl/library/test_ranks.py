@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
+from lightning_core.config.ce import CrossEntropy
 from lightning_core.transitions import Row
 from tests.verl.library.embedded import Embedded
 from tests.verl.library.rank import Job
-from tests.verl.library.step import Weights, absolute, assert_same
+from tests.verl.library.step import Weights, absolute, assert_same, make_rows, with_ce
 from tests.verl.library.trainer import VerlTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's and verl's
@@ -66,6 +67,11 @@ def test_two_ranks(
     ]
     steps = [
         *((rows, algorithm, two) for algorithm in algorithms),
+        (
+            with_ce(make_rows(embedded.logprobs, temperature=1.0)),
+            Algorithm(ce=CrossEntropy(weight=0.5), importance=Importance(high=1.2), **CLIPS),
+            two,
+        ),
         # One rank has only padding.
         (rows[:1], algorithms[2], {"multiple": 2, "micro": 1}),
     ]

@@ -12,8 +12,8 @@ from lightning_core.rollouts.distill import Lessons, Teacher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signals:
-    """Those of some episodes."""
+class Supervision:
+    """What the calls of some episodes learn besides their rewards."""
 
     lessons: Lessons = field(default_factory=Lessons)
     """What the teacher says of their calls."""
@@ -22,16 +22,16 @@ class Signals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SignalSources:
-    """The sources that a run has; None: it has none."""
+class SupervisionSources:
+    """The teacher and the token sources of a run; None: it has none."""
 
     teacher: Teacher | None = None
     tokens: TokenSources | None = None
 
-    def signals(self, algorithm: Algorithm, episodes: Sequence[Episode]) -> Signals:
-        """The signals of ``episodes``. Asks the teacher, whose errors are those of `Teacher.lessons`."""
+    def supervision(self, algorithm: Algorithm, episodes: Sequence[Episode]) -> Supervision:
+        """That of ``episodes``. Asks the teacher, whose errors are those of `Teacher.lessons`."""
         masked = masked_calls(algorithm, episodes)
-        return Signals(
+        return Supervision(
             lessons=Lessons() if self.teacher is None else self.teacher.lessons(episodes, masked=masked),
             targets=Targets() if self.tokens is None else self.tokens.targets(episodes),
         )
