@@ -113,6 +113,13 @@ def test_a_teacher_that_is_the_policy_says_nothing(model: Path, tmp_path: Path, 
         assert metrics[metric] == pytest.approx(0, abs=1e-5)
 
 
+def test_a_teacher_that_cannot_be_loaded_is_an_error_of_its_key(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"algorithm.distill.teacher: '.*nowhere' cannot be loaded; expected base, policy"
+    ):
+        train(model, tmp_path, {"teacher": str(tmp_path / "nowhere")})
+
+
 def test_only_some_agents_learn_from_it(model: Path, other: Path, tmp_path: Path) -> None:
     """Both make as many calls; a name that no agent has is an error, since nothing would learn."""
     sections = {"agents": {"train": "all"}, "trainer": {"steps": 1}}

@@ -216,6 +216,8 @@ def main() -> None:
     parser.add_argument("--tools", choices=["live", "recorded"], help="run the programs with random tools")
     options = parser.parse_args()
     points = options.points
+    if points < 1:
+        parser.error(f"--points: found {points}, expected 1 or more")
     print(f"{'framework':24} {'rollouts':>9} {'points':>7} {'restored':>9} {'changed':>8} {'ms a fork':>10}")
     total = Counter[str]()
     if options.tools is None:

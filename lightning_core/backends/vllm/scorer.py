@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -124,7 +125,8 @@ class ServerScorer:
             listed = answer["choices"][0]["prompt_logprobs"]
             entries: list[PlaceLogprobs] = listed[1:]
             for token, entry in zip(ids[1:], entries, strict=True):
-                if not all(isinstance(of["logprob"], float | int) for of in (entry[str(token)], *entry.values())):
+                found = [of["logprob"] for of in (entry[str(token)], *entry.values())]
+                if not all(isinstance(value, float | int) and not math.isnan(value) for value in found):
                     raise TypeError("a logprob is not a number")
                 if len(entry) < self._count:
                     raise ValueError(f"found {len(entry)} of {self._count} logprobs in the place of a token")

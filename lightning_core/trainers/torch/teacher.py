@@ -88,7 +88,13 @@ def open_teacher(
     if distill.server is not None:
         return open_scorer(distill, loaded.tokenizer)
     other: Mapping[str, int]
-    teacher = load_policy(replace(settings, model=distill.teacher, lora=None, train_layers=None))
+    try:
+        teacher = load_policy(replace(settings, model=distill.teacher, lora=None, train_layers=None))
+    except ConfigError as error:
+        raise ConfigError(
+            f"algorithm.distill.teacher: {distill.teacher!r} cannot be loaded; expected base, policy, the folder or the name of a model, "
+            f"or the URL of a server, which begins with http://: {error}"
+        ) from error
     own, other = loaded.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
     if own != other:
         different = sum(own.get(token) != number for token, number in other.items())
