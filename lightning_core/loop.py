@@ -12,25 +12,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lightning_core.config import Config
-from lightning_core.config.credit_rules import checked_loss, policy_rules
+from lightning_core.config.build_rules import checked_loss, policy_rules
 from lightning_core.config.monitors import configured_monitors
 from lightning_core.errors import ConfigError
+from lightning_core.observers.notebook import shown_progress
+from lightning_core.observers.progress import Progress
+from lightning_core.observers.trackers.registry import tracker_factories
+from lightning_core.observers.trackers.reporting import reporting
 from lightning_core.records.folder import open_run_folder, record_resume
-from lightning_core.records.notebook import shown_progress
-from lightning_core.records.progress import Progress
 from lightning_core.records.remove import started
 from lightning_core.records.results import Evaluation, Result, finish, recorded_evaluations
 from lightning_core.records.store import Store
 from lightning_core.rollouts.answers import check_answers
 from lightning_core.rollouts.counts import counts_to_metrics, seconds_to_metrics
+from lightning_core.rollouts.entry_points import check_tasks, load_agent, load_reward, refuse_functions
 from lightning_core.rollouts.interrupts import uninterrupted
-from lightning_core.rollouts.programs import check_tasks, load_agent, load_reward, refuse_functions
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.rollouts.selection import warn_of_hosts
 from lightning_core.rollouts.tasks import check_overlap, given_tasks, held_out_tasks, run_eval_tasks, training_tasks
 from lightning_core.session import open_session
-from lightning_core.trackers.registry import tracker_factories
-from lightning_core.trackers.reporting import reporting
 from lightning_core.trainers.plan import Plan, TrainerEntry
 from lightning_core.trainers.verl.export import sampling_config
 

@@ -12,9 +12,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from lightning_core.config import Config
-from lightning_core.config.credit_rules import answer_function, teacher_prompt
+from lightning_core.config.build_rules import answer_function, teacher_prompt
 from lightning_core.errors import ConfigError, LightningError, describe, plural
-from lightning_core.monitors import HeldOut
+from lightning_core.observers.monitors import HeldOut
+from lightning_core.observers.progress import Progress
 from lightning_core.records.checkpoints import (
     best_checkpoint,
     checkpoint_step,
@@ -23,7 +24,6 @@ from lightning_core.records.checkpoints import (
 )
 from lightning_core.records.held_out import held_out_by_task
 from lightning_core.records.ledger import NewRoutes
-from lightning_core.records.progress import Progress
 from lightning_core.records.results import Evaluation, held_out_rewards, recorded_stop, to_evaluation
 from lightning_core.records.steps import StepLog
 from lightning_core.records.store import Phase, Store
@@ -34,8 +34,8 @@ from lightning_core.rollouts.batch import Batch
 from lightning_core.rollouts.ce import TokenSources
 from lightning_core.rollouts.collect import Collector, collect
 from lightning_core.rollouts.distill import Teacher
-from lightning_core.rollouts.environment import capturing, open_agents
 from lightning_core.rollouts.interrupts import Interrupted, interruptible
+from lightning_core.rollouts.local_agents import capturing, open_agents
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.rollouts.supervision import SupervisionSources
 from lightning_core.trace import LOGPROBS_AFTER, POLICY, pack

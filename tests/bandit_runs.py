@@ -9,7 +9,7 @@ RUN = """
 import sys
 from lightning_core import fit, load_config
 from lightning_core.capture import scope
-from lightning_core.records.progress import PlainProgress
+from lightning_core.observers.progress import PlainProgress
 fit(config=load_config(sys.argv[1], sys.argv[2:]), progress=PlainProgress(sys.stdout))
 """
 

@@ -12,7 +12,7 @@ from lightning_core.config import Config
 from lightning_core.credit import Episode
 from lightning_core.endpoint.server import Routing
 from lightning_core.errors import InfrastructureError
-from lightning_core.records.progress import SilentProgress
+from lightning_core.observers.progress import SilentProgress
 from lightning_core.records.store import Store
 from lightning_core.rollouts.agent_pool import Record
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout

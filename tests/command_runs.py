@@ -13,8 +13,8 @@ from lightning_core.records.store import Store
 from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Collector
-from lightning_core.rollouts.environment import capturing, open_agents
-from lightning_core.rollouts.programs import load_agent, load_reward
+from lightning_core.rollouts.entry_points import load_agent, load_reward
+from lightning_core.rollouts.local_agents import capturing, open_agents
 
 ASKS = """
 import json, os, sys, urllib.request

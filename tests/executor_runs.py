@@ -14,7 +14,7 @@ from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.rollouts.attempt import Job, Rollout
-from lightning_core.rollouts.environment import patched
+from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.runner import Runner
 
 ROUTING = Routing(trained=frozenset({"a"}), frozen=dict.fromkeys(("planner", "writer"), "base"))

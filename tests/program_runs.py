@@ -16,7 +16,7 @@ from lightning_core.records.store import Store
 from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.batch import Group
 from lightning_core.rollouts.collect import Collector
-from lightning_core.rollouts.environment import capturing, open_agents
+from lightning_core.rollouts.local_agents import capturing, open_agents
 from lightning_core.testing.recording_server import RecordingServer
 
 TASKS = [{"id": "a"}, {"id": "b"}]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning_core.observers.trackers import RunState, TrackedRun
 from lightning_core.records.results import Evaluation, Result
-from lightning_core.trackers import RunState, TrackedRun
 
 
 def reported(folder: Path) -> list[list[Any]]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_core.cli.main import parse
 from lightning_core.config import load_config
+from lightning_core.tools.cli.main import parse
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(

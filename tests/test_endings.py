@@ -132,7 +132,7 @@ PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 from tests import bandit
-from lightning_core.cli.main import main
+from lightning_core.tools.cli.main import main
 calls = 0
 def solve(task):
     global calls

@@ -40,7 +40,7 @@ from lightning_core.policy.client import install_client
 from lightning_core.policy.endpoint import Limits, PolicyEndpoint, Routing
 from lightning_core.policy.scripted import ScriptedBackend
 from lightning_core.scoping import scope_function
-from lightning_core.serving import ServingEndpoint, open_serving
+from lightning_core.tools.serving import ServingEndpoint, open_serving
 from lightning_core.tasks import load_tasks
 from lightning_core.trainers import Trainer, make_trainer
 from lightning_core.transitions import refused_calls
@@ -75,7 +75,7 @@ def test_old_import_paths_give_the_new_modules_with_a_warning(old: str, new: str
 
 def test_the_commands_start_as_a_module():
     done = subprocess.run(
-        [sys.executable, "-m", "lightning_core.cli", "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "lightning_core.tools.cli", "--help"], capture_output=True, text=True, check=True
     )
     assert "lightning-rl" in done.stdout
 

@@ -16,7 +16,7 @@ from lightning_core import fit, load_config
 from lightning_core.capture import scope
 from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TrainingError
 from lightning_core.loop import evaluate
-from lightning_core.records.progress import SilentProgress
+from lightning_core.observers.progress import SilentProgress
 from lightning_core.records.store import Store
 from lightning_core.trace import OUTPUT_IDS
 from lightning_core.trainers.torch.trainer import TorchTrainer

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from lightning_core import fit, load_config
-from lightning_core.cli.main import main
-from lightning_core.config.credit_rules import policy_rules
+from lightning_core.config.build_rules import policy_rules
 from lightning_core.errors import ConfigError
 from lightning_core.loop import Result
-from lightning_core.records.recredit import recredit, step_episodes
 from lightning_core.records.store import Store
+from lightning_core.tools.cli.main import main
+from lightning_core.tools.runs.recredit import recredit, step_episodes
 from lightning_core.trace import Call
 from tests.search_agents import PREFIX
 from tests.tiny_model import make_tiny_model

@@ -13,14 +13,14 @@ import pytest
 from lightning_core import fit, load_config
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
-from lightning_core.cli.main import main
-from lightning_core.config.credit_rules import policy_rules
+from lightning_core.config.build_rules import policy_rules
 from lightning_core.endpoint.server import Routing
 from lightning_core.errors import InfrastructureError
 from lightning_core.loop import Result
-from lightning_core.records.recredit import recredit
 from lightning_core.records.store import Store
-from lightning_core.serving import ServingEndpoint
+from lightning_core.tools.cli.main import main
+from lightning_core.tools.runs.recredit import recredit
+from lightning_core.tools.serving import ServingEndpoint
 from tests.tiny_model import make_tiny_model
 
 

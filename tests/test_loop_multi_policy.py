@@ -16,11 +16,11 @@ import pytest
 from openai import OpenAI
 
 from lightning_core import fit, load_config
-from lightning_core.cli.main import main
 from lightning_core.errors import ConfigError
 from lightning_core.loop import Result
 from lightning_core.records.store import Store
-from lightning_core.serving import open_serving
+from lightning_core.tools.cli.main import main
+from lightning_core.tools.serving import open_serving
 from tests import two_bandits
 from tests.bandit_runs import RUN
 from tests.tiny_model import make_tiny_model

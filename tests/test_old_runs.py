@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lightning_core import fit, load_config
-from lightning_core.cli.main import main
 from lightning_core.loop import evaluate
-from lightning_core.monitors import alerts
+from lightning_core.observers.monitors import alerts
 from lightning_core.records.report import read_metrics, read_summary
+from lightning_core.tools.cli.main import main
 from tests.tiny_model import make_tiny_model
 
 STORED = Path(__file__).parent / "data" / "run_of_0_1_0"

@@ -21,9 +21,9 @@ DOCUMENTED = {
     [
         "lightning_core",
         "lightning_core.credit",
-        "lightning_core.monitors",
+        "lightning_core.observers.monitors",
         "lightning_core.testing",
-        "lightning_core.trackers",
+        "lightning_core.observers.trackers",
     ],
 )
 def test_every_public_name_is_documented(module: str):

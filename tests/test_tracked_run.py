@@ -9,8 +9,8 @@ import pytest
 from lightning_core import fit, load_config
 from lightning_core.errors import MissingExtra
 from lightning_core.loop import evaluate
+from lightning_core.observers.trackers import registry
 from lightning_core.records.runs import read_run
-from lightning_core.trackers import registry
 from tests.bandit_runs import settings
 from tests.recording_tracker import reported
 from tests.tiny_model import make_tiny_model

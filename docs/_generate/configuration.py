@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from lightning_core.config import Config
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.credit import CreditSection
-from lightning_core.config.rules import NameOf, with_parameter
+from lightning_core.config.rule_names import NameOf, with_parameter
 from lightning_core.config.source import to_yaml
 from lightning_core.config.types import CallableName
 from lightning_core.credit import LOSSES, REWARD_RULES

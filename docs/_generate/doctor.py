@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lightning_core.doctor.examine import CHECKS
-from lightning_core.doctor.finding import Checks
+from lightning_core.tools.doctor.examine import CHECKS
+from lightning_core.tools.doctor.finding import Checks
 
 _TABLES = re.compile(r"(<!-- generated: checks -->\n).*?(<!-- end -->)", re.DOTALL)
 

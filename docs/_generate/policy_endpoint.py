@@ -16,8 +16,8 @@ from typing import Literal
 
 from lightning_core.chat.formats.base import ToolCall
 from lightning_core.chat.tool_formats import FORMATS
-from lightning_core.endpoint.dialects import ALL_DIALECTS
-from lightning_core.endpoint.dialects.fields import UnsupportedField
+from lightning_core.dialects import ALL_DIALECTS
+from lightning_core.dialects.fields import UnsupportedField
 from lightning_core.endpoint.limits import Limits
 from tests.chat_families import FAMILIES
 from tests.native_templates import FORMATS as NATIVE

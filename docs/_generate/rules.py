@@ -22,7 +22,7 @@ from lightning_core.credit.registry import (
     Parameter,
     RewardRule,
 )
-from lightning_core.monitors import MONITORS
+from lightning_core.observers.monitors import MONITORS
 
 PAGES = ("credit-assignment.md", "algorithms.md", "monitors.md")
 _TABLE = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

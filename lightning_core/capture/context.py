@@ -14,7 +14,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 
-from lightning_core.capture.owner import current_owner
+from lightning_core.capture.execution_context import current_owner
 from lightning_core.capture.resolvers import resolve
 from lightning_core.capture.run import has_live_runs
 from lightning_core.capture.work import Scope

@@ -16,6 +16,7 @@ from types import ModuleType
 
 import wrapt
 
+from lightning_core.capture.caller import repeats
 from lightning_core.capture.children.processes import install_processes
 from lightning_core.capture.children.programs import install_programs
 from lightning_core.capture.children.ray_tasks import install_ray
@@ -26,7 +27,6 @@ from lightning_core.capture.integration import find_hosts, install
 from lightning_core.capture.patching import Patches
 from lightning_core.capture.queues import install_queues
 from lightning_core.capture.sockets import install_sockets
-from lightning_core.capture.speaker import repeats
 from lightning_core.capture.threads import install_threads
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from lightning_core.capture.context import enter, inherited_scope, is_outside, set_scope, settle_with
-from lightning_core.capture.owner import Owner, current_owner
+from lightning_core.capture.execution_context import Owner, current_owner
 from lightning_core.capture.patching import Patches
 from lightning_core.capture.recording import record
 from lightning_core.capture.work import Scope, Work, is_same_agent, submitters, take

@@ -20,7 +20,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 
 from lightning_core import trace as tr
 from lightning_core.capture.address import Address
-from lightning_core.capture.owner import current_worker, is_running, name_of
+from lightning_core.capture.execution_context import current_worker, is_running, name_of
 from lightning_core.capture.selectors import matches
 from lightning_core.capture.signatures import new_secret
 from lightning_core.capture.spans import listen, start_root, start_span, stop_listening, to_record

@@ -25,7 +25,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags, set_span_in_context
 
 from lightning_core import trace as tr
-from lightning_core.capture import packed
+from lightning_core.capture import binary_attributes as packed
 from lightning_core.capture.address import Address
 from lightning_core.capture.clock import now_ns
 from lightning_core.errors import describe

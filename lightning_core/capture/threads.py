@@ -18,7 +18,7 @@ from multiprocessing.pool import ThreadPool
 from typing import Any
 
 from lightning_core.capture.context import bind, bind_coroutine, bind_job, inherit, without_scope
-from lightning_core.capture.owner import INHERITS
+from lightning_core.capture.execution_context import INHERITS
 from lightning_core.capture.patching import Patches
 
 

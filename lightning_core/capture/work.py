@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from lightning_core.capture.address import Address
+from lightning_core.capture.execution_context import Owner
 from lightning_core.capture.items import reach, read_item
-from lightning_core.capture.owner import Owner
 from lightning_core.capture.run import Run
 
 _MOST_HELD = 64

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from lightning_core.chat.encoding import Encoder
-from lightning_core.chat.given import continuation
 from lightning_core.chat.messages import Message, check_message, extend_system, functions_of, keys, text_of
 from lightning_core.chat.quoting import Quoting, mark, mark_span, take_spans
+from lightning_core.chat.teacher_response import continuation
 from lightning_core.chat.template import ChatTemplate
 from lightning_core.chat.template import Tokenizer as Tokenizer
 from lightning_core.chat.tool_formats import ToolFormat, read_message

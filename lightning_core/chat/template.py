@@ -16,8 +16,8 @@ from lightning_core.chat.messages import extend_system
 from lightning_core.chat.raw_template import RawTemplate
 from lightning_core.chat.raw_template import Tokenizer as Tokenizer
 from lightning_core.chat.reasoning import Delimiters
+from lightning_core.chat.template_probe import CallStyle, Traits
 from lightning_core.chat.tool_formats import HERMES, ToolCall, ToolFormat
-from lightning_core.chat.traits import CallStyle, Traits
 from lightning_core.errors import ConfigError, PolicyRequestError
 
 _TOOLS_PROMPT = (

@@ -8,7 +8,7 @@ from annotated_types import Gt, Le
 
 from lightning_core.config.ce import CrossEntropy
 from lightning_core.config.distill import Distill
-from lightning_core.config.rules import LossName
+from lightning_core.config.rule_names import LossName
 from lightning_core.config.types import Count, NotNegative, Positive, Section
 from lightning_core.credit.losses import CLIP_DUAL, CLIP_HIGH, CLIP_LOW
 

@@ -16,7 +16,7 @@ from lightning_core.config.credit import FLAT, CreditSection
 from lightning_core.config.distill import check_distill
 from lightning_core.config.policies import PolicyCredit
 from lightning_core.config.resolve import policy_settings
-from lightning_core.config.rules import argument_problems, declared, such_as, with_parameter
+from lightning_core.config.rule_names import argument_problems, declared, such_as, with_parameter
 from lightning_core.config.sections import Sections, Tasks, TaskSource, Vllm
 from lightning_core.config.source import KeyPath
 from lightning_core.config.trainer import TrainerSection

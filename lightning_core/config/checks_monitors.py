@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lightning_core.config.rules import argument_problems
+from lightning_core.config.rule_names import argument_problems
 from lightning_core.config.sections import Sections
 from lightning_core.config.source import KeyPath
 from lightning_core.errors import did_you_mean
-from lightning_core.monitors import MONITORS
+from lightning_core.observers.monitors import MONITORS
 
 
 def check_monitors(c: Sections) -> Iterator[tuple[KeyPath, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lightning_core.config.rules import declared
+from lightning_core.config.rule_names import declared
 from lightning_core.config.sections import Sections
 from lightning_core.config.source import KeyPath
 from lightning_core.credit import ADVANTAGE_RULES, LOSSES, REWARD_RULES

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from lightning_core.config.checks import check_sections
 from lightning_core.config.policies import derive_agents
 from lightning_core.config.problems import INVALID_COMBINATION, validate
-from lightning_core.config.rules import with_importable_rules
+from lightning_core.config.rule_names import with_importable_rules
 from lightning_core.config.sections import Sections
 from lightning_core.config.source import KeyPath, Source, apply_overrides, dotted, read_yaml, to_yaml
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from lightning_core.config.problems import INVALID_VALUE
-from lightning_core.config.rules import AdvantageRuleName, GroupKeyName, RewardRuleName
+from lightning_core.config.rule_names import AdvantageRuleName, GroupKeyName, RewardRuleName
 from lightning_core.config.types import CallableName, Count, CountOrZero, Names, NotNegative, Positive, Section
 from lightning_core.credit.reward_rules import Gamma
 

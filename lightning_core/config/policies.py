@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from lightning_core.config.credit import Anchor, Arguments, Critic, Gamma, GroupBy, Lam
 from lightning_core.config.problems import INVALID_VALUE
-from lightning_core.config.rules import AdvantageRuleName, RewardRuleName
+from lightning_core.config.rule_names import AdvantageRuleName, RewardRuleName
 from lightning_core.config.types import Count, ModelName, Names, NotNegative, Positive, Section
 from lightning_core.trace import BASE, POLICY
 

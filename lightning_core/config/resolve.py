@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from lightning_core.config.credit import FLAT, CreditSection, Critic
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyCredit
-from lightning_core.config.rules import reward_rule
+from lightning_core.config.rule_names import reward_rule
 from lightning_core.config.sections import Sections
 from lightning_core.trace import BASE, POLICY
 

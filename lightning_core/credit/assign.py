@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from lightning_core.credit.advantage_rules import is_flat, rollouts
 from lightning_core.credit.air import air_sum, with_air
-from lightning_core.credit.compare import Compared, compare_episodes
+from lightning_core.credit.components import Compared, compare_episodes
 from lightning_core.credit.episode import Episode, Value
 from lightning_core.credit.rules import CreditRules
 

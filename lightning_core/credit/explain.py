@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lightning_core.credit.advantage_rules import moments
-from lightning_core.credit.compare import compare_episodes
+from lightning_core.credit.components import compare_episodes
 from lightning_core.credit.episode import Episode, Value
 from lightning_core.credit.multi_policy import split_by_policy
 from lightning_core.credit.rules import CreditRules

@@ -20,7 +20,7 @@ from lightning_core.capture import Run, find_run
 from lightning_core.capture.children.sender import PATH as RELATIVE_PATH
 from lightning_core.capture.signatures import SIGNATURE, is_record_signed
 from lightning_core.capture.spans import deliver, export
-from lightning_core.endpoint.dialects import chat_completions
+from lightning_core.dialects import openai_chat as chat_completions
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.otlp_receiver import MAX_SPANS
 from lightning_core.endpoint.receive import read_body, read_json

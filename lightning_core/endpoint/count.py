@@ -11,8 +11,10 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from lightning_core.endpoint.dialects import gemini, messages, responses
-from lightning_core.endpoint.dialects.dialect import Dialect
+from lightning_core.dialects import anthropic_messages as messages
+from lightning_core.dialects import gemini
+from lightning_core.dialects import openai_responses as responses
+from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint.forward import Forwarder
 from lightning_core.endpoint.record import AuxiliarySpan
 from lightning_core.endpoint.request import IncomingRequest

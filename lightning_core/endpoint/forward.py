@@ -13,8 +13,8 @@ import httpx
 from starlette.responses import JSONResponse, Response
 
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION
-from lightning_core.endpoint.dialects.dialect import Dialect, StreamWriter
-from lightning_core.endpoint.dialects.exchange import ChatRequest, Choice, ResponseContext, UpstreamResponse, model_name
+from lightning_core.dialects.dialect import Dialect, StreamWriter
+from lightning_core.dialects.exchange import ChatRequest, Choice, ResponseContext, UpstreamResponse, model_name
 from lightning_core.endpoint.record import CallSpan, EmbeddingsSpan
 from lightning_core.endpoint.request import EventStream, IncomingRequest
 from lightning_core.endpoint.upstream import Target, UpstreamClient, UpstreamServer, origin_target, with_headers

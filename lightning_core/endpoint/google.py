@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from lightning_core.endpoint.dialects import gemini
+from lightning_core.dialects import gemini
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.request import IncomingRequest, RequestHandler
 from lightning_core.endpoint.sessions import Sessions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from lightning_core.endpoint.dialects.exchange import ChatRequest
+from lightning_core.dialects.exchange import ChatRequest
 from lightning_core.errors import PolicyRequestError
 
 

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from lightning_core.capture.address import AGENT_HEADER, MARK_HEADER
 from lightning_core.capture.shapes import ORIGIN_PATH
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION, SIGNATURE
-from lightning_core.endpoint.dialects.other_format import SUPPORTED, OtherFormat
+from lightning_core.dialects.unknown import SUPPORTED, OtherFormat
 from lightning_core.endpoint.forward import Forwarder
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.record import CallSpan

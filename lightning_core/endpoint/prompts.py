@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
-from lightning_core.endpoint.dialects.exchange import ChatRequest
-from lightning_core.endpoint.dialects.fields import note
+from lightning_core.dialects.exchange import ChatRequest
+from lightning_core.dialects.fields import note
 
 
 def note_unknown_variables(chat: Chat, body: Mapping[str, Any]) -> None:

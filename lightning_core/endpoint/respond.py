@@ -11,16 +11,16 @@ from starlette.responses import JSONResponse, Response
 
 from lightning_core.backends.backend import Backend
 from lightning_core.chat.chat import Chat, RenderedPrompt
-from lightning_core.endpoint.dialects.dialect import Dialect
-from lightning_core.endpoint.dialects.exchange import ChatRequest, ResponseContext, model_name
-from lightning_core.endpoint.dialects.fields import collect_notes
+from lightning_core.dialects.dialect import Dialect
+from lightning_core.dialects.exchange import ChatRequest, ResponseContext, model_name
+from lightning_core.dialects.fields import collect_notes
 from lightning_core.endpoint.forward import Forwarder, replay_forwarded
+from lightning_core.endpoint.known_agents import Decision, Speakers
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.prompts import note_unknown_variables, render_prompts
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.request import EventStream, IncomingRequest
 from lightning_core.endpoint.sample import Sampler, SamplingJob, seeded
-from lightning_core.endpoint.speakers import Decision, Speakers
 from lightning_core.endpoint.upstream import Target
 from lightning_core.errors import PolicyRequestError
 from lightning_core.trace import POLICY

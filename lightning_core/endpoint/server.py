@@ -33,14 +33,18 @@ from lightning_core.capture import find_run
 from lightning_core.capture.address import Address
 from lightning_core.capture.context import outside_rollout
 from lightning_core.chat.chat import Chat
+from lightning_core.dialects import ALL_DIALECTS, DIALECTS, gemini
+from lightning_core.dialects import anthropic_messages as messages
+from lightning_core.dialects import openai_chat as chat_completions
+from lightning_core.dialects import openai_responses as responses
+from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint import child_records, otlp_receiver
-from lightning_core.endpoint.addressed import AddressedApp
+from lightning_core.endpoint.agent_urls import AddressedApp
 from lightning_core.endpoint.child_records import ChildRecords
 from lightning_core.endpoint.count import COMPACT, COUNTS, GEMINI, compact, count_tokens
-from lightning_core.endpoint.dialects import ALL_DIALECTS, DIALECTS, chat_completions, gemini, messages, responses
-from lightning_core.endpoint.dialects.dialect import Dialect
 from lightning_core.endpoint.forward import EMBEDDINGS, Forwarder
 from lightning_core.endpoint.google import google_routes, is_google
+from lightning_core.endpoint.known_agents import Speakers, Verdict
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.passthrough import Passthrough
 from lightning_core.endpoint.receive import connection_class
@@ -49,7 +53,6 @@ from lightning_core.endpoint.request import RequestHandler, address_of, credenti
 from lightning_core.endpoint.respond import Responder
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions, stop
-from lightning_core.endpoint.speakers import Speakers, Verdict
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.errors import ConfigError, InfrastructureError, PolicyRequestError, describe
 from lightning_core.trace import COUNT

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_core.errors import TrainingError
 from lightning_core.model.attention import NAME, Geometry, causal
-from lightning_core.model.path import decoder_name
+from lightning_core.model.compute import decoder_name
 
 PART = {"cpu": 2**21, "cuda": 2**26}
 """Logits computed at a time. On a CPU 8 MiB in float32, which fits caches: larger parts measured slower. GPUs want more."""

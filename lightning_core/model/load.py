@@ -11,8 +11,8 @@ import torch
 from lightning_core.chat.chat import Chat
 from lightning_core.errors import ConfigError
 from lightning_core.model.adapters import Adapters
+from lightning_core.model.compute import ModelPath, choose_path
 from lightning_core.model.constraint import Constraints
-from lightning_core.model.path import ModelPath, choose_path
 from lightning_core.model.precision import choose_dtype, set_product_precision
 from lightning_core.model.recompute import recompute_layers
 from lightning_core.model.refusals import check_vocabulary

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_core.errors import ConfigError
 from lightning_core.model.attention import Geometry
-from lightning_core.model.path import ModelPath, decoder_name, inputs
+from lightning_core.model.compute import ModelPath, decoder_name, inputs
 
 _PROBE_TOKENS = 64
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.model.adapters import Adapters
-from lightning_core.model.path import decoder_name
+from lightning_core.model.compute import decoder_name
 
 
 def choose_device(name: str) -> torch.device:

@@ -5,23 +5,35 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lightning_core.config import Config, dump_config
-from lightning_core.records.compare import config_differences, leaves
-from lightning_core.records.settings import show_value
 
 logger = logging.getLogger(__name__)
 
 _NEWEST = "config.yaml"
 _EARLIER = re.compile(r"config-until-step-(\d+)\.yaml")
+_IDENTITY = frozenset({"run.name", "run.resume"})
+"""Keys that say which run it is, not how it trains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A configuration key whose value is not the same in all runs."""
+
+    key: str
+    """With dots: ``algorithm.clip_low``."""
+    values: Mapping[str, Any]
+    """The value by run. Runs without the key are left out."""
 
 
 def record_config(folder: Path, config: Config, *, step: int) -> None:
@@ -71,3 +83,40 @@ def _settings(text: str) -> Mapping[str, Any]:
     except yaml.YAMLError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def config_differences(configs: Mapping[str, Mapping[str, Any]]) -> list[Difference]:
+    """The keys that differ between ``configs``, plain data by run name, in the order of the first configuration.
+
+    A list is one value. An empty section or null counts as absent where another run has keys below it.
+    """
+    flat = {run: dict(leaves(config)) for run, config in configs.items()}
+    keys = list(dict.fromkeys(key for values in flat.values() for key in values))
+    sections = {key[:n] for key in keys for n in range(1, len(key))}
+    differences: list[Difference] = []
+    for key in keys:
+        values = {run: found[key] for run, found in flat.items() if key in found}
+        if key in sections:
+            values = {run: value for run, value in values.items() if value not in (None, {})}
+        if values and ".".join(key) not in _IDENTITY and not _all_equal(list(values.values()), len(configs)):
+            differences.append(Difference(key=".".join(key), values=values))
+    return differences
+
+
+def leaves(config: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values of ``config`` below its nested mappings, with their paths. An empty mapping is a value."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, (*path, str(key)))
+        else:
+            yield (*path, str(key)), value
+
+
+def show_value(value: Any) -> str:
+    """``value`` as a configuration has it: strings as they are, the rest as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _all_equal(values: Sequence[Any], expected: int) -> bool:
+    # As JSON: 1 and True are equal in Python, but not the same setting.
+    return len(values) == expected and len({json.dumps(value, sort_keys=True, default=str) for value in values}) == 1

@@ -14,7 +14,7 @@ from typing import Any
 from lightning_core.capture.integration import discover, requirements_of_extra
 from lightning_core.errors import MissingExtra
 from lightning_core.records.intervals import Comparison, Estimate
-from lightning_core.records.overview import Answers, RaisedMonitor, SolvedTasks
+from lightning_core.records.summary import Answers, RaisedMonitor, SolvedTasks
 
 _PACKAGES = ("lightning-rl", "torch", "transformers", "numpy")
 

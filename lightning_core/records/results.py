@@ -11,16 +11,16 @@ from typing import Any
 from lightning_core.config import Config
 from lightning_core.config.command import CommandSection
 from lightning_core.config.monitors import configured_monitors, stopping_monitors
-from lightning_core.monitors import Alert, alerts
-from lightning_core.notebooks.html import html_table
+from lightning_core.observers.early_stop import budget_stop, stop_reason
+from lightning_core.observers.html import html_table
+from lightning_core.observers.monitors import Alert, alerts
 from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step, checkpoints
-from lightning_core.records.early_stop import budget_stop, stop_reason
 from lightning_core.records.held_out import EVALUATIONS, held_out_by_task
 from lightning_core.records.intervals import Comparison, compare, compare_splits, confidence_interval
-from lightning_core.records.overview import first_errors, raised_monitors, sample_answers, solved_tasks, wasted_groups
 from lightning_core.records.report import Summary, draw_curve, read_metrics
 from lightning_core.records.steps import monitor_stop
 from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store
+from lightning_core.records.summary import first_errors, raised_monitors, sample_answers, solved_tasks, wasted_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 from lightning_core.config import Config
 from lightning_core.config.monitors import configured_monitors, stopping_monitors
-from lightning_core.monitors import Alert, HeldOut, raised
-from lightning_core.records.early_stop import budget_stop, expected_steps
-from lightning_core.records.progress import Progress
+from lightning_core.observers.early_stop import budget_stop, expected_steps
+from lightning_core.observers.monitors import Alert, HeldOut, raised
+from lightning_core.observers.progress import Progress
 from lightning_core.records.report import MetricsLog, finite_or_none
 from lightning_core.records.store import Store
 

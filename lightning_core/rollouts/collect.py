@@ -14,13 +14,14 @@ from dataclasses import replace
 from itertools import islice
 
 from lightning_core.config import Config
-from lightning_core.config.credit_rules import policy_rules
+from lightning_core.config.build_rules import policy_rules
 from lightning_core.config.forks import Forks
 from lightning_core.credit import Credit, Episode, assign_by_policy
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
-from lightning_core.records.progress import Progress
+from lightning_core.observers.progress import Progress
 from lightning_core.records.store import Phase, Store
 from lightning_core.records.task_history import Tried, recent_attempts
+from lightning_core.rollouts.abort_checks import InvalidRewards, check_finished, check_rewarded
 from lightning_core.rollouts.agent_pool import AgentPool
 from lightning_core.rollouts.answers import AnswerScorer, ScoredEpisodes
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
@@ -28,7 +29,8 @@ from lightning_core.rollouts.background import BackgroundLoop
 from lightning_core.rollouts.batch import Batch, Group
 from lightning_core.rollouts.counts import add_counts, count_batch, count_ce, count_groups, count_taught, tokens_of_fork
 from lightning_core.rollouts.curriculum import count_picked
-from lightning_core.rollouts.entries import (
+from lightning_core.rollouts.failure_log import FailureLog
+from lightning_core.rollouts.jobs import (
     call_credits,
     check_tools_of,
     count_earlier,
@@ -38,13 +40,11 @@ from lightning_core.rollouts.entries import (
     rollout_record,
     to_episodes,
 )
-from lightning_core.rollouts.failure_log import FailureLog
 from lightning_core.rollouts.judged import judge_episodes
 from lightning_core.rollouts.refill import spare_tasks, without_signal
 from lightning_core.rollouts.rows import episode_rows
 from lightning_core.rollouts.runner import Task
 from lightning_core.rollouts.selection import check_agents, require_transitions, routing_of, trained_agents
-from lightning_core.rollouts.stopping import InvalidRewards, check_finished, check_rewarded
 from lightning_core.rollouts.supervision import Supervision, SupervisionSources
 from lightning_core.trace import ANSWER_LOGPROBS
 from lightning_core.transitions import Transition

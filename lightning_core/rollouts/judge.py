@@ -24,7 +24,7 @@ from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import InfrastructureError, describe
 from lightning_core.records.store import RolloutRecord
-from lightning_core.rollouts.entries import judge_record
+from lightning_core.rollouts.jobs import judge_record
 from lightning_core.trace import OPERATION, REWARD_AGENT, REWARD_NAME, REWARD_VALUE, Reward, SpanRecord, Trace
 
 _MAX_TOKENS = 512

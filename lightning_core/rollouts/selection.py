@@ -16,11 +16,11 @@ from lightning_core.config import Config
 from lightning_core.config.checks_agents import chosen_agents
 from lightning_core.config.resolve import agents_policies
 from lightning_core.credit import Episode
+from lightning_core.endpoint.known_agents import unknown_names, unknown_selectors
 from lightning_core.endpoint.routing import DEFAULT_AGENT, AuxiliaryCalls, Routing
-from lightning_core.endpoint.speakers import unknown_names, unknown_selectors
 from lightning_core.errors import ConfigError, TrainingError, did_you_mean, plural
+from lightning_core.records.agent_paths import ambiguous_paths
 from lightning_core.records.ledger import NOT_TRAINED, TRAINED, Ledger, trace_ledger
-from lightning_core.records.paths import ambiguous_paths
 from lightning_core.records.store import Phase
 from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.batch import Group

@@ -19,7 +19,7 @@ from lightning_core.chat.tool_formats import HERMES, ToolCall
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import InfrastructureError
-from lightning_core.rollouts.environment import patched
+from lightning_core.rollouts.local_agents import patched
 
 Script = Callable[[str], str] | Iterable[str]
 """The model's responses: texts in order, or a function of the prompt's text (in ChatML)."""

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from lightning_core.capture import Run
 from lightning_core.capture.integration import Installed, discover, requirements_of_extra
 from lightning_core.capture.patching import Patches
-from lightning_core.rollouts.environment import patched
+from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing.playground import Playground
 from lightning_core.testing.programs import ADD_PROMPT, AgentSpec, HostAdapter, answer_prompt, run_async
 from lightning_core.testing.recording_server import RecordingServer, recording_server

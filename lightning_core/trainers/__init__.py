@@ -101,7 +101,7 @@ def make_trainer(config: Config, *, samples: bool = True) -> Trainer:
     Raises `MissingExtra` if its packages are not installed.
     """
     try:
-        module = import_module("lightning_core.trainers.torch.make")
+        module = import_module("lightning_core.trainers.torch.factory")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("lightning_core"):
             raise

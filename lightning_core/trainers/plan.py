@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_core.config import Config
-from lightning_core.records.progress import Progress
+from lightning_core.observers.progress import Progress
 from lightning_core.records.results import Evaluation
 from lightning_core.records.store import Phase
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task

@@ -27,7 +27,7 @@ import yaml
 from lightning_core import fit, load_config, trainable
 from lightning_core.capture import ProgramResult, endpoint_environment
 from lightning_core.records.ledger import trace_ledger
-from lightning_core.rollouts.programs import fill
+from lightning_core.rollouts.entry_points import fill
 from lightning_core.testing.playground import tool_call
 from lightning_core.trace import Trace
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows

@@ -81,7 +81,7 @@ def run(task: str, rule: str, seed: int, steps: int, model: str) -> dict[str, An
     import torch
 
     from lightning_core import fit, load_config
-    from lightning_core.records.progress import SilentProgress
+    from lightning_core.observers.progress import SilentProgress
 
     torch.set_num_threads(1)
     curve: list[float] = []

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from lightning_core.observers.progress import SilentProgress
 from lightning_core.records.intervals import paired_improvement
-from lightning_core.records.progress import SilentProgress
 from tests.bench.small_agents import AGENTS, split
 
 

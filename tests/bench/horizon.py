@@ -60,7 +60,7 @@ def run(arm: str, seed: int, tokens: int, model: Path) -> dict[str, Any]:
     import torch
 
     from lightning_core import fit, load_config
-    from lightning_core.records.progress import SilentProgress
+    from lightning_core.observers.progress import SilentProgress
     from lightning_core.records.results import held_out_rewards
     from lightning_core.records.store import Store
 

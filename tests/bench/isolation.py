@@ -28,7 +28,7 @@ from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
-from lightning_core.rollouts.environment import patched
+from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.runner import Runner
 from tests import faulty_agents
 from tests.faulty_agents import ASYNC_FAULTS, FAULTS, expected_status

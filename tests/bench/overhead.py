@@ -29,7 +29,7 @@ from openai import AsyncOpenAI
 
 from lightning_core.capture import rollout
 from lightning_core.capture.mark import trainable
-from lightning_core.rollouts.environment import patched
+from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import answer_prompt
 

@@ -24,7 +24,7 @@ from lightning_core.chat.chat import Chat
 from lightning_core.config import Config, load_config
 from lightning_core.records.store import Store
 from lightning_core.rollouts.collect import Collector
-from lightning_core.rollouts.environment import capturing, open_agents
+from lightning_core.rollouts.local_agents import capturing, open_agents
 
 GROUP = 8
 TOOL_SECONDS = 0.1

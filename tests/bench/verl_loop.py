@@ -101,7 +101,7 @@ THEIRS = {
 
 def train(arm: str, options: Any, folder: Path, ray_folder: Path) -> None:
     """Run one arm in this process."""
-    from lightning_core.records.progress import SilentProgress
+    from lightning_core.observers.progress import SilentProgress
     from lightning_core.trainers.plan import Plan
     from lightning_core.trainers.verl.dataset import write_tasks
     from lightning_core.trainers.verl.train import train_with_verl, verl_config

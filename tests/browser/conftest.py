@@ -18,7 +18,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from lightning_core.view.server import open_view
+from lightning_core.tools.view.server import open_view
 from tests.browser import real_runs
 from tests.view.made_runs import make_big_store, make_run
 

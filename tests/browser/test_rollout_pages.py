@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from lightning_core.view.server import open_view
+from lightning_core.tools.view.server import open_view
 from tests.browser.conftest import Tab
 from tests.view.recorded_run import make_run
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from lightning_core.cli.view import page_to
 from lightning_core.records import lock
 from lightning_core.records.report import MetricsLog
-from lightning_core.view.server import open_view
+from lightning_core.tools.cli.view import page_to
+from lightning_core.tools.view.server import open_view
 from tests.browser.conftest import Tab, violations
 from tests.browser.real_runs import GatedRun
 from tests.view.made_runs import HOSTILE, make_run

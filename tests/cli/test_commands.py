@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from lightning_core.cli.main import main
 from lightning_core.config import Config
 from lightning_core.errors import InfrastructureError
 from lightning_core.records.checkpoints import mark_best
 from lightning_core.records.intervals import MIN_TASKS, compare
 from lightning_core.records.report import Summary
 from lightning_core.records.store import Store
+from lightning_core.tools.cli.main import main
 from tests.cli.conftest import Install
 from tests.cli.recorded import keep, try_it
 
@@ -189,7 +189,7 @@ def test_eval_without_a_checkpoint(run_folder: Path, loop: Install, capsys: pyte
 
 def test_the_command_is_quick_to_start() -> None:
     heavy = "{'torch', 'transformers', 'matplotlib', 'langchain_core', 'rich', 'starlette', 'numpy', 'pydantic', 'opentelemetry'}"
-    script = f"import sys, lightning_core.cli.main; print(sorted({heavy} & set(sys.modules)))"
+    script = f"import sys, lightning_core.tools.cli.main; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
@@ -199,10 +199,10 @@ import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
-        if name == "lightning_core.cli.trace":
+        if name == "lightning_core.tools.cli.trace":
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupt())
-from lightning_core.cli.__main__ import run
+from lightning_core.tools.cli.__main__ import run
 sys.exit(run())
 """
 

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.text import Text
 
 from lightning_core.capture import rollout, scope
-from lightning_core.cli.console import show
-from lightning_core.cli.main import main
-from lightning_core.doctor import Finding
 from lightning_core.errors import TrainingError, visible
 from lightning_core.logs.folding import FoldingFormatter
-from lightning_core.records.progress import LiveProgress, PlainProgress
+from lightning_core.observers.progress import LiveProgress, PlainProgress
 from lightning_core.records.store import Store
+from lightning_core.tools.cli.console import show
+from lightning_core.tools.cli.main import main
+from lightning_core.tools.doctor import Finding
 from tests.cli.conftest import Install
 from tests.cli.recorded import call, keep
 from tests.terminal import on_terminal
@@ -26,7 +26,7 @@ from tests.terminal import on_terminal
 EVIL = "a\x1b[2J\x07\x00\x9b\x7f\u202eb\u2066"
 SHOWN = r"a\x1b[2J\x07\x00\x9b\x7f\u202eb\u2066"
 NAME = f"{EVIL}\nc"
-COMMAND = ("-m", "lightning_core.cli.main")
+COMMAND = ("-m", "lightning_core.tools.cli.main")
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_messages_of_the_progress_are_clean_and_on_one_line() -> None:
 
 def test_findings_are_clean(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     finding = Finding(section="tasks", name="number", level="warning", found=EVIL, advice=EVIL)
-    monkeypatch.setattr("lightning_core.doctor.examine_environment", lambda: [finding])
+    monkeypatch.setattr("lightning_core.tools.doctor.examine_environment", lambda: [finding])
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert is_clean(text)

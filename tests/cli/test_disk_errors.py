@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from lightning_core.cli import main as cli_main
+from lightning_core.tools.cli import main as cli_main
 
 
 @pytest.mark.parametrize(

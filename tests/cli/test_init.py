@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core.cli.init import TEMPLATES, template_files
-from lightning_core.cli.main import main
 from lightning_core.config import load_config
 from lightning_core.rollouts.tasks import held_out_tasks, shared_tasks, training_tasks
+from lightning_core.tools.cli.init import TEMPLATES, template_files
+from lightning_core.tools.cli.main import main
 from tests.tiny_model import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +80,7 @@ def test_each_template_trains_as_it_is(template: str, folder: Path) -> None:
     assert main(["init", template, "mine"]) == 0
     tiny = [f"policy.model={model}", "policy.train_layers=1", "policy.max_context=2048", "eval.tasks=2"]
     steps = ["trainer.steps=2", "rollouts.tasks_per_step=2", "rollouts.group_size=2"]
-    done = run("lightning_core.cli", "train", *tiny, *steps, folder=folder / "mine")
+    done = run("lightning_core.tools.cli", "train", *tiny, *steps, folder=folder / "mine")
     assert re.search(r"12 +answered +policy \(trained\)", done.stdout), done.stdout + done.stderr
     summary = json.loads((folder / "mine" / "runs" / "latest" / "summary.json").read_text())
     assert (summary["steps"], summary["rollouts"], summary["eval_tasks"]) == (2, 8, 2)

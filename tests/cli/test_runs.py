@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core.cli.main import main
 from lightning_core.config import dump_config, load_config
 from lightning_core.records.intervals import compare
 from lightning_core.records.lock import running
 from lightning_core.records.report import MetricsLog, Summary
+from lightning_core.tools.cli.main import main
 from tests.core.test_compare import make_store
 from tests.terminal import on_terminal
 
 BEFORE, AFTER = {f"t{n}": [0.25] for n in range(8)}, {f"t{n}": [0.5] for n in range(8)}
-COMMAND = ("-m", "lightning_core.cli.main")
+COMMAND = ("-m", "lightning_core.tools.cli.main")
 
 
 def make_run(name: str, *, seed: int, age: float, gain: float = 0.0, tags: list[str] | None = None) -> Path:

@@ -10,12 +10,12 @@ from typing import Any, get_args
 import pytest
 
 from lightning_core.capture import Run, rollout, scope
-from lightning_core.cli import trace as cli_trace
-from lightning_core.cli.main import main
 from lightning_core.errors import ConfigError
 from lightning_core.otel import spans_to_otlp
-from lightning_core.records.browse import ORDERS
 from lightning_core.records.store import Phase, Status, Store
+from lightning_core.tools.cli import trace as cli_trace
+from lightning_core.tools.cli.main import main
+from lightning_core.tools.runs.browse import ORDERS
 from tests.cli.conftest import Install
 from tests.cli.recorded import call, keep, try_it
 from tests.core.test_store import record
@@ -23,7 +23,7 @@ from tests.terminal import on_terminal
 
 HEADER = "agent   requests  result    where"
 NAMES = "names for agents.train: judge, writer"
-COMMAND = ("-m", "lightning_core.cli.main")
+COMMAND = ("-m", "lightning_core.tools.cli.main")
 
 
 def test_the_list_of_rollouts(run_folder: Path) -> None:

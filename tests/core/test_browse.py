@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lightning_core import trace as tr
-from lightning_core.records.browse import RolloutFilter, facets, find_rollouts, first_rollouts, neighbours
 from lightning_core.records.store import Store
+from lightning_core.tools.runs.browse import RolloutFilter, facets, find_rollouts, first_rollouts, neighbours
 from lightning_core.trace import SpanRecord
 from tests.core.test_store import record, root
 

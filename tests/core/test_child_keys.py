@@ -20,7 +20,7 @@ from lightning_core.capture.children.keys import (
     unbind_headers,
 )
 from lightning_core.capture.signatures import sign
-from lightning_core.endpoint.addressed import name_agent, split_path
+from lightning_core.endpoint.agent_urls import name_agent, split_path
 from lightning_core.testing.playground import Playground, open_playground
 
 ROLLOUT, SPAN = "a" * 32, "b" * 16

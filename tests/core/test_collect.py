@@ -31,8 +31,8 @@ from lightning_core.records.store import Store
 from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.counts import counts_to_metrics
-from lightning_core.rollouts.entries import make_jobs
-from lightning_core.rollouts.environment import capturing, open_agents
+from lightning_core.rollouts.jobs import make_jobs
+from lightning_core.rollouts.local_agents import capturing, open_agents
 from tests.collected import ScriptedAgents, collect_step
 
 TASKS = [{"id": name} for name in "abcd"]

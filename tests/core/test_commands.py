@@ -15,7 +15,7 @@ from lightning_core import evaluate, fit, load_config
 from lightning_core.capture import ProgramResult
 from lightning_core.config import dump_config
 from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TrainingError
-from lightning_core.rollouts.programs import check_tasks, load_agent
+from lightning_core.rollouts.entry_points import check_tasks, load_agent
 from tests.command_runs import ASKS, roll_out
 from tests.core.test_launch import is_gone
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from lightning_core import trace as tr
-from lightning_core.records.compare import EvaluationPoint, TaskChange, config_differences, held_out_difference
+from lightning_core.records.configs import config_differences
 from lightning_core.records.store import Phase, Store
+from lightning_core.tools.runs.compare import EvaluationPoint, TaskChange, held_out_difference
 from lightning_core.trace import SpanRecord
 from tests.core.test_store import record
 

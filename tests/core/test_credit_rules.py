@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_core import load_config
-from lightning_core.config.credit_rules import policy_rules
+from lightning_core.config.build_rules import policy_rules
 from lightning_core.credit import Air, CreditRules, Episode, FormatRule, assign_credit
 from lightning_core.credit.explain import explain_credit
 from lightning_core.credit.gae import turn_gae

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from lightning_core.config import Config, load_config
-from lightning_core.records.progress import SilentProgress
+from lightning_core.observers.progress import SilentProgress
 from lightning_core.records.store import Phase, RolloutRecord, Status, Store
 from lightning_core.records.task_history import Tried, recent_attempts
 from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Batch, Collector, collect
 from lightning_core.rollouts.counts import counts_to_metrics
 from lightning_core.rollouts.curriculum import draw_tasks, sampling_probabilities, success_rate
-from lightning_core.rollouts.entries import pick_tasks
+from lightning_core.rollouts.jobs import pick_tasks
 from tests.collected import ScriptedAgents
 
 TASKS = [{"id": name} for name in "abcd"]

@@ -8,8 +8,8 @@ import pytest
 
 from lightning_core.config.sections import EarlyStop
 from lightning_core.errors import ConfigError
+from lightning_core.observers.early_stop import budget_stop, expected_steps, stop_reason
 from lightning_core.records.checkpoints import best_checkpoint, checkpoints, choose_checkpoint, mark_best
-from lightning_core.records.early_stop import budget_stop, expected_steps, stop_reason
 
 TARGET = EarlyStop(reward=0.8)
 PATIENT = EarlyStop(patience=2)

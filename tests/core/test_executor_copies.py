@@ -9,7 +9,7 @@ import pytest
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import PolicyEndpoint
-from lightning_core.rollouts.environment import patched
+from lightning_core.rollouts.local_agents import patched
 from tests import executor_agents as agents
 from tests.core.test_executors import numbered, run
 

@@ -19,11 +19,11 @@ from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.upstream import upstream_target
 from lightning_core.rollouts.attempt import Job, Rollout
-from lightning_core.rollouts.environment import patched
 from lightning_core.rollouts.failure_log import FailureLog
 from lightning_core.rollouts.forks import Fork, choose_points, fork_points, recording_of, tokens_from
+from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.runner import Runner
-from lightning_core.serving import ServingEndpoint
+from lightning_core.tools.serving import ServingEndpoint
 from lightning_core.trace import Call, Reward
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests import forked_agents as agents

@@ -12,7 +12,7 @@ import pytest
 
 from lightning_core.capture.import_hooks import when_imported
 from lightning_core.capture.patching import Patches
-from lightning_core.rollouts.environment import patched
+from lightning_core.rollouts.local_agents import patched
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from lightning_core.capture import current_address, reward, rollout, scope
 from lightning_core.capture.spans import start_span
 from lightning_core.config import load_config
 from lightning_core.errors import ConfigError, MissingExtra
+from lightning_core.observers.progress import SilentProgress
 from lightning_core.otel import (
     exporting,
     otlp_processor,
@@ -32,7 +33,6 @@ from lightning_core.otel import (
     spans_to_otlp,
     spans_to_protobuf,
 )
-from lightning_core.records.progress import SilentProgress
 from lightning_core.session import open_session
 from lightning_core.testing import Playground
 from lightning_core.trace import SpanRecord, spans_to_trace

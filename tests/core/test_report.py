@@ -12,9 +12,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lightning_core.cli.console import show
-from lightning_core.cli.summary import make_summary
 from lightning_core.errors import MissingExtra
+from lightning_core.observers.progress import (
+    LiveProgress,
+    PlainProgress,
+    Progress,
+    SilentProgress,
+    format_seconds,
+    show_progress,
+)
 from lightning_core.records.intervals import (
     MIN_TASKS,
     Estimate,
@@ -23,15 +29,6 @@ from lightning_core.records.intervals import (
     confidence_interval,
     paired_improvement,
 )
-from lightning_core.records.overview import Answers, RaisedMonitor, SolvedTasks
-from lightning_core.records.progress import (
-    LiveProgress,
-    PlainProgress,
-    Progress,
-    SilentProgress,
-    format_seconds,
-    show_progress,
-)
 from lightning_core.records.report import (
     MetricsLog,
     Summary,
@@ -39,6 +36,9 @@ from lightning_core.records.report import (
     read_metrics,
     read_summary,
 )
+from lightning_core.records.summary import Answers, RaisedMonitor, SolvedTasks
+from lightning_core.tools.cli.console import show
+from lightning_core.tools.cli.summary import make_summary
 from tests.terminal import on_terminal
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from annotated_types import Ge
 
 from docs._generate.rules import TABLES, advantage_table, update
 from lightning_core import CreditRules, assign_credit, load_config
-from lightning_core.config.credit_rules import loss_rule, policy_rules
+from lightning_core.config.build_rules import loss_rule, policy_rules
 from lightning_core.credit import (
     ADVANTAGE_RULES,
     GROUP_KEYS,
@@ -29,7 +29,7 @@ from lightning_core.credit import (
 from lightning_core.credit.registry import LOSSES, REWARD_RULES
 from lightning_core.errors import ConfigError, CreditError
 from lightning_core.loop import fit
-from lightning_core.monitors import MONITORS
+from lightning_core.observers.monitors import MONITORS
 from lightning_core.records.folder import open_run_folder
 from tests import own_rules
 from tests.core.episodes import episode
@@ -269,7 +269,7 @@ def its_loss(logprobs_E, log_ratio_E, advantages_E): return -advantages_E * logp
 READ = """
 import sys
 from lightning_core import load_config
-from lightning_core.config.credit_rules import checked_loss, policy_rules
+from lightning_core.config.build_rules import checked_loss, policy_rules
 config = load_config(sys.argv[1])
 for name, own in policy_rules(config).items():
     print(name, own.reward_rule.name, own.advantage_rule.name, *own.keys[:-1], own.keys[-1].__name__)

@@ -20,14 +20,15 @@ import httpx
 import openai
 import pytest
 
-from lightning_core import fit, load_config, serving
+from lightning_core import fit, load_config
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture.signatures import ORIGIN
 from lightning_core.chat.chat import Chat
-from lightning_core.cli.main import main
 from lightning_core.endpoint.server import Routing
 from lightning_core.errors import ConfigError
-from lightning_core.serving import RecentMemory, ServingEndpoint, open_serving
+from lightning_core.tools import serving
+from lightning_core.tools.cli.main import main
+from lightning_core.tools.serving import RecentMemory, ServingEndpoint, open_serving
 from lightning_core.trainers import Trainer, make_trainer
 from tests import bandit
 from tests.tiny_model import make_tiny_model
@@ -229,7 +230,7 @@ def test_a_port_that_is_taken(run: Path, served: ServingEndpoint):
 
 
 def test_the_command_serves_the_newest_checkpoint_until_it_is_stopped(run: Path, served: ServingEndpoint):
-    command = [sys.executable, "-m", "lightning_core.cli.main", "serve", str(run), "--port", "0"]
+    command = [sys.executable, "-m", "lightning_core.tools.cli.main", "serve", str(run), "--port", "0"]
     environment = {**os.environ, "LIGHTNING_API_KEY": "of the environment", "PYTHONPATH": os.getcwd()}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

@@ -16,11 +16,11 @@ import pytest
 from lightning_core.config import Config, load_config
 from lightning_core.config.sections import TRACKERS
 from lightning_core.errors import ConfigError, MissingExtra
+from lightning_core.observers.trackers import registry, reporting
+from lightning_core.observers.trackers.registry import BUILT_IN, tracker_factories
+from lightning_core.observers.trackers.tracker import RunState, TrackedRun
+from lightning_core.observers.trackers.values import checkpoint_files, evaluation_values, finite
 from lightning_core.records.results import Evaluation, Result
-from lightning_core.trackers import registry, reporting
-from lightning_core.trackers.registry import BUILT_IN, tracker_factories
-from lightning_core.trackers.tracker import RunState, TrackedRun
-from lightning_core.trackers.values import checkpoint_files, evaluation_values, finite
 from tests.recording_tracker import FailingTracker, RecordingTracker, reported
 
 RECORDING = "tests.recording_tracker:RecordingTracker"

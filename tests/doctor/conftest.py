@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_core.config import Config, load_config
-from lightning_core.doctor import Finding, examine
+from lightning_core.tools.doctor import Finding, examine
 from tests.tiny_model import make_tiny_model
 
 Configure = Callable[..., Config]

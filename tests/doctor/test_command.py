@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from docs._generate.doctor import update
-from lightning_core.cli.main import main
-from lightning_core.doctor.examine import CHECKS
+from lightning_core.tools.cli.main import main
+from lightning_core.tools.doctor.examine import CHECKS
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ SECTIONS = {
 }
 DOCTOR = """
 import signal, sys
-from lightning_core.cli.main import main
+from lightning_core.tools.cli.main import main
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
 sys.exit(main())
 """
@@ -83,7 +83,7 @@ def test_what_an_agent_prints_is_not_in_the_json(config: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "lightning_core.cli",
+        "lightning_core.tools.cli",
         "doctor",
         str(config),
         "--no-model",

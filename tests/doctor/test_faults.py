@@ -10,8 +10,8 @@ import pytest
 from starlette.responses import JSONResponse
 
 from lightning_core.config import load_config
-from lightning_core.doctor import Finding, examine
 from lightning_core.testing.recording_server import RecordingServer
+from lightning_core.tools.doctor import Finding, examine
 from tests.doctor.agents import BYPASSED
 from tests.doctor.conftest import named, problems
 

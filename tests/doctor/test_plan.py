@@ -7,9 +7,17 @@ from dataclasses import replace
 import pytest
 
 from lightning_core.config import load_config
-from lightning_core.doctor.equal_groups import expected_equal
-from lightning_core.doctor.finding import Finding
-from lightning_core.doctor.plan import Measured, TimeRange, checks, disk_needed, evaluations, rollouts_time, step_time
+from lightning_core.tools.doctor.equal_groups import expected_equal
+from lightning_core.tools.doctor.finding import Finding
+from lightning_core.tools.doctor.plan import (
+    Measured,
+    TimeRange,
+    checks,
+    disk_needed,
+    evaluations,
+    rollouts_time,
+    step_time,
+)
 from tests.doctor.conftest import named
 
 GIB = 1 << 30

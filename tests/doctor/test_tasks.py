@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lightning_core.doctor.finding import Finding
-from lightning_core.doctor.tasks import TaskLists, checks
+from lightning_core.tools.doctor.finding import Finding
+from lightning_core.tools.doctor.tasks import TaskLists, checks
 from tests.doctor.conftest import named
 
 

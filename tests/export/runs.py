@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_core import fit, load_config
-from lightning_core.trainers.torch.make import make_torch_trainer
+from lightning_core.trainers.torch.factory import make_torch_trainer
 from lightning_core.trainers.torch.multi_policy import MultiPolicyTrainer
 from tests import bandit, two_bandits
 from tests.trainers.rows import make_row

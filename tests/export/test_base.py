@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_core.cli.main import main
-from lightning_core.export.card import make_card
-from lightning_core.export.source import find_trained
+from lightning_core.tools.cli.main import main
+from lightning_core.tools.export.card import make_card
+from lightning_core.tools.export.source import find_trained
 
 DEMO = "smollm2-135m-instruct"
 
@@ -61,7 +61,7 @@ def test_an_adapter_of_a_model_on_the_hub_names_it(run: Callable[[str], Path], b
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("abc")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    command = [sys.executable, "-m", "lightning_core.cli", "export", str(run("lora")), str(tmp_path / "out")]
+    command = [sys.executable, "-m", "lightning_core.tools.cli", "export", str(run("lora")), str(tmp_path / "out")]
     done = subprocess.run(
         [*command, "--format", "peft", "policy.model=me/base"],
         env={**environment, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"},

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core.cli.main import main
 from lightning_core.records.checkpoints import checkpoints
+from lightning_core.tools.cli.main import main
 from tests.export.runs import train
 
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
-from lightning_core.cli.main import main
+from lightning_core.tools.cli.main import main
 sys.exit(main(sys.argv[2:]))
 """
 """A program in which files of more than some bytes cannot be written."""
 SLOW = """
 import sys, time
-from lightning_core.cli.main import main
-from lightning_core.export import export
+from lightning_core.tools.cli.main import main
+from lightning_core.tools.export import export
 def wait(*_: object, **__: object) -> str:
     print("writing", flush=True)
     time.sleep(60)
@@ -142,6 +142,6 @@ def test_the_umask_decides_who_may_read_exports_and_checkpoints(base: Path, tmp_
 
 
 def test_an_export_shows_no_progress_bar_in_a_pipe(run: Callable[[str], Path], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "lightning_core.cli", "export", str(run("full")), str(tmp_path / "out")]
+    command = [sys.executable, "-m", "lightning_core.tools.cli", "export", str(run("full")), str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

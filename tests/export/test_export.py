@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_core import fit
-from lightning_core.cli.main import main
-from lightning_core.export.card import make_card
-from lightning_core.export.source import find_trained
 from lightning_core.model import peft
 from lightning_core.model.merge import layers_of
+from lightning_core.tools.cli.main import main
+from lightning_core.tools.export.card import make_card
+from lightning_core.tools.export.source import find_trained
 from tests import test_early_end as early_end
 from tests.export.runs import TOLERANCE, difference, model_logprobs, sequences, train, trainer_logprobs
 from tests.models.families import FAMILIES, make_family

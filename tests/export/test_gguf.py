@@ -13,8 +13,8 @@ import torch
 import xllamacpp
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from lightning_core.cli.main import main
 from lightning_core.model.source import fetch_demo_model
+from lightning_core.tools.cli.main import main
 from tests.export.runs import TOLERANCE, difference, sequences, train, trainer_logprobs
 from tests.tiny_model import make_tiny_model
 

@@ -10,10 +10,10 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from lightning_core.cli.main import main
 from lightning_core.errors import ConfigError
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.merge import merge
+from lightning_core.tools.cli.main import main
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.trainers.torch.vllm_trainer import VllmTrainer
 from tests.export.runs import TOLERANCE, difference, model_logprobs, sequences, train, trainer_logprobs

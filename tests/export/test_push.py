@@ -85,7 +85,7 @@ def push(run: Callable[[str], Path], tmp_path: Path) -> Callable[..., subprocess
         environment |= {} if token is None else {"HF_TOKEN": token}
         arguments = ["export", str(run("lora")), str(tmp_path / "out"), "--push", "me/model"]
         return subprocess.run(
-            [sys.executable, "-m", "lightning_core.cli", *arguments],
+            [sys.executable, "-m", "lightning_core.tools.cli", *arguments],
             env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
 

@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from lightning_core import trainable
 from lightning_core.capture import current_address, scope
 from lightning_core.capture.integration import Installed
-from lightning_core.rollouts.environment import patched
+from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing.playground import Playground
 from lightning_core.testing.programs import answer_prompt
 from lightning_core.testing.traces import ancestors, parent_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core.cli.main import main
+from lightning_core.tools.cli.main import main
 
 MOST_LINES = 15
 """More than this is not read."""

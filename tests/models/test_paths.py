@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.errors import ConfigError, TrainingError
-from lightning_core.model.path import choose_path, small_windows
+from lightning_core.model.compute import choose_path, small_windows
 from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.models.families import FAMILIES, WINDOW, Family, make_family

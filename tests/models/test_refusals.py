@@ -26,7 +26,7 @@ from lightning_core.errors import ConfigError, PolicyRequestError, TrainingError
 from lightning_core.model.adapters import linear_layers
 from lightning_core.model.load import LoadedModel, context_limit
 from lightning_core.model.source import load_model, load_skeleton, load_tokenizer, max_positions, resolve_model
-from lightning_core.trainers.torch.parts import load_policy
+from lightning_core.trainers.torch.build import load_policy
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.models.families import Family, make_family
 from tests.tiny_model import make_tiny_tokenizer

@@ -12,7 +12,7 @@ from openai import OpenAI
 
 from lightning_core import trainable
 from lightning_core.credit import Episode
-from lightning_core.records.progress import SilentProgress
+from lightning_core.observers.progress import SilentProgress
 from lightning_core.trace import Call
 from tests.bandit import client, talk
 

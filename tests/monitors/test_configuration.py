@@ -11,7 +11,7 @@ from lightning_core import load_config
 from lightning_core.config import dump_config
 from lightning_core.config.monitors import configured_monitors, stopping_monitors
 from lightning_core.errors import ConfigError
-from lightning_core.monitors import HeldOut, raised
+from lightning_core.observers.monitors import HeldOut, raised
 
 SLOW = "tests.monitors.test_configuration:slow"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_core.errors import CreditError
-from lightning_core.monitors import MONITORS, Alert, HeldOut, alerts, new_alerts, raised, watched
+from lightning_core.observers.monitors import MONITORS, Alert, HeldOut, alerts, new_alerts, raised, watched
 from lightning_core.records.steps import monitor_stop
 
 HEALTHY: dict[str, Any] = {

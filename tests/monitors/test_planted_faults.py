@@ -15,7 +15,7 @@ import pytest
 
 from lightning_core import fit, load_config
 from lightning_core.errors import LightningError
-from lightning_core.records.progress import SilentProgress
+from lightning_core.observers.progress import SilentProgress
 from tests.monitors.faults import FAULTS, HEALTHY, Fault, Sections, Task, numbered
 from tests.tiny_model import make_tiny_model
 

@@ -50,7 +50,7 @@ def test_fit_shows_progress_and_its_result_in_a_notebook(tmp_path: Path) -> None
 def test_control_characters_of_messages_are_escaped_in_a_notebook(tmp_path: Path) -> None:
     (shown,) = run_cells(
         tmp_path,
-        r"from lightning_core.records.notebook import NotebookProgress; NotebookProgress().message('<a\x1b[2J\u202e\nb>')",
+        r"from lightning_core.observers.notebook import NotebookProgress; NotebookProgress().message('<a\x1b[2J\u202e\nb>')",
     )
     (html,) = [output["data"]["text/html"] for output in shown if "data" in output]
     assert html == r"<pre>&lt;a\x1b[2J\u202e\nb&gt;" + "\nstarting</pre>"

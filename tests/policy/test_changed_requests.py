@@ -17,7 +17,7 @@ import pytest
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import scope
 from lightning_core.chat.chat import Chat
-from lightning_core.rollouts.environment import patched
+from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing import Playground
 from lightning_core.testing.recording_server import RecordingServer
 from tests.core.requests_elsewhere import elsewhere

@@ -19,9 +19,13 @@ from typing_extensions import is_typeddict
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run, rollout
-from lightning_core.endpoint.dialects import DIALECTS, chat_completions, completions, messages, responses
-from lightning_core.endpoint.dialects.chat_completions import GUIDED, SAMPLER
-from lightning_core.endpoint.dialects.dialect import Dialect
+from lightning_core.dialects import DIALECTS
+from lightning_core.dialects import anthropic_messages as messages
+from lightning_core.dialects import openai_chat as chat_completions
+from lightning_core.dialects import openai_completions as completions
+from lightning_core.dialects import openai_responses as responses
+from lightning_core.dialects.dialect import Dialect
+from lightning_core.dialects.openai_chat import GUIDED, SAMPLER
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.records.ledger import trace_ledger
 from tests.policy.test_endpoint import serve, serve_backend

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace import Span as SdkSpan
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run
 from lightning_core.capture.spans import add_span_processor, remove_span_processor
-from lightning_core.endpoint.dialects.dialect import Dialect
+from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from tests.policy.strategies import request
 from tests.policy.test_endpoint import serve, serve_backend

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from lightning_core.capture import Run, reward, rollout, scope
 from lightning_core.capture.signatures import sign_origin
-from lightning_core.endpoint.dialects import gemini
+from lightning_core.dialects import gemini
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing import Playground

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from google.genai import types
 
-from lightning_core.endpoint.dialects import gemini
-from lightning_core.endpoint.dialects.gemini_contents import to_parts
+from lightning_core.dialects import gemini
+from lightning_core.dialects.gemini_contents import to_parts
 from tests.policy.test_endpoint import serve, serve_backend
 from tests.policy.test_fields import Spy, client_in_rollout
 from tests.policy.test_gemini import ADD, BASE, HI, Person

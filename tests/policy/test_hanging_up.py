@@ -16,8 +16,8 @@ import pytest
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run, rollout
-from lightning_core.endpoint.dialects import DIALECTS
-from lightning_core.endpoint.dialects.dialect import Dialect
+from lightning_core.dialects import DIALECTS
+from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.errors import InfrastructureError

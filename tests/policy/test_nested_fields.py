@@ -17,9 +17,12 @@ from openai.types.responses import namespace_tool_param
 from openai.types.responses import response_input_item_param as item_param
 from openai.types.shared_params import response_format_json_schema as json_schema_param
 
-from lightning_core.endpoint.dialects import chat_completions, messages, response_items, responses
-from lightning_core.endpoint.dialects.dialect import Dialect
-from lightning_core.endpoint.dialects.fields import Fields, collect_notes
+from lightning_core.dialects import anthropic_messages as messages
+from lightning_core.dialects import openai_chat as chat_completions
+from lightning_core.dialects import openai_responses as responses
+from lightning_core.dialects import openai_responses_items as response_items
+from lightning_core.dialects.dialect import Dialect
+from lightning_core.dialects.fields import Fields, collect_notes
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing.recording_server import recording_server

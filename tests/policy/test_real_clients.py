@@ -23,7 +23,7 @@ from openai import AsyncOpenAI, OpenAI
 from lightning_core.capture import Run, rollout, scope
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
-from lightning_core.rollouts.environment import patched
+from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing.recording_server import RecordingServer, recording_server
 from lightning_core.trace import Call
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows

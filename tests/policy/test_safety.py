@@ -19,8 +19,9 @@ import pytest
 
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import rollout
-from lightning_core.endpoint.dialects import DIALECTS, messages
-from lightning_core.endpoint.dialects.dialect import Dialect
+from lightning_core.dialects import DIALECTS
+from lightning_core.dialects import anthropic_messages as messages
+from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint.server import Limits, PolicyEndpoint, Routing
 from tests.policy.test_endpoint import HI, answered, client_in_scope, serve, serve_backend
 from tests.policy.test_fields import LEAST, client_in_rollout

@@ -8,7 +8,7 @@ import pytest
 
 from lightning_core import load_config
 from lightning_core.errors import ConfigError
-from lightning_core.sft.agents import learning_agents
+from lightning_core.tools.sft.agents import learning_agents
 from lightning_core.trace import REWARD_FUNCTION
 from tests.core.episodes import call, from_calls
 

@@ -15,19 +15,19 @@ import yaml
 from lightning_core import fit, load_config
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
-from lightning_core.cli.main import main
 from lightning_core.endpoint.routing import Routing
 from lightning_core.errors import ConfigError
 from lightning_core.loop import evaluate
 from lightning_core.model.source import load_model
+from lightning_core.observers.progress import SilentProgress
 from lightning_core.records.checkpoints import checkpoints, choose_checkpoint
-from lightning_core.records.progress import SilentProgress
 from lightning_core.records.report import read_metrics
 from lightning_core.records.store import Store
-from lightning_core.serving import ServingEndpoint
-from lightning_core.sft.examples import Selection
-from lightning_core.sft.train import Passes, sft
 from lightning_core.testing.playground import SameChat
+from lightning_core.tools.cli.main import main
+from lightning_core.tools.serving import ServingEndpoint
+from lightning_core.tools.sft.examples import Selection
+from lightning_core.tools.sft.train import Passes, sft
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.sft_agents import SECRET

@@ -16,9 +16,9 @@ from lightning_core.chat.chat import Chat
 from lightning_core.errors import ConfigError
 from lightning_core.model.source import load_eos_token_ids, load_tokenizer
 from lightning_core.otel import spans_to_otlp
-from lightning_core.sft.examples import Selection, read_examples
-from lightning_core.sft.tokens import Tokens
-from lightning_core.sft.train import split
+from lightning_core.tools.sft.examples import Selection, read_examples
+from lightning_core.tools.sft.tokens import Tokens
+from lightning_core.tools.sft.train import split
 from lightning_core.trace import Call, SpanRecord, Trace
 from tests.core import episodes
 from tests.tiny_model import make_tiny_model

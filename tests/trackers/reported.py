@@ -6,11 +6,11 @@ import math
 from pathlib import Path
 
 from lightning_core.config import dump_config, load_config
+from lightning_core.observers.trackers.registry import tracker_factories
+from lightning_core.observers.trackers.reporting import reporting
 from lightning_core.records.intervals import compare
 from lightning_core.records.report import Summary, draw_curve
 from lightning_core.records.results import Evaluation, Result
-from lightning_core.trackers.registry import tracker_factories
-from lightning_core.trackers.reporting import reporting
 
 BEFORE = Evaluation(rewards={f"t{n}": [n % 2] for n in range(8)}, left_out=1)
 AFTER = Evaluation(rewards={f"t{n}": [1.0] for n in range(8)}, left_out=0)

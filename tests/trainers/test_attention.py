@@ -10,8 +10,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from lightning_core.errors import TrainingError
 from lightning_core.model.attention import NAME, TreeAttention
+from lightning_core.model.compute import choose_path
 from lightning_core.model.forest import Forest, plan_blocks
-from lightning_core.model.path import choose_path
 from lightning_core.model.source import load_model
 
 pytestmark = pytest.mark.numeric

@@ -25,8 +25,8 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lightning_core.errors import TrainingError
+from lightning_core.model.compute import choose_path
 from lightning_core.model.head import PART, OutputHead, linear_logprobs
-from lightning_core.model.path import choose_path
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.trainers.test_torch_trainer import assert_same, gradients, make, plain_loss, sampled_rows
 

@@ -10,10 +10,10 @@ import torch
 
 from lightning_core.errors import ConfigError
 from lightning_core.model.adapters import Adapters
+from lightning_core.model.compute import choose_path
 from lightning_core.model.free_memory import _left_in_groups, free_memory
 from lightning_core.model.load import context_limit
 from lightning_core.model.memory import cached_bytes, plan, trained_bytes
-from lightning_core.model.path import choose_path
 from lightning_core.model.recompute import recompute_layers
 from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.trainer import TorchTrainer

@@ -13,7 +13,7 @@ import torch
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
 from lightning_core.errors import InfrastructureError, PolicyRequestError
-from lightning_core.model.path import choose_path
+from lightning_core.model.compute import choose_path
 from lightning_core.model.source import load_model
 
 pytestmark = pytest.mark.numeric

@@ -98,7 +98,7 @@ def train(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
         environment = {**os.environ, **ENVIRONMENT, "VERL_USE_EXTERNAL_MODULES": modules, FOLDER: str(batches)}
         source = str(file) if command == "train" else str(runs / "run")
         code, output = run_to_the_end(
-            [sys.executable, "-m", "lightning_core.cli.main", command, source, *overrides], environment
+            [sys.executable, "-m", "lightning_core.tools.cli.main", command, source, *overrides], environment
         )
         return Command(code=code, output=output, folder=runs / "run", batches=batches)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_core.config import Config, load_config
-from lightning_core.config.credit_rules import policy_rules
+from lightning_core.config.build_rules import policy_rules
 from lightning_core.credit import assign_by_policy
 from lightning_core.records.report import read_metrics, read_summary
 from lightning_core.records.store import Store

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from lightning_core.view.server import open_view
+from lightning_core.tools.view.server import open_view
 
 
 @contextmanager

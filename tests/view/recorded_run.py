@@ -16,10 +16,10 @@ from openai import BadRequestError, OpenAI
 from lightning_core import trace as tr
 from lightning_core.capture import reward, scope
 from lightning_core.config import Config, dump_config, load_config
-from lightning_core.config.credit_rules import policy_rules
+from lightning_core.config.build_rules import policy_rules
 from lightning_core.credit import Episode, assign_by_policy
 from lightning_core.records.store import RolloutRecord, Store
-from lightning_core.rollouts.entries import call_credits
+from lightning_core.rollouts.jobs import call_credits
 from lightning_core.testing.playground import Playground, open_playground, tool_call
 from lightning_core.trace import LOGPROBS_AFTER, SpanRecord, spans_to_trace
 from lightning_core.transitions import trace_to_transitions
@@ -183,7 +183,7 @@ def make_tokenizer(folder: Path) -> Path:
     """Write the tokenizer of scripted models: a token for each byte, and two special ones."""
     from tokenizers import AddedToken, Tokenizer, decoders, models
 
-    from lightning_core.view.tokenizers import byte_letters
+    from lightning_core.tools.view.tokenizers import byte_letters
 
     vocabulary = dict(byte_letters().items())
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

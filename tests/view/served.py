@@ -6,8 +6,8 @@ from pathlib import Path
 
 from starlette.testclient import TestClient
 
-from lightning_core.view.app import create_app
-from lightning_core.view.library import Library
+from lightning_core.tools.view.app import create_app
+from lightning_core.tools.view.library import Library
 
 TOKEN = "secret-token"
 PORT = 8765

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from lightning_core.errors import ConfigError
-from lightning_core.view.server import open_view
+from lightning_core.tools.view.server import open_view
 from tests.view.made_runs import make_run, rollout
 from tests.view.served import PORT, TOKEN, stranger, visitor
 

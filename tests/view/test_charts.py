@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.view.charts import Chart, Curves, compared_charts, run_charts
+from lightning_core.tools.view.charts import Chart, Curves, compared_charts, run_charts
 
 
 def curves(*lines: dict[str, Any], **given: Any) -> Curves:

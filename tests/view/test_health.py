@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lightning_core.monitors import alerts
+from lightning_core.observers.monitors import alerts
 from lightning_core.records.lock import running
-from lightning_core.records.overview import RaisedMonitor
 from lightning_core.records.report import Summary
 from lightning_core.records.runs import read_run
-from lightning_core.view.health import HealthAlert, health
+from lightning_core.records.summary import RaisedMonitor
+from lightning_core.tools.view.health import HealthAlert, health
 from tests.view.made_runs import make_run
 from tests.view.served import visitor
 

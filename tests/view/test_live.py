@@ -17,9 +17,9 @@ from httpx_sse import ServerSentEvent, connect_sse
 from lightning_core.records.lock import running
 from lightning_core.records.report import MetricsLog
 from lightning_core.records.store import Store
-from lightning_core.view.library import Library
-from lightning_core.view.live import ListFeed, RunFeed, ServerEvent
-from lightning_core.view.server import open_view
+from lightning_core.tools.view.library import Library
+from lightning_core.tools.view.live import ListFeed, RunFeed, ServerEvent
+from lightning_core.tools.view.server import open_view
 from tests.view.made_runs import make_run, rollout
 from tests.view.served import visitor
 

@@ -25,7 +25,7 @@ def test_the_browser_gets_a_private_file_that_opens_the_pages_and_is_removed(tmp
     browser.write_text(f'#!/bin/sh\nprintf %s "$*" > {opened}.new && mv {opened}.new {opened}\n')
     browser.chmod(0o700)
     process = subprocess.Popen(
-        [sys.executable, "-m", "lightning_core.cli", "view", str(tmp_path / "runs")],
+        [sys.executable, "-m", "lightning_core.tools.cli", "view", str(tmp_path / "runs")],
         env={**os.environ, "BROWSER": f"{browser} %s"},
         stdout=subprocess.PIPE,
         text=True,

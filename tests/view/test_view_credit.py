@@ -9,11 +9,11 @@ import httpx
 import pytest
 
 from lightning_core.config import load_config
-from lightning_core.config.credit_rules import policy_rules
+from lightning_core.config.build_rules import policy_rules
 from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, REWARD_RULES
-from lightning_core.records.recredit import compare_agents, most_changed, recredit
 from lightning_core.records.store import Store
-from lightning_core.view.scatter import SIZE, make_scatter, make_ticks
+from lightning_core.tools.runs.recredit import compare_agents, most_changed, recredit
+from lightning_core.tools.view.scatter import SIZE, make_scatter, make_ticks
 from tests.view.made_runs import make_run
 from tests.view.pages import Seen, browsing, is_harmless
 from tests.view.recorded_run import AGENT

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_core.records.store import Store
 from lightning_core.records.task_history import RewardedAttempt, find_tasks
-from lightning_core.view.attempts_plot import HEIGHT, WIDTH, make_attempts_plot
+from lightning_core.tools.view.attempts_plot import HEIGHT, WIDTH, make_attempts_plot
 from tests.view.made_runs import make_run, rollout
 from tests.view.pages import Seen, browsing, is_harmless
 from tests.view.recorded_run import TASK
@@ -130,7 +130,7 @@ def test_the_plot_places_attempts_by_step_and_reward() -> None:
 
 def test_a_page_reads_the_records_of_its_own_attempts_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path / "many", rollouts=[rollout(n, task_id="t") for n in range(1, 121)])
-    monkeypatch.setattr("lightning_core.view.attempts_plot._MOST", 50)
+    monkeypatch.setattr("lightning_core.tools.view.attempts_plot._MOST", 50)
     found: list[int] = []
     records = Store.records
     monkeypatch.setattr(Store, "records", lambda *given: found.append(len(read := records(*given))) or read)

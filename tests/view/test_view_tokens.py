@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lightning_core.records.runs import RunInfo, read_run
-from lightning_core.view.tokenizers import TokenTexts, find_tokenizer, split_bytes
-from lightning_core.view.tokens import ADVANTAGES, signed_bin
+from lightning_core.tools.view.tokenizers import TokenTexts, find_tokenizer, split_bytes
+from lightning_core.tools.view.tokens import ADVANTAGES, signed_bin
 from tests.view.made_runs import make_run
 from tests.view.recorded_run import make_tokenizer
 

@@ -28,8 +28,8 @@ from lightning_core.backends.torch.rows import ActiveRow, Lane
 from lightning_core.backends.torch.tree_lane import TreeLane
 from lightning_core.errors import InfrastructureError, PolicyRequestError
 from lightning_core.model.adapters import Adapters
+from lightning_core.model.compute import ModelPath
 from lightning_core.model.constraint import Constraints, Walk
-from lightning_core.model.path import ModelPath
 
 logger = logging.getLogger(__name__)
 

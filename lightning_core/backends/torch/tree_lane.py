@@ -19,8 +19,8 @@ from lightning_core.backends.torch.kv_pool import KVPool, Node, cached
 from lightning_core.backends.torch.rows import ActiveRow, last_inputs, sample_next
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.attention import NAME, Geometry, TreeAttention
+from lightning_core.model.compute import decoder_name
 from lightning_core.model.forest import Forest, plan_blocks
-from lightning_core.model.path import decoder_name
 
 
 class TreeLane:

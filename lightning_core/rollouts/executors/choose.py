@@ -11,6 +11,7 @@ from lightning_core.capture.clock import require_clock
 from lightning_core.capture.integration import installed_integrations
 from lightning_core.config.sections import Rollouts
 from lightning_core.errors import ConfigError
+from lightning_core.rollouts.entry_points import CommandAgent
 from lightning_core.rollouts.executors.executor import (
     Agent,
     Assignment,
@@ -24,7 +25,6 @@ from lightning_core.rollouts.executors.in_process import InProcessExecutor
 from lightning_core.rollouts.executors.processes import ProcessExecutor
 from lightning_core.rollouts.executors.reference import reference
 from lightning_core.rollouts.executors.worker import to_settings
-from lightning_core.rollouts.programs import CommandAgent
 
 logger = logging.getLogger(__name__)
 

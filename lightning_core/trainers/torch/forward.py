@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from lightning_core.model.attention import NAME, TreeAttention
+from lightning_core.model.compute import ModelPath, decoder_name
 from lightning_core.model.constraint import Constraints
 from lightning_core.model.forest import plan_blocks
 from lightning_core.model.head import OutputHead
-from lightning_core.model.path import ModelPath, decoder_name
 from lightning_core.trainers.torch.packing import PackedBatch
 from lightning_core.trainers.torch.penalties import place_entropy
 from lightning_core.transitions import Row

@@ -17,8 +17,8 @@ from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.torch.engine import make_lane
 from lightning_core.backends.torch.rows import ActiveRow
 from lightning_core.errors import TrainingError
+from lightning_core.model.compute import plain_path, small_windows
 from lightning_core.model.load import LoadedModel
-from lightning_core.model.path import plain_path, small_windows
 from lightning_core.model.precision import exact_products
 from lightning_core.trainers.torch.forward import Forward
 from lightning_core.trainers.torch.packing import pack_rows, pad_rows

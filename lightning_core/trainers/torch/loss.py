@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_core.config.algorithm import Algorithm
-from lightning_core.config.credit_rules import loss_arguments
+from lightning_core.config.build_rules import loss_arguments
 from lightning_core.credit.losses import token_losses
 from lightning_core.credit.registry import Loss
 from lightning_core.trainers.torch.penalties import kl_penalty

@@ -22,7 +22,7 @@ from lightning_core.model.folders import whole
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.source import resolve_model
 from lightning_core.trace import BASE, Floats
-from lightning_core.trainers.torch.parts import load_policy, open_backend
+from lightning_core.trainers.torch.build import load_policy, open_backend
 from lightning_core.trainers.torch.proof import prove_once
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Candidates, Row, Transition

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_core.config.algorithm import Algorithm, Importance
-from lightning_core.config.credit_rules import loss_rule
+from lightning_core.config.build_rules import loss_rule
 from lightning_core.trace import Floats
 from lightning_core.trainers.torch.aggregation import ce_weights, token_weights
 from lightning_core.trainers.torch.corrections import importance_weights

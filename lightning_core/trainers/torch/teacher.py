@@ -13,12 +13,12 @@ from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.distill import Distill
 from lightning_core.config.resolve import PolicySettings
 from lightning_core.errors import ConfigError
+from lightning_core.model.compute import ModelPath
 from lightning_core.model.load import LoadedModel
-from lightning_core.model.path import ModelPath
 from lightning_core.trace import BASE, POLICY, Floats
+from lightning_core.trainers.torch.build import load_policy
 from lightning_core.trainers.torch.forward import Forward, Reference
 from lightning_core.trainers.torch.packing import PackedBatch, pack_rows, pad_rows
-from lightning_core.trainers.torch.parts import load_policy
 from lightning_core.transitions import Candidates, Row
 
 

@@ -18,21 +18,21 @@ from lightning_core.backends.torch.engine import SampledModel, TorchBackend
 from lightning_core.backends.vllm.scorer import ServerScorer
 from lightning_core.chat.chat import Chat
 from lightning_core.config.algorithm import Algorithm
-from lightning_core.config.credit_rules import checked_loss
+from lightning_core.config.build_rules import checked_loss
 from lightning_core.config.resolve import PolicySettings
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.errors import TrainingError
+from lightning_core.model.compute import ModelPath
 from lightning_core.model.folders import whole
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.merge import layers_of, unmergeable
-from lightning_core.model.path import ModelPath
 from lightning_core.model.untied import is_tied
 from lightning_core.trace import BASE, POLICY, Floats
 from lightning_core.trainers.torch import checkpoint
+from lightning_core.trainers.torch.build import load_policy, notes, open_backend, plan_memory, tune_policy
 from lightning_core.trainers.torch.mini_batches import MiniBatch, Update, split_rollouts, step_metrics
 from lightning_core.trainers.torch.objective import Objective, rows_to_train
 from lightning_core.trainers.torch.packing import PackedBatch, pack_rows, pad_rows
-from lightning_core.trainers.torch.parts import load_policy, notes, open_backend, plan_memory, tune_policy
 from lightning_core.trainers.torch.proof import check_rows, prove_once
 from lightning_core.trainers.torch.saving import write_merged, write_weights
 from lightning_core.trainers.torch.teacher import RowScorer, keeps_base, open_teacher

@@ -29,16 +29,16 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from lightning_core.config import Config, load_config
 from lightning_core.credit import Credit, Episode
 from lightning_core.endpoint.routing import Routing
+from lightning_core.observers.progress import PlainProgress
 from lightning_core.records.ledger import NewRoutes
-from lightning_core.records.progress import PlainProgress
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.batch import Group
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.counts import add_counts
-from lightning_core.rollouts.entries import count_earlier, to_episodes
+from lightning_core.rollouts.entry_points import load_agent
+from lightning_core.rollouts.jobs import count_earlier, to_episodes
 from lightning_core.rollouts.judge import Judged
-from lightning_core.rollouts.programs import load_agent
 from lightning_core.rollouts.refill import without_signal
 from lightning_core.rollouts.rows import episode_rows
 from lightning_core.rollouts.selection import require_transitions, trained_agents

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.config import Config
+from lightning_core.config.build_rules import loss_rule
 from lightning_core.config.checks_verl import rows_per_rollout
-from lightning_core.config.credit_rules import loss_rule
 from lightning_core.config.policies import Lora
 from lightning_core.trainers.verl.estimator import ESTIMATOR, SETTINGS
 from lightning_core.trainers.verl.policy_loss import loss_mode

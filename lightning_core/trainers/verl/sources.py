@@ -7,7 +7,7 @@ from typing import Any
 from lightning_core.backends.vllm.scorer import open_scorer
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
-from lightning_core.config.credit_rules import teacher_prompt
+from lightning_core.config.build_rules import teacher_prompt
 from lightning_core.model.source import load_eos_token_ids, load_tokenizer
 from lightning_core.rollouts.ce import TokenSources
 from lightning_core.rollouts.distill import Teacher

@@ -17,8 +17,8 @@ from lightning_core.records.held_out import EVALUATIONS
 from lightning_core.records.report import MetricsLog
 from lightning_core.records.results import recorded_evaluations
 from lightning_core.records.store import Store
-from lightning_core.rollouts.entries import pick_tasks
 from lightning_core.rollouts.interrupts import interruptible
+from lightning_core.rollouts.jobs import pick_tasks
 from lightning_core.trainers.plan import Plan
 from lightning_core.trainers.verl.records import FAILURE, archive_log, read_metrics_of_verl
 from lightning_core.trainers.verl.settings import defaults, rows_per_update, translate

@@ -14,9 +14,9 @@ from lightning_core.credit import Episode
 from lightning_core.endpoint.routing import Routing
 from lightning_core.model.source import load_tokenizer
 from lightning_core.rollouts.attempt import Attempt, Job
-from lightning_core.rollouts.environment import capturing, open_agents
+from lightning_core.rollouts.entry_points import load_agent, load_reward
 from lightning_core.rollouts.judge import Judged
-from lightning_core.rollouts.programs import load_agent, load_reward
+from lightning_core.rollouts.local_agents import capturing, open_agents
 from lightning_core.trainers.verl.sources import open_chat
 
 

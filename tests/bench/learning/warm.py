@@ -25,7 +25,7 @@ def warm_start(name: str, study: Study, *, data: Path, work: Path) -> Path | Non
         gold = own.with_suffix(".jsonl")
         _python("-m", "examples.demonstrations", study.config, warm.respond, str(gold), *located(warm.tasks, data))
         _python(
-            *("-m", "lightning_core.cli", "sft", str(gold), "-c", study.config),
+            *("-m", "lightning_core.tools.cli", "sft", str(gold), "-c", study.config),
             *("--epochs", str(warm.epochs), "--batch", str(warm.batch), "--held-out", str(warm.held_out)),
             *("tasks.train=null", "tasks.eval=null", f"run.dir={work}", f"run.name={own.name}", *warm.settings),
         )

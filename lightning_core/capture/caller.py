@@ -1,0 +1,117 @@
+"""Who makes a model call: a live rollout's agent, or unknown.
+
+The HTTP client layer looks at `speaking` before each model call and refuses a `Stray`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_core.capture.address import Address
+from lightning_core.capture.context import inherited_scope, is_outside
+from lightning_core.capture.execution_context import current_owner, current_worker
+from lightning_core.capture.resolvers import resolve
+from lightning_core.capture.run import Run, has_live_runs, live_runs
+from lightning_core.capture.work import Scope, is_same_agent
+from lightning_core.errors import StrayCallError
+from lightning_core.logs.repeats import COUNTED, Repeats
+
+logger = logging.getLogger(__name__)
+
+Reason = Literal["ended", "unscoped", "ambiguous"]
+
+_WHAT: dict[Reason, str] = {
+    "ended": "from the scope of a rollout that has ended",
+    "unscoped": "outside any rollout, while rollouts run in this process",
+    "ambiguous": "for several agents at once",
+}
+STRAY = "refused: "
+"""What begins the reason why a request went nowhere, because it is a stray call."""
+
+repeats = Repeats()
+"""The refused calls since the patches were installed, by reason, host and agents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """The agent that makes a model call."""
+
+    run: Run
+    address: Address
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A model call that belongs to no live rollout, or not to exactly one agent."""
+
+    reason: Reason
+    candidates: tuple[Speaker, ...] = ()
+    """The agents that it may belong to."""
+
+    def refuse(self, host: str) -> StrayCallError:
+        """The exception to raise instead of sending the request to ``host``.
+
+        Counts an infrastructure failure on each live rollout that the call may belong to, which is any if nothing is known, so that
+        nothing is trained on what an agent made of the refusal.
+        """
+        message = describe_stray(self.reason, host, threading.current_thread().name, self.candidates)
+        if (times := repeats.count((self.reason, host, tuple(c.address.agent for c in self.candidates)))) is not None:
+            logger.error("%s%s", message, times, extra=COUNTED)
+        known = {c.run.rollout: c.run for c in self.candidates if not c.run.ended}
+        runs = list(known.values()) or live_runs()
+        for run in runs:
+            run.count_infrastructure_failure(message)
+        for run in runs[:1]:  # it is one request
+            run.note_elsewhere(None, host, f"{STRAY}{_WHAT[self.reason]}")
+        return StrayCallError(message)
+
+
+def describe_stray(reason: Reason, host: str, thread: str, candidates: Sequence[Speaker]) -> str:
+    """What was found, and what to do about it."""
+    rollouts = {c.address.rollout for c in candidates}
+    names = [
+        (c.address.agent or "no agent") + (f" of rollout {c.address.rollout[:8]}" if len(rollouts) > 1 else "")
+        for c in candidates
+    ]
+    what = f"{_WHAT[reason]} ({', '.join(names)})" if names else _WHAT[reason]
+    return (
+        f"a model call to {host} was refused: thread {thread!r} made it {what}. "
+        "Wrap the work in lightning_core.capture.bind where it is submitted. If the call belongs to no agent, make it inside "
+        f"lightning_core.capture.outside_rollout(), or add {host!r} to rollouts.ignore_hosts."
+    )
+
+
+def speaking() -> Speaker | Stray | None:
+    """The agent that speaks here and now.
+
+    `Stray`: the call must be refused. None: a call that concerns no rollout, made deliberately outside (`outside_rollout`) or
+    while no rollout runs in this process.
+    """
+    scope = inherited_scope()
+    if scope is None or (scope.work is not None and scope.run.ended):
+        return None if is_outside() or not has_live_runs() else Stray("unscoped")
+    if scope.work is not None:
+        if len(rivals := scope.work.rivals()) > 1:
+            return Stray("ambiguous", tuple(map(_speaker, rivals)))
+        scope = rivals[0] if rivals and not is_same_agent(rivals[0], scope) else scope
+    return Stray("ended", (_speaker(scope),)) if scope.run.ended else _speaker(resolve(scope))
+
+
+def spoke() -> None:
+    """Record that a model call of `speaking` was routed: what a worker took from queues before is finished."""
+    scope = inherited_scope()
+    worker = current_worker()
+    # What it took from queues says whose work it does.
+    if worker is not None and scope is not None and scope.work is None and scope.owner != current_owner():
+        scope.run.note_worker(worker, scope.address.agent)
+    for work in () if scope is None else (scope.work, scope.around):
+        if work is not None:
+            work.finish()
+
+
+def _speaker(scope: Scope) -> Speaker:
+    return Speaker(scope.run, scope.address)

@@ -1,0 +1,145 @@
+"""Resolves the rules that the sections ``credit`` and ``algorithm`` name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from lightning_core.config import credit as configured
+from lightning_core.config.algorithm import CLIPS, Algorithm
+from lightning_core.config.checks import check_algorithm, check_credit
+from lightning_core.config.checks_verl import check_verl_credit
+from lightning_core.config.config import Config
+from lightning_core.config.credit import FLAT
+from lightning_core.config.imports import import_callable, user_code
+from lightning_core.config.resolve import policy_settings
+from lightning_core.config.rule_names import find_rule, function_of
+from lightning_core.config.source import KeyPath, dotted
+from lightning_core.config.types import is_callable_name
+from lightning_core.credit import (
+    ADVANTAGE_RULES,
+    GROUP_KEYS,
+    LOSSES,
+    REWARD_RULES,
+    Air,
+    CreditRules,
+    FormatRule,
+    RewardTerm,
+)
+from lightning_core.credit.air import CallReward
+from lightning_core.credit.registry import Loss
+from lightning_core.credit.signals import ToolSignal
+from lightning_core.errors import ConfigError
+from lightning_core.trace import Call
+
+
+def policy_rules(config: Config) -> dict[str, CreditRules]:
+    """The rules of each policy, by policy name.
+
+    Raises `ConfigError` if a function cannot be imported or does not fit the other settings.
+    """
+    r = config.rollouts
+    rules = {
+        name: credit_rules(settings.credit, group_size=r.group_size, refill=r.refill)
+        for name, settings in policy_settings(config).items()
+    }
+    for rule in rules.values():
+        _raise_first(check_verl_credit(config, rule))
+    answer_function(config.credit)
+    return rules
+
+
+def credit_rules(c: configured.CreditSection, *, group_size: int = 2, refill: int = 0) -> CreditRules:
+    """The rules that ``c`` names. Raises `ConfigError` as `policy_rules` does."""
+    reward_rule = find_rule(REWARD_RULES, c.rewards, key="credit.rewards")
+    advantage_rule = find_rule(ADVANTAGE_RULES, c.advantage, key="credit.advantage")
+    for name in c.group_by or ():
+        find_rule(GROUP_KEYS, name, key="credit.group_by")
+    _raise_first(check_credit(c, group_size=group_size, refill=refill, rewards=reward_rule, advantage=advantage_rule))
+    return CreditRules(
+        rewards=function_of(c.rewards, key="credit.rewards"),
+        rewards_args=c.rewards_args,
+        advantage=function_of(c.advantage, key="credit.advantage"),
+        advantage_args=c.advantage_args,
+        group_by=None if c.group_by is None else [function_of(key, key="credit.group_by") for key in c.group_by],
+        air=None if c.air is None else _air(c.air),
+        terms=[] if c.judge is None else _terms(c.judge),
+        **{name: getattr(c, name) for name in FLAT},
+    )
+
+
+def loss_rule(a: Algorithm) -> Loss:
+    """The loss that ``a`` names. Raises `ConfigError` as `find_rule` does."""
+    return find_rule(LOSSES, a.loss, key="algorithm.loss")
+
+
+def checked_loss(a: Algorithm) -> Loss:
+    """The loss that ``a`` names. Raises `ConfigError` also if it does not fit the other settings."""
+    loss = loss_rule(a)
+    _raise_first(check_algorithm(a, loss))
+    teacher_prompt(a)
+    return loss
+
+
+def teacher_prompt(a: Algorithm) -> Callable[..., Any] | None:
+    """The function that ``distill.prompt`` names, if any. Raises `ConfigError` if it cannot be imported."""
+    name = None if a.distill is None else a.distill.prompt
+    return None if name is None else import_callable(name, key="algorithm.distill.prompt")
+
+
+def answer_function(c: configured.CreditSection) -> Callable[..., Any] | None:
+    """The function that ``information_gain.answer`` names, if any. Raises `ConfigError` if it cannot be imported."""
+    name = None if c.information_gain is None else c.information_gain.answer
+    return import_callable(name, key="credit.information_gain.answer") if name and is_callable_name(name) else None
+
+
+def loss_arguments(a: Algorithm, loss: Loss) -> dict[str, Any]:
+    """The keyword arguments of ``loss``, the loss of ``a``."""
+    return loss.arguments({name: getattr(a, name) for name in CLIPS}, a.loss_args)
+
+
+def _raise_first(problems: Iterator[tuple[KeyPath, str]]) -> None:
+    for path, text in problems:
+        raise ConfigError(f"{dotted(path)}: {text}")
+
+
+def _terms(judge: configured.Judge) -> list[RewardTerm]:
+    return [RewardTerm(name=c.reward, weight=judge.weight * c.weight, agents=c.agents) for c in judge.criteria]
+
+
+def _call_reward(name: str, key: str) -> CallReward:
+    """The function ``name``, a rule of AIR. Raises `ConfigError` if it cannot be imported or called so; later, if it fails."""
+    function: CallReward = import_callable(name, key=key)
+    try:
+        inspect.signature(function).bind("call", "tools")
+    except TypeError:
+        found = f"{name}{inspect.signature(function)}"
+        raise ConfigError(f"{key}: {found} cannot be called as function(call, tools)") from None
+    except ValueError:  # some builtins have no signature
+        pass
+
+    @functools.wraps(function)
+    def reward(call: Call, tools: Sequence[ToolSignal]) -> float:
+        with user_code(f"{key}: {name} failed"):
+            return function(call, tools)
+
+    return reward
+
+
+def _air(air: configured.AirSection) -> Air:
+    return Air(
+        tool_ok=air.tool_ok,
+        tool_error=air.tool_error,
+        tool_unused=air.tool_unused,
+        tool_errors=air.tool_errors,
+        truncated=air.truncated,
+        truncated_ramp=air.truncated_ramp,
+        token_cost=air.token_cost,
+        call_cost=air.call_cost,
+        formats=[FormatRule(pattern=f.pattern, weight=f.weight, agents=f.agents) for f in air.formats],
+        rules=[
+            (_call_reward(r.function, f"credit.air.rules[{i}].function"), r.weight) for i, r in enumerate(air.rules)
+        ],
+    )

@@ -1,0 +1,125 @@
+"""Requests and responses independent of the wire format, as in chat completions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning_core.chat.messages import Message
+from lightning_core.dialects.requirements import OutputRequirements
+from lightning_core.errors import PolicyRequestError
+
+TextPrompt = str | Sequence[int]
+"""A prompt without a chat: its text or its token ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """A request that was read. None means that the request does not set the field."""
+
+    model: str
+    messages: Sequence[Any]
+    tools: Sequence[Any] | None = None
+    later_tools: bool = False
+    """Whether messages define more tools."""
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    stream: bool = False
+    requirements: OutputRequirements = field(default_factory=OutputRequirements)
+    history: Sequence[Message] | None = None
+    """What the dialect needs of the conversation before the response in a later request that names it.
+
+    None if the format has no such requests.
+    """
+    prompts: Sequence[TextPrompt] = ()
+    """Prompts without a chat, with ``n`` responses each; ``messages`` are then empty."""
+    input_field: str = "messages"
+    """The field of the body with the messages or prompts."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Variables of the chat template, which replace the configured ones."""
+    upstream_url: Callable[[str], str] | None = None
+    """The URL of the forwarded request, from that of the server, for formats with the model in the URL."""
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why fields were dropped, by their path."""
+    body: Mapping[str, Any] = field(repr=False)
+    """The body as the client sent it, for fields that only the dialect reads."""
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the response may have tool calls."""
+        return bool(self.tools) or self.later_tools
+
+    @property
+    def choices(self) -> int:
+        """The number of responses."""
+        return self.n * (len(self.prompts) or 1)
+
+    def input_messages(self, choice: int) -> Sequence[Any]:
+        """The messages before response ``choice``; a prompt without a chat becomes a user message."""
+        if not self.prompts:
+            return self.messages
+        prompt = self.prompts[choice // self.n]
+        return [{"role": "user", "content": prompt if isinstance(prompt, str) else json.dumps(list(prompt))}]
+
+
+@dataclass(slots=True, kw_only=True)
+class Choice:
+    """One response, complete or still being sampled."""
+
+    message: Message
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    """stop, length or tool_calls."""
+    stop: str | None = None
+    """The stop string that ended the response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseContext:
+    """What is known about a response before it is sampled."""
+
+    request: ChatRequest
+    call: str
+    """Span id of the first choice; the id of the response ends with it."""
+    model: str
+    prompts: Sequence[Sequence[int]]
+    """Token ids of each prompt; a chat has one."""
+    decode: Callable[[Sequence[int]], str]
+    answered: Callable[[Sequence[int]], bool]
+    """Whether a response to the first prompt that starts with these tokens is past its reasoning."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The number of tokens of all prompts."""
+        return sum(len(ids) for ids in self.prompts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamResponse:
+    """One response of an upstream server."""
+
+    message: Message
+    finish_reason: str | None = None
+    model: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+def model_name(body: Any) -> str:
+    """The model named in a request, or "".
+
+    Raises `PolicyRequestError` if the body is not an object.
+    """
+    if not isinstance(body, Mapping):
+        raise PolicyRequestError(f"the request body is a JSON {type(body).__name__}; expected an object")
+    model = body.get("model")
+    if not isinstance(model, (str, type(None))):
+        raise PolicyRequestError(f"model is {model!r}; expected a string", param="model")
+    return model or ""

@@ -1,0 +1,377 @@
+"""The wire format of OpenAI's chat completions.
+
+``return_token_ids`` is vLLM's extension.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lightning_core.chat.messages import Message
+from lightning_core.dialects.dialect import sse
+from lightning_core.dialects.exchange import (
+    ChatRequest,
+    Choice,
+    ResponseContext,
+    UpstreamResponse,
+    model_name,
+)
+from lightning_core.dialects.fields import (
+    NO_SEARCH,
+    OFF_POLICY,
+    ONLY_SAMPLED,
+    TEXT_ONLY,
+    Fields,
+    UnsupportedField,
+    check_variant,
+    effort_variable,
+    flag,
+    integer,
+    objects,
+    seed,
+    stops,
+    temperature,
+    text,
+    top_p,
+)
+from lightning_core.dialects.openai_chat_shape import (
+    CUSTOM_TOOL,
+    MESSAGES,
+    PARTS,
+    TOOL,
+    TOOL_CALL,
+    check_messages,
+    check_tools,
+    function_tool,
+    with_custom,
+    with_functions,
+)
+from lightning_core.dialects.requirements import ANY_TOOL, OutputRequirements, check_tool_choice
+from lightning_core.errors import PolicyRequestError
+
+PATH = "/chat/completions"
+KEY_HEADER = "authorization"
+FORWARDED_HEADERS = ("openai-organization", "openai-project")
+
+_ERRORS = {401: "authentication_error", 429: "rate_limit_error"}
+
+SAMPLER = {
+    "frequency_penalty": UnsupportedField(OFF_POLICY, unless=(0,)),
+    "presence_penalty": UnsupportedField(OFF_POLICY, unless=(0,)),
+    "repetition_penalty": UnsupportedField(OFF_POLICY, unless=(1,)),
+    "logit_bias": UnsupportedField(OFF_POLICY, unless=({},)),
+    "top_k": UnsupportedField(OFF_POLICY, unless=(0, -1)),
+    "min_p": UnsupportedField(OFF_POLICY, unless=(0,)),
+}
+"""Settings of samplers. ``repetition_penalty``, ``top_k`` and ``min_p`` are those of vLLM and other servers."""
+GUIDED = {
+    name: UnsupportedField("only response_format with a JSON schema constrains a response")
+    for name in ("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs")
+}
+"""vLLM's constraints. Without them, the agent could not read the response."""
+
+FIELDS = Fields(
+    supported=frozenset({
+        "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "max_tokens", "max_completion_tokens",
+        "n", "stop", "stream", "stream_options.include_usage", "seed", "logprobs", "response_format", "return_token_ids",
+        "chat_template_kwargs", "reasoning_effort",
+    }),
+    ignored=frozenset({
+        "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+        "safety_identifier", "service_tier", "store", "stream_options.include_obfuscation", "user", "verbosity",
+    }),
+    dropped={
+        **SAMPLER,
+        "moderation": UnsupportedField("the endpoint does not moderate"),
+        "web_search_options": UnsupportedField(NO_SEARCH),
+    },
+    refused={
+        **GUIDED,
+        "audio": UnsupportedField(TEXT_ONLY),
+        "modalities": UnsupportedField(TEXT_ONLY, unless=(["text"], [])),
+        "top_logprobs": UnsupportedField(ONLY_SAMPLED, unless=(0,)),
+        "functions": UnsupportedField("use tools", unless=([],)),
+        "function_call": UnsupportedField("use tool_choice", unless=("none",)),
+    },
+)  # fmt: skip
+
+
+TOOL_CHOICE = Fields(supported=frozenset({"type", "function.name"}))
+RESPONSE_FORMATS = {
+    "text": Fields(supported=frozenset({"type"})),
+    "json_object": Fields(supported=frozenset({"type"})),
+    "json_schema": Fields(
+        supported=frozenset({"type", "json_schema.schema", "json_schema.description"}),
+        ignored=frozenset({"json_schema.name", "json_schema.strict"}),
+    ),
+}
+
+NESTED = {
+    **{f"messages.N ({role})": fields for role, fields in MESSAGES.items()},
+    **{f"messages.N.content.N ({kind})": fields for kind, fields in PARTS.items()},
+    "messages.N.tool_calls.N": TOOL_CALL,
+    "tools.N": TOOL,
+    "tools.N (custom)": CUSTOM_TOOL,
+    "tool_choice": TOOL_CHOICE,
+    **{f"response_format ({kind})": fields for kind, fields in RESPONSE_FORMATS.items()},
+}
+
+
+def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
+    """See `Dialect.parse_request`."""
+    FIELDS.check(body)
+    request = read_request(body, conversations=conversations)
+    tools = [function_tool(tool, i) for i, tool in enumerate(objects(body, "tools"))]
+    messages = with_functions(request.messages)
+    check_messages(messages)
+    check_tools(tools)
+    for name in ("logprobs", "return_token_ids", "parallel_tool_calls"):
+        flag(body, name)
+    wants_usage(body)
+    return replace(
+        request,
+        messages=messages,
+        tools=None if body.get("tool_choice") == "none" else tools or None,
+        temperature=temperature(body),
+        top_p=top_p(body),
+        max_tokens=integer(body, "max_completion_tokens", 1) or integer(body, "max_tokens", 1),
+        stop=stops(body, "stop"),
+        seed=seed(body),
+        requirements=_requirements(body, tools),
+        template_variables=_template_variables(body),
+    )
+
+
+def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
+    """See `Dialect.read_request`."""
+    del conversations
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        raise PolicyRequestError(f"messages is {messages!r}; expected a list", param="messages")
+    return ChatRequest(
+        model=model_name(body),
+        messages=messages,
+        tools=body.get("tools") or None,
+        n=integer(body, "n", 1) or 1,
+        stream=flag(body, "stream") or False,
+        body=body,
+    )
+
+
+def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
+    given = body.get("chat_template_kwargs")
+    if given is not None and not isinstance(given, Mapping):
+        raise PolicyRequestError(f"chat_template_kwargs is {given!r}; expected an object", param="chat_template_kwargs")
+    return {**effort_variable(text(body, "reasoning_effort")), **(given or {})}
+
+
+def _requirements(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> OutputRequirements:
+    match body.get("tool_choice"):
+        case None | "auto" | "none":
+            tool = None
+        case "required":
+            tool = ANY_TOOL
+        case {"type": "function", "function": {"name": str(tool)}} as choice:
+            TOOL_CHOICE.check(choice, "tool_choice")
+        case {"type": "custom", "custom": {"name": str(tool)}}:
+            pass
+        case choice:
+            raise PolicyRequestError(
+                f"tool_choice is {choice!r}; expected 'auto', 'none', 'required' or a function with a name",
+                param="tool_choice",
+            )
+    form, description = body.get("response_format"), None
+    if isinstance(form, Mapping):
+        check_variant(RESPONSE_FORMATS, form, "response_format")
+    match form:
+        case None | {"type": "text"}:
+            schema = None
+        case {"type": "json_object"}:
+            schema = {}
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema), **more}}:
+            description = text(more, "description", "response_format.json_schema")
+        case _:
+            raise PolicyRequestError(
+                f"response_format is {form!r}; expected the type text, json_object, or json_schema with a schema",
+                param="response_format",
+            )
+    one_call = bool(tools) and body.get("parallel_tool_calls") is False
+    tool = check_tool_choice(tool, tools)
+    return OutputRequirements(schema=schema, description=description, tool=tool, one_call=one_call)
+
+
+def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[str, Any]:
+    """See `Dialect.write_response`."""
+    options = context.request.body
+    body: dict[str, Any] = {
+        **_head(context, "chat.completion"),
+        "choices": [
+            {
+                "index": i,
+                "message": with_custom(choice.message, options.get("tools")),
+                "finish_reason": choice.finish_reason,
+                "logprobs": _logprobs(choice.token_ids, choice.logprobs, context.decode)
+                if options.get("logprobs")
+                else None,
+                **({"token_ids": choice.token_ids} if options.get("return_token_ids") else {}),
+            }
+            for i, choice in enumerate(choices)
+        ],
+        "usage": usage(context, choices),
+    }
+    if options.get("return_token_ids"):
+        body["prompt_token_ids"] = list(context.prompts[0])
+    return body
+
+
+class _Writer:
+    def __init__(self, context: ResponseContext) -> None:
+        self._context = context
+        self._options = context.request.body
+
+    def begin(self, index: int) -> bytes:
+        return self._chunk(index, {"role": "assistant", "content": ""})
+
+    def think(self, index: int, reasoning: str) -> bytes:
+        return self._chunk(index, {"reasoning_content": reasoning})
+
+    def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
+        extra: dict[str, Any] = {}
+        if self._options.get("logprobs"):
+            extra["logprobs"] = _logprobs(token_ids, logprobs, self._context.decode)
+        if self._options.get("return_token_ids"):
+            extra["token_ids"] = list(token_ids)
+        return self._chunk(index, {"content": text}, **extra) if text or extra else b""
+
+    def finish(self, index: int, choice: Choice, rest: str) -> bytes:
+        events = self._chunk(index, {"content": rest}) if rest else b""
+        if choice.message.get("tool_calls"):
+            message = with_custom(choice.message, self._options.get("tools"))
+            calls = [{"index": i, **call} for i, call in enumerate(message["tool_calls"])]
+            events += self._chunk(index, {"tool_calls": calls})
+        return events + self._chunk(index, {}, finish_reason=choice.finish_reason)
+
+    def end(self, choices: Sequence[Choice]) -> bytes:
+        events = b""
+        if wants_usage(self._options):
+            events = sse({
+                **_head(self._context, "chat.completion.chunk"), "choices": [], "usage": usage(self._context, choices),
+            })  # fmt: skip
+        return events + sse("[DONE]")
+
+    def _chunk(self, index: int, delta: Mapping[str, Any], **more: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "finish_reason": None, "logprobs": None, **more}
+        usage_comes = {"usage": None} if wants_usage(self._options) else {}
+        return sse({**_head(self._context, "chat.completion.chunk"), "choices": [choice], **usage_comes})
+
+
+def stream_writer(context: ResponseContext) -> _Writer:
+    """See `Dialect.stream_writer`."""
+    return _Writer(context)
+
+
+def _head(context: ResponseContext, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{context.call}", "object": kind, "created": int(time.time()), "model": context.model}
+
+
+def wants_usage(options: Mapping[str, Any]) -> bool:
+    """Whether a stream ends with the token counts.
+
+    Raises `PolicyRequestError` if that is not a boolean.
+    """
+    name = "stream_options.include_usage"
+    return flag({name: (options.get("stream_options") or {}).get("include_usage")}, name) or False
+
+
+def usage(context: ResponseContext, choices: Sequence[Choice]) -> dict[str, int]:
+    """Token counts as chat completions and completions write them."""
+    prompt, sampled = context.prompt_tokens, sum(len(c.token_ids) for c in choices)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def _logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[float], decode: Callable[[Sequence[int]], str]
+) -> dict[str, Any]:
+    return {"content": token_logprobs(token_ids, logprobs, decode), "refusal": None}
+
+
+def token_logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[float], decode: Callable[[Sequence[int]], str]
+) -> list[dict[str, Any]]:
+    """Sampled tokens with their logprobs as chat completions and Responses write them."""
+    content: list[dict[str, Any]] = []
+    for token, logprob in zip(token_ids, logprobs, strict=True):
+        text = decode([token])
+        content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
+    return content
+
+
+def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
+    """See `Dialect.read_response`."""
+    counts = body.get("usage") or {}
+    return [
+        UpstreamResponse(
+            message=choice.get("message") or {},
+            finish_reason=choice.get("finish_reason"),
+            model=body.get("model"),
+            # The counts are those of all choices together.
+            input_tokens=counts.get("prompt_tokens") if i == 0 else None,
+            output_tokens=counts.get("completion_tokens") if i == 0 else None,
+        )
+        for i, choice in enumerate(body.get("choices") or ())
+    ]
+
+
+class _Reader:
+    """Assembles the chunks into the body of a response without streaming."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._body: dict[str, Any] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
+
+    def read(self, event: Mapping[str, Any]) -> None:
+        for name in ("model", "usage"):
+            self._body[name] = event.get(name) or self._body.get(name)
+        for part in event.get("choices") or ():
+            choice = self._choices.setdefault(part.get("index", 0), {"message": {"role": "assistant", "content": ""}})
+            message, delta = choice["message"], part.get("delta") or {}
+            choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
+            message["content"] += delta.get("content") or ""
+            for call in delta.get("tool_calls") or ():
+                _extend_call(message.setdefault("tool_calls", []), call)
+
+    def responses(self) -> list[UpstreamResponse]:
+        choices = [choice for _, choice in sorted(self._choices.items())]
+        complete = all(choice["finish_reason"] for choice in choices)
+        return read_response({**self._body, "choices": choices}) if complete else []
+
+
+def _extend_call(calls: list[dict[str, Any]], delta: Mapping[str, Any]) -> None:
+    """Add a streamed part of a tool call to ``calls``."""
+    index = delta.get("index", len(calls))
+    while len(calls) <= index:
+        calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
+    call, function = calls[index], delta.get("function") or {}
+    call["id"] = delta.get("id") or call["id"]
+    for name in ("name", "arguments"):
+        call["function"][name] += function.get(name) or ""
+
+
+def stream_reader() -> _Reader:
+    """See `Dialect.stream_reader`."""
+    return _Reader()
+
+
+def error_body(message: str, *, status: int, param: str | None = None) -> dict[str, Any]:
+    """See `Dialect.error_body`."""
+    kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
+
+
+def error_event(message: str) -> bytes:
+    """See `Dialect.error_event`."""
+    return sse(error_body(message, status=500))

@@ -1,0 +1,182 @@
+"""Converts items and tools of OpenAI's Responses API to messages and tools of a chat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from lightning_core.chat.messages import READS_TEXT, Message, shown
+from lightning_core.dialects.fields import NO_HOSTED_TOOLS, Fields, UnsupportedField, check_variant
+from lightning_core.dialects.openai_chat_shape import call_ids, check_result, check_role
+from lightning_core.dialects.openai_custom_tools import write_arguments
+from lightning_core.dialects.openai_responses_tools import TOOLS, definitions, shown_name
+from lightning_core.errors import PolicyRequestError
+
+_ROLES = ("user", "assistant", "system", "developer")
+
+_DIRECT = UnsupportedField(NO_HOSTED_TOOLS, unless=({"type": "direct"},))
+_NOT_ASYNC = UnsupportedField("tool calls are not asynchronous here", unless=(False,))
+_BOOKKEEPING = frozenset({"id", "internal_chat_message_metadata_passthrough", "provider_data", "status"})
+_OUTPUT = Fields(
+    supported=frozenset({"type", "call_id", "output"}),
+    ignored=_BOOKKEEPING | {"name", "namespace"},
+    refused={"caller": _DIRECT},
+)
+
+ITEMS: Mapping[str, Fields] = {
+    "message": Fields(supported=frozenset({"type", "role", "content"}), ignored=_BOOKKEEPING | {"phase"}),
+    "function_call": Fields(
+        supported=frozenset({"type", "call_id", "name", "namespace", "arguments"}),
+        ignored=_BOOKKEEPING | {"parsed_arguments"},
+        refused={"async": _NOT_ASYNC, "caller": _DIRECT},
+    ),
+    "function_call_output": _OUTPUT,
+    "custom_tool_call": Fields(
+        supported=frozenset({"type", "call_id", "name", "namespace", "input"}),
+        ignored=_BOOKKEEPING,
+        refused={"async": _NOT_ASYNC, "caller": _DIRECT},
+    ),
+    "custom_tool_call_output": _OUTPUT,
+    "tool_search_call": Fields(
+        supported=frozenset({"type", "call_id", "arguments"}), ignored=_BOOKKEEPING | {"execution"}
+    ),
+    "tool_search_output": Fields(
+        supported=frozenset({"type", "call_id", "tools"}), ignored=_BOOKKEEPING | {"execution"}
+    ),
+    "additional_tools": Fields(supported=frozenset({"type", "role", "tools"}), ignored=_BOOKKEEPING),
+    # Reasoning sampled here is known to the endpoint; that of other models is not shown to this one.
+    "reasoning": Fields(
+        supported=frozenset({"type"}), ignored=_BOOKKEEPING | {"content", "encrypted_content", "summary"}
+    ),
+}
+"""Fields of an input item, by its type."""
+
+_PART = frozenset({"annotations", "logprobs", "parsed", "prompt_cache_breakpoint"})
+PARTS: Mapping[str, Fields] = {
+    **dict.fromkeys(
+        ("input_text", "output_text", "text"), Fields(supported=frozenset({"type", "text"}), ignored=_PART)
+    ),
+    "refusal": Fields(supported=frozenset({"type", "refusal"}), ignored=_PART),
+}
+"""Fields of a content part, by its type."""
+
+LOGPROBS = "message.output_text.logprobs"
+INCLUDED = frozenset({
+    LOGPROBS, "code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results",
+    "message.input_image.image_url", "reasoning.encrypted_content", "web_search_call.action.sources", "web_search_call.results",
+})  # fmt: skip
+"""What ``include`` may name. All but the logprobs concern what no response here contains."""
+
+TOOL_CHOICE = Fields(supported=frozenset({"type", "name"}))
+FORMATS = {
+    "text": Fields(supported=frozenset({"type"})),
+    "json_object": Fields(supported=frozenset({"type"})),
+    "json_schema": Fields(
+        supported=frozenset({"type", "schema", "description"}), ignored=frozenset({"name", "strict"})
+    ),
+}
+
+NESTED = {
+    **{f"input.N ({kind})": fields for kind, fields in ITEMS.items()},
+    **{f"input.N.content.N ({kind})": fields for kind, fields in PARTS.items()},
+    **{f"tools.N ({kind})": fields for kind, fields in TOOLS.items()},
+    "tool_choice": TOOL_CHOICE,
+    **{f"text.format ({kind})": fields for kind, fields in FORMATS.items()},
+}
+
+
+def items_to_messages(items: Any, *, check: bool, earlier: Sequence[Message] = (), skip: int = 0) -> Sequence[Message]:
+    """The chat messages of ``items`` without the first ``skip`` ones, which follow ``earlier``.
+
+    Raises `PolicyRequestError` for items that are not supported; with ``check`` False they become text.
+    """
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    if not isinstance(items, list):
+        raise PolicyRequestError(f"input is {items!r}; expected a string or a list of items", param="input")
+    messages: list[dict[str, Any]] = []
+    ids = call_ids(earlier) if check else set[str]()
+    open_turn = False  # whether following function calls belong to the last message
+    for i, item in enumerate(items[skip:], skip):
+        path = f"input.{i}"
+        if check and isinstance(item, dict):
+            check_variant(ITEMS, item, path, default="message")
+        if (call := _call(item)) is not None:
+            if not open_turn:
+                messages.append({"role": "assistant", "content": ""})
+            messages[-1].setdefault("tool_calls", []).append(call)
+            ids.add(call["id"])
+            open_turn = True
+            continue
+        match item:
+            case {"type": "function_call_output" | "custom_tool_call_output", "call_id": str(id), "output": output}:
+                if check:
+                    check_result(id, ids, f"{path}.call_id")
+                content = _text(output, f"{path}.output", check=check)
+                messages.append({"role": "tool", "tool_call_id": id, "content": content})
+                open_turn = False
+            case {"type": "tool_search_output", "call_id": str(id)}:
+                if check:
+                    check_result(id, ids, f"{path}.call_id")
+                content = definitions(item.get("tools"), f"{path}.tools")
+                messages.append({"role": "tool", "tool_call_id": id, "content": content})
+                open_turn = False
+            case {"type": "additional_tools"}:
+                content = f"Additional tools: {definitions(item.get('tools'), f'{path}.tools')}"
+                messages.append({"role": "developer", "content": content})
+                open_turn = False
+            case {"role": str(role), "content": content} if item.get("type", "message") == "message":
+                if check:
+                    check_role(role, _ROLES, path)
+                messages.append({"role": role, "content": _text(content, f"{path}.content", check=check)})
+                open_turn = role == "assistant"
+            case {"type": "reasoning"}:
+                pass
+            case _:
+                if check:
+                    raise PolicyRequestError(
+                        f"{path} is {item!r}; expected one of {[*ITEMS]!r} with all of its fields",
+                        param=path,
+                    )
+                messages.append({"role": "user", "content": json.dumps(item)})
+                open_turn = False
+    return messages
+
+
+def _call(item: Any) -> dict[str, Any] | None:
+    """The tool call of an item as chat completions have it; None for other items."""
+    match item:
+        case {"type": "function_call", "call_id": str(id), "name": str(name), "arguments": str(arguments)}:
+            pass
+        case {"type": "custom_tool_call", "call_id": str(id), "name": str(name), "input": str(written)}:
+            arguments = write_arguments(written)
+        case {"type": "tool_search_call", "call_id": str(id), "arguments": written}:
+            name, arguments = "tool_search", written if isinstance(written, str) else json.dumps(written)
+        case _:
+            return None
+    function = {"name": shown_name(name, item.get("namespace")), "arguments": arguments}
+    return {"id": id, "type": "function", "function": function}
+
+
+def _text(content: Any, path: str, *, check: bool) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, type(None))):
+        raise PolicyRequestError(f"{path} is {content!r}; expected a string or a list of parts", param=path)
+    texts: list[str] = []
+    for i, part in enumerate(cast("Sequence[Any]", content or ())):
+        if check and isinstance(part, dict):
+            check_variant(PARTS, part, f"{path}.{i}")
+        match part:
+            case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": "refusal", "refusal": str(text)}:
+                texts.append(text)
+            case _ if not check:
+                texts.append(json.dumps(part))
+            case _:
+                raise PolicyRequestError(
+                    f"{path}.{i} is {shown(part)}; expected a text part: {READS_TEXT}", param=f"{path}.{i}"
+                )
+    return "".join(texts)

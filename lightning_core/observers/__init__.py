@@ -1,0 +1,1 @@
+"""Ways to watch a run: progress, early stop, monitors and trackers."""

@@ -1,0 +1,77 @@
+"""Monitors of agents and their environment: failures, missing calls, changed histories."""
+
+from __future__ import annotations
+
+from lightning_core.observers.monitors.reading import last, period, share, total
+from lightning_core.observers.monitors.registry import HeldOut, History, Share, Steps, monitor
+
+_CONTINUED = ("context_clean", "context_realigned", "context_forked", "context_rewritten")
+_FEW_CALLS = 10
+
+
+@monitor("failed_rollouts")
+def failed_rollouts(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least: Share = 0.5) -> str | None:
+    """A share of `at_least` of the rollouts failed: the agent raised an exception, or exceeded the time limit."""
+    lines = last(history, steps)
+    failed = share(lines, "rollouts_failed", "rollouts")
+    if failed is None or failed < at_least:
+        return None
+    return (
+        f"{failed:.0%} of the rollouts of {period(steps)} failed: the agent raised an exception, or exceeded "
+        "rollouts.timeout_seconds. They are trained with the reward so far, else 0. Correct the agent: lightning-rl trace lists "
+        "the errors. If the model's responses cause them, return a low reward instead of raising"
+    )
+
+
+@monitor("left_out")
+def left_out(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least: Share = 0.1) -> str | None:
+    """A share of `at_least` of the rollouts was left out: infrastructure failures, or invalid rewards."""
+    lines = last(history, steps)
+    found = share(lines, "rollouts_left_out", "rollouts")
+    if found is None or found < at_least:
+        return None
+    invalid = total(lines, "rollouts_invalid")
+    reasons = f"{invalid:.0f} had an invalid reward, the others" if invalid else "they"
+    return (
+        f"{found:.0%} of the rollouts of {period(steps)} were left out: {reasons} had an infrastructure failure, such as a provider that "
+        "does not answer or a rate limit. Tasks that fail often are trained less. lightning-rl trace lists the errors; raise "
+        "rollouts.retries, or lower rollouts.concurrency if the provider limits requests"
+    )
+
+
+@monitor("no_calls")
+def no_calls(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least: Share = 0.5) -> str | None:
+    """In a share of `at_least` of the rollouts no trained agent made a model call."""
+    lines = last(history, steps)
+    silent = share(lines, "rollouts_without_calls", "rollouts")
+    if silent is None or silent < at_least:
+        return None
+    return (
+        f"in {silent:.0%} of the rollouts of {period(steps)} no trained agent made a model call, so there is nothing to train. The agent "
+        "has a cache, answers without the model, or uses agents that agents.train does not name. Disable caches, and compare "
+        "agents.train with the names that lightning-rl trace lists"
+    )
+
+
+@monitor("forked_contexts")
+def forked_contexts(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least: Share = 0.5) -> str | None:
+    """A share of `at_least` of the later calls of conversations does not continue the recorded tokens, so that each is
+    a training row of its own."""
+    lines = last(history, steps)
+    continued = total(lines, *_CONTINUED)
+    forked, rewritten = total(lines, "context_forked"), total(lines, "context_rewritten")
+    if not lines or continued < _FEW_CALLS or (forked + rewritten) / continued < at_least:
+        return None
+    found = (
+        f"{(forked + rewritten) / continued:.0%} of the later calls in conversations of {period(steps)} do not continue the recorded "
+        "tokens; each is encoded and trained as a row of its own, which takes longer"
+    )
+    if forked >= rewritten:
+        return (
+            f"{found}. The chat template renders earlier turns differently in later prompts, such as without their reasoning. Set "
+            "policy.chat_template_kwargs so that it keeps them, if the template allows it"
+        )
+    return (
+        f"{found}. The agent changes its history: it edits, shortens or rebuilds earlier responses. Send responses back as they were "
+        "received"
+    )

@@ -1,0 +1,74 @@
+"""Monitors of runs whose updates have nothing to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_core.observers.monitors.reading import last, mean, number, period, share, solved, total
+from lightning_core.observers.monitors.registry import HeldOut, History, Share, Steps, monitor
+
+_SOLVED = 0.9
+
+
+@monitor("no_gradient", each_policy=True)
+def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str | None:
+    """No token was trained for `steps` steps, for example because all attempts at a task earned the same."""
+    lines = last(history, steps)
+    if not lines or any(_has_gradient(line) for line in lines):
+        return None
+    if any(number(line, "calls_credited") for line in lines):
+        return (
+            f"nothing was trained in {period(steps)}, although {total(lines, 'calls_credited'):.0f} calls have an advantage: with "
+            "algorithm.reward_weight: 0 only algorithm.distill and algorithm.ce train, and they chose no token; check their agents and "
+            "tokens. With algorithm.truncated: mask, responses at their limit are not trained: raise rollouts.max_tokens"
+        )
+    groups, single = total(lines, "groups"), total(lines, "groups_single")
+    if single > groups / 2:  # see single_attempt
+        return None
+    found = f"nothing was trained in {period(steps)}: the attempts of all {groups:.0f} groups earned the same"
+    reward = mean(lines, "reward") or 0.0
+    if solved(lines) >= _SOLVED:
+        return f"{found}, and {solved(lines):.0%} of the rollouts are solved. Use harder tasks, or end the run"
+    if reward == 0:
+        return (
+            f"{found}: 0. The tasks are too hard, or the reward is 0 for every response. Check the reward with lightning-rl trace; use "
+            "easier tasks, reward partial success, or raise rollouts.group_size so that some attempts succeed"
+        )
+    trained = any(number(line, "calls_credited", "rows_trained") for line in history)
+    cause = (
+        "Updates that were too large may have made all responses equal: lower trainer.learning_rate"
+        if trained
+        else "The reward does not depend on the response, or all responses are equal: check the reward with lightning-rl trace"
+    )
+    return (
+        f"{found} (mean {reward:.3f}). {cause}; raise rollouts.temperature or rollouts.group_size, replace such groups with "
+        "rollouts.refill, or use easier or harder tasks"
+    )
+
+
+def _has_gradient(line: Mapping[str, Any]) -> bool:
+    """Whether a call was trained, from rewards or otherwise; True if it is not known, or if no call was made."""
+    if number(line, "calls") == 0:
+        return True
+    if number(line, "rows_trained") == 0:
+        return False
+    if any(number(line, key) for key in ("tokens_distilled", "tokens_ce")):
+        return True
+    credited = number(line, "calls_credited", "rows_trained")
+    return credited is None or credited > 0
+
+
+@monitor("single_attempt", each_policy=True)
+def single_attempt(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least: Share = 0.5) -> str | None:
+    """A share of `at_least` of the groups has one attempt only, whose reward cannot be compared with another."""
+    lines = last(history, steps)
+    single, credited = share(lines, "groups_single", "groups"), share(lines, "calls_credited", "calls")
+    # Rules that do not compare within groups credit single attempts too.
+    if single is None or single < at_least or credited is None or credited >= 1 - at_least:
+        return None
+    return (
+        f"{single:.0%} of the groups of {period(steps)} have one attempt, which is compared with nothing and not trained. The keys of "
+        "credit.group_by divide the attempts too finely, or most attempts were left out. Use fewer keys, raise "
+        "rollouts.group_size, or use a credit.advantage that compares over the batch"
+    )

@@ -1,0 +1,53 @@
+"""Reads windows of a history of metrics. A metric that is missing or None has no value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+from lightning_core.observers.monitors.registry import History
+
+
+def last(history: History, steps: int) -> History:
+    """The last ``steps`` steps; empty if there are fewer."""
+    return history[-steps:] if len(history) >= steps else []
+
+
+def number(line: Mapping[str, Any], *names: str) -> float | None:
+    """The first of the metrics ``names`` that has a finite value."""
+    for name in names:
+        value = line.get(name)
+        if isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    return None
+
+
+def mean(lines: History, *names: str) -> float | None:
+    """The mean of a metric (`number`) over the steps that have it; None if no step has it."""
+    found = [value for line in lines if (value := number(line, *names)) is not None]
+    return fmean(found) if found else None
+
+
+def total(lines: History, *names: str) -> float:
+    """The sum of several metrics over ``lines``; a missing one counts as 0."""
+    return math.fsum(number(line, name) or 0.0 for line in lines for name in names)
+
+
+def share(lines: History, part: str, whole: str) -> float | None:
+    """The sum of ``part`` as a fraction of that of ``whole``; None without steps, or if a step has no ``part``."""
+    if not lines or any(number(line, part) is None for line in lines):
+        return None
+    number_of = total(lines, whole)
+    return total(lines, part) / number_of if number_of else None
+
+
+def solved(lines: History) -> float:
+    """The mean share of solved rollouts; 0 if it is not known."""
+    return mean(lines, "solved") or 0.0
+
+
+def period(steps: int) -> str:
+    """``the last 3 steps``."""
+    return "the last step" if steps == 1 else f"the last {steps} steps"

@@ -1,0 +1,81 @@
+"""Monitors of rewards that rise without an improvement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+
+from lightning_core.observers.monitors.reading import number
+from lightning_core.observers.monitors.registry import HeldOut, History, Limit, Share, Steps, monitor
+
+_MIN_TASKS = 6
+_TINY = 1e-12
+
+
+@monitor("reward_hacking")
+def reward_hacking(history: History, held_out: HeldOut, *, steps: Steps = 3, errors: Limit = 3.0) -> str | None:
+    """The held-out reward fell since its best evaluation, by more than chance (`errors` standard errors and more), while the
+    training reward of the last `steps` steps is above the one at that evaluation."""
+    if len(held_out) < 2:
+        return None
+    now = max(held_out)
+    earlier = [step for step in held_out if step < now]
+    best = max(earlier, key=lambda step: _mean(held_out[step]))
+    # The best of several evaluations is better by chance too: the mean of the maximum of n normal values is at most √(2 ln n).
+    fell = _fall(held_out[best], held_out[now], errors + math.sqrt(math.log(len(earlier))))
+    start = _values([line for line in history if line["step"] == best + 1], "reward")
+    end = _values([line for line in history if now - steps < line["step"] <= now], "reward")
+    if fell is None or not start or not end or min(end) <= start[0]:
+        return None
+    return (
+        f"the training reward rose from {start[0]:.3f} to {fmean(end):.3f} while the held-out reward fell by {fell:.3f} between the "
+        f"evaluations after {best} and {now} steps. The policy exploits the training reward, or memorises the training tasks. "
+        "Read rollouts of both with lightning-rl trace; correct the reward, use more training tasks, set algorithm.kl, or end the "
+        "run early with eval.early_stop.patience"
+    )
+
+
+@monitor("intermediate_rewards", each_policy=True)
+def intermediate_rewards(
+    history: History, held_out: HeldOut, *, steps: Steps = 5, errors: Limit = 4.0, ratio: Share = 0.1
+) -> str | None:
+    """The rewards that `credit.air` adds rose since the first `steps` steps while the tasks' reward fell by `ratio` or more, both by
+    more than `errors` standard errors."""
+    if len(history) < 2 * steps:
+        return None
+    air_start, air_now = (_values(lines, "reward_air") for lines in (history[:steps], history[-steps:]))
+    reward_start, reward_now = (_values(lines, "reward") for lines in (history[:steps], history[-steps:]))
+    if not _rose(air_start, air_now, errors) or not _rose(reward_now, reward_start, errors):
+        return None
+    if fmean(reward_start) - fmean(reward_now) < ratio * abs(fmean(reward_start)):
+        return None
+    return (
+        f"what credit.air adds rose from {fmean(air_start):.3f} to {fmean(air_now):.3f} per rollout while the reward fell from "
+        f"{fmean(reward_start):.3f} to {fmean(reward_now):.3f}: the policy learns the intermediate rewards instead of the tasks. "
+        "Lower the weights under credit.air"
+    )
+
+
+def _mean(rewards: Mapping[str, float]) -> float:
+    return fmean(rewards.values()) if rewards else -math.inf
+
+
+def _fall(before: Mapping[str, float], after: Mapping[str, float], errors: float) -> float | None:
+    """By how much the mean reward of the tasks in both fell; None if it may be chance."""
+    falls = [before[task] - after[task] for task in before if task in after]
+    if len(falls) < _MIN_TASKS or fmean(falls) <= _TINY:
+        return None
+    return fmean(falls) if fmean(falls) > errors * stdev(falls) / math.sqrt(len(falls)) else None
+
+
+def _values(lines: History, name: str) -> list[float]:
+    return [value for line in lines if (value := number(line, name)) is not None]
+
+
+def _rose(start: Sequence[float], end: Sequence[float], errors: float) -> bool:
+    """Whether the mean of ``end`` is above that of ``start`` by more than ``errors`` standard errors of the difference."""
+    if min(len(start), len(end)) < 2:
+        return False
+    rise, error = fmean(end) - fmean(start), math.hypot(*(stdev(v) / math.sqrt(len(v)) for v in (start, end)))
+    return rise > _TINY and rise > errors * error

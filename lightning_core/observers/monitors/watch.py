@@ -1,0 +1,108 @@
+"""Evaluates the monitors of a run on its metrics: live, or afterwards on stored metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_core.errors import describe
+from lightning_core.observers.monitors.registry import HeldOut, History, Watched, watched
+
+_OWN_METRIC = "/calls"
+"""The end of a metric that each policy has, if there are several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """A monitor that holds after a step."""
+
+    monitor: str
+    step: int
+    message: str
+    """What was found, the most likely cause and what to change."""
+    policy: str | None = None
+    """The policy that it is about; None with one policy, or for all."""
+    broken: bool = False
+    """Whether the monitor raised an exception: the message is about the monitor, not about the run."""
+
+    @property
+    def metric(self) -> str:
+        """The metric of the step that is 1 while the monitor holds."""
+        return f"monitor/{self.monitor}"
+
+    @property
+    def source(self) -> tuple[str, str | None]:
+        """The monitor and the policy: equal for the same alert after another step."""
+        return self.monitor, self.policy
+
+    def __str__(self) -> str:
+        return f"{self.monitor}: {'' if self.policy is None else f'policy {self.policy}: '}{self.message}"
+
+
+def raised(history: History, held_out: HeldOut, monitors: Sequence[Watched] | None = None) -> list[Alert]:
+    """The monitors that hold after the newest step of ``history``.
+
+    ``held_out``: the evaluations so far. ``monitors``: those of the run; None: Lightning's own.
+    """
+    return _raised(_views(history), len(history), held_out, watched() if monitors is None else monitors)
+
+
+def alerts(history: History, held_out: HeldOut, monitors: Sequence[Watched] | None = None) -> list[Alert]:
+    """The monitors that held after each step, in order: what the run itself reported.
+
+    A step's monitors were evaluated before its own held-out evaluation, except those of the last step, which include it.
+    """
+    found: list[Alert] = []
+    views, active = _views(history), watched() if monitors is None else monitors
+    for number, line in enumerate(history, start=1):
+        newest = number == len(history)
+        known = held_out if newest else {step: rewards for step, rewards in held_out.items() if step < line["step"]}
+        found += _raised(views, number, known, active)
+    return found
+
+
+def new_alerts(found: Sequence[Alert]) -> list[Alert]:
+    """The alerts of ``found`` (`alerts`) that did not hold after the step before."""
+    held = {(*a.source, a.step) for a in found}
+    return [a for a in found if (*a.source, a.step - 1) not in held]
+
+
+Views = Mapping[str | None, History]
+"""The history as each policy's monitors see it, and as it is (None)."""
+
+
+def _views(history: History) -> Views:
+    names = {key.removesuffix(_OWN_METRIC): None for line in history for key in line if key.endswith(_OWN_METRIC)}
+    return {None: history, **{name: [dict(_of_policy(line, name)) for line in history] for name in names}}
+
+
+def _of_policy(line: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+    """The metrics of ``line``, with those of the policy ``name`` in place of the common ones."""
+    yield from line.items()
+    prefix = f"{name}/"
+    yield from ((key.removeprefix(prefix), value) for key, value in line.items() if key.startswith(prefix))
+
+
+def _raised(views: Views, number: int, held_out: HeldOut, monitors: Sequence[Watched]) -> list[Alert]:
+    """The monitors that hold after the first ``number`` steps."""
+    if not number:
+        return []
+    found: list[Alert] = []
+    policies = [name for name in views if name is not None]
+    for one in monitors:
+        for policy in policies if one.rule.each_policy and policies else [None]:
+            history = views[policy][:number]
+            message, broken = _message(one, history, held_out)
+            if message is not None:
+                step = int(history[-1]["step"])
+                found.append(Alert(monitor=one.rule.name, step=step, message=message, policy=policy, broken=broken))
+    return found
+
+
+def _message(one: Watched, history: History, held_out: HeldOut) -> tuple[str | None, bool]:
+    """What the monitor found, and whether it is an exception that it raised, which must not end the run."""
+    try:
+        return one.rule.function(history, held_out, **one.arguments), False
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function can raise anything
+        return f"the monitor itself failed: {describe(error)}. Correct it, or remove it from monitors.add", True

@@ -1,0 +1,170 @@
+"""What a run's summary shows besides the mean rewards: solved tasks, failures, monitors that were raised, sample answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import fmean
+from typing import Any, Literal
+
+from lightning_core.observers.monitors import Alert
+from lightning_core.records.solved import ROUNDING, is_solved
+from lightning_core.records.store import LEFT_OUT, Phase, Status, Store
+from lightning_core.trace import Trace
+
+Rewards = Mapping[str, Sequence[float]]
+"""The rewards of an evaluation by task id, one per sample."""
+RewardChange = Literal["rose", "unchanged", "fell"]
+
+_ANSWER_CHARACTERS = 200
+_ERROR_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolvedTasks:
+    """The held-out tasks whose mean reward is at least ``eval.solved``."""
+
+    tasks: int
+    """Number of tasks with a reward both before and after training."""
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaisedMonitor:
+    """A monitor that held after some steps."""
+
+    monitor: str
+    policy: str | None
+    """The policy that it is about; None with one policy, or for all."""
+    first_step: int
+    last_step: int
+    steps: int
+    """Number of steps after which it held."""
+    message: str
+    """Its message after the last of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """The last responses to a held-out task before and after training, shortened."""
+
+    task: str
+    change: RewardChange
+    """What the task's mean reward did."""
+    reward_before: float
+    reward_after: float
+    before: str | None
+    """None if no trained agent responded."""
+    after: str | None
+
+
+def solved_tasks(before: Rewards, after: Rewards, *, solved: float) -> SolvedTasks:
+    """How many tasks are solved in two evaluations. ``solved``: the reward."""
+    both = [task for task in before if task in after]
+    first, last = (sum(is_solved(fmean(rewards[task]), solved) for task in both) for rewards in (before, after))
+    return SolvedTasks(tasks=len(both), before=first, after=last)
+
+
+def wasted_groups(metrics: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
+    """The number of groups in training, and of those whose calls all had the advantage 0, in the steps that recorded both."""
+    groups = wasted = 0
+    for line in metrics:
+        for key, value in line.items():
+            prefix, slash, name = key.rpartition("/")
+            if name == "groups_wasted":
+                wasted += int(value)
+                groups += int(line[f"{prefix}{slash}groups"])
+    return groups, wasted
+
+
+def first_error(store: Store, statuses: Collection[Status]) -> str | None:
+    """The error of the first training rollout with one of ``statuses``, shortened."""
+    found = (r for status in statuses for r in store.rollouts(phase="train", status=status))
+    first = min(found, key=lambda r: r.ordinal, default=None)
+    return None if first is None or first.error is None else shorten(first.error, _ERROR_CHARACTERS)
+
+
+def first_errors(store: Store) -> dict[str, str]:
+    """The first error of the ``failed`` training rollouts, and of the ``left_out`` ones."""
+    found = {"failed": first_error(store, ("failed",)), "left_out": first_error(store, sorted(LEFT_OUT))}
+    return {name: error for name, error in found.items() if error is not None}
+
+
+def raised_monitors(found: Sequence[Alert]) -> list[RaisedMonitor]:
+    """The monitors that were raised, in the order of their first step. ``found``: see `alerts`."""
+    by_source = groupby(sorted(found, key=lambda a: (a.monitor, a.policy or "", a.step)), key=lambda a: a.source)
+    held = [list(group) for _, group in by_source]
+    return [
+        RaisedMonitor(
+            monitor=own[0].monitor,
+            policy=own[0].policy,
+            first_step=own[0].step,
+            last_step=own[-1].step,
+            steps=len(own),
+            message=own[-1].message,
+        )
+        for own in sorted(held, key=lambda own: own[0].step)
+    ]
+
+
+def sample_answers(store: Store, before: Rewards, after: Rewards) -> list[Answers]:
+    """The answers to the first task whose reward rose, the first that did not change, and the first that fell, in order of ids."""
+    chosen: dict[RewardChange, str] = {}
+    for task in sorted(before.keys() & after.keys()):
+        chosen.setdefault(_change(fmean(before[task]), fmean(after[task])), task)
+    first, last = (_rollouts(store, phase, chosen.values()) for phase in ("eval_before", "eval_after"))
+    return [
+        Answers(
+            task=task,
+            change=change,
+            reward_before=fmean(before[task]),
+            reward_after=fmean(after[task]),
+            before=_last_response(store, first.get(task)),
+            after=_last_response(store, last.get(task)),
+        )
+        for change in ("rose", "unchanged", "fell")
+        if (task := chosen.get(change)) is not None
+    ]
+
+
+def _change(before: float, after: float) -> RewardChange:
+    if abs(after - before) <= ROUNDING:
+        return "unchanged"
+    return "rose" if after > before else "fell"
+
+
+def _rollouts(store: Store, phase: Phase, tasks: Collection[str]) -> dict[str, int]:
+    """The first finished rollout of each of ``tasks`` in the last evaluation of ``phase``."""
+    records = [r for r in store.rollouts(phase=phase) if r.task_id in tasks and r.status not in LEFT_OUT]
+    newest = max((r.step for r in records), default=0)
+    found: dict[str, int] = {}
+    for record in records:
+        if record.step == newest:
+            found.setdefault(record.task_id, record.ordinal)
+    return found
+
+
+def _last_response(store: Store, rollout: int | None) -> str | None:
+    return None if rollout is None else last_response(store.trace(rollout))
+
+
+def last_response(trace: Trace) -> str | None:
+    """The text or the tool calls of the last response of a trained agent, shortened; None without one."""
+    response = next((c.response for c in reversed(trace.calls) if c.trained and c.response is not None), None)
+    if response is None:
+        return None
+    content = response.get("content")
+    parts = [content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)] if content else []
+    for call in response.get("tool_calls") or ():
+        function = call.get("function") or {}
+        parts.append(f"{function.get('name')}({function.get('arguments')})")
+    return shorten(" ".join(parts), _ANSWER_CHARACTERS)
+
+
+def shorten(text: str, characters: int) -> str:
+    """``text`` on one line, without what is beyond ``characters``, and without control characters of terminals."""
+    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
+    return line if len(line) <= characters else f"{line[: characters - 1]}…"

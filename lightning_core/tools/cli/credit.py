@@ -1,0 +1,99 @@
+"""``lightning-rl credit``: recomputes a run's credit with other rules and compares them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_core.errors import ConfigError
+from lightning_core.tools.cli import exits
+from lightning_core.tools.cli.numbers import whole
+from lightning_core.tools.cli.trace import as_run_folder
+
+if TYPE_CHECKING:
+    from lightning_core.config import Config
+    from lightning_core.credit import CreditRules
+
+_SETTING = re.compile(r"credit\.|policies\.[^=]+\.credit\.|rollouts\.forks=null$")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to ``parser``."""
+    parser.add_argument("config", metavar="RUN", help="a run's folder, such as runs/latest")
+    parser.add_argument("--rule", metavar="NAME", help="reward rule; short for credit.rewards=NAME")
+    parser.add_argument(
+        "--step", metavar="N", type=whole(0), help="only the rollouts of this step, from 0 (default: all)"
+    )
+    parser.add_argument(
+        "--calls", metavar="N", type=whole(0), default=5, help="list the N calls that change most (default: 5)"
+    )
+
+
+def credit(options: argparse.Namespace) -> int:
+    """Run the command; returns its exit code."""
+    from lightning_core.config import load_config
+
+    folder = as_run_folder(options.config)
+    if folder is None:
+        found = "is a file" if Path(options.config).exists() else "does not exist"
+        raise ConfigError(f"{options.config!r} {found}; expected a run's folder, such as runs/latest")
+    overrides = [*([f"credit.rewards={options.rule}"] if options.rule else []), *options.overrides]
+    unsupported = next((text for text in overrides if not _SETTING.match(text)), None)
+    if unsupported is not None:
+        raise ConfigError(
+            f"{unsupported!r}: recorded rollouts cannot be reconfigured; expected settings under credit, or rollouts.forks=null for rules "
+            "without forks"
+        )
+    _rules(load_config(folder / "config.yaml", overrides))
+    from lightning_core.records.configs import config_of_step
+    from lightning_core.records.store import Store
+    from lightning_core.tools.cli.console import show
+    from lightning_core.tools.cli.credit_report import make_report
+    from lightning_core.tools.runs.recredit import credited_steps, recredit
+    from lightning_core.trace import ANSWER_LOGPROBS
+
+    with Store(folder / "store.db", read_only=True) as store:
+        steps = credited_steps(store)
+        if options.step is not None:
+            if options.step not in steps:
+                raise ConfigError(f"--step {options.step}: the run has credit for steps {_range(steps)}")
+            steps = [options.step]
+        files = {step: config_of_step(folder, step + 1) for step in steps}
+        configs = {file: load_config(file, overrides) for file in dict.fromkeys(files.values())}
+        rules = {file: _rules(config) for file, config in configs.items()}
+        needing = next(
+            (r.reward_rule.name for own in rules.values() for r in own.values() if r.reward_rule.answer), None
+        )
+        if needing is not None and not store.has_arrays(ANSWER_LOGPROBS):
+            raise ConfigError(
+                f"rewards: {needing} needs the probabilities of the tasks' answers, which this run did not record; train with "
+                "credit.information_gain"
+            )
+        changes = [
+            change
+            for step, file in ((step, files[step]) for step in steps)
+            for change in recredit(store, step, rules[file], forks=configs[file].rollouts.forks is not None)
+        ]
+    if not changes:
+        raise ConfigError(f"the run {str(folder)!r} has no credited calls yet")
+    show(make_report(changes, rules[files[steps[-1]]], len(steps), options.calls))
+    return exits.OK
+
+
+def _rules(config: Config) -> Mapping[str, CreditRules]:
+    """The rules of each policy. Raises `ConfigError` if one cannot be computed again."""
+    from lightning_core.config.build_rules import policy_rules
+
+    rules = policy_rules(config)
+    if any(own.needs_values for own in rules.values()):
+        raise ConfigError(
+            f"rewards: {config.credit.rewards} needs a critic's values, which are available in training only"
+        )
+    return rules
+
+
+def _range(steps: Sequence[int]) -> str:
+    return f"{steps[0]} to {steps[-1]}" if steps else "none"

@@ -1,0 +1,365 @@
+"""The command ``lightning-rl``: init, doctor, train, sft, eval, serve, export, trace, credit, view, runs, completion.
+
+Exit codes: see `exits`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_core.errors import (
+    DISK_FULL,
+    ConfigError,
+    IntegrationUnavailable,
+    LightningError,
+    MissingExtra,
+    os_problem,
+    plural,
+)
+from lightning_core.logs.folding import configure_logging
+from lightning_core.tools.cli import completion as cli_completion
+from lightning_core.tools.cli import credit as cli_credit
+from lightning_core.tools.cli import doctor as cli_doctor
+from lightning_core.tools.cli import exits
+from lightning_core.tools.cli import export as cli_export
+from lightning_core.tools.cli import init as cli_init
+from lightning_core.tools.cli import runs as cli_runs
+from lightning_core.tools.cli import serve as cli_serve
+from lightning_core.tools.cli import sft as cli_sft
+from lightning_core.tools.cli import trace as cli_trace
+from lightning_core.tools.cli import view as cli_view
+from lightning_core.tools.cli.arguments import DEFAULT_CONFIG, check_overrides, default_config, split_sources
+from lightning_core.tools.cli.messages import say
+from lightning_core.tools.cli.trace import as_run_folder, last_rollout
+
+if TYPE_CHECKING:
+    from lightning_core.config import Config
+    from lightning_core.rollouts.tasks import Task
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    configure_logging()
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    try:
+        commands = {
+            "init": cli_init.init,
+            "doctor": cli_doctor.doctor,
+            "train": _train,
+            "sft": cli_sft.sft,
+            "eval": _eval,
+            "serve": cli_serve.serve,
+            "export": cli_export.export,
+            "trace": cli_trace.trace,
+            "credit": cli_credit.credit,
+            "view": cli_view.view,
+            "runs": cli_runs.runs,
+            "completion": lambda options: cli_completion.completion(options, build_parser()),
+        }
+        return commands[options.command](options)
+    except (ConfigError, MissingExtra, IntegrationUnavailable) as error:
+        say(f"lightning-rl: {error}", error=True)
+        return exits.USAGE
+    except LightningError as error:
+        say(f"lightning-rl: {type(error).__name__}: {error}", error=True)
+        return exits.ERROR
+    except KeyboardInterrupt as interrupt:
+        return _interrupted(interrupt)
+    except BrokenPipeError:  # the reader closed the pipe, as in "… | head"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.OK
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        return _disk_error(os_problem(error), _FREE_SPACE)
+    except sqlite3.OperationalError as error:
+        code = getattr(error, "sqlite_errorcode", 0)  # set by SQLite only
+        if code in _NO_SPACE:
+            return _disk_error(f"the run's store cannot be written: {error}", _FREE_SPACE)
+        if code & 0xFF == sqlite3.SQLITE_IOERR:
+            return _disk_error(
+                f"the run's store cannot be read or written: {error}", "Check the disk and its file system"
+            )
+        raise
+
+
+_NO_SPACE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
+"""SQLite's errors for `DISK_FULL`."""
+_FREE_SPACE = "Free space on the disk, or raise the quota or the limit on the size of files"
+
+
+def _disk_error(problem: str, advice: str) -> int:
+    with suppress(OSError):
+        say(f"lightning-rl: {problem}. {advice}", error=True)
+    return exits.ERROR
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands and options."""
+    parser = argparse.ArgumentParser(
+        prog="lightning-rl", description="Train the model inside an LLM agent by reinforcement learning."
+    )
+    parser.add_argument("--version", action="version", version=metadata.version("lightning-rl"))
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    init = commands.add_parser("init", help="write an agent, tasks, a configuration and a test, to start from")
+    cli_init.add_options(init)
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="check the environment, and an agent before it is trained",
+        epilog="Exit code: 0 without problems, 1 with problems, 2 for a wrong configuration.",
+    )
+    cli_doctor.add_options(doctor)
+
+    train = commands.add_parser(
+        "train",
+        help="train the policy, and evaluate it on held-out tasks before and after",
+        epilog="Exit code: 0 if the run is complete, 1 if it failed, 2 for a wrong configuration, 3 with --require-improvement and "
+        "no significant improvement, 130 if interrupted (143: by SIGTERM).",
+    )
+    train.add_argument(
+        "config", metavar="CONFIG", nargs="?", help=f"YAML file; see docs/configuration.md (default: {DEFAULT_CONFIG})"
+    )
+    train.add_argument(
+        "--resume", action="store_true", help="continue from the last checkpoint of run.name, or of the newest run"
+    )
+    train.add_argument(
+        "--require-improvement",
+        action="store_true",
+        help="exit with 3 unless the held-out reward has improved: the 95%% interval of the difference lies above 0",
+    )
+    train.add_argument(
+        "--print-verl-config", action="store_true", help="with trainer.name: verl: print verl's configuration and exit"
+    )
+
+    supervised = commands.add_parser(
+        "sft", help="fine-tune the policy on recorded rollouts: good ones of a run, or a teacher's traces"
+    )
+    cli_sft.add_options(supervised)
+
+    evaluate = commands.add_parser("eval", help="evaluate a policy on held-out tasks")
+    evaluate.add_argument("config", metavar="CONFIG|RUN", help="a YAML file, or a run's folder")
+    evaluate.add_argument(
+        "--checkpoint", metavar="NAME", help="with RUN: such as step-000010, or best (default: the newest)"
+    )
+
+    serve = commands.add_parser("serve", help="serve a trained policy, or any model, to OpenAI and Anthropic clients")
+    cli_serve.add_options(serve)
+
+    export = commands.add_parser(
+        "export", help="write a trained policy as a Hugging Face folder, an adapter or a GGUF file"
+    )
+    cli_export.add_options(export)
+
+    show = commands.add_parser(
+        "trace", help="show rollouts as trees: those of a run, stored traces, or one task run now"
+    )
+    cli_trace.add_options(show)
+
+    credit = commands.add_parser("credit", help="recompute credit on a run's stored rollouts, and show what changes")
+    cli_credit.add_options(credit)
+
+    view = commands.add_parser("view", help="show runs in a browser")
+    cli_view.add_options(view)
+
+    listed = commands.add_parser("runs", help="list the runs in a folder, compare runs, remove runs")
+    cli_runs.add_options(listed)
+
+    completion = commands.add_parser("completion", help="print the completion script of a shell")
+    cli_completion.add_options(completion)
+
+    for command in (doctor, train, supervised, evaluate, serve, export, show, credit):
+        command.add_argument(
+            "overrides", metavar="key=value", nargs="*", default=(), help="settings that override the file's"
+        )
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The parsed arguments. Exits with a usage error for unknown arguments."""
+    parser = build_parser()
+    # Overrides may come before or after options; argparse returns the later ones separately.
+    options, rest = parser.parse_known_args(cli_runs.with_action(arguments))
+    if not hasattr(options, "overrides"):
+        if rest:
+            parser.error(f"unexpected argument {rest[0]!r} for {options.command!r}")
+        return options
+    options.overrides = [*options.overrides, *rest]
+    if options.command in ("doctor", "train"):
+        _find_config(options)
+    if options.command == "sft":
+        split_sources(parser, options)
+    check_overrides(parser, options)
+    return options
+
+
+def _find_config(options: argparse.Namespace) -> None:
+    """Set ``config``, which argparse confuses with an override if it is left out or comes after an option."""
+    words = [*filter(None, [options.config]), *options.overrides]
+    named = next((word for word in words if not word.startswith("-") and _is_config(word)), None)
+    if named is not None:
+        words.remove(named)
+    options.config, options.overrides = named, words
+
+
+def _is_config(word: str) -> bool:
+    return "=" not in word or Path(word).is_file()
+
+
+def _train(options: argparse.Namespace) -> int:
+    from lightning_core.config import load_config
+
+    options.config = options.config or default_config()
+    overrides = [*options.overrides, *(["run.resume=true"] if options.resume else [])]
+    config = load_config(options.config, overrides, needs=("agent", "tasks.train"))
+    if config.eval.every and config.tasks.eval is None:
+        raise ConfigError(f"eval.every is {config.eval.every}, but tasks.eval is not set; set it, or remove eval.every")
+    if options.require_improvement and config.tasks.eval is None:
+        raise ConfigError("--require-improvement needs held-out tasks, but tasks.eval is not set")
+    held_out = _enough_tasks(config) if options.require_improvement else None
+    if options.print_verl_config:
+        return _print_verl_config(config)
+    from lightning_core.loop import fit
+    from lightning_core.observers.progress import show_progress
+    from lightning_core.records.store import Store
+    from lightning_core.tools.cli.console import show
+    from lightning_core.tools.cli.ledger import format_ledger
+    from lightning_core.tools.cli.summary import make_summary
+
+    began, progress = time.time(), show_progress()
+    try:
+        result = fit(config=config, eval_tasks=held_out, progress=progress)
+    except LightningError:
+        progress.close()
+        _show_ledger(Path(config.run.dir) / (config.run.name or "latest") / "store.db", since=began)
+        raise
+    except KeyboardInterrupt as interrupt:
+        with suppress(OSError):
+            progress.close()
+        return _interrupted(interrupt, _how_to_resume(config, options.config, options.overrides))
+    finally:
+        with suppress(OSError):  # after SIGHUP, the terminal may be gone
+            progress.close()
+    with Store(result.folder / "store.db", read_only=True) as store:
+        show("", make_summary(result.summary), "", format_ledger(store.ledger()))
+    say(f"\nrun: {result.folder}\ncheckpoint: {result.checkpoint}")
+    shown = result.summary.improved or not options.require_improvement
+    return exits.OK if shown else exits.NOT_IMPROVED
+
+
+def _enough_tasks(config: Config) -> Sequence[Task]:
+    """The held-out tasks. Raises `ConfigError` if there are too few for an interval, and so for a significant improvement."""
+    from lightning_core.records.intervals import MIN_TASKS
+    from lightning_core.rollouts.tasks import held_out_tasks
+
+    tasks = held_out_tasks(config)
+    if len(tasks) < MIN_TASKS:
+        key = "tasks.eval has" if config.eval.tasks is None or config.eval.tasks > len(tasks) else "eval.tasks selects"
+        raise ConfigError(
+            f"--require-improvement needs {MIN_TASKS} held-out tasks or more, but {key} {len(tasks)}: with fewer, no improvement is "
+            "significant, and the command would always exit with 3. Add held-out tasks, or leave the option out"
+        )
+    return tasks
+
+
+def _interrupted(interrupt: KeyboardInterrupt, advice: str = "") -> int:
+    """Say so, and return the exit code."""
+    number = getattr(interrupt, "number", signal.SIGINT)
+    by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
+    with suppress(OSError):
+        say(f"\nlightning-rl: interrupted{by}. {advice}".rstrip(), error=True)
+    return exits.SIGNAL + number
+
+
+def _show_ledger(path: Path, *, since: float) -> None:
+    """The ledger of a run that failed, unless it failed before it recorded anything: the newest run is then another one."""
+    from lightning_core.records.store import Store
+    from lightning_core.tools.cli.console import show
+    from lightning_core.tools.cli.ledger import format_ledger
+
+    if path.is_file() and path.stat().st_mtime >= since:
+        with Store(path, read_only=True) as store:
+            show(format_ledger(store.ledger()), "")
+
+
+def _print_verl_config(config: Config) -> int:
+    from lightning_core.trainers.verl.train import show_verl_config
+
+    print(show_verl_config(config, Path(config.run.dir) / (config.run.name or "RUN")), end="")
+    return exits.OK
+
+
+def _how_to_resume(config: Config, file: str, overrides: Sequence[str]) -> str:
+    from lightning_core.records.checkpoints import checkpoints
+
+    folder = Path(config.run.dir) / (config.run.name or "latest")
+    found = checkpoints(folder)
+    if not found:
+        return "No checkpoint was written yet."
+    given = [text for text in overrides if not text.startswith(("run.name=", "run.resume="))]
+    words = [file, *given, *([f"run.name={config.run.name}"] if config.run.name else []), "--resume"]
+    return f"The last checkpoint is {found[-1]}; to continue: lightning-rl train {shlex.join(words)}"
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from statistics import fmean
+
+    from lightning_core.config import dump_config, load_config
+    from lightning_core.loop import evaluate
+    from lightning_core.observers.progress import show_progress
+    from lightning_core.records.checkpoints import checkpoint_step, choose_checkpoint
+    from lightning_core.records.configs import config_of_step
+    from lightning_core.records.folder import create_folder
+    from lightning_core.records.intervals import confidence_interval
+    from lightning_core.records.remove import removed_if_unused
+    from lightning_core.records.store import Store
+    from lightning_core.tools.cli.console import show
+    from lightning_core.tools.cli.ledger import format_ledger
+    from lightning_core.tools.cli.summary import format_estimate
+
+    run = as_run_folder(options.config)
+    checkpoint = None if run is None else choose_checkpoint(run, options.checkpoint)
+    source = options.config
+    if run is not None and checkpoint is not None:
+        source = config_of_step(run, checkpoint_step(checkpoint))
+    config = load_config(source, options.overrides, needs=("agent", "tasks.eval"))
+    if run is None:
+        if options.checkpoint is not None:
+            raise ConfigError(f"--checkpoint requires a run's folder; {options.config!r} is not one")
+        folder = Path(config.run.dir) / time.strftime("eval-%Y%m%d-%H%M%S")
+        create_folder(folder, dump_config(config))
+    else:
+        folder = run
+    before = last_rollout(folder / "store.db") or 0
+    progress = show_progress()
+    try:
+        with removed_if_unused(folder) if run is None else nullcontext():
+            result = evaluate(config=config, folder=folder, checkpoint=checkpoint, progress=progress)
+    finally:
+        progress.close()
+    estimate = confidence_interval([fmean(rewards) for rewards in result.rewards.values()])
+    say(f"policy: {checkpoint or config.policy.model}")
+    say(f"held-out reward {format_estimate(estimate)} (95% interval) on {plural(len(result.rewards), 'task')}")
+    if result.left_out:
+        was = "was" if result.left_out == 1 else "were"
+        say(f"{plural(result.left_out, 'rollout')} {was} left out: infrastructure failures or invalid rewards")
+    with Store(folder / "store.db", read_only=True) as store:
+        show("", format_ledger(store.ledger(after=before)), "")
+    say(f"recorded in {folder}")
+    return exits.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""Runs as console output: the list, and the comparison of several."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from lightning_core.errors import ConfigError, plural, visible
+from lightning_core.records.configs import config_differences
+from lightning_core.records.runs import RunInfo
+from lightning_core.tools.cli.console import Column, make_table
+from lightning_core.tools.cli.summary import format_estimate, format_mean
+from lightning_core.tools.runs.compare import EvaluationPoint, HeldOutDifference, held_out_difference
+
+_NOTHING = "–"
+
+
+def make_run_table(runs: Sequence[RunInfo]) -> RenderableType:
+    """A table of ``runs``, one per line, and the names of their damaged files."""
+    columns = (
+        Column("name", cut=True),
+        Column("state"),
+        Column("started"),
+        Column("model", cut=True),
+        Column("steps", "right"),
+        Column("reward", "right"),
+        Column("held-out before → after", cut=True),
+        Column("tags", cut=True),
+    )
+    table = make_table(columns, (_run_row(run) for run in runs))
+    damaged = [visible(str(run.folder / name), lines=False) for run in runs for name in run.damaged]
+    return Group(table, "", f"damaged, or not complete: {', '.join(damaged)}") if damaged else table
+
+
+def run_document(run: RunInfo) -> dict[str, Any]:
+    """``run`` as plain data."""
+    return {
+        "name": run.name,
+        "folder": str(run.folder),
+        "state": run.state,
+        "started": datetime.fromtimestamp(run.started, UTC).isoformat(timespec="seconds"),
+        "model": run.model,
+        "steps": run.steps,
+        "total_steps": run.total_steps,
+        "reward": run.reward,
+        "tags": list(run.tags),
+        "summary": None if run.summary is None else asdict(run.summary),
+        "damaged": list(run.damaged),
+    }
+
+
+def make_comparison(runs: Sequence[RunInfo], tasks: int) -> Group:
+    """Settings and metrics of ``runs`` side by side, and the held-out rewards of each compared with the first.
+
+    ``tasks``: how many of the tasks that differ most are listed.
+    """
+    labels = _labels(runs)
+    parts: list[RenderableType] = []
+    differences = config_differences({label: run.config for label, run in zip(labels, runs, strict=True)})
+    settings = ([d.key, *(_value(d.values, label) for label in labels)] for d in differences)
+    parts += [
+        _table("setting", labels, settings) if differences else "all settings are equal",
+        "",
+        _table("metric", labels, _metric_rows(runs)),
+    ]
+    for label, run in zip(labels[1:], runs[1:], strict=True):
+        try:
+            found = held_out_difference(runs[0].folder, run.folder)
+        except (ConfigError, sqlite3.DatabaseError) as error:  # a damaged store
+            parts += ["", _line(f"held-out reward of {labels[0]} and {label}: cannot be compared: {error}")]
+        else:
+            parts += ["", *_held_out(labels[0], label, found, tasks)]
+    return Group(*parts)
+
+
+def _run_row(run: RunInfo) -> Sequence[str]:
+    steps = str(run.steps) if run.total_steps is None else f"{run.steps}/{run.total_steps}"
+    held_out = _NOTHING
+    if run.summary is not None and (found := run.summary.eval) is not None:
+        before = format_mean(found.eval_reward_before, found.eval_ci95_before, digits=2)
+        held_out = f"{before} → {format_mean(found.eval_reward_after, found.eval_ci95_after, digits=2)}"
+    started = datetime.fromtimestamp(run.started).strftime("%Y-%m-%d %H:%M")
+    return (
+        run.name,
+        run.state,
+        started,
+        run.model or _NOTHING,
+        steps,
+        _number(run.reward),
+        held_out,
+        ", ".join(run.tags),
+    )
+
+
+def _labels(runs: Sequence[RunInfo]) -> list[str]:
+    """The runs' names, or their folders if a name is not unique."""
+    names = [run.name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
+
+
+def _table(title: str, labels: Sequence[str], rows: Iterator[Sequence[str]]) -> RenderableType:
+    return make_table([Column(title), *(Column(label, cut=True) for label in labels)], rows)
+
+
+def _value(values: Mapping[str, Any], label: str) -> str:
+    if label not in values:
+        return _NOTHING
+    value = values[label]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _metric_rows(runs: Sequence[RunInfo]) -> Iterator[Sequence[str]]:
+    """The state of each run, its best step, and all metrics of its last step."""
+    steps = [run.metrics for run in runs]
+    last = [found[-1] if found else {} for found in steps]
+    yield "state", *(run.state for run in runs)
+    yield "steps", *(str(run.steps) for run in runs)
+    yield "reward, best step", *(_best(found) for found in steps)
+    names = dict.fromkeys(key for metrics in last for key, value in metrics.items() if isinstance(value, (int, float)))
+    for name in names:
+        if name != "step":
+            label = "reward, last step" if name == "reward" else name
+            yield label, *(_number(metrics.get(name)) for metrics in last)
+
+
+def _best(metrics: Sequence[Mapping[str, Any]]) -> str:
+    rewards = {line["step"]: line["reward"] for line in metrics if line.get("reward") is not None}
+    if not rewards:
+        return _NOTHING
+    step = max(rewards, key=lambda step: rewards[step])
+    return f"{rewards[step]:.3f} (step {step})"
+
+
+def _held_out(first: str, second: str, found: HeldOutDifference | None, tasks: int) -> Iterator[RenderableType]:
+    if found is None:
+        yield _line(f"held-out reward of {first} and {second}: no task was evaluated in both")
+        return
+    yield _line(
+        f"held-out reward on {plural(found.tasks, 'common task')}: {first} {found.first_reward:.3f} ({_where(found.first)}), "
+        f"{second} {found.second_reward:.3f} ({_where(found.second)})"
+    )
+    yield _line(f"difference, paired by task: {format_estimate(found.difference, sign='+')} (95% interval)")
+    if found.not_compared:
+        was = "was" if found.not_compared == 1 else "were"
+        yield _line(f"{plural(found.not_compared, 'task')} {was} evaluated in one of them only")
+    changed = [change for change in found.changes if change.change][:tasks]
+    if changed:
+        rows = ((c.task_id, f"{c.first:.3f}", f"{c.second:.3f}", f"{c.change:+.3f}") for c in changed)
+        yield make_table(
+            [Column("task", cut=True, bounded=True), *(Column(t, "right") for t in (first, second, "change"))], rows
+        )
+
+
+def _where(held_out: EvaluationPoint) -> str:
+    return f"{held_out.phase} after {plural(held_out.step, 'step')}"
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, (int, float)) else _NOTHING
+
+
+def _line(text: str) -> Text:
+    return Text(text, overflow="fold")

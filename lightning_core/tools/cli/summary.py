@@ -1,0 +1,115 @@
+"""A run's results as console output: the summary table, estimates, the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lightning_core.errors import plural
+from lightning_core.observers.progress import format_seconds
+from lightning_core.records.intervals import MIN_TASKS, Comparison, Estimate
+from lightning_core.records.report import Summary
+from lightning_core.records.summary import Answers, RaisedMonitor
+
+
+def make_summary(summary: Summary) -> Group:
+    """The comparison on the held-out tasks, if there is one, and the run's totals."""
+    parts: list[RenderableType] = []
+    if summary.eval is not None:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        for title in ("held-out reward", "tasks", "before", "after", "improvement"):
+            table.add_column(title, overflow="fold")
+        for name, comparison in {"all": summary.eval, **summary.splits}.items():
+            table.add_row(
+                name,
+                str(comparison.tasks),
+                format_mean(comparison.eval_reward_before, comparison.eval_ci95_before),
+                format_mean(comparison.eval_reward_after, comparison.eval_ci95_after),
+                format_mean(comparison.improvement, comparison.improvement_ci95, sign="+"),
+            )
+        parts += [table, "", f"In brackets: 95% intervals. {format_verdict(summary.eval)}"]
+        parts += [*_solved(summary), "", *_answers(summary.answers)]
+    parts.append(
+        f"{plural(summary.steps, 'step')}, {plural(summary.rollouts, 'rollout')}, {summary.tokens_sampled:,} tokens sampled, "
+        f"{summary.tokens_trained:,} trained, {format_seconds(summary.wall_seconds)}, seed {summary.seed}"
+    )
+    parts += _waste(summary)
+    if summary.stopped is not None:
+        parts.append(f"Stopped early: {summary.stopped}.")
+    if summary.best_step is not None:
+        parts.append(f"The best held-out reward is that of step {summary.best_step}: checkpoints/best.")
+    parts += _monitors(summary.monitors)
+    return Group(*parts)
+
+
+def _solved(summary: Summary) -> Iterator[str]:
+    """``Solved: 3 of 20 held-out tasks (15%) before, 5 (25%) after.``"""
+    found = summary.solved
+    if found is not None and found.tasks:
+        before, after = (f"({count / found.tasks:.0%})" for count in (found.before, found.after))
+        yield f"Solved: {found.before} of {plural(found.tasks, 'held-out task')} {before} before, {found.after} {after} after."
+
+
+def _answers(answers: Sequence[Answers]) -> Iterator[RenderableType]:
+    """The answers to some tasks before and after training, side by side."""
+    if not answers:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("held-out task", "reward", "answer before", "answer after"):
+        table.add_column(title, overflow="fold")
+    for one in answers:
+        change = f"{one.reward_before:.3f} → {one.reward_after:.3f}"
+        # Texts, because square brackets in a string would be parsed as markup.
+        table.add_row(Text(one.task), change, *(Text("(none)" if a is None else a) for a in (one.before, one.after)))
+    yield from (table, "")
+
+
+def _waste(summary: Summary) -> Iterator[str]:
+    """Groups without a gradient, and rollouts that failed or were left out."""
+    if summary.groups_wasted:
+        share = summary.groups_wasted / summary.groups
+        groups = f"{summary.groups_wasted:,} of {summary.groups:,} groups ({share:.0%})"
+        yield f"No gradient from rewards in {groups}: all their advantages were 0."
+    for number, what, key in (
+        (summary.rollouts_failed, "failed", "failed"),
+        (summary.rollouts_left_out, "were left out", "left_out"),
+    ):
+        if number:
+            error = summary.first_errors.get(key)
+            yield f"{number:,} of {plural(summary.rollouts, 'rollout')} {what}{'' if error is None else f'; the first: {error}'}"
+
+
+def _monitors(monitors: Sequence[RaisedMonitor]) -> Iterator[str]:
+    """The monitors that were raised, each with its message."""
+    for one in monitors:
+        policy = "" if one.policy is None else f" of policy {one.policy}"
+        steps = (
+            f"step {one.first_step}" if one.steps == 1 else f"{one.steps} steps, {one.first_step} to {one.last_step}"
+        )
+        yield f"Monitor {one.monitor}{policy} ({steps}): {one.message}."
+
+
+def format_estimate(estimate: Estimate, *, sign: str = "") -> str:
+    """``0.500 [0.300, 0.700]``."""
+    return format_mean(estimate.mean, estimate.interval, sign=sign)
+
+
+def format_mean(mean: float, interval: tuple[float, float] | None, *, sign: str = "", digits: int = 3) -> str:
+    """``0.500 [0.300, 0.700]``; ``sign``: ``+`` for a sign before positive numbers too."""
+    ends = "too few tasks" if interval is None else ", ".join(f"{end:{sign}.{digits}f}" for end in interval)
+    return f"{mean:{sign}.{digits}f} [{ends}]"
+
+
+def format_verdict(comparison: Comparison) -> str:
+    """Whether the improvement is significant, in one sentence."""
+    if comparison.improvement_ci95 is None:
+        return f"Too few tasks for an interval: {comparison.tasks}, expected {MIN_TASKS} or more."
+    low, high = comparison.improvement_ci95
+    if low > 0:
+        return "Significant improvement: the 95% interval lies above 0."
+    if high < 0:
+        return "Significant decrease: the 95% interval lies below 0."
+    return "Not significant: the 95% interval includes 0."

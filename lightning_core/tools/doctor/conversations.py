@@ -1,0 +1,68 @@
+"""Checks of a trial: how calls continue earlier ones, and which responses were cut."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from lightning_core.errors import plural
+from lightning_core.tools.doctor.finding import Checks, Observed
+from lightning_core.tools.doctor.trial import Trial
+from lightning_core.tools.doctor.units import listed, percent
+
+_KINDS = ("new", "clean", "realigned", "forked")
+_MANY_CUT = 0.1
+
+checks: Checks[Trial] = Checks("Conversations")
+
+
+@checks.check("contexts")
+def contexts(t: Trial) -> Iterator[Observed]:
+    """How prompts continue earlier calls. `clean` and `realigned` calls continue the row of the call before; `forked` and
+    `new` ones start a row of their own, whose whole prompt is computed again in the update. An agent that rewrites its
+    history pays this for each call. Append messages to the history as they were returned."""
+    if not t.calls:
+        return
+    kinds = Counter(c.context for c in t.calls)
+    counts = ", ".join(f"{kinds[kind]} {kind}" for kind in _KINDS if kinds[kind])
+    rows = f"; {t.rows} rows for {plural(len(t.calls), 'call')}" if t.rows else ""
+    yield Observed("info", f"{counts}{rows}")
+    for (kind, reason), count in Counter(_reasons(t)).most_common():
+        breaks = kind in ("new", "forked")
+        yield Observed(
+            "warning" if breaks else "info",
+            f"{plural(count, 'call')} {kind}: {reason}",
+            "pass earlier messages back as they were returned, and append new ones" if breaks else "",
+        )
+
+
+def _reasons(t: Trial) -> Iterator[tuple[str | None, str]]:
+    """Why calls do not simply continue their agent's call before. A first call may start with examples of responses."""
+    for rollout in t.rollouts:
+        seen: set[str | None] = set()
+        for call in rollout.trace.calls:
+            if call.trained and call.error is None:
+                if call.context_reason is not None and call.agent in seen:
+                    yield call.context, call.context_reason
+                seen.add(call.agent)
+
+
+@checks.check("truncation")
+def truncation(t: Trial) -> Iterator[Observed]:
+    """Responses that ended at the token limit instead of by themselves. Their reward is that of an unfinished answer.
+    Raise the limit, or shorten answers by the prompt or by the reward."""
+    cut = [c for c in t.calls if c.finish_reason == "length"]
+    if not cut:
+        return
+    share, limit = len(cut) / len(t.calls), t.config.rollouts.max_tokens
+    whole = sorted(len(c.output_ids) for c in t.calls if c.finish_reason != "length" and c.output_ids is not None)
+    limits = sorted({c.max_tokens for c in cut if c.max_tokens is not None})
+    lengths = f"; the others have {whole[0]} to {whole[-1]} tokens" if whole else ""
+    text = f"{percent(share)} of {plural(len(t.calls), 'call')} reached the limit of {listed([str(n) for n in limits])} tokens{lengths}"
+    by_request = bool(limits) and limits[0] < limit
+    advice = (
+        "the limit is that of the agent's request, or of the context: raise max_tokens in the agent, or policy.max_context"
+        if by_request
+        else f"raise rollouts.max_tokens to {2 * limit} or more"
+    )
+    yield Observed("warning" if share > _MANY_CUT else "info", text, advice)

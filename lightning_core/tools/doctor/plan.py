@@ -1,0 +1,174 @@
+"""What the run will take: seconds, memory and disk, from one measured step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lightning_core.config import Config
+from lightning_core.errors import plural
+from lightning_core.observers.progress import format_seconds
+from lightning_core.tools.doctor.finding import Checks, Observed
+from lightning_core.tools.doctor.units import size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One step of a trial: some rollouts, and an update on all of their rows."""
+
+    config: Config
+    """The configuration of the run."""
+    eval_tasks: int
+    """Number of held-out tasks of an evaluation."""
+    rollouts: int
+    """Number of rollouts of the trial."""
+    seconds_rollouts: float
+    """From the first model call of the trial to the end of its last rollout."""
+    seconds_rollout: float
+    """Mean of the rollouts, from their first model call on."""
+    seconds_update: float | None
+    """None if there were no rows."""
+    update_error: str | None = None
+    memory: int
+    """Bytes of memory after the update."""
+    peak: int
+    notes: Sequence[str] = ()
+    """See `Trainer.notes`."""
+    trained_bytes: int
+    """Bytes of the trained weights in a checkpoint."""
+    frozen_bytes: int
+    optimizer_bytes: int
+    disk_bytes: int
+    """Free bytes in ``run.dir``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """Seconds, from the best to the worst case."""
+
+    low: float
+    high: float
+
+    def __add__(self, other: TimeRange) -> TimeRange:
+        return TimeRange(self.low + other.low, self.high + other.high)
+
+    def __mul__(self, times: float) -> TimeRange:
+        return TimeRange(self.low * times, self.high * times)
+
+    def __str__(self) -> str:
+        low, high = _seconds(self.low), _seconds(self.high)
+        return low if low == high else f"{low} to {high}"
+
+
+def rollouts_time(m: Measured, count: int) -> TimeRange:
+    """The time that ``count`` rollouts take.
+
+    At best, as many as run at the same time take as long as one. At worst, the time grows in proportion to their number.
+    """
+    rounds = math.ceil(count / m.config.rollouts.concurrency)
+    worst = m.seconds_rollouts * count / m.rollouts
+    return TimeRange(min(rounds * m.seconds_rollout, worst), worst)
+
+
+def step_time(m: Measured) -> tuple[TimeRange, TimeRange]:
+    """The times of the rollouts and of the update of a step. At best, an update has the rows of the trial."""
+    r = m.config.rollouts
+    count, update = r.tasks_per_step * r.group_size, m.seconds_update or 0.0
+    scaled = update * count / m.rollouts
+    return rollouts_time(m, count), TimeRange(min(update, scaled), scaled)
+
+
+def evaluations(m: Measured) -> int:
+    """The number of evaluations of the run."""
+    steps, every = m.config.trainer.steps, m.config.eval.every
+    return 0 if not m.eval_tasks else 2 + ((steps - 1) // every if every else 0)
+
+
+def disk_needed(m: Measured) -> int:
+    """Bytes of all checkpoints that exist at the same time: the kept ones, and a new one before an old one is deleted."""
+    kept = m.config.trainer.keep_checkpoints + m.config.trainer.keep_best + 1
+    return kept * m.trained_bytes + m.frozen_bytes + 2 * m.optimizer_bytes
+
+
+checks: Checks[Measured] = Checks("Plan of the run")
+
+
+@checks.check("model")
+def model(m: Measured) -> Iterator[Observed]:
+    """How the model is computed, and how free memory is divided between the sampler's cache and training passes. See
+    docs/models.md for the paths; `trainer.cache_gb` and `trainer.micro_batch_tokens` change the division."""
+    yield from (Observed("info", note) for note in m.notes)
+
+
+@checks.check("update")
+def update(m: Measured) -> Iterator[Observed]:
+    """An update on the rows of the trial raised an error, for example because sampler and trainer disagree."""
+    if m.update_error is not None:
+        yield Observed("problem", f"the update failed: {m.update_error}", "see docs/troubleshooting.md")
+    elif m.seconds_update is None:
+        yield Observed("warning", "no update was measured: the trial had no rows to train on")
+
+
+@checks.check("time of a step")
+def step(m: Measured) -> Iterator[Observed]:
+    """Seconds of a step's rollouts and update, extrapolated from the trial. The lower ends assume that all rollouts and rows
+    run side by side, the upper ends that nothing does. Rows without gradient cost no update."""
+    rolling, updating = step_time(m)
+    one = f"a rollout takes {_seconds(m.seconds_rollout)}"
+    yield Observed("info", f"{one}; a step: rollouts {rolling}, update {updating}")
+
+
+@checks.check("time of the run")
+def run(m: Measured) -> Iterator[Observed]:
+    """The time of all steps and evaluations. Lower `trainer.steps`, `rollouts.tasks_per_step` or `eval.tasks` if it is too
+    long."""
+    rolling, updating = step_time(m)
+    number = evaluations(m)
+    evaluating = rollouts_time(m, m.eval_tasks * m.config.eval.samples) * number
+    total = (rolling + updating) * m.config.trainer.steps + evaluating
+    yield Observed("info", f"{total} for {plural(m.config.trainer.steps, 'step')} and {plural(number, 'evaluation')}")
+
+
+@checks.check("slow update")
+def slow_update(m: Measured) -> Iterator[Observed]:
+    """The update takes longer than the rollouts. Train fewer layers (`policy.train_layers`) or adapters (`policy.tuning:
+    lora`): both shorten the backward pass and need less memory."""
+    policy = m.config.policy
+    if m.seconds_update is None or m.seconds_update <= m.seconds_rollouts or policy.tuning == "lora":
+        return
+    layers = "lower policy.train_layers" if policy.train_layers else "set policy.train_layers to half of the layers"
+    yield Observed(
+        "info",
+        f"the update of the trial took {_seconds(m.seconds_update)}, its rollouts {_seconds(m.seconds_rollouts)}",
+        f"{layers}, or policy.tuning: lora",
+    )
+
+
+@checks.check("memory of the run")
+def memory(m: Measured) -> Iterator[Observed]:
+    """Memory of this process after the update of the trial, and at its peak; on a GPU, the GPU's. During a run it grows by
+    the sampler's prefix cache and by a full micro-batch, whose sizes are under `model`; lower `trainer.cache_gb` and
+    `trainer.micro_batch_tokens` to limit it. Worker processes of agents are not included."""
+    yield Observed(
+        "info",
+        f"{size(m.memory)} after the trial, at the peak {size(m.peak)}; a run adds the cache and a full micro-batch",
+    )
+
+
+@checks.check("checkpoints")
+def checkpoints(m: Measured) -> Iterator[Observed]:
+    """Size of the checkpoints that are kept (`trainer.keep_checkpoints`, `trainer.keep_best`) and of the one being written,
+    against the free disk space. A full disk stops the run. Free space, keep fewer, or train fewer weights."""
+    newest = m.trained_bytes + m.frozen_bytes + m.optimizer_bytes
+    needed = disk_needed(m)
+    text = f"{size(newest)} for the newest, up to {size(needed)} at the same time; {size(m.disk_bytes)} free"
+    if needed > m.disk_bytes:
+        advice = "free space, set run.dir to another disk, lower trainer.keep_checkpoints, or use LoRA"
+        yield Observed("problem", text, advice)
+    else:
+        yield Observed("ok", text)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f}s" if seconds < 10 else format_seconds(seconds)

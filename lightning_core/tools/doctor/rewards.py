@@ -1,0 +1,122 @@
+"""Checks of a trial: rewards, and whether the attempts at a task differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean
+
+from lightning_core.errors import plural
+from lightning_core.tools.doctor.equal_groups import expected_equal
+from lightning_core.tools.doctor.finding import Checks, Observed
+from lightning_core.tools.doctor.trial import Trial, working_time
+from lightning_core.tools.doctor.units import percent
+from lightning_core.tools.doctor.wiring import is_of_reward
+
+_SLOW_SECONDS = 0.5
+_SLOW_SHARE = 0.3
+
+health: Checks[Trial] = Checks("Reward function")
+"""Checks that hold for any answer, of the policy or of a script."""
+checks: Checks[Trial] = Checks("Rewards")
+
+
+@checks.check("rewards")
+def rewards(t: Trial) -> Iterator[Observed]:
+    """The range of the rewards, and who gives them. If all attempts earn the same, nothing is learnt: either the reward does not
+    depend on the answer, or the tasks are too hard or too easy for the model. Give partial rewards, or choose other
+    tasks."""
+    found = [r.reward for r in t.finished]
+    if not t.is_any_ok:
+        return
+    given = f"given by {giver(t)}"
+    low, high = min(found), max(found)
+    if low == high and len(found) > 1:
+        yield Observed(
+            "warning",
+            f"all {len(found)} rewards are {low:g}, {given}",
+            "check the reward; if it is right, choose easier or harder tasks, or give partial rewards",
+        )
+    else:
+        yield Observed("info", f"{low:g} to {high:g}, mean {fmean(found):.3g}, {given}")
+
+
+@health.check("invalid rewards")
+def invalid(t: Trial) -> Iterator[Observed]:
+    """Rewards that are missing, not finite, or given twice. A run stops at the first one beyond `rollouts.max_invalid`."""
+    found = [r for r in t.rollouts if r.status == "invalid"]
+    if found:
+        yield Observed(
+            "problem",
+            f"{len(found)} of {plural(len(t.rollouts), 'reward')} are invalid; the first: {found[0].error}",
+            "return one finite number for each rollout, also for wrong answers",
+        )
+
+
+@health.check("reward function fails")
+def fails(t: Trial) -> Iterator[Observed]:
+    """The reward function raised an error or did not return in time. Such rollouts are left out, so that the run trains on
+    the others only. Return a reward for every answer."""
+    found = [r for r in t.rollouts if r.status == "infrastructure" and is_of_reward(r.error)]
+    if found:
+        yield Observed(
+            "problem",
+            f"{len(found)} of {plural(len(t.rollouts), 'rollout')} have no reward: {found[0].error}",
+            "let the reward function return a number for every answer",
+        )
+
+
+@health.check("slow reward function")
+def slow(t: Trial) -> Iterator[Observed]:
+    """The reward function takes a large part of a rollout's time. Make it faster, or raise `rollouts.concurrency`."""
+    times = [(r.score_seconds, time) for r in t.rollouts if (time := working_time(r)) is not None]
+    if not times or t.config.reward is None:
+        return
+    seconds = fmean(scoring for scoring, _ in times)
+    share = seconds / fmean((end - start) / 1e9 for _, (start, end) in times)
+    if seconds >= _SLOW_SECONDS and share >= _SLOW_SHARE:
+        yield Observed(
+            "warning",
+            f"it takes {seconds:.1f} s, {percent(share)} of a rollout's time",
+            "make it faster, cache what it loads, or raise rollouts.concurrency",
+        )
+
+
+@checks.check("equal groups")
+def equal(t: Trial) -> Iterator[Observed]:
+    """Groups whose attempts earned the same have no gradient. The share to expect in training is estimated from the attempts
+    at this temperature; with few attempts its interval is wide. Raise the temperature or `group_size`, choose tasks of medium
+    difficulty, or replace such groups with `rollouts.refill`."""
+    groups = [group for group in t.groups if len(group) > 1]
+    if not groups or not t.is_any_ok:
+        return
+    same, size = sum(len(set(group)) == 1 for group in groups), t.config.rollouts.group_size
+    expected = expected_equal(groups, size)
+    text = (
+        f"{same} of {plural(len(groups), 'group')} earned the same; with group_size {size}, {percent(expected.mean)} of groups are "
+        f"expected to (95%: {percent(expected.low)} to {percent(expected.high)}, from {plural(sum(map(len, groups)), 'attempt')})"
+    )
+    if expected.mean < 0.5 and same < len(groups):
+        yield Observed("info", text)
+    else:
+        advice = "raise rollouts.temperature or group_size, use tasks of medium difficulty, or set rollouts.refill"
+        yield Observed("warning", text, advice)
+
+
+@checks.check("no gradient")
+def no_gradient(t: Trial) -> Iterator[Observed]:
+    """Tasks whose calls all have the advantage 0 by the configured rules of credit. If there are such tasks although the rewards
+    differ, see `credit`."""
+    if t.flat and any(len(set(group)) > 1 for group in t.groups) and len(t.flat) == len(t.groups):
+        yield Observed(
+            "problem",
+            "the rewards differ, but all advantages are 0",
+            "change credit.rewards, credit.advantage or credit.group_by; see docs/credit-assignment.md",
+        )
+
+
+def giver(t: Trial) -> str:
+    """Who gives the episode's reward."""
+    if t.config.reward is not None:
+        return f"the reward function {t.config.reward}"
+    names = {reward.name for r in t.finished for reward in r.trace.rewards if reward.is_episode}
+    return "what the agent returns" if names <= {"return"} else "calls of reward()"

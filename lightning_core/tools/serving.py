@@ -1,0 +1,172 @@
+"""Serves a trained policy through the endpoint of training, without recording calls.
+
+Chat format, wire formats and sampling are those of training. The differences: sampling parameters
+come from the request, no call is forwarded to another server, and memory use is bounded.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from collections import OrderedDict
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from lightning_core.backends.backend import Backend
+from lightning_core.capture.address import Address
+from lightning_core.capture.spans import listen, stop_listening
+from lightning_core.chat.chat import Chat, Memory
+from lightning_core.config import Config
+from lightning_core.dialects.exchange import Message
+from lightning_core.endpoint.limits import Limits
+from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.endpoint.sessions import Session, Sessions, keys_of
+from lightning_core.errors import ConfigError
+from lightning_core.trace import SpanRecord
+from lightning_core.trainers import make_trainer
+
+MEMORY_TOKENS = 1_000_000
+"""Tokens of past conversations kept, so that a later turn extends them; about 100 MB."""
+
+MAX_RESPONSES = 1024
+"""Number of recent responses that ``previous_response_id`` can refer to."""
+
+
+class RecentMemory(Memory):
+    """A memory of at most ``tokens`` tokens; evicts the least recently used. Thread-safe."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self._limit = tokens
+        self._size = 0
+        self._recent: OrderedDict[str, Any] = OrderedDict()
+
+    def put(self, key: str, turn: Any) -> None:
+        with self._lock:
+            known = self._recent.pop(key, None)
+            self._recent[key] = turn
+            self._size += len(turn.ids) - (0 if known is None else len(known.ids))
+            while self._size > self._limit:
+                _, evicted = self._recent.popitem(last=False)
+                self._size -= len(evicted.ids)
+
+    def get(self, key: str) -> Any:
+        with self._lock:
+            if key in self._recent:
+                self._recent.move_to_end(key)
+            return self._recent.get(key)
+
+
+class RecentResponses(OrderedDict[str, Sequence[Message]]):
+    """The newest ``MAX_RESPONSES`` responses, each with the conversation before it."""
+
+    def __setitem__(self, call: str, conversation: Sequence[Message]) -> None:
+        super().__setitem__(call, conversation)
+        if len(self) > MAX_RESPONSES:
+            self.popitem(last=False)
+
+
+class SingleSession(Sessions):
+    """One session for all requests with ``api_key`` (None: for all requests)."""
+
+    def __init__(self, session: Session, api_key: str | None, limits: Limits) -> None:
+        super().__init__(limits)
+        self._session = session
+        self._api_key = api_key
+
+    def find(self, headers: Mapping[str, str]) -> Session | None:
+        """The session if the request has the key, else None."""
+        if self._api_key is None:
+            return self._session
+        given = next(iter(keys_of(headers)), "")
+        # Compared in constant time, so that response times do not reveal how much of a guess is right.
+        return self._session if secrets.compare_digest(given.encode(), self._api_key.encode()) else None
+
+
+class ServingEndpoint(PolicyEndpoint):
+    """Serves ``backend``'s models; ``routing`` has the defaults for sampling parameters.
+
+    Requests must contain ``api_key``; None accepts all requests.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        chat: Chat | Mapping[str, Chat],
+        *,
+        routing: Routing,
+        api_key: str | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        self.models: Sequence[str] = backend.models
+        """Model names that requests can use; trained policies first."""
+        root = Address(rollout=secrets.token_hex(16), span=secrets.token_hex(8))
+        session = Session(
+            root=root, routing=routing, seed=None, memory=RecentMemory(MEMORY_TOKENS), conversations=RecentResponses()
+        )
+        # There may be a single client, so only the total number of requests is limited.
+        limits = Limits(requests_per_rollout=Limits().requests)
+        sessions = SingleSession(session, api_key, limits)
+        # standalone: never forwards to a server named in a header, which would let clients make this host fetch URLs.
+        super().__init__(backend, chat, host=host, port=port, limits=limits, sessions=sessions, standalone=True)
+        self._root = root
+
+    def __enter__(self) -> Self:
+        listen(self._root.rollout, _discard)
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        stop_listening(self._root.rollout)
+
+
+@contextmanager
+def open_serving(
+    config: Config,
+    *,
+    checkpoint: Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    api_key: str | None = None,
+) -> Generator[ServingEndpoint]:
+    """Serve the policy of ``config`` while the body runs.
+
+    The weights are those of ``checkpoint`` if given. The defaults for temperature and number of
+    tokens are those of the run's evaluation. Raises `ConfigError` if the address cannot be used,
+    or if it accepts requests from other machines and ``api_key`` is not set.
+    """
+    if api_key is None and not is_loopback(host):
+        raise ConfigError(
+            f"host {host!r} accepts requests from other machines: set an API key, or serve on 127.0.0.1 only"
+        )
+    rollouts, evaluation = config.rollouts, config.eval
+    with ExitStack() as stack:
+        trainer = make_trainer(config)
+        stack.callback(trainer.close)
+        if checkpoint is not None:
+            trainer.load(checkpoint, weights_only=True)
+        routing = Routing(
+            max_tokens=trainer.backend.max_context,
+            default_temperature=rollouts.temperature if evaluation.temperature is None else evaluation.temperature,
+            default_max_tokens=rollouts.max_tokens,
+        )
+        endpoint = ServingEndpoint(
+            trainer.backend, trainer.chats, routing=routing, api_key=api_key, host=host, port=port
+        )
+        yield stack.enter_context(endpoint)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server that listens on ``host`` is reachable from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _discard(span: SpanRecord) -> None:
+    """Discards spans; without a listener, each would be logged as ending after its rollout."""

@@ -1,0 +1,292 @@
+"""`lightning-rl sft`: supervised fine-tuning with the trainer of a run.
+
+The loss is the mean cross-entropy of the responses' tokens. It is `reinforce` with an advantage of 1 and ``token-mean``: rows,
+packing, optimiser and checkpoints are those of reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lightning_core.config import Config
+from lightning_core.config.algorithm import Algorithm
+from lightning_core.config.credit import CreditSection
+from lightning_core.config.monitors import configured_monitors
+from lightning_core.config.policies import PolicyCredit
+from lightning_core.errors import ConfigError, plural
+from lightning_core.observers.progress import Progress
+from lightning_core.observers.trackers.registry import tracker_factories
+from lightning_core.observers.trackers.reporting import Reports, reporting
+from lightning_core.records.checkpoints import checkpoints, delete_old, drop_optimizer, mark_best
+from lightning_core.records.folder import SUPERVISED, open_run_folder
+from lightning_core.records.remove import started
+from lightning_core.records.report import Summary
+from lightning_core.records.results import Result
+from lightning_core.records.steps import StepLog
+from lightning_core.records.store import Store
+from lightning_core.rollouts.interrupts import interruptible, uninterrupted
+from lightning_core.tools.sft.agents import learning_agents
+from lightning_core.tools.sft.chats import open_chats
+from lightning_core.tools.sft.examples import Selection, read_examples
+from lightning_core.tools.sft.tokens import TokenCounts, Tokens
+from lightning_core.trace import Trace
+from lightning_core.trainers import Trainer, make_trainer
+from lightning_core.transitions import Row
+
+_METRICS = {"loss": "ce_loss"} | {
+    name: name for name in ("grad_norm", "learning_rate", "rows_trained", "packed_tokens", "micro_batches")
+}
+"""The trainer's metrics that mean something without rollouts, and their names here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """How to learn, besides the configuration."""
+
+    epochs: int = 1
+    """Passes over the rollouts."""
+    batch: int = 16
+    """Rollouts of an update."""
+    held_out: float = 0.1
+    """The share of tasks whose rollouts are held out, to measure the loss on."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Learnt:
+    """The result of `sft`."""
+
+    folder: Path
+    checkpoint: Path
+    losses: list[float]
+    """The held-out loss in nats per token: before, and after each epoch; empty without held-out rollouts."""
+    counts: TokenCounts
+    left_out: Mapping[str, int]
+    metrics: Sequence[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
+
+
+def sft(
+    sources: Sequence[str | Path], *, config: Config, selection: Selection, passes: Passes, progress: Progress
+) -> Learnt:
+    """Train the policies of ``config`` on the recorded rollouts in ``sources``; see `read_examples`.
+
+    Raises `ConfigError` if there is nothing to learn from, and errors of the trainer.
+    """
+    if config.run.resume:
+        raise ConfigError(
+            "run.resume: supervised fine-tuning cannot be resumed; start it again, under another run.name"
+        )
+    configured_monitors(config.monitors)
+    trackers = tracker_factories(config)
+    began, left_out = time.monotonic(), Counter[str]()
+    traces = read_examples(sources, selection, left_out)
+    agents = learning_agents(config, traces)
+    chats, max_context = open_chats(config)
+    tokens = Tokens(agents, chats, max_context=max_context, left_out=left_out)
+    rows = {trace.rollout: found for trace in traces if (found := tokens.rows(trace))}
+    for reason, number in left_out.items():
+        progress.message(f"left out: {number} {reason}")
+    if not rows:
+        raise ConfigError(
+            f"none of {plural(len(traces), 'rollout')} has a call that can be learnt: {_listed(left_out)}"
+        )
+    learnt, held = split([trace for trace in traces if trace.rollout in rows], passes.held_out, seed=config.run.seed)
+    progress.message(_overview(learnt, held, rows, tokens.counts))
+    supervised = _for_supervision(config, steps=passes.epochs * math.ceil(len(learnt) / passes.batch))
+    folder, _ = open_run_folder(config)
+    with ExitStack() as stack:
+        stack.enter_context(started(folder))
+        reports = stack.enter_context(reporting(config, trackers, folder, None))
+        stack.enter_context(interruptible())
+        trainer = make_trainer(supervised, samples=False)
+        stack.callback(trainer.close)
+        store = stack.enter_context(Store(folder / "store.db"))
+        school = _School(supervised, passes, trainer, folder, store, progress, reports, rows)
+        school.learn([trace.rollout for trace in learnt], [trace.rollout for trace in held])
+        found = Learnt(
+            folder=folder,
+            checkpoint=checkpoints(folder)[-1],
+            losses=school.losses,
+            counts=tokens.counts,
+            left_out=left_out,
+            metrics=school.metrics,
+        )
+        _record(found, sources, selection, passes)
+        summary = Summary(
+            eval=None,
+            steps=trainer.steps,
+            stopped=school.stopped,
+            rollouts=len(rows),
+            tokens_sampled=0,
+            tokens_trained=sum(int(m["tokens_ce"]) for m in school.metrics),
+            wall_seconds=time.monotonic() - began,
+            seed=config.run.seed,
+        )
+        summary.write(folder / "summary.json")
+        reports.finished(Result(folder=folder, checkpoint=found.checkpoint, summary=summary, metrics=school.metrics))
+    return found
+
+
+def split(traces: Sequence[Trace], share: float, *, seed: int) -> tuple[list[Trace], list[Trace]]:
+    """``traces`` to learn from, and held-out ones: those of ``share`` of the tasks, at least one if there are two.
+
+    A task's rollouts stay together, so that none is held out whose task is learnt.
+    """
+    tasks = sorted({trace.task_id for trace in traces})
+    number = 0 if share == 0 or len(tasks) < 2 else min(len(tasks) - 1, max(1, round(share * len(tasks))))
+    held = set(random.Random(f"{seed}:held out").sample(tasks, number))
+    return [t for t in traces if t.task_id not in held], [t for t in traces if t.task_id in held]
+
+
+class _School:
+    """The passes over the rollouts."""
+
+    def __init__(
+        self,
+        config: Config,
+        passes: Passes,
+        trainer: Trainer,
+        folder: Path,
+        store: Store,
+        progress: Progress,
+        reports: Reports,
+        rows: Mapping[str, Sequence[Row]],
+    ) -> None:
+        """``rows``: of each rollout."""
+        self._config, self._passes, self._trainer = config, passes, trainer
+        self._folder, self._store, self._progress, self._reports = folder, store, progress, reports
+        self._rows = rows
+        self.losses: list[float] = []
+        self.metrics: list[Mapping[str, Any]] = []
+        self.stopped: str | None = None
+
+    def learn(self, rollouts: Sequence[str], held: Sequence[str]) -> None:
+        """Train on ``rollouts``; measure the loss on the rollouts ``held`` before and after each epoch."""
+        config, passes, trainer = self._config, self._passes, self._trainer
+        batches = math.ceil(len(rollouts) / passes.batch)
+        log = StepLog(config, self._folder, self._store, self._progress, after=0, held_out=dict)
+        (self._folder / SUPERVISED).write_text("{}\n", encoding="utf-8")
+        self._measure(held, "before")
+        for epoch in range(passes.epochs):
+            order = random.Random(f"{config.run.seed}:{epoch}").sample(list(rollouts), len(rollouts))
+            best = False
+            for number in range(batches):
+                self._progress.phase(f"epoch {epoch + 1}, update {number + 1} of {batches}")
+                chosen = order[number * passes.batch : (number + 1) * passes.batch]
+                is_last = number == batches - 1
+                with uninterrupted():
+                    metrics = self._step(chosen)
+                    if is_last and held:
+                        loss = self._measure(held, f"after epoch {epoch + 1} of {passes.epochs}")
+                        metrics["held_out_ce_loss"], best = loss, loss <= min(self.losses[1:])
+                    recorded = log.add(trainer.steps, metrics)
+                    self._reports.on_step(trainer.steps, recorded)
+                    self.metrics.append({"step": trainer.steps, **recorded})
+                self.stopped = log.stop_reason()
+                if self.stopped is not None:
+                    break
+            self._save(best=best)
+            if self.stopped is not None:
+                self._progress.message(f"stopped after step {trainer.steps}: {self.stopped}")
+                break
+
+    def _step(self, rollouts: Sequence[str]) -> dict[str, float]:
+        began = time.monotonic()
+        rows = [row for rollout in rollouts for row in self._rows[rollout]]
+        update = self._trainer.step(rows)
+        named = [(key.rpartition("/"), value) for key, value in update.items()]
+        return {
+            **{f"{policy}{slash}{_METRICS[name]}": v for (policy, slash, name), v in named if name in _METRICS},
+            "tokens_ce": sum(int(row.mask.sum()) for row in rows),
+            "seconds_update": time.monotonic() - began,
+        }
+
+    def _measure(self, held: Sequence[str], when: str) -> float:
+        """The loss on the rollouts ``held``, in nats per token; shown."""
+        if not held:
+            return math.nan
+        found = self._trainer.logprobs([row for rollout in held for row in self._rows[rollout]])
+        tokens = sum(len(logprobs_T) for logprobs_T in found.values())
+        loss = -math.fsum(float(logprobs_T.sum(dtype="float64")) for logprobs_T in found.values()) / tokens
+        self.losses.append(loss)
+        self._progress.message(f"held-out loss {when}: {loss:.4f} nats per token")
+        return loss
+
+    def _save(self, *, best: bool) -> None:
+        """Write a checkpoint, without the optimiser's state; delete those beyond ``trainer.keep_checkpoints``, except the best.
+
+        ``best``: its loss on the held-out rollouts is the lowest so far.
+        """
+        target = self._folder / "checkpoints" / f"step-{self._trainer.steps:06d}"
+        self._trainer.save(target)
+        drop_optimizer(target)  # nothing resumes from it
+        if best:
+            mark_best(target)
+        delete_old(self._folder, self._config.trainer.keep_checkpoints)
+
+
+def _for_supervision(config: Config, *, steps: int) -> Config:
+    """``config`` with the loss of supervised fine-tuning, in this process, without what only rollouts need."""
+    trainer = config.trainer
+    if trainer.warmup_steps >= steps:
+        raise ConfigError(f"trainer.warmup_steps is {trainer.warmup_steps}, but there {_are(steps)}; lower it")
+    policies = {name: p.model_copy(update={"credit": PolicyCredit()}) for name, p in config.policies.items()}
+    return config.model_copy(
+        update={
+            "algorithm": Algorithm(loss="reinforce", aggregation="token-mean"),
+            "credit": CreditSection(),
+            "policies": policies,
+            "agents": config.agents.model_copy(update={"frozen": {}}),
+            "policy": config.policy.model_copy(update={"backend": "torch"}),
+            "trainer": trainer.model_copy(update={"name": "torch", "steps": steps, "max_logprob_difference": None}),
+        }
+    )
+
+
+def _are(steps: int) -> str:
+    return f"{'is' if steps == 1 else 'are'} {plural(steps, 'step')}"
+
+
+def _listed(left_out: Mapping[str, int]) -> str:
+    return "; ".join(f"{number} {reason}" for reason, number in left_out.items()) or "they have none"
+
+
+def _overview(
+    learnt: Sequence[Trace], held: Sequence[Trace], rows: Mapping[str, Sequence[Row]], counts: TokenCounts
+) -> str:
+    own = [row for trace in learnt for row in rows[trace.rollout]]
+    tokens = sum(int(row.mask.sum()) for row in own)
+    parts = [
+        f"{plural(len(learnt), 'rollout')} to learn from ({len(own)} rows, {tokens} tokens of responses), {len(held)} held out",
+        f"{plural(counts.recorded, 'call')} with recorded tokens, {counts.rendered} rendered by the chat template",
+    ]
+    if counts.without_reasoning:
+        parts.append(
+            f"{plural(counts.without_reasoning, 'response')} without their reasoning, which the template does not write"
+        )
+    return "; ".join(parts)
+
+
+def _record(found: Learnt, sources: Sequence[str | Path], selection: Selection, passes: Passes) -> None:
+    document = {
+        "sources": [str(Path(source).resolve()) for source in sources],
+        "min_reward": selection.min_reward,
+        "best": selection.best,
+        "phase": selection.phase,
+        "epochs": passes.epochs,
+        "batch": passes.batch,
+        "held_out": passes.held_out,
+        "held_out_losses": found.losses,
+        "calls_recorded": found.counts.recorded,
+        "calls_rendered": found.counts.rendered,
+        "left_out": dict(found.left_out),
+    }
+    (found.folder / SUPERVISED).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

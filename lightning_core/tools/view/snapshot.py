@@ -1,0 +1,93 @@
+"""Reads what the pages show of a run: its metrics, and its curves and counts from the store."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning_core.errors import ConfigError
+from lightning_core.records.held_out import held_out_by_task
+from lightning_core.records.intervals import Estimate
+from lightning_core.records.runs import RunInfo
+from lightning_core.records.store import Store
+from lightning_core.records.tail import MetricsTail
+from lightning_core.tools.runs.curves import held_out_curve, training_errors
+from lightning_core.tools.view.charts import Curves
+from lightning_core.tools.view.health import HealthAlert, health
+from lightning_core.tools.view.status import Counts, Failure, count_rollouts, failures, seconds_left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromStore:
+    """What is read from a run's store."""
+
+    errors: Mapping[int, float] = field(default_factory=dict[int, float])
+    held_out: Mapping[int, Estimate] = field(default_factory=dict[int, Estimate])
+    held_out_tasks: Mapping[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
+    """The mean reward of each task, by the number of updates before the evaluation."""
+    counts: Counts | None = None
+    failures: Sequence[Failure] = ()
+    problem: str | None = None
+    """Why the store cannot be read; None if it can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """Where a run is, for the part of its page that changes while it runs."""
+
+    run: RunInfo
+    counts: Counts | None
+    failures: Sequence[Failure]
+    problem: str | None
+    alerts: Sequence[HealthAlert]
+    seconds_left: float | None
+    held_out: Mapping[int, Estimate]
+    damaged: int
+    """Lines of ``metrics.jsonl`` that cannot be read."""
+
+
+def read_curves(run: RunInfo) -> Curves:
+    """The curves of ``run``; those from the store are empty if it cannot be read."""
+    found = read_store(run)
+    return curves_of(run, MetricsTail(run.folder / "metrics.jsonl").read().lines, found)
+
+
+def curves_of(run: RunInfo, metrics: Sequence[Mapping[str, Any]], found: FromStore) -> Curves:
+    """What the charts of ``run`` are drawn from."""
+    policies = run.config.get("policies")
+    names = [str(name) for name in policies] if isinstance(policies, dict) else []
+    return Curves(metrics=metrics, errors=found.errors, held_out=found.held_out, policies=names)
+
+
+def status_of(run: RunInfo, metrics: Sequence[Mapping[str, Any]], found: FromStore, *, damaged: int = 0) -> RunStatus:
+    """Where ``run`` is, with ``metrics`` of its steps so far."""
+    return RunStatus(
+        run=run,
+        counts=found.counts,
+        failures=found.failures,
+        problem=found.problem,
+        alerts=health(run, metrics, found.held_out_tasks),
+        seconds_left=seconds_left(run, metrics),
+        held_out=found.held_out,
+        damaged=damaged,
+    )
+
+
+def read_store(run: RunInfo, *, after: int = 0) -> FromStore:
+    """Read the store of ``run``; of the training errors only those of steps later than ``after``."""
+    path = run.folder / "store.db"
+    if not path.is_file():
+        return FromStore(problem="This run has no store.db: it has not started, or its rollouts were removed.")
+    try:
+        with Store(path, read_only=True) as store:
+            return FromStore(
+                errors=training_errors(store, after=after),
+                held_out=held_out_curve(store),
+                held_out_tasks=held_out_by_task(store),
+                counts=count_rollouts(store, steps=run.steps),
+                failures=failures(store),
+            )
+    except (ConfigError, sqlite3.Error) as error:
+        return FromStore(problem=f"The rollouts cannot be read: {error}")

@@ -1,5 +1,0 @@
-"""Reports runs to experiment trackers: TensorBoard, Weights & Biases, MLflow, Trackio, and trackers of the user."""
-
-from lightning_core.trackers.tracker import RunState, TrackedRun, Tracker
-
-__all__ = ["RunState", "TrackedRun", "Tracker"]

@@ -1,0 +1,93 @@
+"""The parts of a trainer, from config sections: model, trained weights, engine."""
+
+from __future__ import annotations
+
+from lightning_core.backends.torch.engine import TorchBackend
+from lightning_core.config.resolve import PolicySettings
+from lightning_core.config.trainer import TrainerSection
+from lightning_core.model.adapter_coverage import reach
+from lightning_core.model.free_memory import free_memory
+from lightning_core.model.load import LoadedModel, load
+from lightning_core.model.memory import MemoryPlan, cached_bytes, plan, trained_bytes
+from lightning_core.model.merge import unmergeable
+from lightning_core.model.peft import unloadable
+from lightning_core.model.tuning import Tuning, tune_adapter, tune_weights
+from lightning_core.trainers.torch.load_check import checked
+
+
+def load_policy(policy: PolicySettings) -> LoadedModel:
+    """Load the model of ``policy``; see `load` and `checked`."""
+    return checked(
+        load(
+            policy.model,
+            device=policy.device,
+            dtype=policy.dtype,
+            max_context=policy.max_context,
+            gradient_checkpointing=policy.gradient_checkpointing,
+            template_kwargs=policy.chat_template_kwargs,
+        )
+    )
+
+
+def open_backend(settings: TrainerSection, max_context: int, *, seed: int) -> TorchBackend:
+    """A sampling engine without models."""
+    return TorchBackend(
+        {}, max_context=max_context, max_batch=settings.max_batch, gather_ms=settings.gather_ms, seed=seed
+    )
+
+
+def tune_policy(loaded: LoadedModel, policy: PolicySettings, *, name: str, seed: int, keep_base: bool) -> Tuning:
+    """The trained weights of ``policy``.
+
+    ``keep_base``: keep the initial weights even if they are not served.
+    """
+    lora = policy.lora
+    if lora is None:
+        return tune_weights(loaded.model, layers=policy.train_layers, keep_base=keep_base or policy.keep_base)
+    return tune_adapter(
+        loaded.model,
+        loaded.adapters,
+        name=name,
+        rank=lora.rank,
+        alpha=lora.alpha,
+        targets=lora.target_modules,
+        seed=seed,
+    )
+
+
+def plan_memory(
+    loaded: LoadedModel, tuning: Tuning, settings: TrainerSection, *, share: int, samples: bool, entropy: bool
+) -> MemoryPlan:
+    """What to do with the free memory, of which ``share`` models get equal parts. Call it while the adapter is active.
+
+    ``samples``: whether the engine in this process samples the policy. ``entropy``: see `trained_bytes`.
+    """
+    geometry = loaded.path.geometry if samples else None
+    return plan(
+        free_memory(loaded.device) // share,
+        weights=sum(3 * master.nbytes for master in tuning.masters.values()),
+        cached=0 if geometry is None else cached_bytes(geometry, loaded.model.dtype),
+        trained=trained_bytes(loaded.model, loaded.path, tuning.parameters.values(), entropy=entropy),
+        cache_bytes=None if settings.cache_gb is None else int(settings.cache_gb * 2**30) // share,
+        micro_batch_tokens=settings.micro_batch_tokens,
+    )
+
+
+def notes(loaded: LoadedModel, tuning: Tuning, memory: MemoryPlan) -> list[str]:
+    """What was decided for this model on this machine. Call it while the adapter is active."""
+    found = [f"{type(loaded.model).__name__}: {loaded.path}"]
+    if tuning.adapter is not None:
+        layers = loaded.adapters.layers(tuning.adapter)
+        found.append(reach(loaded.model, loaded.path, layers))
+        if reason := unloadable(loaded.model, layers):
+            found.append(f"checkpoints have no adapter_config.json, since {reason}: export with --format hf")
+        if reason := unmergeable(loaded.model, layers):
+            found.append(f"the adapter cannot be merged, since {reason}: export with --format peft")
+    cache = f"a prefix cache of {memory.cache_tokens:,} tokens" if memory.cache_tokens else "no prefix cache"
+    cache += f" ({_gib(memory.cache_bytes)})" if memory.cache_tokens else ""
+    passes = f"micro-batches of up to {memory.micro_batch_tokens:,} tokens ({_gib(memory.micro_batch_bytes)})"
+    return [*found, f"memory: {cache}, {passes}"]
+
+
+def _gib(number: int) -> str:
+    return f"{number / 2**30:.1f} GiB"
