@@ -29,7 +29,7 @@ from lightning_core import (
     transitions_to_rows,
 )
 from lightning_core.testing import Playground, open_playground
-from lightning_core.trainers import Trainer, make_trainer
+from lightning_core.trainers import Learner, make_trainer
 
 STEPS, TASKS, ATTEMPTS = 8, 4, 8
 
@@ -65,7 +65,7 @@ def attempt(task: dict[str, str], playground: Playground) -> tuple[str, Trace]:
 # --- 3. From traces to new weights.
 
 
-def learn(traces: list[Trace], trainer: Trainer) -> None:
+def learn(traces: list[Trace], learner: Learner) -> None:
     """One step: the calls of the trained agent, their advantages over the other attempts at the same task, and an update."""
     episodes = [
         Episode(trace=trace, transitions=trace_to_transitions(trace, agents={"writer"}), rewards=trace.rewards)
@@ -73,7 +73,7 @@ def learn(traces: list[Trace], trainer: Trainer) -> None:
     ]
     credit = assign_credit(episodes, CreditRules(rewards="broadcast", advantage="grpo"))
     rows = [row for e in episodes for row in transitions_to_rows(e.transitions, credit.advantages)]
-    trainer.step(rows)
+    learner.step(rows)
 
 
 # --- 4. The loop.
@@ -91,7 +91,7 @@ def main() -> None:
         trainer = make_trainer(config)
 
     with open_playground(trainer.backend, chats=trainer.chats) as playground:
-        for _ in range(STEPS + 1):
+        for step in range(STEPS + 1):
             attempts = [attempt(task, playground) for task in tasks for _ in range(ATTEMPTS)]
             text, trace = attempts[0]
             call = trace.calls[0]
@@ -100,9 +100,9 @@ def main() -> None:
             print(
                 f"version {call.policy_version}: reward {mean:.2f}, first answer {text!r} in {len(call.output_ids)} tokens"
             )
-            if trainer.version < STEPS:
-                learn([trace for _, trace in attempts], trainer)
-    trainer.close()
+            if step < STEPS:
+                learn([trace for _, trace in attempts], trainer.learner)
+    trainer.learner.close()
 
 
 # --- The model: two layers, random weights, one token for each byte.

@@ -14,6 +14,7 @@ from pathlib import Path
 from lightning_core.config import Config
 from lightning_core.config.build_rules import checked_loss, policy_rules
 from lightning_core.config.monitors import configured_monitors
+from lightning_core.config.signal_sections import signal_sections
 from lightning_core.errors import ConfigError
 from lightning_core.observers.notebook import shown_progress
 from lightning_core.observers.progress import Progress
@@ -23,10 +24,10 @@ from lightning_core.records.folder import open_run_folder, record_resume
 from lightning_core.records.remove import started
 from lightning_core.records.results import Evaluation, Result, finish, recorded_evaluations
 from lightning_core.records.store import Store
-from lightning_core.rollouts.answers import check_answers
-from lightning_core.rollouts.counts import counts_to_metrics, seconds_to_metrics
+from lightning_core.rollouts.counts import seconds_to_metrics
 from lightning_core.rollouts.entry_points import check_tasks, load_agent, load_reward, refuse_functions
 from lightning_core.rollouts.interrupts import uninterrupted
+from lightning_core.rollouts.rows import to_rows
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.rollouts.selection import warn_of_hosts
 from lightning_core.rollouts.tasks import check_overlap, given_tasks, held_out_tasks, run_eval_tasks, training_tasks
@@ -63,9 +64,10 @@ def fit(
         raise ConfigError("trainer.keep_best and eval.early_stop require held-out tasks; set tasks.eval")
     check_tasks(config, [*tasks, *eval_tasks])
     check_overlap(config, tasks, eval_tasks)
-    check_answers(config.credit.information_gain, tasks)
     # These raise ConfigError or MissingExtra before a folder is created.
     policy_rules(config)
+    for signal in signal_sections().values():
+        signal.check_run(config, tasks)
     checked_loss(config.algorithm)
     configured_monitors(config.monitors)
     trackers = tracker_factories(config)
@@ -102,7 +104,6 @@ def train(plan: Plan) -> None:
         checkpoint=plan.checkpoint,
         on_evaluation=plan.on_evaluation,
     ) as session:
-        trainer = session.trainer
         record_resume(config, plan.folder, plan.checkpoint)
         log = session.open_log()
         if eval_tasks and not recorded_evaluations(session.store, "eval_before"):
@@ -111,32 +112,30 @@ def train(plan: Plan) -> None:
         with session.saving_progress():
             session.evaluate_if_due(eval_tasks)  # a resumed run may have been interrupted before or during it
             stopped = session.stop_reason() or log.stop_reason()
-            while trainer.steps < total and stopped is None:
+            while session.steps < total and stopped is None:
                 started = time.monotonic()
-                # tasks → rollouts → traces → transitions → advantages → rows
-                batch = session.collect(plan.tasks)
+                groups = session.roll_out(session.pick_tasks(plan.tasks))  # tasks → rollouts, with those of signals
+                episodes = session.annotate(groups)  # → transitions and rewards
+                credit = session.assign_credit(episodes)  # → advantages
+                groups, episodes, credit = session.refill(plan.tasks, groups, episodes, credit)
+                streams = session.streams(episodes)  # → terms of single tokens
+                rows = to_rows(config.algorithm, episodes, credit, streams)
                 collected = time.monotonic()
-
-                # rows → new weights
-                plan.progress.phase("update")
                 with uninterrupted():  # a checkpoint needs a whole update, and its metrics
-                    session.record_credit(batch)
-                    update = trainer.step(batch.rows)
-                    critic = trainer.learn_expected(batch.credit.targets) if batch.credit.targets else {}
-                    metrics = {**counts_to_metrics(batch.counts), **update, **critic}
-                    metrics |= seconds_to_metrics(
-                        batch.counts, rollouts=collected - started, update=time.monotonic() - collected
+                    metrics = session.update(groups, episodes, credit, rows, streams)  # → new weights
+                    seconds = seconds_to_metrics(
+                        metrics, rollouts=collected - started, update=time.monotonic() - collected
                     )
-                    plan.on_step(trainer.steps, log.add(trainer.steps, metrics))
-                session.measure_change(batch)
-                done, every = trainer.steps, config.trainer.checkpoint_every
+                    plan.on_step(session.steps, log.add(session.steps, {**metrics, **seconds}))
+                session.measure_change(rows)
+                done, every = session.steps, config.trainer.checkpoint_every
                 if every and done % every == 0 and done < total:
                     session.save_checkpoint()
                 session.evaluate_if_due(eval_tasks)
                 stopped = session.stop_reason() or log.stop_reason()
 
             if stopped is not None:
-                plan.progress.message(f"stopped after step {trainer.steps} of {total}: {stopped}")
+                plan.progress.message(f"stopped after step {session.steps} of {total}: {stopped}")
             if eval_tasks and not session.is_evaluated("eval_after"):
                 session.evaluate(eval_tasks, "eval_after")
             session.save_checkpoint()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 
 from lightning_core.config import Config
-from lightning_core.config.build_rules import answer_function, teacher_prompt
+from lightning_core.credit import Credit, Episode
 from lightning_core.errors import ConfigError, LightningError, describe, plural
 from lightning_core.observers.monitors import HeldOut
 from lightning_core.observers.progress import Progress
@@ -27,19 +28,19 @@ from lightning_core.records.ledger import NewRoutes
 from lightning_core.records.results import Evaluation, held_out_rewards, recorded_stop, to_evaluation
 from lightning_core.records.steps import StepLog
 from lightning_core.records.store import Phase, Store
-from lightning_core.rollouts.answers import AnswerScorer
-from lightning_core.rollouts.attempt import Rollout
+from lightning_core.rollouts.attempt import Group, Rollout
 from lightning_core.rollouts.background import BackgroundLoop, background_loop
-from lightning_core.rollouts.batch import Batch
-from lightning_core.rollouts.ce import TokenSources
-from lightning_core.rollouts.collect import Collector, collect
-from lightning_core.rollouts.distill import Teacher
+from lightning_core.rollouts.collect import Collector
+from lightning_core.rollouts.counts import counts_to_metrics
 from lightning_core.rollouts.interrupts import Interrupted, interruptible
 from lightning_core.rollouts.local_agents import capturing, open_agents
+from lightning_core.rollouts.refill import spare_tasks, without_gradient
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
-from lightning_core.rollouts.supervision import SupervisionSources
+from lightning_core.rollouts.selection import require_transitions
+from lightning_core.rollouts.signal import Resources, open_signals
 from lightning_core.trace import LOGPROBS_AFTER, POLICY, pack
-from lightning_core.trainers import Trainer, make_trainer
+from lightning_core.trainers import Learner, make_trainer
+from lightning_core.transitions import Row, Streams
 
 logger = logging.getLogger(__name__)
 
@@ -52,21 +53,28 @@ class TrainingSession:
         *,
         collector: Collector,
         background: BackgroundLoop,
-        trainer: Trainer,
+        learner: Learner,
+        notes: Sequence[str],
+        steps: int,
         store: Store,
         progress: Progress,
         folder: Path,
         on_evaluation: Callable[[int, Phase, Evaluation], None],
     ) -> None:
+        """``steps``: the number of updates that ``learner`` has."""
         self.config = collector.config
-        self.trainer = trainer
+        self.learner = learner
+        self.notes = notes
+        """See `Trainer.notes`."""
+        self.steps = steps
+        """Number of updates so far."""
         self.store = store
         self.progress = progress
         self.folder = folder
         self._collector = collector
         self._background = background
         self._on_evaluation = on_evaluation
-        self._saved = trainer.steps
+        self._saved = steps
         """Number of updates in the newest checkpoint."""
         self._measures_change = True
         self._held_out: HeldOut | None = None
@@ -79,7 +87,7 @@ class TrainingSession:
             self.folder,
             self.store,
             self.progress,
-            after=self.trainer.steps,
+            after=self.steps,
             held_out=self._read_held_out,
         )
 
@@ -88,32 +96,92 @@ class TrainingSession:
             self._held_out = held_out_by_task(self.store)
         return self._held_out
 
-    def collect(self, tasks: Sequence[Task]) -> Batch:
-        """tasks → rollouts → transitions → advantages → rows, for the next step (`collect`)."""
-        return collect(self._collector, self._background, tasks, step=self.trainer.steps, progress=self.progress)
+    def pick_tasks(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        """The tasks of the next step."""
+        return self._collector.pick_tasks(tasks, self.steps)
 
-    def record_credit(self, batch: Batch) -> None:
-        """Record the credit of each call."""
-        self._collector.record_credit(batch, self.trainer.steps)
+    def roll_out(self, tasks: Sequence[Task], *, whole: bool = True) -> Sequence[Group]:
+        """tasks → rollouts: a group of attempts at each task. ``whole``: they are all groups of the step."""
+        self.progress.phase("train", len(tasks) * self.config.rollouts.group_size)
+        return self._background.call(self._collector.roll_out_all, tasks, "train", self.steps, whole=whole)
 
-    def measure_change(self, batch: Batch) -> None:
+    def annotate(self, groups: Sequence[Group]) -> Sequence[Episode]:
+        """rollouts → transitions and rewards: the episodes that can be trained on, with what signals add."""
+        require_transitions(groups, self._collector.episodes(groups))
+        return self._background.call(self._collector.annotate, groups, self.steps, required=True)
+
+    def assign_credit(self, episodes: Sequence[Episode]) -> Credit:
+        """rewards → advantages."""
+        return self._collector.credit(episodes)
+
+    def refill(
+        self, tasks: Sequence[Task], groups: Sequence[Group], episodes: Sequence[Episode], credit: Credit
+    ) -> tuple[Sequence[Group], Sequence[Episode], Credit]:
+        """``groups``, ``episodes`` and ``credit`` with groups without a gradient replaced by groups of other tasks.
+
+        A group has no gradient if all its advantages are 0, because its attempts earned the same. With ``rollouts.refill``, up to that
+        many such groups per step are replaced (dynamic sampling, DAPO, arXiv 2503.14476). Groups that remain when the budget is spent
+        stay and count in the means of the loss. The groups that were replaced stay among the returned ones, which are counted.
+        """
+        left = self.config.rollouts.refill
+        spare = spare_tasks(tasks, [g.task for g in groups], seed=f"{self.config.run.seed}:{self.steps}")
+        while left:
+            flat = without_gradient(episodes, credit)
+            others = list(islice(spare, min(len(flat), left)))
+            if not others:
+                break
+            left -= len(others)
+            more = self.roll_out(others, whole=False)
+            dropped = set(flat[: len(others)])
+            episodes = [*(e for e in episodes if e.task_id not in dropped), *self.annotate(more)]
+            groups, credit = [*groups, *more], self._collector.credit(episodes)
+        return groups, episodes, credit
+
+    def streams(self, episodes: Sequence[Episode]) -> Streams:
+        """Terms of the loss for single tokens."""
+        return self._collector.streams(episodes)
+
+    def update(
+        self,
+        groups: Sequence[Group],
+        episodes: Sequence[Episode],
+        credit: Credit,
+        rows: Sequence[Row],
+        streams: Streams,
+    ) -> Mapping[str, float]:
+        """rows → new weights, of the policy and of the signals. Returns the metrics of the step."""
+        self.progress.phase("update")
+        replaced = len(groups) - self.config.rollouts.tasks_per_step
+        counts = self._collector.count(groups, episodes, credit, rows, streams, replaced=replaced)
+        if not rows:
+            logger.warning(
+                "step %d: nothing to train on: all %d responses of the trained agents reached their token limit, and "
+                "algorithm.truncated is mask; raise rollouts.max_tokens, or use truncated: train",
+                *(self.steps + 1, counts["calls_truncated"]),
+            )
+        self._collector.record_credit(episodes, credit, self.steps)
+        metrics = {**counts_to_metrics(counts), **self.learner.step(rows), **self._collector.fit(credit)}
+        self.steps += 1
+        return metrics
+
+    def measure_change(self, rows: Sequence[Row]) -> None:
         """After the update: record the new logprobs of what ``trainer.measure_change`` rollouts with a gradient sampled.
 
         The viewer shows them. What goes wrong is logged once; the update is done.
         """
-        trained = [row for row in batch.rows if row.has_gradient]
+        trained = [row for row in rows if row.has_gradient]
         chosen = list(dict.fromkeys(row.rollout for row in trained))[: self.config.trainer.measure_change]
         rows = [row for row in trained if row.rollout in chosen]
         if not rows or not self._measures_change:
             return
         rollout_of = {segment.call: row.rollout for row in rows for segment in row.segments}
         try:
-            after = self.trainer.logprobs(rows)
+            after = self.learner.scorer(POLICY).logprobs(rows)
         except Exception as error:
             self._measures_change = False
             logger.warning(
                 "trainer.measure_change: not measured from step %d on: %s. Set it to 0, or to fewer rollouts",
-                *(self.trainer.steps, describe(error)),
+                *(self.steps, describe(error)),
                 exc_info=logger.isEnabledFor(logging.DEBUG),
             )
             return
@@ -127,13 +195,13 @@ class TrainingSession:
         """
         recorded: Phase = phase if phase == "eval_manual" else "eval_unfinished"
         self.progress.phase(phase, len(tasks) * self.config.eval.samples)
-        groups = self._background.call(self._collector.roll_out_all, tasks, recorded, self.trainer.steps)
-        self.store.change_phase(recorded, phase, self.trainer.steps)
+        groups = self._background.call(self._collector.roll_out_all, tasks, recorded, self.steps)
+        self.store.change_phase(recorded, phase, self.steps)
         self._held_out = None
         found = to_evaluation((str(g.task["id"]), r.status, r.reward) for g in groups for r in g.rollouts)
         if phase != "eval_manual" and found.reward is not None:
-            self.progress.message(f"held-out reward after {plural(self.trainer.steps, 'step')}: {found.reward:.3f}")
-        self._on_evaluation(self.trainer.steps, phase, found)
+            self.progress.message(f"held-out reward after {plural(self.steps, 'step')}: {found.reward:.3f}")
+        self._on_evaluation(self.steps, phase, found)
         return found
 
     def evaluate_if_due(self, tasks: Sequence[Task]) -> bool:
@@ -141,7 +209,7 @@ class TrainingSession:
 
         In a run that is resumed past its end, the evaluation after its last step counts as this one.
         """
-        steps, every = self.trainer.steps, self.config.eval.every
+        steps, every = self.steps, self.config.eval.every
         if not tasks or not every or steps % every or not 0 < steps < self.config.trainer.steps:
             return False
         if not self.is_evaluated("eval") and not self.store.change_phase("eval_after", "eval", steps):
@@ -151,7 +219,7 @@ class TrainingSession:
 
     def is_evaluated(self, phase: Phase) -> bool:
         """Whether a finished evaluation of the current weights is recorded."""
-        return bool(self.store.rollouts(phase=phase, step=self.trainer.steps, last=1))
+        return bool(self.store.rollouts(phase=phase, step=self.steps, last=1))
 
     def save_checkpoint(self) -> Path:
         """Write a checkpoint. Delete those beyond ``trainer.keep_checkpoints``, and the optimiser's state of the rest.
@@ -159,16 +227,16 @@ class TrainingSession:
         The best one is kept.
         """
         folder = self._checkpoint
-        if self._saved == self.trainer.steps and folder.exists():
+        if self._saved == self.steps and folder.exists():
             return folder
-        self.trainer.save(folder)
-        self._saved = self.trainer.steps
+        self.learner.save(folder)
+        self._saved = self.steps
         delete_old(self.folder, self.config.trainer.keep_checkpoints)
         return folder
 
     def keep_best(self) -> None:
         """With ``trainer.keep_best``: keep the current weights if their evaluation is better than that of the kept ones."""
-        steps, kept = self.trainer.steps, best_checkpoint(self.folder)
+        steps, kept = self.steps, best_checkpoint(self.folder)
         rewards = held_out_rewards(self.store, "eval", "eval_after")
         if not self.config.trainer.keep_best or steps not in rewards:
             return
@@ -184,7 +252,7 @@ class TrainingSession:
 
     @property
     def _checkpoint(self) -> Path:
-        return self.folder / "checkpoints" / f"step-{self.trainer.steps:06d}"
+        return self.folder / "checkpoints" / f"step-{self.steps:06d}"
 
     @contextmanager
     def saving_progress(self) -> Generator[None]:
@@ -196,11 +264,11 @@ class TrainingSession:
             yield
         except (LightningError, Interrupted) as error:
             midway = isinstance(error, Interrupted) and error.midway
-            if self.trainer.steps > self._saved and not midway:
+            if self.steps > self._saved and not midway:
                 try:
                     self.save_checkpoint()
                 except Exception:  # the error above is the one to report
-                    logger.exception("no checkpoint could be saved after step %d", self.trainer.steps)
+                    logger.exception("no checkpoint could be saved after step %d", self.steps)
             raise
 
 
@@ -235,72 +303,43 @@ def open_session(
         stack.enter_context(interruptible())
         stack.enter_context(capturing(config))
         trainer = make_trainer(config)
-        stack.callback(trainer.close)
+        stack.callback(trainer.learner.close)
         _check_context(config, trainer.backend.max_context)
         for note in trainer.notes:
             progress.message(note)
-        if checkpoint is not None:
-            trainer.load(checkpoint, weights_only=weights_only)
+        steps = 0 if checkpoint is None else trainer.learner.load(checkpoint, weights_only=weights_only)
         store = stack.enter_context(Store(folder / "store.db"))
         agents = stack.enter_context(
             open_agents(config, solve, trainer.backend, trainer.chats, reward_function=reward_function)
+        )
+        resources = Resources(
+            config=config,
+            store=store,
+            agents=agents,
+            chats=trainer.chats,
+            max_context=trainer.backend.max_context,
+            scorer=trainer.learner.scorer,
+            critic=trainer.critic,
+            vocabulary=trainer.vocabulary,
         )
         yield TrainingSession(
             collector=Collector(
                 config,
                 agents,
                 store,
-                values=trainer.expected,
-                sources=None if weights_only else _open_sources(config, trainer),
-                answers=None if weights_only else _open_answers(config, trainer),
+                signals=() if weights_only else open_signals(resources),
                 on_rollout=advance,
+                on_phase=progress.phase,
             ),
             background=stack.enter_context(background_loop()),
-            trainer=trainer,
+            learner=trainer.learner,
+            notes=trainer.notes,
+            steps=steps,
             store=store,
             progress=progress,
             folder=folder,
             on_evaluation=on_evaluation,
         )
-
-
-def _open_sources(config: Config, trainer: Trainer) -> SupervisionSources:
-    """The sources of ``algorithm.distill`` and ``algorithm.ce``."""
-    ce = config.algorithm.ce
-    return SupervisionSources(
-        teacher=_open_teacher(config, trainer),
-        tokens=None if ce is None else TokenSources(ce, trainer.chats, solved=config.eval.solved),
-    )
-
-
-def _open_teacher(config: Config, trainer: Trainer) -> Teacher | None:
-    """The teacher of ``algorithm.distill``, if it is set."""
-    distill = config.algorithm.distill
-    if distill is None:
-        return None
-    trainer.teacher_logprobs([])  # a model that cannot be the teacher is an error before the first rollout
-    return Teacher(
-        settings=distill,
-        score=trainer.teacher_logprobs,
-        propose=trainer.teacher_candidates,
-        chat=trainer.chats[POLICY],
-        max_context=trainer.backend.max_context,
-        prompt=teacher_prompt(config.algorithm),
-    )
-
-
-def _open_answers(config: Config, trainer: Trainer) -> AnswerScorer | None:
-    """What scores the answers of ``credit.information_gain``, if it is set."""
-    settings = config.credit.information_gain
-    if settings is None:
-        return None
-    return AnswerScorer(
-        settings=settings,
-        function=answer_function(config.credit),
-        logprobs=trainer.logprobs,
-        chats=trainer.chats,
-        max_context=trainer.backend.max_context,
-    )
 
 
 def _check_context(config: Config, limit: int) -> None:

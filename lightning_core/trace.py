@@ -66,7 +66,7 @@ PROMPT_IDS = "lightning.prompt_token_ids"
 OUTPUT_IDS = "lightning.output_token_ids"
 LOGPROBS = "lightning.output_logprobs"
 LOGPROBS_AFTER = "lightning.output_logprobs_after"
-ANSWER_LOGPROBS = "lightning.answer_logprobs"
+"""Measured after the update that trained on the call (``trainer.measure_change``)."""
 VERSION = "lightning.policy_version"
 FIRST_VERSION = "lightning.policy_version.first"
 DIGEST = "lightning.digest"
@@ -140,10 +140,8 @@ class Call:
     """uint32 [T], including the stop token if the model sampled it."""
     logprobs: Floats | None
     """float32 [T], under the distribution that was sampled from."""
-    logprobs_after: Floats | None = None
-    """float32 [T], after the update that trained on the call; None if that was not measured (``trainer.measure_change``)."""
-    answer_logprobs: Floats | None = None
-    """float32 [A], of the task's answer in place of the response (``credit.information_gain``); None if it was not scored."""
+    arrays: Mapping[str, Floats] = field(default_factory=dict[str, Any])
+    """float32, by the name of the attribute: measured at the call after it was sampled, such as `LOGPROBS_AFTER`."""
     temperature: float
     constraint: str | None
     """``SamplingParams.constraint``; ``logprobs`` are then normalised over the allowed tokens."""
@@ -333,8 +331,7 @@ def span_to_call(span: SpanRecord) -> Call:
         prompt_ids=_unpack(a.get(PROMPT_IDS), "<u4"),
         output_ids=_unpack(a.get(OUTPUT_IDS), "<u4"),
         logprobs=_unpack(a.get(LOGPROBS), "<f4"),
-        logprobs_after=_unpack(a.get(LOGPROBS_AFTER), "<f4"),
-        answer_logprobs=_unpack(a.get(ANSWER_LOGPROBS), "<f4"),
+        arrays={name: np.frombuffer(data, "<f4") for name, data in a.items() if _is_measured(name, data)},
         temperature=float(a.get(TEMPERATURE, 1.0)),
         constraint=a.get(CONSTRAINT),
         digest=a.get(DIGEST),
@@ -352,6 +349,10 @@ def span_to_call(span: SpanRecord) -> Call:
         forks=a.get(FORKS),
         target=(str(a[HOST]), str(a.get(CREDENTIALS, ""))) if HOST in a else None,
     )
+
+
+def _is_measured(name: str, value: object) -> bool:
+    return isinstance(value, bytes) and name.startswith("lightning.") and name not in (PROMPT_IDS, OUTPUT_IDS, LOGPROBS)
 
 
 def _event(span: SpanRecord) -> Event:

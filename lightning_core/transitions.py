@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,18 +23,39 @@ from numpy.typing import NDArray
 from lightning_core.observers.html import row_table
 from lightning_core.trace import Call, Floats, TokenIds, Trace
 
-Ranges = Mapping[str, Sequence[tuple[int, int]]]
-"""Tokens of (prompt ‖ response) by call id: (first, one past the last)."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """A teacher's K most likely tokens at each of the T sampled tokens of a call."""
+    """The K most likely tokens of another distribution at each of the T sampled tokens of a call."""
 
     token_ids_TK: TokenIds
     """uint32 [T, K]"""
     logprobs_TK: Floats
     """float32 [T, K], as at sampling; minus infinity where fewer than K tokens were allowed."""
+    weight: float = 1.0
+    """Coefficient of the forward KL divergence from that distribution."""
+
+
+class WeightedSpan(NamedTuple):
+    """Tokens ``[start:stop]`` of (prompt ‖ response) of a call, with a coefficient."""
+
+    start: int
+    stop: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """Weighted terms of the loss for single tokens, by call id, in addition to the advantages of calls."""
+
+    advantages: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
+    """float32 [T]: added to the call's advantage at each of its sampled tokens."""
+    cross_entropy: Mapping[str, Sequence[WeightedSpan]] = field(default_factory=dict[str, Sequence[WeightedSpan]])
+    """Tokens with a cross-entropy loss. A later span replaces an earlier one."""
+    candidates: Mapping[str, Candidates] = field(default_factory=dict[str, Candidates])
+    """Distributions with a forward KL divergence."""
+    counts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Counts of the step, which can be added."""
 
 
 _NO_IDS: TokenIds = np.empty(0, dtype=np.uint32)
@@ -93,13 +114,21 @@ class Segment:
     """`sampling_digest`, computed at sampling, of prompt ``[:start]`` and output ``[start:stop]``."""
     first_version: int | None = None
     """See `Transition`."""
-    candidates: Candidates | None = field(default=None, compare=False, repr=False)
-    """Those of the teacher whose distribution the call learns (``algorithm.distill``); None: it learns none."""
 
     @property
     def oldest(self) -> int:
         """The oldest policy version that sampled any of its tokens."""
         return self.version if self.first_version is None else self.first_version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowStreams:
+    """The `Streams` of a row besides its advantages."""
+
+    cross_entropy: Floats | None = None
+    """float32 [L]: the coefficient of each token's cross-entropy, sampled or not; 0: not in the loss. None: none is."""
+    candidates: Mapping[str, Candidates] = field(default_factory=dict[str, Candidates])
+    """By call id, for the calls of the row's segments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,19 +150,24 @@ class Row:
     """float32 [L]: 0 where the mask is False; None before credit is assigned."""
     segments: tuple[Segment, ...]
     """The calls trained in this row, in order."""
-    ce: NDArray[np.bool_] | None = None
-    """bool [L]: True for tokens with a cross-entropy loss (``algorithm.ce``), sampled ones or not; None: none."""
+    streams: RowStreams = field(default=RowStreams(), compare=False, repr=False)
+
+    @property
+    def cross_entropy_mask(self) -> NDArray[np.bool_]:
+        """bool [L]: the tokens with a cross-entropy loss."""
+        weights = self.streams.cross_entropy
+        return np.zeros(len(self.mask), dtype=np.bool_) if weights is None else weights != 0
 
     @property
     def in_loss(self) -> NDArray[np.bool_]:
         """bool [L]: the tokens whose logprobs the loss uses."""
-        return self.mask if self.ce is None else self.mask | self.ce
+        return self.mask if self.streams.cross_entropy is None else self.mask | self.cross_entropy_mask
 
     @property
     def has_gradient(self) -> bool:
-        """Whether a token has an advantage or a cross-entropy loss, or learns from a teacher."""
+        """Whether a token has an advantage or another term of the loss."""
         credited = self.advantages is not None and bool(self.advantages.any())
-        return credited or self.ce is not None or any(segment.candidates is not None for segment in self.segments)
+        return credited or self.streams.cross_entropy is not None or bool(self.streams.candidates)
 
     _repr_html_ = row_table
 
@@ -202,17 +236,16 @@ def _refusal_reason(call: Call) -> str | None:
 
 def transitions_to_rows(
     transitions: Iterable[Transition],
-    advantages: Mapping[str, float | Floats] | None = None,
+    advantages: Mapping[str, float] | None = None,
     *,
     masked: Collection[str] = (),
-    ce: Ranges | None = None,
+    streams: Streams | None = None,
 ) -> list[Row]:
     """Merge transitions into rows, in the order of their first calls.
 
-    ``advantages`` maps call ids to the advantage of all tokens of the call, or to float32 [T]. ``masked``: calls that are
-    not trained on, but remain context of later calls. ``ce``: tokens with a cross-entropy loss; a row has those
-    up to its last trained call. Raises KeyError for a missing call, and
-    ValueError for a transition with a refusal.
+    ``advantages`` maps call ids to the advantage of all tokens of the call. ``masked``: calls that are not trained on, but remain
+    context of later calls. ``streams``: terms of single tokens; a row has those up to its last trained call. Raises KeyError for a
+    missing call, and ValueError for a transition with a refusal.
     """
     open_rows: dict[tuple[str, str, str], list[_OpenRow]] = {}
     order: list[_OpenRow] = []
@@ -228,7 +261,7 @@ def transitions_to_rows(
             family.append(parent)
             order.append(parent)
         parent.extend(t)
-    closed = (row.close(advantages, masked, ce) for row in order)
+    closed = (row.close(advantages, masked, streams or Streams()) for row in order)
     return [row for row in closed if row is not None]
 
 
@@ -243,9 +276,7 @@ class _OpenRow:
         self.calls.append(transition)
         self.key = transition.prompt_ids.tobytes() + transition.output_ids.tobytes()
 
-    def close(
-        self, advantages: Mapping[str, float | Floats] | None, masked: Collection[str], ce: Ranges | None
-    ) -> Row | None:
+    def close(self, advantages: Mapping[str, float] | None, masked: Collection[str], streams: Streams) -> Row | None:
         """The row up to its last trained call; None if all calls are ``masked``."""
         trained = [t for t in self.calls if t.call not in masked]
         if not trained:
@@ -264,7 +295,8 @@ class _OpenRow:
             logprobs[start:stop] = t.logprobs
             temperatures[start:stop] = t.temperature
             if values is not None and advantages is not None:
-                values[start:stop] = advantages[t.call]
+                own = streams.advantages.get(t.call)
+                values[start:stop] = advantages[t.call] if own is None else advantages[t.call] + own
             segments.append(
                 Segment(
                     call=t.call,
@@ -276,9 +308,9 @@ class _OpenRow:
                     first_version=t.first_version,
                 )
             )
-        chosen = np.zeros(length, dtype=np.bool_)
-        for start, stop in (tokens for t in self.calls for tokens in (ce or {}).get(t.call, ()) if tokens[1] <= length):
-            chosen[start:stop] = True
+        weights = np.zeros(length, dtype=np.float32)
+        for span in (span for t in self.calls for span in streams.cross_entropy.get(t.call, ()) if span.stop <= length):
+            weights[span.start : span.stop] = span.weight
         return Row(
             rollout=trained[0].rollout,
             agent=trained[0].agent,
@@ -289,5 +321,8 @@ class _OpenRow:
             temperatures=temperatures,
             advantages=values,
             segments=tuple(segments),
-            ce=chosen if chosen.any() else None,
+            streams=RowStreams(
+                cross_entropy=weights if weights.any() else None,
+                candidates={t.call: streams.candidates[t.call] for t in trained if t.call in streams.candidates},
+            ),
         )

@@ -17,9 +17,9 @@ from lightning_core.records.store import Store
 from lightning_core.rollouts.agent_pool import Record
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.background import background_loop
-from lightning_core.rollouts.batch import Batch
+from lightning_core.rollouts.attempt import Batch
 from lightning_core.rollouts.collect import Collector, collect
-from lightning_core.rollouts.judge import Judged
+from lightning_core.signals.judge.scores import Judged
 from lightning_core.trace import Reward, Trace
 from tests.core.episodes import call, event
 

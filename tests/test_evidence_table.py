@@ -12,7 +12,7 @@ import pytest
 
 from lightning_core.config.algorithm import CLIPS, Algorithm
 from lightning_core.config.credit import AirSection
-from lightning_core.config.forks import Forks
+from lightning_core.signals.forks.section import Forks
 from lightning_core.config.sections import Tasks
 from lightning_core.config.types import Section
 from lightning_core.credit.registry import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES

@@ -11,7 +11,7 @@ from lightning_core import fit, load_config
 from lightning_core.errors import ConfigError
 from lightning_core.loop import Result
 from lightning_core.records.store import Store
-from lightning_core.rollouts.ce import TokenSources
+from lightning_core.signals.cross_entropy.token_sources import TokenSources
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.sft_agents import LISTING

@@ -11,7 +11,7 @@ import pytest
 from lightning_core import fit, load_config
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.loop import Result
-from lightning_core.rollouts.distill import token_advantages
+from lightning_core.signals.distill.teacher import token_advantages
 from tests.tiny_model import make_tiny_model
 
 

@@ -105,7 +105,7 @@ class Chat:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._name = name
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         vocabulary = tokenizer.get_added_vocab()
         # Some vocabularies have added tokens for runs of white space, which are text.
         specials = {t for t in (*tokenizer.all_special_tokens, *vocabulary) if t.strip()}
@@ -199,7 +199,7 @@ class Chat:
     @property
     def places_text(self) -> bool:
         """Whether `message_spans` works: the tokenizer reports the characters of each token, as all fast ones do."""
-        return bool(getattr(self._tokenizer, "is_fast", False))
+        return bool(getattr(self.tokenizer, "is_fast", False))
 
     def message_spans(self, prompt: RenderedPrompt, tools: Sequence[Any] | None) -> dict[int, tuple[int, int]] | None:
         """Where the texts of the user's and the tools' messages are in ``prompt.ids``: index → (first token, one past the last).
@@ -252,10 +252,10 @@ class Chat:
         """
         if isinstance(prompt, str):
             with self._encoder.lock:
-                ids = tuple(self._tokenizer.encode(prompt, add_special_tokens=True, split_special_tokens=False))
+                ids = tuple(self.tokenizer.encode(prompt, add_special_tokens=True, split_special_tokens=False))
         else:
             ids = tuple(prompt)
-            vocabulary = len(cast(Sized, self._tokenizer))
+            vocabulary = len(cast(Sized, self.tokenizer))
             for token in ids:
                 if not 0 <= token < vocabulary:
                     raise PolicyRequestError(
@@ -365,7 +365,7 @@ class Chat:
         # The sampled stop token replaces that of the template, unless that also starts the next message.
         stop = after[at : at - length]
         replaced = turn.ended and (
-            stop in self.template.enders or turn.ids[-1] == self._tokenizer.convert_tokens_to_ids(stop)
+            stop in self.template.enders or turn.ids[-1] == self.tokenizer.convert_tokens_to_ids(stop)
         )
         tail = after[at - length :] if replaced else after[at:]
         return tail, None if before.startswith(

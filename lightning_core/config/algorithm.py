@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Le
 
-from lightning_core.config.ce import CrossEntropy
-from lightning_core.config.distill import Distill
 from lightning_core.config.rule_names import LossName
+from lightning_core.config.signal_sections import with_signal_keys
 from lightning_core.config.types import Count, NotNegative, Positive, Section
 from lightning_core.credit.losses import CLIP_DUAL, CLIP_HIGH, CLIP_LOW
 
@@ -45,6 +44,7 @@ class Importance(Section):
     """Upper bound of the weights; null: no bound."""
 
 
+@with_signal_keys("algorithm")
 class Algorithm(Section):
     """The loss on sampled tokens. docs/algorithms.md has equations, sources and uses."""
 
@@ -69,10 +69,6 @@ class Algorithm(Section):
     """With `constant`: the divisor, such as the maximum number of tokens that a rollout can sample."""
     kl: Kl | None = None
     """KL penalty; null: no penalty."""
-    distill: Distill | None = None
-    """On-policy distillation; null: none."""
-    ce: CrossEntropy | None = None
-    """Cross-entropy on tool results, user messages or good responses; null: none."""
     reward_weight: NotNegative = 1.0
     """Coefficient of the advantages from rewards; 0: only `distill` and `ce` train."""
     entropy_weight: NotNegative = 0.0

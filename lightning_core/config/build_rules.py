@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lightning_core.config import credit as configured
 from lightning_core.config.algorithm import CLIPS, Algorithm
-from lightning_core.config.checks import check_algorithm, check_credit
+from lightning_core.config.checks import check_algorithm, check_credit, unmet_needs
 from lightning_core.config.checks_verl import check_verl_credit
 from lightning_core.config.config import Config
 from lightning_core.config.credit import FLAT
 from lightning_core.config.imports import import_callable, user_code
 from lightning_core.config.resolve import policy_settings
 from lightning_core.config.rule_names import find_rule, function_of
+from lightning_core.config.signal_sections import signal_sections
 from lightning_core.config.source import KeyPath, dotted
-from lightning_core.config.types import is_callable_name
 from lightning_core.credit import (
     ADVANTAGE_RULES,
     GROUP_KEYS,
@@ -26,7 +26,6 @@ from lightning_core.credit import (
     Air,
     CreditRules,
     FormatRule,
-    RewardTerm,
 )
 from lightning_core.credit.air import CallReward
 from lightning_core.credit.registry import Loss
@@ -45,9 +44,11 @@ def policy_rules(config: Config) -> dict[str, CreditRules]:
         name: credit_rules(settings.credit, group_size=r.group_size, refill=r.refill)
         for name, settings in policy_settings(config).items()
     }
-    for rule in rules.values():
+    for name, rule in rules.items():
+        key = f"policies.{name}.credit.rewards" if config.policies else "credit.rewards"
+        for text in unmet_needs(config, rule.reward_rule):
+            raise ConfigError(f"{key}: {text}")
         _raise_first(check_verl_credit(config, rule))
-    answer_function(config.credit)
     return rules
 
 
@@ -65,7 +66,7 @@ def credit_rules(c: configured.CreditSection, *, group_size: int = 2, refill: in
         advantage_args=c.advantage_args,
         group_by=None if c.group_by is None else [function_of(key, key="credit.group_by") for key in c.group_by],
         air=None if c.air is None else _air(c.air),
-        terms=[] if c.judge is None else _terms(c.judge),
+        terms=[term for signal in signal_sections().values() for term in signal.terms(c)],
         **{name: getattr(c, name) for name in FLAT},
     )
 
@@ -79,20 +80,7 @@ def checked_loss(a: Algorithm) -> Loss:
     """The loss that ``a`` names. Raises `ConfigError` also if it does not fit the other settings."""
     loss = loss_rule(a)
     _raise_first(check_algorithm(a, loss))
-    teacher_prompt(a)
     return loss
-
-
-def teacher_prompt(a: Algorithm) -> Callable[..., Any] | None:
-    """The function that ``distill.prompt`` names, if any. Raises `ConfigError` if it cannot be imported."""
-    name = None if a.distill is None else a.distill.prompt
-    return None if name is None else import_callable(name, key="algorithm.distill.prompt")
-
-
-def answer_function(c: configured.CreditSection) -> Callable[..., Any] | None:
-    """The function that ``information_gain.answer`` names, if any. Raises `ConfigError` if it cannot be imported."""
-    name = None if c.information_gain is None else c.information_gain.answer
-    return import_callable(name, key="credit.information_gain.answer") if name and is_callable_name(name) else None
 
 
 def loss_arguments(a: Algorithm, loss: Loss) -> dict[str, Any]:
@@ -103,10 +91,6 @@ def loss_arguments(a: Algorithm, loss: Loss) -> dict[str, Any]:
 def _raise_first(problems: Iterator[tuple[KeyPath, str]]) -> None:
     for path, text in problems:
         raise ConfigError(f"{dotted(path)}: {text}")
-
-
-def _terms(judge: configured.Judge) -> list[RewardTerm]:
-    return [RewardTerm(name=c.reward, weight=judge.weight * c.weight, agents=c.agents) for c in judge.criteria]
 
 
 def _call_reward(name: str, key: str) -> CallReward:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from lightning_core.capture.selectors import is_pattern
 from lightning_core.config.algorithm import CLIPS, Algorithm
 from lightning_core.config.checks_agents import check_chosen_agents
-from lightning_core.config.checks_ce import check_ce
 from lightning_core.config.checks_monitors import check_monitors
 from lightning_core.config.checks_trainer import check_trainer
 from lightning_core.config.checks_verl import check_verl
 from lightning_core.config.command import CommandSection
 from lightning_core.config.credit import FLAT, CreditSection
-from lightning_core.config.distill import check_distill
 from lightning_core.config.policies import PolicyCredit
 from lightning_core.config.resolve import policy_settings
-from lightning_core.config.rule_names import argument_problems, declared, such_as, with_parameter
-from lightning_core.config.sections import Sections, Tasks, TaskSource, Vllm
+from lightning_core.config.rule_names import argument_problems, declared, example_of, goes_with, with_parameter
+from lightning_core.config.sections import Sections, TaskSource, Vllm
+from lightning_core.config.signal_sections import requested_models, signal_sections
 from lightning_core.config.source import KeyPath
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.config.types import is_callable_name
@@ -35,8 +33,6 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
                 ("tasks", split, "args"),
                 f"goes with a source 'module:callable' only, but {source.source!r} is a file",
             )
-    if c.tasks.sampling == "uniform" and c.tasks.sampling_floor != Tasks.model_fields["sampling_floor"].default:
-        yield ("tasks", "sampling_floor"), "goes with sampling: curriculum only, but tasks.sampling is 'uniform'"
     for name in c.agents.frozen:
         if name in c.agents.named:
             yield ("agents", "frozen", name), "the agent is in agents.train too; remove it from one of them"
@@ -47,12 +43,8 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     if c.policy.tuning == "full" and c.policy.lora is not None:
         yield ("policy", "lora"), "goes with tuning: lora only, but policy.tuning is 'full'"
     yield from _check_sampling(c)
-    yield from _check_criteria(c)
     yield from check_policies(c)
     yield from check_algorithm(c.algorithm)
-    if c.algorithm.distill is not None:
-        yield from check_distill(c.algorithm.distill, temperature=c.rollouts.temperature)
-    yield from check_ce(c)
     if c.algorithm.reward_weight == 0 and c.rollouts.refill:
         yield (
             ("rollouts", "refill"),
@@ -61,8 +53,9 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         )
     yield from check_chosen_agents(c)
     yield from check_credit(c.credit, group_size=c.rollouts.group_size, refill=c.rollouts.refill)
-    yield from check_forks(c)
-    yield from check_information_gain(c)
+    for signal in signal_sections().values():
+        yield from signal.check(c)
+    yield from _check_needs(c)
     if c.rollouts.temperature == 0:
         yield (
             ("rollouts", "temperature"),
@@ -99,21 +92,6 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         yield ("eval", "samples"), f"found {c.eval.samples}, expected 1: at eval.temperature 0 all attempts are equal"
 
 
-def _check_criteria(c: Sections) -> Iterator[tuple[KeyPath, str]]:
-    """Yield problems of a judge's list of criteria."""
-    if c.credit.judge is None:
-        return
-    criteria = c.credit.judge.criteria
-    if c.credit.judge.rubric == ():
-        yield ("credit", "judge", "rubric"), "the list is empty, expected one or more criteria, or a text"
-    for index, criterion in enumerate(criteria):
-        path = ("credit", "judge", "rubric", index)
-        if criterion.name in [other.name for other in criteria[:index]]:
-            yield (*path, "name"), f"{criterion.name!r} is the name of an earlier criterion; use another"
-        if any(is_pattern(agent) for agent in criterion.agents or ()):
-            yield (*path, "agents"), "found a pattern (*); a criterion's agents are exact names"
-
-
 def _check_sampling(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     """Yield problems of ``policy.backend`` and its settings."""
     if c.policy.backend != "vllm":
@@ -148,8 +126,6 @@ def check_policies(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     """Yield problems of ``policies`` and the agents that they name."""
     yield from _check_agents(c)
     yield from _check_frozen(c)
-    if c.policies and c.algorithm.distill is not None:
-        yield ("algorithm", "distill"), "goes with one policy; remove it, or policies"
     if c.policies and c.policy.backend != "torch":
         yield (
             ("policy", "backend"),
@@ -190,9 +166,8 @@ def _check_agents(c: Sections) -> Iterator[tuple[KeyPath, str]]:
 def _check_frozen(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     if not c.policies:
         return
-    judge = c.credit.judge
     used: list[tuple[KeyPath, str]] = [(("agents", "frozen", a), model) for a, model in c.agents.frozen.items()]
-    used += [(("credit", "judge", "model"), judge.model)] if judge else []
+    used += requested_models(c)
     initial = any(settings.model == c.policy.model for settings in policy_settings(c).values())
     for path, model in used:
         if model == POLICY:
@@ -216,10 +191,12 @@ def check_algorithm(a: Algorithm, loss: Loss | None = None) -> Iterator[tuple[Ke
             ("algorithm", "constant_tokens"),
             f"goes with aggregation: constant only, but algorithm.aggregation is {a.aggregation!r}",
         )
-    if a.distill is None and a.ce is None and a.reward_weight == 0:
+    streams = [signal.stream for signal in signal_sections().values() if signal.stream is not None]
+    if a.reward_weight == 0 and all(getattr(a, key) is None for key in streams):
+        keys = " or ".join(f"algorithm.{key}" for key in streams)
         yield (
             ("algorithm", "reward_weight"),
-            "at 0 nothing is trained on without algorithm.distill or algorithm.ce; set one, or raise the weight",
+            f"at 0 nothing is trained on without {keys}; set one, or raise the weight",
         )
     if a.importance is not None and a.importance.high is not None and a.importance.low >= a.importance.high:
         yield (
@@ -301,13 +278,6 @@ def check_credit(
         yield ("credit", "group_by"), f"expected one or more different keys, found {list(c.group_by)!r}"
     if group_size == 1 and compares == "group":
         yield ("rollouts", "group_size"), f"found 1, expected 2 or more: {c.advantage!r} compares attempts at one task"
-    if group_size == 1 and c.judge is not None:
-        yield ("rollouts", "group_size"), "found 1, expected 2 or more: a judge compares attempts at one task"
-    if c.judge is not None and c.judge.criteria and rewards is not None and rewards.needs_critic:
-        yield (
-            ("credit", "judge", "rubric"),
-            f"found a list of criteria, expected a text: with rewards: {c.rewards} the critic predicts the sum of all rewards",
-        )
     if refill and compares != "group":
         yield (
             ("rollouts", "refill"),
@@ -319,61 +289,22 @@ def _check_rewards(c: CreditSection, rule: RewardRule) -> Iterator[tuple[KeyPath
     for key in FLAT:
         value, parameter = getattr(c, key), rule.parameters.get(key)
         if parameter is not None and parameter.required and value is None:
-            yield ("credit", "rewards"), f"{rule.name!r} needs credit.{key}{such_as(parameter)}"
+            yield ("credit", "rewards"), f"{rule.name!r} needs credit.{key}{example_of(parameter)}"
         if parameter is None and value is not None:
-            yield ("credit", key), _goes_with(with_parameter(REWARD_RULES, key), c.rewards)
-    if c.critic is not None and not rule.needs_critic:
-        names = [other.name for other in REWARD_RULES.values() if other.needs_critic]
-        yield ("credit", "critic"), _goes_with(names, c.rewards)
-    if rule.answer and c.information_gain is None:
-        yield (
-            ("credit", "rewards"),
-            f"{rule.name!r} needs credit.information_gain, such as {{answer: answer}}: the task's key with the answer",
-        )
+            yield ("credit", key), goes_with(with_parameter(REWARD_RULES, key), c.rewards)
     yield from argument_problems(rule, c.rewards_args, ("credit", "rewards_args"), flat=FLAT)
 
 
-def _goes_with(names: Sequence[str], found: str) -> str:
-    only = " only" if len(names) == 1 else ""
-    return f"goes with rewards: {' | '.join(names)}{only}, but credit.rewards is {found!r}"
-
-
-def check_information_gain(c: Sections) -> Iterator[tuple[KeyPath, str]]:
-    """Yield problems of ``credit.information_gain``."""
-    names = [settings.credit.rewards for settings in policy_settings(c).values()]
-    rules = [declared(REWARD_RULES, name) for name in names]
-    if c.credit.information_gain is not None and all(rule is not None and not rule.answer for rule in rules):
-        using = [rule.name for rule in REWARD_RULES.values() if rule.answer]
-        yield ("credit", "information_gain"), _goes_with(using, " and ".join(dict.fromkeys(names)))
-
-
-def check_forks(c: Sections) -> Iterator[tuple[KeyPath, str]]:
-    """Yield problems of ``rollouts.forks`` and the rules that use forks."""
-    forks = c.rollouts.forks
-    if forks is not None and forks.tools != "live" and isinstance(c.agent, CommandSection):
-        yield (
-            ("rollouts", "forks", "tools"),
-            f"found {forks.tools!r}, but the tools of a program (agent.command) run in it; use live",
-        )
-    if forks is not None and forks.clock != "live":
-        if c.rollouts.executor in ("task", "thread"):
-            yield (
-                ("rollouts", "forks", "clock"),
-                f"found {forks.clock!r}, but rollouts.executor is {c.rollouts.executor!r}: agents that run at the same time in one process "
-                "have one clock; use process or auto",
-            )
-        elif isinstance(c.agent, CommandSection):
-            yield (
-                ("rollouts", "forks", "clock"),
-                f"found {forks.clock!r}, but a program (agent.command) has a clock of its own; use live",
-            )
+def _check_needs(c: Sections) -> Iterator[tuple[KeyPath, str]]:
+    """Yield declared reward rules whose signals are not configured."""
     for name, settings in policy_settings(c).items():
         rule = declared(REWARD_RULES, settings.credit.rewards)
         path = ("policies", name, "credit", "rewards") if c.policies else ("credit", "rewards")
-        if rule is None:
-            continue
-        if rule.forks and c.rollouts.forks is None:
-            yield path, f"{rule.name!r} uses forks; set rollouts.forks, such as to {{points: 1, samples: 2}}"
-        if not rule.forks and c.rollouts.forks is not None:
-            using = [other.name for other in REWARD_RULES.values() if other.forks]
-            yield path, f"found {rule.name!r}, which ignores rollouts.forks; expected one of {using!r}"
+        for text in () if rule is None else unmet_needs(c, rule):
+            yield path, text
+
+
+def unmet_needs(c: Sections, rule: RewardRule) -> Iterator[str]:
+    """Why ``rule`` cannot be used with the signals of ``c``."""
+    found = (signal_sections()[need].unmet(c, rule.name) for need in rule.needs)
+    return (text for text in found if text is not None)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from lightning_core.capture.selectors import may_overlap
 from lightning_core.config.sections import Sections
+from lightning_core.config.signal_sections import chosen_lists
 from lightning_core.config.source import KeyPath, dotted
 from lightning_core.config.types import Names
 
@@ -13,7 +14,7 @@ from lightning_core.config.types import Names
 def check_chosen_agents(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     """Yield the lists that are empty, and the names in them that ``agents.train`` excludes."""
     named = c.agents.named
-    for path, agents in _lists(c):
+    for path, agents in chosen_lists(c):
         if agents == ():
             yield (*path, "agents"), "the list is empty; remove the key for all trained agents"
         unknown = [a for a in agents or () if named and not any(may_overlap(own, a) for own in named)]
@@ -23,18 +24,4 @@ def check_chosen_agents(c: Sections) -> Iterator[tuple[KeyPath, str]]:
 
 def chosen_agents(c: Sections) -> dict[str, Names]:
     """The lists that are set, by key, such as ``algorithm.distill.agents``."""
-    return {dotted((*path, "agents")): agents for path, agents in _lists(c) if agents is not None}
-
-
-def _lists(c: Sections) -> Iterator[tuple[KeyPath, Names | None]]:
-    if c.credit.judge is not None:
-        for index, criterion in enumerate(c.credit.judge.criteria):
-            yield ("credit", "judge", "rubric", index), criterion.agents
-    for index, rule in enumerate(c.credit.air.formats if c.credit.air else ()):
-        yield ("credit", "air", "formats", index), rule.agents
-    if c.rollouts.forks is not None:
-        yield ("rollouts", "forks"), c.rollouts.forks.agents
-    if c.algorithm.distill is not None:
-        yield ("algorithm", "distill"), c.algorithm.distill.agents
-    if c.algorithm.ce is not None:
-        yield ("algorithm", "ce"), c.algorithm.ce.agents
+    return {dotted((*path, "agents")): agents for path, agents in chosen_lists(c) if agents is not None}

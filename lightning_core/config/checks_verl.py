@@ -49,12 +49,6 @@ def check_verl(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             yield ("endpoint", key), "with trainer.name: verl every worker has an endpoint of its own; remove the key"
     if t.schedule == "linear":
         yield ("trainer", "schedule"), "found 'linear', expected 'constant' or 'cosine': verl has no other schedule"
-    if c.tasks.sampling == "curriculum":
-        yield (
-            ("tasks", "sampling"),
-            "found 'curriculum', expected 'uniform': verl reads the tasks of all steps from a file that is written before training; or "
-            "use trainer.name: torch",
-        )
     if t.token_budget is not None:
         yield ("trainer", "token_budget"), "verl trains until trainer.steps; remove the key"
     if t.keep_best:
@@ -83,11 +77,6 @@ def _check_policy(c: Sections) -> Iterator[tuple[KeyPath, str]]:
                 "'base' is not available with verl, whose servers serve only the policy; serve the frozen model elsewhere, set "
                 "policy.upstream to that server, and use the model's name there",
             )
-    if c.credit.judge is not None and c.credit.judge.model in ("base", "policy"):
-        yield (
-            ("credit", "judge", "model"),
-            f"found {c.credit.judge.model!r}; expected a model of policy.upstream with verl",
-        )
 
 
 def check_verl_credit(c: Sections, rules: CreditRules | None = None) -> Iterator[tuple[KeyPath, str]]:
@@ -99,16 +88,11 @@ def check_verl_credit(c: Sections, rules: CreditRules | None = None) -> Iterator
         return
     rewards = declared(REWARD_RULES, c.credit.rewards) if rules is None else rules.reward_rule
     advantage = declared(ADVANTAGE_RULES, c.credit.advantage) if rules is None else rules.advantage_rule
-    if rewards is not None and rewards.needs_critic:
+    if rewards is not None and "critic" in rewards.needs:
         yield (
             ("credit", "rewards"),
             f"{rewards.name!r} needs the critic's values before rows are built, but verl's critic runs afterwards; use 'discounted', or "
             "trainer.name: torch",
-        )
-    if c.credit.information_gain is not None:
-        yield (
-            ("credit", "information_gain"),
-            "the embedded trainer scores the answers before rows are built, which verl cannot; use 'discounted', or trainer.name: torch",
         )
     if advantage is None or (c.trainer.mode == "sync" and not c.rollouts.refill):
         return
@@ -141,7 +125,6 @@ def _check_algorithm(c: Sections) -> Iterator[tuple[KeyPath, str]]:
                 ("algorithm", key),
                 f"verl does not support it with algorithm.aggregation: {a.aggregation}; expected token-mean",
             )
-    yield from _check_supervision(c)
     loss = declared(LOSSES, a.loss)
     if loss is None or not loss.is_builtin:
         known = ", ".join(name for name, rule in LOSSES.items() if rule.is_builtin)
@@ -165,35 +148,4 @@ def _check_algorithm(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             ("algorithm", "importance"),
             f"found {i!r}; with verl expected level: token or row, a high, and a low that is 0 with kind: tis and above 0 with "
             "kind: mask",
-        )
-
-
-def _check_supervision(c: Sections) -> Iterator[tuple[KeyPath, str]]:
-    """Yield what of ``algorithm.distill`` and ``algorithm.ce`` verl does not support."""
-    distill, ce = c.algorithm.distill, c.algorithm.ce
-    if distill is not None and distill.server is None:
-        yield (
-            ("algorithm", "distill", "teacher"),
-            f"found {distill.teacher!r}; with verl expected the URL of a vLLM server, since only the embedded trainer holds a teacher's "
-            "weights: start one with `vllm serve MODEL`, or use trainer.name: torch",
-        )
-    if distill is not None and distill.divergence != "reverse":
-        yield (
-            ("algorithm", "distill", "divergence"),
-            f"found {distill.divergence!r}, expected 'reverse': verl's actor does not keep the logprobs of other tokens than the sampled "
-            "ones; or use trainer.name: torch",
-        )
-    if ce is None:
-        return
-    if "response" in ce.tokens:
-        yield (
-            ("algorithm", "ce", "tokens"),
-            f"found {list(ce.tokens)!r}, expected tool, user or both: verl's actor has one loss per token, and responses have the "
-            "policy's; use lightning-rl sft between runs, or trainer.name: torch",
-        )
-    if c.rollouts.temperature != 1:
-        yield (
-            ("rollouts", "temperature"),
-            f"found {c.rollouts.temperature:g}, expected 1.0: with algorithm.ce verl's actor reads tool results and user messages at the "
-            "temperature of the rollouts",
         )

@@ -6,11 +6,12 @@ import re
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from lightning_core.config.problems import INVALID_VALUE
 from lightning_core.config.rule_names import AdvantageRuleName, GroupKeyName, RewardRuleName
+from lightning_core.config.signal_sections import with_signal_keys
 from lightning_core.config.types import CallableName, Count, CountOrZero, Names, NotNegative, Positive, Section
 from lightning_core.credit.reward_rules import Gamma
 
@@ -19,8 +20,6 @@ Anchor = Literal["exact", "normalised"]
 GroupBy = Annotated[tuple[GroupKeyName, ...], Field(strict=False)]
 Arguments = dict[str, Any]
 
-JUDGE = "judge"
-"""The name of the rewards that hold a judge's scores, and the beginning of those of its criteria."""
 FLAT = ("gamma", "lam", "step_weight", "anchor")
 """Arguments of reward rules that have their own key in the section."""
 
@@ -94,73 +93,7 @@ class Critic(Section):
     """Passes over each step's calls."""
 
 
-class Criterion(Section):
-    """One criterion of a judge. Its score is compared on its own within the group, before the advantages are added."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
-    """Name of the criterion. Its score is recorded as the reward `judge_NAME`."""
-    text: str
-    """What a good rollout does."""
-    weight: float = 1.0
-    """Coefficient of the advantages from this criterion, times `credit.judge.weight`. 0: the score is only recorded."""
-    agents: Names | None = None
-    """Agents whose calls get advantages from the criterion; null: all trained agents."""
-
-    @property
-    def reward(self) -> str:
-        """The name of the rewards that hold its scores."""
-        return f"{JUDGE}_{self.name}"
-
-
-def _rubric_kind(data: object) -> str:
-    return "[criteria]" if isinstance(data, list | tuple) else "[text]"
-
-
-Rubric = Annotated[
-    Annotated[str, Tag("[text]")] | Annotated[tuple[Criterion, ...], Field(strict=False), Tag("[criteria]")],
-    # One kind is expected, so that errors are about that one.
-    Discriminator(_rubric_kind),
-]
-
-
-class Judge(Section):
-    """A model that scores all rollouts of a group in one prompt.
-    Its own calls are never trained."""
-
-    model: str
-    """Name of the model: `base` for the initial weights, or a model of `policy.upstream`."""
-    rubric: Rubric | None = None
-    """What a good rollout is: a text, for one score; or a list of criteria, each with a score of its own; null: how well
-    it solves the task."""
-    weight: float = 1.0
-    """Coefficient of the score, which is from 0 to 1. The product is added to the episode's reward. With a list of
-    criteria: a factor of their weights."""
-    agent: str = "judge"
-    """Agent name under which the judge's calls are recorded."""
-
-    @property
-    def criteria(self) -> tuple[Criterion, ...]:
-        """The criteria with scores of their own; none if the rubric is a text."""
-        return self.rubric if isinstance(self.rubric, tuple) else ()
-
-    @property
-    def rewards(self) -> tuple[str, ...]:
-        """The names of the rewards that hold its scores."""
-        return tuple(c.reward for c in self.criteria) or (JUDGE,)
-
-
-class InformationGain(Section):
-    """With `igpo` or `a2tgpo`: the probability of the task's answer at the prompt of each call, under the policy.
-    docs/information-gain.md describes it."""
-
-    answer: Annotated[str, Field(min_length=1)]
-    """Key of the task that has the answer, as the text that the agent would answer. Or `module:callable`, called with the
-    task; it returns the text, or None for a task without an answer."""
-    prefix: str = ""
-    """Text that the policy is made to say before the answer, such as `"</think>\n<answer>"`. Special tokens in it are encoded
-    as such."""
-
-
+@with_signal_keys("credit")
 class CreditSection(Section):
     """Computes each call's advantage from an episode's rewards.
     docs/credit-assignment.md has the equations."""
@@ -193,7 +126,3 @@ class CreditSection(Section):
     """Automatic intermediate rewards; null: disabled."""
     critic: Critic | None = None
     """With `gae`, or a custom rule that needs a critic: the critic's settings; null: defaults."""
-    judge: Judge | None = None
-    """A model that scores rollouts; null: disabled."""
-    information_gain: InformationGain | None = None
-    """With `igpo` or `a2tgpo`, which need it: the answers of tasks, and how the policy gives them; null: disabled."""

@@ -10,6 +10,7 @@ from lightning_core.config.credit import FLAT, CreditSection, Critic
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyCredit
 from lightning_core.config.rule_names import reward_rule
 from lightning_core.config.sections import Sections
+from lightning_core.config.signal_sections import requested_models
 from lightning_core.trace import BASE, POLICY
 
 
@@ -35,7 +36,7 @@ class PolicySettings:
     @property
     def critic(self) -> Critic | None:
         """The value head's settings; None if the credit rule needs no critic."""
-        return (self.credit.critic or Critic()) if reward_rule(self.credit.rewards).needs_critic else None
+        return (self.credit.critic or Critic()) if "critic" in reward_rule(self.credit.rewards).needs else None
 
 
 def policy_settings(c: Sections) -> dict[str, PolicySettings]:
@@ -54,7 +55,6 @@ def agents_policies(c: Sections) -> dict[str, str]:
 
 def _settings(c: Sections, own: NamedPolicy) -> PolicySettings:
     tuning = own.tuning or c.policy.tuning
-    judge = c.credit.judge
     return PolicySettings(
         model=own.model or c.policy.model,
         tuning=tuning,
@@ -67,7 +67,7 @@ def _settings(c: Sections, own: NamedPolicy) -> PolicySettings:
         chat_template_kwargs=c.policy.chat_template_kwargs
         if own.chat_template_kwargs is None
         else own.chat_template_kwargs,
-        keep_base=BASE in c.agents.frozen.values() or (judge is not None and judge.model == BASE),
+        keep_base=BASE in (*c.agents.frozen.values(), *(model for _, model in requested_models(c))),
         learning_rate=own.learning_rate or c.trainer.learning_rate,
         credit=_credit(c.credit, own.credit),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -123,7 +123,13 @@ def with_parameter(registry: Registry[Any], name: str) -> list[str]:
     return [rule.name for rule in registry.values() if name in rule.parameters]
 
 
-def such_as(parameter: Parameter) -> str:
+def goes_with(names: Sequence[str], found: str) -> str:
+    """The error about a key that has an effect with the reward rules ``names`` only. ``found``: the rule of the configuration."""
+    only = " only" if len(names) == 1 else ""
+    return f"goes with rewards: {' | '.join(names)}{only}, but credit.rewards is {found!r}"
+
+
+def example_of(parameter: Parameter) -> str:
     """The end of an error about a missing value: the parameter's example, or nothing."""
     return "" if parameter.example is None else f", such as {parameter.name}: {parameter.example:g}"
 
@@ -148,7 +154,7 @@ def argument_problems(
             section, mapping = key[0], key[-1]
             yield (
                 (section, str(mapping).removesuffix("_args")),
-                f"{rule.name!r} needs {section}.{mapping}.{parameter.name}{such_as(parameter)}",
+                f"{rule.name!r} needs {section}.{mapping}.{parameter.name}{example_of(parameter)}",
             )
 
 

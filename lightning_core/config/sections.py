@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.command import CommandSection
 from lightning_core.config.credit import Arguments, CreditSection
-from lightning_core.config.forks import Forks
 from lightning_core.config.monitors import MonitorsSection
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyName
 from lightning_core.config.problems import INVALID_VALUE
+from lightning_core.config.signal_sections import with_signal_keys
 from lightning_core.config.trainer import Ray, TrainerSection
 from lightning_core.config.types import (
     CallableName,
@@ -71,6 +70,7 @@ class TaskSource(Section):
         return {"source": data} if isinstance(data, str) else data
 
 
+@with_signal_keys("tasks")
 class Tasks(Section):
     """The training tasks and the held-out tasks."""
 
@@ -79,12 +79,6 @@ class Tasks(Section):
     eval: TaskSource | None = None
     """Held-out tasks, in the same forms, evaluated before and after training. The report groups tasks by their string
     field `split`, if they have one."""
-    sampling: Literal["uniform", "curriculum"] = "uniform"
-    """How the training tasks of a step are chosen. `uniform`: one pass over all tasks after the other, each in a random
-    order. `curriculum`: at random, with a probability proportional to p(1 − p), where p is the task's estimated
-    success rate (see `eval.solved`) in its last attempts (2408.15099, 2502.12272)."""
-    sampling_floor: Annotated[float, Ge(0), Le(1)] = 0.1
-    """With `curriculum`: the part of the probability that is the same for all tasks, so that none is left out."""
     allow_overlap: bool = False
     """Whether held-out tasks may be training tasks too, equal in everything but `id` and `split`. The held-out reward
     then does not show whether the policy generalises."""
@@ -194,6 +188,7 @@ class Policy(Section):
         return data
 
 
+@with_signal_keys("rollouts")
 class Rollouts(Section):
     """How rollouts are run during training."""
 
@@ -204,8 +199,6 @@ class Rollouts(Section):
     refill: CountOrZero = 0
     """Dynamic sampling: maximum number of groups per step that are replaced by groups of other tasks because all their
     rollouts got the same reward."""
-    forks: Forks | None = None
-    """Forks of the attempts, for credit rules that use them; null: none."""
     temperature: NotNegative = 1.0
     """Sampling temperature of the trained agents' calls. It overrides the request's, and the loss uses the same
     value."""

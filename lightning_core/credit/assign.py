@@ -29,8 +29,8 @@ def assign_credit(
 ) -> Credit:
     """Compute the value and the advantage of every call of ``episodes``.
 
-    ``values``: the critic's value of every call by its id; required if ``rules.needs_values``. Advantages are computed before any
-    rollout is dropped.
+    ``values``: the critic's value of every call by its id; None: as in ``facts["critic"]`` of the episodes. Advantages are computed
+    before any rollout is dropped.
     """
     rules = rules or CreditRules()
     metrics: dict[str, float] = {}

@@ -21,8 +21,8 @@ def values_of(
 ) -> Sequence[Component]:
     """The checked result of ``rule`` for ``episode``."""
     inputs: list[object] = [episode]
-    if rule.needs_critic:
-        inputs.append(_expected(episode, rule.name, expected or {}))
+    if "critic" in rule.needs:
+        inputs.append(_expected(episode, rule.name, episode.facts.get("critic", {}) if expected is None else expected))
     result: object = rule(*inputs, **arguments)
     if not isinstance(result, Iterable):
         raise CreditError(f"the reward rule {rule.name!r} returned {show(result)}; expected one value per call")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from lightning_core.credit.checked_rules import advantages_of, common_parts, flat_calls, values_of
 from lightning_core.credit.episode import Accumulate, Component, Episode, Value
+from lightning_core.credit.facts import with_facts
 from lightning_core.credit.grouping import equalise, group_values
+from lightning_core.credit.reward_terms import RewardTerm, split_terms
 from lightning_core.credit.rules import CreditRules
-from lightning_core.credit.terms import RewardTerm, split_terms
-from lightning_core.credit.trees import with_trees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def compare_episodes(
 
     The rewards of AIR must already be among those of ``episodes``.
     """
-    episodes = with_trees(episodes)
+    episodes = with_facts(episodes)
     totals = {t.call: 0.0 for e in episodes for t in e.transitions}
     targets: dict[str, float] = {}
     compared: list[Compared] = []

@@ -6,15 +6,20 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from lightning_core.trace import Call, Reward, Trace, check_reward
 from lightning_core.transitions import Transition
 
-if TYPE_CHECKING:
-    from lightning_core.credit.trees import Trees
+
+class StepFact(Protocol):
+    """A fact about the rollouts of a step."""
+
+    def keep_rewards(self, kept: Callable[[Reward], bool]) -> StepFact:
+        """The same fact with those rewards that are ``kept``."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +30,8 @@ class Episode:
     transitions: Sequence[Transition]
     rewards: Sequence[Reward]
     """The trace's rewards, then derived ones: automatic intermediate rewards and a judge's scores."""
-    trees: Trees | None = None
-    """The trees of the step's rollouts; set while credit is assigned."""
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What signals add for rules: facts of the whole step (`facts.step_fact`), and a critic's values by call id as ``critic``."""
 
     @property
     def rollout(self) -> str:
@@ -94,6 +99,11 @@ class Episode:
         """
         calls = {call.id: call for call in self.trace.calls}
         return [json.dumps(_new_messages(calls[t.call]), sort_keys=True) for t in self.transitions]
+
+
+def episode_return(episode: Episode, agent: str) -> float:
+    """The return of ``episode`` for ``agent``: `R +` all rewards of calls `+` those of the agent."""
+    return math.fsum([episode.reward, *(r.value for r in episode.rewards if r.call is not None or r.agent == agent)])
 
 
 def _new_messages(call: Call) -> list[Mapping[str, Any]]:

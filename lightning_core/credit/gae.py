@@ -12,7 +12,7 @@ from lightning_core.credit.registry import reward_rule
 from lightning_core.credit.reward_rules import Gamma, immediate
 
 
-@reward_rule("gae", needs_critic=True, baseline="the critic")
+@reward_rule("gae", needs=("critic",), baseline="the critic")
 def gae(
     episode: Episode, expected: Sequence[float], *, gamma: Gamma, lam: Annotated[float, Ge(0), Le(1)] = 1.0
 ) -> list[Component]:

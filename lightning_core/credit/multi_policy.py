@@ -8,8 +8,8 @@ from dataclasses import replace
 from lightning_core.credit.air import air_sum, with_air
 from lightning_core.credit.assign import Credit, assign_credit
 from lightning_core.credit.episode import Episode
+from lightning_core.credit.facts import with_facts
 from lightning_core.credit.rules import CreditRules
-from lightning_core.credit.trees import with_trees
 
 
 def assign_by_policy(
@@ -43,7 +43,7 @@ def split_by_policy(
 
     The rewards include those of AIR, so the rules have no ``air``.
     """
-    rewarded = with_trees([_with_air(episode, rules) for episode in episodes])
+    rewarded = with_facts([_with_air(episode, rules) for episode in episodes])
     return {
         name: (rewarded if len(rules) == 1 else _own(rewarded, name), replace(own, air=None))
         for name, own in rules.items()

@@ -123,14 +123,11 @@ class RewardRule(DeclaredRule):
     depends_on: Callable[[Any], Hashable] | None = None
     """Returns everything in an episode that its values depend on, except the positions of its calls. Rollouts of a group with equal
     results get no advantage. None as the function or as its result: only the values are compared."""
-    needs_critic: bool = False
-    """Call ``rule(episode, expected, *, …)`` with the critic's value of each call."""
+    needs: tuple[str, ...] = ()
+    """The signals that it reads, such as ``forks``, ``information_gain`` or ``critic``. With ``critic``, call
+    ``rule(episode, expected, *, …)`` with the critic's value of each call."""
     baseline: str | None = None
     """What its values were compared with already, so that they are not to be compared within groups: "the critic", for example."""
-    forks: bool = False
-    """Whether it uses the forks of rollouts (``rollouts.forks``)."""
-    answer: bool = False
-    """Whether it uses the probability of the task's answer (``credit.information_gain``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,10 +297,8 @@ def reward_rule(
     *,
     group: tuple[str, ...] = ("task",),
     depends_on: Callable[[Any], Hashable] | None = None,
-    needs_critic: bool = False,
+    needs: tuple[str, ...] = (),
     baseline: str | None = None,
-    forks: bool = False,
-    answer: bool = False,
 ) -> Callable[[F], F]:
     """Declare a reward rule; see `RewardRule` for the arguments.
 
@@ -312,7 +307,7 @@ def reward_rule(
 
     def declare(function: F) -> F:
         extra = [p.name for p in _parameters(function) if p.kind in _POSITIONAL and p.default is p.empty]
-        if len(extra) > (limit := 2 if needs_critic else 1):
+        if len(extra) > (limit := 2 if "critic" in needs else 1):
             raise CreditError(
                 f"the reward rule {name!r} has the positional parameter {extra[limit]!r}; write '*' before it, as in "
                 f"'def rule({', '.join(extra[:limit])}, *, {extra[limit]})', or use the function as 'module:callable' without declaring it"
@@ -322,10 +317,8 @@ def reward_rule(
             function,
             group=group,
             depends_on=depends_on,
-            needs_critic=needs_critic,
+            needs=needs,
             baseline=baseline,
-            forks=forks,
-            answer=answer,
         )
 
     return declare

@@ -9,10 +9,9 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le
 
 from lightning_core.credit.branches import parallel_branches
-from lightning_core.credit.episode import Component, Episode
+from lightning_core.credit.episode import Component, Episode, episode_return
 from lightning_core.credit.grouping import AnchorHistory
 from lightning_core.credit.registry import Example, reward_rule
-from lightning_core.credit.trees import episode_return
 
 Gamma = Annotated[float, Gt(0), Le(1), Example(0.95)]
 

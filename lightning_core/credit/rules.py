@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_core.credit.air import Air
 from lightning_core.credit.registry import ADVANTAGE_RULES, GROUP_KEYS, REWARD_RULES, AdvantageRule, RewardRule
-from lightning_core.credit.terms import RewardTerm
+from lightning_core.credit.reward_terms import RewardTerm
 from lightning_core.errors import CreditError
 
 _COMMON = ("gamma", "lam", "step_weight", "anchor")
@@ -88,7 +88,7 @@ class CreditRules:
     @property
     def needs_values(self) -> bool:
         """Whether a critic must predict the return from each call's prompt."""
-        return self.reward_rule.needs_critic
+        return "critic" in self.reward_rule.needs
 
 
 def compares_tasks(advantage: AdvantageRule, keys: Sequence[str | Callable[..., Any]]) -> bool:

@@ -1,15 +1,25 @@
-"""Rollouts to run, and their attempts."""
+"""Rollouts to run, their attempts, and groups of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from lightning_core.capture.tool_results import ToolResults
-from lightning_core.records.store import LEFT_OUT, Status
-from lightning_core.rollouts.forks import Fork, difference
+from lightning_core.credit import Credit, Episode
+from lightning_core.endpoint.replay import Recording
+from lightning_core.records.store import Status
 from lightning_core.rollouts.tasks import Task
 from lightning_core.trace import SpanRecord, Trace
+from lightning_core.transitions import Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """The part of another rollout to repeat: its recorded calls, and the seed of its agent's process."""
+
+    recording: Recording
+    agent_seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,13 +29,13 @@ class Job:
     task: Task
     task_id: str
     seed: int
-    fork: Fork | None = None
-    """What to repeat of another rollout, and from where on to sample anew."""
+    repeat: Repeat | None = None
+    """The part of another rollout to repeat before anything is sampled."""
     tools: ToolResults | None = None
     """The tools whose results are kept, and the recorded ones to return; None: all tools run."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One finished attempt."""
 
@@ -44,16 +54,6 @@ class Rollout:
         """Whether it returned, or gave a reward before it failed."""
         return self.status == "ok" or (self.status == "failed" and self.trace.reward is not None)
 
-    @cached_property
-    def dropped(self) -> str | None:
-        """Why a fork is not used; None if it is, and for other rollouts."""
-        if self.job.fork is None:
-            return None
-        if self.status in LEFT_OUT:
-            return self.error or self.status
-        recorded = () if self.job.tools is None else self.job.tools.recorded
-        return difference(self.job.fork.recording, self.trace, recorded)
-
     @property
     def reward(self) -> float:
         """The episode's reward; 0 for an agent that failed before it got one."""
@@ -66,3 +66,38 @@ class Attempt:
 
     rollout: Rollout
     final: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The finished attempts at one task."""
+
+    task: Task
+    step: int
+    """Number of updates before these rollouts."""
+    rollouts: Sequence[Rollout]
+    """The last attempt at each job."""
+    lost: int = 0
+    """Number of jobs without a rollout because their worker was lost."""
+    error: str | None = None
+    """The error that lost the worker."""
+    more: Sequence[Rollout] = ()
+    """Further rollouts of the task that are trained on, but are no attempts at it from the start (`Signal.extend`)."""
+    counts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Counts of those further rollouts."""
+
+    @property
+    def trained(self) -> Sequence[Rollout]:
+        """All rollouts that are trained on."""
+        return [*self.rollouts, *self.more]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Episodes with credit, and the rows to train on."""
+
+    episodes: Sequence[Episode]
+    credit: Credit
+    rows: Sequence[Row]
+    counts: Mapping[str, float]
+    """Sums (`counts`). Add the counts of a step's batches to get those of the step."""

@@ -9,15 +9,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 from lightning_core.config import Config
-from lightning_core.config.credit import JUDGE
+from lightning_core.config.signal_sections import hidden_counts, signal_sections
 from lightning_core.credit import Credit, Episode
 from lightning_core.records.solved import is_solved
 from lightning_core.records.store import LEFT_OUT
-from lightning_core.rollouts.attempt import Rollout
-from lightning_core.rollouts.batch import Group
-from lightning_core.rollouts.replayed_tools import count_tools
-from lightning_core.trace import Call, Floats, Trace
-from lightning_core.transitions import Candidates, Row, Transition
+from lightning_core.rollouts.attempt import Group, Rollout
+from lightning_core.trace import Call, Trace
+from lightning_core.transitions import Row, Transition
 
 _CONTEXTS = ("new", "clean", "realigned", "forked")
 _SUMS = (
@@ -27,11 +25,6 @@ _SUMS = (
     "rollouts_trained",
     "rollouts_credited",
     "versions_behind",
-    "teacher_kl_sum",
-    "answer_logprob_sum",
-    "calls_scored",
-    "tasks_sampled",
-    "tasks_sampled_success_sum",
 )
 """Counts that are replaced by means."""
 _SUMS_OF_POLICIES = ("response_tokens_sum", "surprisal_sum", "reward_air_sum")
@@ -63,44 +56,23 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float 
 
 
 def count_groups(groups: Sequence[Group], *, solved: float) -> dict[str, float]:
-    """`count_rollouts` and `count_forks` of ``groups``."""
-    lost = sum(g.lost for g in groups)
-    return {
-        **count_rollouts([r for g in groups for r in g.rollouts], lost=lost, solved=solved),
-        **count_forks(groups),
-    }
+    """`count_rollouts` of ``groups``, and the counts of their further rollouts."""
+    counts = count_rollouts([r for g in groups for r in g.rollouts], lost=sum(g.lost for g in groups), solved=solved)
+    for group in groups:
+        counts = add_counts(counts, group.counts)
+    return counts
 
 
 def count_batch(
     config: Config, episodes: Sequence[Episode], credit: Credit, rows: Sequence[Row], step: int
 ) -> dict[str, float]:
     """`count_calls`, `count_rewards`, `count_rows` and the metrics of ``credit``."""
-    judge = config.credit.judge
     return {
         **count_calls(episodes, credit, list(config.policies)),
-        **count_rewards(episodes, judged=() if judge is None else judge.rewards),
+        **count_rewards(episodes),
         **count_rows(rows, step=None if config.policies else step),
         **credit.metrics,
     }
-
-
-def count_forks(groups: Sequence[Group]) -> dict[str, float]:
-    """Forks, dropped ones, the tokens that both sampled after the calls that they repeat, and the tools of the former (`count_tools`)."""
-    forks, dropped = [r for g in groups for r in g.forks], sum(g.forks_dropped for g in groups)
-    if not forks and not dropped:
-        return {}
-    tools = [count_tools(fork.trace) for fork in forks]
-    return {
-        "forks": len(forks),
-        "forks_dropped": dropped,
-        "tokens_forked": sum(map(tokens_of_fork, forks)) + sum(g.tokens_dropped for g in groups),
-        **{name: sum(found[name] for found in tools) for name in ("fork_tools_recorded", "fork_tools_live")},
-    }
-
-
-def tokens_of_fork(fork: Rollout) -> int:
-    """The number of tokens that ``fork`` sampled itself."""
-    return sum(len(c.output_ids) for c in fork.trace.calls if c.replays is None and c.output_ids is not None)
 
 
 def _rewritten(trace: Trace) -> int:
@@ -145,14 +117,15 @@ def _count_transitions(transitions: Sequence[Transition], credit: Credit) -> dic
     }
 
 
-def count_rewards(episodes: Sequence[Episode], *, judged: Sequence[str] = ()) -> dict[str, float]:
-    """The number of rollouts with credit, and the sums of the judge's rewards with the names ``judged``.
+def count_rewards(episodes: Sequence[Episode]) -> dict[str, float]:
+    """The number of rollouts with credit, and the sum of the rewards that signals added, by name.
 
     A reward that several agents have counts once in each rollout.
     """
     counts: dict[str, float] = {"rollouts_credited": len(episodes)}
-    derived = [{r.name: r.value for r in e.rewards[len(e.trace.rewards) :]} for e in episodes]
-    return counts | {f"reward_{name}_sum": math.fsum(found.get(name, 0.0) for found in derived) for name in judged}
+    derived = [{r.name: r.value for r in e.rewards[len(e.trace.rewards) :] if r.name} for e in episodes]
+    names = dict.fromkeys(name for rewards in derived for name in rewards)
+    return counts | {f"reward_{name}_sum": math.fsum(found.get(name, 0.0) for found in derived) for name in names}
 
 
 def count_rows(rows: Sequence[Row], *, step: int | None = None) -> dict[str, float]:
@@ -166,27 +139,11 @@ def count_rows(rows: Sequence[Row], *, step: int | None = None) -> dict[str, flo
         "rollouts_trained": len({row.rollout for row in rows}),
         "tokens_trained": sum(int(row.mask.sum()) for row in rows),
     }
+    if any(row.streams.cross_entropy is not None for row in rows):
+        counts["tokens_ce"] = sum(int(row.cross_entropy_mask.sum()) for row in rows)
     if step is not None:
         counts["versions_behind"] = sum(step - max(s.version for s in row.segments) for row in rows)
     return counts
-
-
-def count_taught(differences: Mapping[str, Floats], candidates: Mapping[str, Candidates]) -> dict[str, float]:
-    """The tokens that a teacher judged and, if it scored the sampled ones, the sum of log policy − log teacher over them."""
-    if candidates:
-        return {"tokens_distilled": sum(len(proposed.token_ids_TK) for proposed in candidates.values())}
-    if not differences:
-        return {}
-    total = -math.fsum(float(values.sum()) for values in differences.values())
-    return {"tokens_distilled": sum(len(values) for values in differences.values()), "teacher_kl_sum": total}
-
-
-def count_ce(rows: Sequence[Row], unknown: int) -> dict[str, float]:
-    """The tokens with a cross-entropy loss, and the messages whose tokens are not known."""
-    return {
-        "tokens_ce": sum(0 if row.ce is None else int(row.ce.sum()) for row in rows),
-        "ce_messages_unknown": unknown,
-    }
 
 
 def add_counts(total: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
@@ -209,11 +166,10 @@ def counts_to_metrics(counts: Mapping[str, float]) -> dict[str, float]:
     if "rollouts_trained" in counts:
         metrics["rows_per_rollout"] = counts["rows"] / max(1, counts["rollouts_trained"])
     metrics |= _mean("staleness", counts, "versions_behind", counts["rows"])
-    if "teacher_kl_sum" in counts:
-        metrics |= _mean("teacher_kl", counts, "teacher_kl_sum", counts["tokens_distilled"])
-    metrics |= _mean("answer_logprob", counts, "answer_logprob_sum", counts.get("calls_scored", 0))
-    metrics |= _mean("tasks_sampled_success", counts, "tasks_sampled_success_sum", counts.get("tasks_sampled", 0))
-    for name in filter(_is_judged, counts):
+    for signal in signal_sections().values():
+        for name, (total, number) in signal.means.items():
+            metrics |= _mean(name, counts, total, counts.get(number, 0))
+    for name in filter(_is_derived_reward, counts):
         metrics |= _mean(name.removesuffix("_sum"), counts, name, counts.get("rollouts_credited", 0))
     for prefix in dict.fromkeys(key.rpartition("calls")[0] for key in counts if _is_name(key, "calls")):
         metrics |= _call_metrics(counts, prefix)
@@ -236,12 +192,17 @@ def _mean(name: str, counts: Mapping[str, float], total: str, number: float) -> 
     return {name: counts[total] / number} if total in counts and number else {}
 
 
-def _is_judged(key: str) -> bool:
-    return key.startswith(f"reward_{JUDGE}") and key.endswith("_sum")
+def _is_derived_reward(key: str) -> bool:
+    return key.startswith("reward_") and key.endswith("_sum") and key not in (*_SUMS, *_SUMS_OF_POLICIES)
 
 
 def _is_sum(key: str) -> bool:
-    return key in _SUMS or _is_judged(key) or any(_is_name(key, name) for name in _SUMS_OF_POLICIES)
+    return (
+        key in _SUMS
+        or key in hidden_counts()
+        or _is_derived_reward(key)
+        or any(_is_name(key, name) for name in _SUMS_OF_POLICIES)
+    )
 
 
 def _is_name(key: str, name: str) -> bool:

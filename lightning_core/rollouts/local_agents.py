@@ -7,23 +7,22 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import Any
 
 from lightning_core.backends.backend import Backend
 from lightning_core.capture.integration import installed
 from lightning_core.capture.process_patches import process_patches
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
-from lightning_core.credit import Episode
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.upstream import upstream_target
 from lightning_core.otel import exporting
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
-from lightning_core.rollouts.judge import Judged, judge_group
 from lightning_core.rollouts.runner import RewardFunction, Runner, Solve
 
-_JUDGED_AT_ONCE = 8
+_CALLS_AT_ONCE = 8
 
 
 @contextmanager
@@ -52,13 +51,12 @@ def capturing(config: Config) -> Generator[None]:
 
 
 class LocalAgents:
-    """Runs agents and the judge in this process."""
+    """Runs agents in this process."""
 
-    def __init__(self, config: Config, runner: Runner, endpoint: PolicyEndpoint, judges: ThreadPoolExecutor) -> None:
-        self._judge = config.credit.judge
+    def __init__(self, runner: Runner, endpoint: PolicyEndpoint, threads: ThreadPoolExecutor) -> None:
         self._runner = runner
         self._endpoint = endpoint
-        self._judges = judges
+        self._threads = threads
 
     async def roll_out(
         self, jobs: Sequence[Job], routing: Routing, record: Callable[[Sequence[Attempt]], None]
@@ -67,11 +65,10 @@ class LocalAgents:
         work = self._runner.submit(jobs, routing=routing, on_attempt=lambda attempt: record([attempt]))
         return await asyncio.wrap_future(work)
 
-    async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
-        """The judge's scores of one group; see `AgentPool.judge`."""
-        assert self._judge is not None, "called only with credit.judge"
+    async def call_endpoint(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """See `AgentPool.call_endpoint`."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._judges, judge_group, episodes, self._judge, self._endpoint, step)
+        return await loop.run_in_executor(self._threads, function, self._endpoint, *arguments)
 
 
 @contextmanager
@@ -114,6 +111,6 @@ def open_agents(
             agent_name=config.agent if isinstance(config.agent, str) else None,
             reward_name=config.reward,
         ) as runner,
-        ThreadPoolExecutor(_JUDGED_AT_ONCE, thread_name_prefix="lightning-judge") as judges,
+        ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="lightning-endpoint-call") as threads,
     ):
-        yield LocalAgents(config, runner, endpoint, judges)
+        yield LocalAgents(runner, endpoint, threads)

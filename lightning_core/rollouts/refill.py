@@ -9,13 +9,14 @@ from lightning_core.credit import Credit, Episode
 from lightning_core.rollouts.tasks import Task
 
 
-def without_signal(episodes: Sequence[Episode], credit: Credit) -> list[str]:
+def without_gradient(episodes: Sequence[Episode], credit: Credit) -> list[str]:
     """The ids of the tasks whose advantages are all 0."""
-    signal: dict[str, bool] = {}
+    has_gradient: dict[str, bool] = {}
     for e in episodes:
-        found = any(credit.advantages[t.call] for t in e.transitions)
-        signal[e.task_id] = signal.get(e.task_id, False) or found
-    return [task for task, found in signal.items() if not found]
+        has_gradient[e.task_id] = has_gradient.get(e.task_id, False) or any(
+            credit.advantages[t.call] for t in e.transitions
+        )
+    return [task for task, has in has_gradient.items() if not has]
 
 
 def spare_tasks(tasks: Sequence[Task], chosen: Sequence[Task], *, seed: str) -> Iterator[Task]:

@@ -1,27 +1,29 @@
-"""Advantages → rows: what the calls of an episode are trained on."""
+"""Advantages → rows: the tokens of episodes that are trained on."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.credit import Credit, Episode
-from lightning_core.rollouts.distill import Lessons, token_advantages
-from lightning_core.rollouts.supervision import Supervision, masked_calls
-from lightning_core.transitions import Row, transitions_to_rows
+from lightning_core.transitions import Row, Streams, transitions_to_rows
 
 
-def episode_rows(algorithm: Algorithm, episode: Episode, credit: Credit, supervision: Supervision) -> list[Row]:
-    """The rows of one episode. ``credit`` and ``supervision``: of its calls, and maybe of others."""
-    lessons, ce = supervision.lessons, supervision.targets.tokens
-    advantages = {t.call: credit.advantages[t.call] for t in episode.transitions}
-    differences = {call: lessons.differences[call] for call in advantages if call in lessons.differences}
-    weight = 0.0 if algorithm.distill is None else algorithm.distill.weight
-    own = token_advantages(advantages, differences, reward_weight=algorithm.reward_weight, weight=weight)
-    rows = transitions_to_rows(episode.transitions, own, masked=masked_calls(algorithm, [episode]), ce=ce)
-    return [_with_candidates(row, lessons) for row in rows] if lessons.candidates else rows
+def to_rows(algorithm: Algorithm, episodes: Sequence[Episode], credit: Credit, streams: Streams) -> list[Row]:
+    """The rows of ``episodes``. ``credit`` and ``streams``: of their calls, and maybe of others.
+
+    Each token of a call has the advantage ``reward_weight · A`` of the call, plus its own of ``streams``.
+    """
+    masked = masked_calls(algorithm, episodes)
+    rows: list[Row] = []
+    for episode in episodes:
+        advantages = {t.call: algorithm.reward_weight * credit.advantages[t.call] for t in episode.transitions}
+        rows += transitions_to_rows(episode.transitions, advantages, masked=masked, streams=streams)
+    return rows
 
 
-def _with_candidates(row: Row, lessons: Lessons) -> Row:
-    segments = (replace(segment, candidates=lessons.candidates.get(segment.call)) for segment in row.segments)
-    return replace(row, segments=tuple(segments))
+def masked_calls(algorithm: Algorithm, episodes: Sequence[Episode]) -> set[str]:
+    """With ``algorithm.truncated: mask`` responses cut at the limit are context only."""
+    if algorithm.truncated != "mask":
+        return set()
+    return {t.call for episode in episodes for t in episode.transitions if t.finish_reason == "length"}

@@ -214,16 +214,15 @@ class Runner:
                     run.address,
                     self._own_routing(routing),
                     seed=job.seed + attempt,
-                    recording=job.fork and job.fork.recording,
+                    recording=job.repeat and job.repeat.recording,
                 )
                 slot.end()
                 work = Assignment(
                     task=task,
                     scored_task=scored_task,
-                    seed=job.seed + attempt if job.fork is None else job.fork.agent_seed,
+                    seed=job.seed + attempt if job.repeat is None else job.repeat.agent_seed,
                     limit=self._settings.timeout_seconds,
                     started=partial(slot.begin, partial(self._endpoint.silence, key)),
-                    clock_ns=job.fork and job.fork.clock_ns,
                     repeated=repeated or attempt > 0,
                 )
                 try:

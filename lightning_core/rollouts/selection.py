@@ -22,8 +22,7 @@ from lightning_core.errors import ConfigError, TrainingError, did_you_mean, plur
 from lightning_core.records.agent_paths import ambiguous_paths
 from lightning_core.records.ledger import NOT_TRAINED, TRAINED, Ledger, trace_ledger
 from lightning_core.records.store import Phase
-from lightning_core.rollouts.attempt import Rollout
-from lightning_core.rollouts.batch import Group
+from lightning_core.rollouts.attempt import Group, Rollout
 from lightning_core.trace import DECLARED_AGENTS, Trace
 
 logger = logging.getLogger(__name__)

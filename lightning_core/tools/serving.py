@@ -146,9 +146,9 @@ def open_serving(
     rollouts, evaluation = config.rollouts, config.eval
     with ExitStack() as stack:
         trainer = make_trainer(config)
-        stack.callback(trainer.close)
+        stack.callback(trainer.learner.close)
         if checkpoint is not None:
-            trainer.load(checkpoint, weights_only=True)
+            trainer.learner.load(checkpoint, weights_only=True)
         routing = Routing(
             max_tokens=trainer.backend.max_context,
             default_temperature=rollouts.temperature if evaluation.temperature is None else evaluation.temperature,

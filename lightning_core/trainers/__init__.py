@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
@@ -12,36 +13,16 @@ from lightning_core.backends.backend import Backend
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
 from lightning_core.errors import MissingExtra
-from lightning_core.trace import Floats
-from lightning_core.transitions import Candidates, Row, Transition
+from lightning_core.rollouts.signal import Critic, Scorer
+from lightning_core.transitions import Row
 
 # By default OpenMP's threads spin while they wait for each other. With other load on the machine (an agent's tools, a browser) a
 # step was measured to be 4 to 30 times slower. torch reads the variable once, when it is loaded. A value set by the user is kept.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-class Trainer(Protocol):
+class Learner(Protocol):
     """Holds and updates the weights of one policy or several."""
-
-    @property
-    def steps(self) -> int:
-        """Number of completed steps."""
-        ...
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """What was decided for the model and the machine when the weights were loaded, one line each."""
-        ...
-
-    @property
-    def backend(self) -> Backend:
-        """Samples from the current weights."""
-        ...
-
-    @property
-    def chats(self) -> Mapping[str, Chat]:
-        """The chat format of each of the backend's models."""
-        ...
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
         """Update each policy on the ``rows`` that it sampled, and return the step's metrics.
@@ -51,40 +32,22 @@ class Trainer(Protocol):
         """
         ...
 
-    def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
-        """The logprobs of the sampled tokens of ``rows`` under the current weights: float32 [T] by call id, as at sampling."""
-        ...
+    def scorer(self, model: str) -> Scorer:
+        """The scorer under the weights ``model``: ``policy`` for the current ones of each row's policy, ``base`` for the initial ones,
+        or the folder or name of another model with the same vocabulary.
 
-    def teacher_logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
-        """`logprobs` under the teacher of ``algorithm.distill``, which must be set."""
-        ...
-
-    def teacher_candidates(self, rows: Sequence[Row]) -> Mapping[str, Candidates]:
-        """The most likely tokens of that teacher at the sampled tokens of ``rows``, by call id."""
-        ...
-
-    def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
-        """The critic's expected return at each call's prompt, by call id.
-
-        Raises `TrainingError` if there is no critic.
-        """
-        ...
-
-    def learn_expected(self, targets: Mapping[str, float]) -> Mapping[str, float]:
-        """Fit the critic to ``targets`` and return metrics.
-
-        ``targets``: the returns of calls it scored, by call id.
+        Raises `ConfigError` for a model that cannot be used.
         """
         ...
 
     def save(self, folder: Path) -> None:
-        """Write all state that `load` needs: weights, optimiser, version, random state."""
+        """Write all state that `load` needs: weights, optimizer, version, random state."""
         ...
 
-    def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        """Restore the state written by `save`.
+    def load(self, folder: Path, *, weights_only: bool = False) -> int:
+        """Restore the state written by `save`, and return its number of completed steps.
 
-        With ``weights_only``, skip the optimiser's state, to sample only.
+        With ``weights_only``, skip the optimizer's state, to sample only.
 
         Raises `TrainingError` if it was saved from another model or tuning.
         """
@@ -93,6 +56,22 @@ class Trainer(Protocol):
     def close(self) -> None:
         """Stop sampling and free the weights."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """A learner, and what samples from its weights."""
+
+    learner: Learner
+    backend: Backend
+    """Samples from the current weights."""
+    chats: Mapping[str, Chat]
+    """The chat format of each of the backend's models."""
+    notes: Sequence[str]
+    """What was decided for the model and the machine when the weights were loaded, one line each."""
+    critic: Critic | None = None
+    vocabulary: int | None = None
+    """Number of tokens that the policy has logits for; None with several policies."""
 
 
 def make_trainer(config: Config, *, samples: bool = True) -> Trainer:

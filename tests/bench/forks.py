@@ -28,7 +28,7 @@ from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.entry_points import load_agent, load_reward
-from lightning_core.rollouts.forks import fork_points
+from lightning_core.signals.forks.points import fork_points
 from lightning_core.rollouts.jobs import fork_job
 from lightning_core.rollouts.local_agents import LocalAgents, capturing, open_agents
 from lightning_core.rollouts.replayed_tools import kept_tools

@@ -15,7 +15,7 @@ from lightning_core.records.task_history import Tried, recent_attempts
 from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Batch, Collector, collect
 from lightning_core.rollouts.counts import counts_to_metrics
-from lightning_core.rollouts.curriculum import draw_tasks, sampling_probabilities, success_rate
+from lightning_core.signals.curriculum.sampling import draw_tasks, sampling_probabilities, success_rate
 from lightning_core.rollouts.jobs import pick_tasks
 from tests.collected import ScriptedAgents
 

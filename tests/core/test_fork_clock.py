@@ -15,7 +15,7 @@ from lightning_core.config.sections import Rollouts
 from lightning_core.errors import ConfigError, MissingExtra
 from lightning_core.rollouts.attempt import Job
 from lightning_core.rollouts.executors.choose import choose_executor
-from lightning_core.rollouts.forks import agent_start, fork_points
+from lightning_core.signals.forks.points import agent_start, fork_points
 from lightning_core.rollouts.jobs import fork_job
 from lightning_core.trace import AGENT_START
 from tests import forked_agents as agents

@@ -13,14 +13,14 @@ import pytest
 
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
-from lightning_core.config.forks import Forks
+from lightning_core.signals.forks.section import Forks
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.upstream import upstream_target
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.failure_log import FailureLog
-from lightning_core.rollouts.forks import Fork, choose_points, fork_points, recording_of, tokens_from
+from lightning_core.signals.forks.points import Fork, choose_points, fork_points, recording_of, tokens_from
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.runner import Runner
 from lightning_core.tools.serving import ServingEndpoint

@@ -11,7 +11,7 @@ import pytest
 from lightning_core.credit import Component, CreditRules, Episode, RewardTerm, assign_by_policy, assign_credit
 from lightning_core.credit.episode import Accumulate
 from lightning_core.credit.explain import explain_credit
-from lightning_core.credit.gains import information_gains
+from lightning_core.signals.information_gain.gains import information_gains
 from lightning_core.trace import Event, Reward
 from tests.core.episodes import call, event, from_calls
 

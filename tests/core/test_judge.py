@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_core.config.credit import Criterion
-from lightning_core.rollouts.judge import judge_prompt, read_scores
+from lightning_core.signals.judge.scores import judge_prompt, read_scores
 from lightning_core.trace import Trace
 from tests.core.episodes import call, from_calls
 

@@ -14,10 +14,10 @@ import pytest
 
 from lightning_core import replayable
 from lightning_core.capture.tool_results import NOT_KEPT, RESULT, ToolResults
-from lightning_core.config.forks import Forks
+from lightning_core.signals.forks.section import Forks
 from lightning_core.errors import ConfigError
 from lightning_core.rollouts.attempt import Job, Rollout
-from lightning_core.rollouts.forks import fork_points
+from lightning_core.signals.forks.points import fork_points
 from lightning_core.rollouts.jobs import fork_job
 from lightning_core.rollouts.replayed_tools import check_tools, count_tools, kept_tools, not_kept, recorded_tools
 from lightning_core.rollouts.runner import Runner

@@ -17,7 +17,7 @@ from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.rollouts.attempt import Job, Rollout
-from lightning_core.rollouts.forks import fork_points
+from lightning_core.signals.forks.points import fork_points
 from lightning_core.rollouts.jobs import fork_job
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.replayed_tools import check_tools, count_tools

@@ -17,7 +17,7 @@ from lightning_core.credit.signals import tool_signals
 from lightning_core.endpoint.server import Limits, Routing
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.jobs import to_episodes
-from lightning_core.rollouts.judge import judge_prompt
+from lightning_core.signals.judge.scores import judge_prompt
 from lightning_core.tools.cli.tree import make_tree
 from lightning_core.transitions import refused_calls, trace_to_transitions, transitions_to_rows
 from tests.policy.test_endpoint import HI, client_in_scope, serve, serve_backend

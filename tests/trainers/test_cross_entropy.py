@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_core.config.algorithm import Algorithm
-from lightning_core.config.ce import CrossEntropy
+from lightning_core.signals.cross_entropy.section import CrossEntropy
 from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row

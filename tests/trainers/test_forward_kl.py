@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.config.algorithm import Algorithm
-from lightning_core.config.distill import Distill
+from lightning_core.signals.distill.section import Distill
 from lightning_core.model import head
 from lightning_core.model.constraint import Constraints
 from lightning_core.model.head import linear_logprobs

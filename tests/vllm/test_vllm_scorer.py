@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from lightning_core import fit, load_config
 from lightning_core.backends.vllm.backend import VllmBackend
-from lightning_core.backends.vllm.scorer import ServerScorer
+from lightning_core.signals.distill.server_scorer import ServerScorer
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
 from lightning_core.model.source import load_tokenizer
 from tests.tiny_model import make_tiny_model

@@ -50,10 +50,12 @@ def credit(options: argparse.Namespace) -> int:
     _rules(load_config(folder / "config.yaml", overrides))
     from lightning_core.records.configs import config_of_step
     from lightning_core.records.store import Store
+    from lightning_core.signals.forks.section import forks_of
+    from lightning_core.signals.information_gain.gains import ANSWER_LOGPROBS
+    from lightning_core.signals.information_gain.section import NEED
     from lightning_core.tools.cli.console import show
     from lightning_core.tools.cli.credit_report import make_report
     from lightning_core.tools.runs.recredit import credited_steps, recredit
-    from lightning_core.trace import ANSWER_LOGPROBS
 
     with Store(folder / "store.db", read_only=True) as store:
         steps = credited_steps(store)
@@ -65,7 +67,7 @@ def credit(options: argparse.Namespace) -> int:
         configs = {file: load_config(file, overrides) for file in dict.fromkeys(files.values())}
         rules = {file: _rules(config) for file, config in configs.items()}
         needing = next(
-            (r.reward_rule.name for own in rules.values() for r in own.values() if r.reward_rule.answer), None
+            (r.reward_rule.name for own in rules.values() for r in own.values() if NEED in r.reward_rule.needs), None
         )
         if needing is not None and not store.has_arrays(ANSWER_LOGPROBS):
             raise ConfigError(
@@ -75,7 +77,7 @@ def credit(options: argparse.Namespace) -> int:
         changes = [
             change
             for step, file in ((step, files[step]) for step in steps)
-            for change in recredit(store, step, rules[file], forks=configs[file].rollouts.forks is not None)
+            for change in recredit(store, step, rules[file], forks=forks_of(configs[file].rollouts) is not None)
         ]
     if not changes:
         raise ConfigError(f"the run {str(folder)!r} has no credited calls yet")

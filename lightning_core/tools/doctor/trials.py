@@ -22,11 +22,11 @@ from lightning_core.observers.progress import Progress
 from lightning_core.records.store import Store
 from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.background import background_loop
-from lightning_core.rollouts.batch import Batch
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.jobs import pick_tasks
 from lightning_core.rollouts.local_agents import capturing, open_agents
-from lightning_core.rollouts.refill import without_signal
+from lightning_core.rollouts.refill import without_gradient
+from lightning_core.rollouts.rows import to_rows
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.session import TrainingSession, open_session
 from lightning_core.testing.playground import EveryModel, SameChat
@@ -123,11 +123,14 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
             reward_function=setup.reward,
             on_rollout=rollouts.append,
         ) as session:
-            batch = session.collect(setup.train)
-            trial = replace(trial, flat=without_signal(batch.episodes, batch.credit), rows=len(batch.rows))
-            seconds, failed = _update(session, batch)
-            memory, saved = process_memory(), checkpoint_size(session.trainer)
-            notes = tuple(session.trainer.notes)
+            groups = session.roll_out(session.pick_tasks(setup.train))
+            episodes = session.annotate(groups)
+            credit = session.assign_credit(episodes)
+            rows = to_rows(config.algorithm, episodes, credit, session.streams(episodes))
+            trial = replace(trial, flat=without_gradient(episodes, credit), rows=len(rows))
+            seconds, failed = _update(session, rows)
+            memory, saved = process_memory(), checkpoint_size(session.learner)
+            notes = tuple(session.notes)
     except LightningError as raised:
         return replace(trial, error=raised), None
     whole, single = _times(rollouts)
@@ -150,15 +153,15 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
     return trial, measured
 
 
-def _update(session: TrainingSession, batch: Batch) -> tuple[float | None, str | None]:
+def _update(session: TrainingSession, rows: Sequence[Row]) -> tuple[float | None, str | None]:
     """Seconds of an update in which every row has a gradient, or its error."""
-    if not batch.rows:
+    if not rows:
         return None, None
     session.progress.phase("update")
-    rows = [_with_gradient(row) for row in batch.rows]
+    rows = [_with_gradient(row) for row in rows]
     began = time.monotonic()
     try:
-        session.trainer.step(rows)
+        session.learner.step(rows)
     except LightningError as error:
         return None, str(error)
     return time.monotonic() - began, None

@@ -38,8 +38,8 @@ from lightning_core.tools.sft.agents import learning_agents
 from lightning_core.tools.sft.chats import open_chats
 from lightning_core.tools.sft.examples import Selection, read_examples
 from lightning_core.tools.sft.tokens import TokenCounts, Tokens
-from lightning_core.trace import Trace
-from lightning_core.trainers import Trainer, make_trainer
+from lightning_core.trace import POLICY, Trace
+from lightning_core.trainers import Learner, make_trainer
 from lightning_core.transitions import Row
 
 _METRICS = {"loss": "ce_loss"} | {
@@ -106,10 +106,10 @@ def sft(
         stack.enter_context(started(folder))
         reports = stack.enter_context(reporting(config, trackers, folder, None))
         stack.enter_context(interruptible())
-        trainer = make_trainer(supervised, samples=False)
-        stack.callback(trainer.close)
+        learner = make_trainer(supervised, samples=False).learner
+        stack.callback(learner.close)
         store = stack.enter_context(Store(folder / "store.db"))
-        school = _School(supervised, passes, trainer, folder, store, progress, reports, rows)
+        school = _School(supervised, passes, learner, folder, store, progress, reports, rows)
         school.learn([trace.rollout for trace in learnt], [trace.rollout for trace in held])
         found = Learnt(
             folder=folder,
@@ -122,7 +122,7 @@ def sft(
         _record(found, sources, selection, passes)
         summary = Summary(
             eval=None,
-            steps=trainer.steps,
+            steps=school.steps,
             stopped=school.stopped,
             rollouts=len(rows),
             tokens_sampled=0,
@@ -153,7 +153,7 @@ class _School:
         self,
         config: Config,
         passes: Passes,
-        trainer: Trainer,
+        learner: Learner,
         folder: Path,
         store: Store,
         progress: Progress,
@@ -161,16 +161,18 @@ class _School:
         rows: Mapping[str, Sequence[Row]],
     ) -> None:
         """``rows``: of each rollout."""
-        self._config, self._passes, self._trainer = config, passes, trainer
+        self._config, self._passes, self._learner = config, passes, learner
         self._folder, self._store, self._progress, self._reports = folder, store, progress, reports
         self._rows = rows
+        self.steps = 0
+        """Number of updates so far."""
         self.losses: list[float] = []
         self.metrics: list[Mapping[str, Any]] = []
         self.stopped: str | None = None
 
     def learn(self, rollouts: Sequence[str], held: Sequence[str]) -> None:
         """Train on ``rollouts``; measure the loss on the rollouts ``held`` before and after each epoch."""
-        config, passes, trainer = self._config, self._passes, self._trainer
+        config, passes = self._config, self._passes
         batches = math.ceil(len(rollouts) / passes.batch)
         log = StepLog(config, self._folder, self._store, self._progress, after=0, held_out=dict)
         (self._folder / SUPERVISED).write_text("{}\n", encoding="utf-8")
@@ -187,21 +189,22 @@ class _School:
                     if is_last and held:
                         loss = self._measure(held, f"after epoch {epoch + 1} of {passes.epochs}")
                         metrics["held_out_ce_loss"], best = loss, loss <= min(self.losses[1:])
-                    recorded = log.add(trainer.steps, metrics)
-                    self._reports.on_step(trainer.steps, recorded)
-                    self.metrics.append({"step": trainer.steps, **recorded})
+                    recorded = log.add(self.steps, metrics)
+                    self._reports.on_step(self.steps, recorded)
+                    self.metrics.append({"step": self.steps, **recorded})
                 self.stopped = log.stop_reason()
                 if self.stopped is not None:
                     break
             self._save(best=best)
             if self.stopped is not None:
-                self._progress.message(f"stopped after step {trainer.steps}: {self.stopped}")
+                self._progress.message(f"stopped after step {self.steps}: {self.stopped}")
                 break
 
     def _step(self, rollouts: Sequence[str]) -> dict[str, float]:
         began = time.monotonic()
         rows = [row for rollout in rollouts for row in self._rows[rollout]]
-        update = self._trainer.step(rows)
+        update = self._learner.step(rows)
+        self.steps += 1
         named = [(key.rpartition("/"), value) for key, value in update.items()]
         return {
             **{f"{policy}{slash}{_METRICS[name]}": v for (policy, slash, name), v in named if name in _METRICS},
@@ -213,7 +216,7 @@ class _School:
         """The loss on the rollouts ``held``, in nats per token; shown."""
         if not held:
             return math.nan
-        found = self._trainer.logprobs([row for rollout in held for row in self._rows[rollout]])
+        found = self._learner.scorer(POLICY).logprobs([row for rollout in held for row in self._rows[rollout]])
         tokens = sum(len(logprobs_T) for logprobs_T in found.values())
         loss = -math.fsum(float(logprobs_T.sum(dtype="float64")) for logprobs_T in found.values()) / tokens
         self.losses.append(loss)
@@ -225,8 +228,8 @@ class _School:
 
         ``best``: its loss on the held-out rollouts is the lowest so far.
         """
-        target = self._folder / "checkpoints" / f"step-{self._trainer.steps:06d}"
-        self._trainer.save(target)
+        target = self._folder / "checkpoints" / f"step-{self.steps:06d}"
+        self._learner.save(target)
         drop_optimizer(target)  # nothing resumes from it
         if best:
             mark_best(target)

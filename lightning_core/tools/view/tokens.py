@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_core.tools.view.tokenizers import Piece, TokenTexts
-from lightning_core.trace import Call, Floats
+from lightning_core.trace import LOGPROBS_AFTER, Call, Floats
 
 PROBABILITIES = (0.01, 0.1, 0.5, 0.9)
 """Between the bins of a probability, from unlikely to likely."""
@@ -61,7 +61,7 @@ def sampled_tokens(call: Call, texts: TokenTexts | None, advantage: float | None
     ids = [int(i) for i in call.output_ids]
     before = [] if call.prompt_ids is None else [int(i) for i in call.prompt_ids[-8:]]
     pieces: Sequence[Piece | None] = [None] * len(ids) if texts is None else texts.pieces(ids, before)
-    logprobs, later = _of_length(call.logprobs, len(ids)), _of_length(call.logprobs_after, len(ids))
+    logprobs, later = _of_length(call.logprobs, len(ids)), _of_length(call.arrays.get(LOGPROBS_AFTER), len(ids))
     return [
         ShownToken(id=i, piece=piece, logprob=logprob, after=new, advantage=advantage)
         for i, piece, logprob, new in zip(ids, pieces, logprobs, later, strict=True)

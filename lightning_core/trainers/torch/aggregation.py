@@ -50,27 +50,27 @@ def token_weights(rows: Sequence[Row], algorithm: Algorithm) -> list[Floats]:
     return [(row.mask * weight).astype(np.float32) for row, weight in zip(rows, weights, strict=True)]
 
 
-def ce_weights(rows: Sequence[Row], weight: float) -> list[Floats]:
-    """The weight of each token of each row in the cross-entropy term, float32 [L].
+def cross_entropy_weights(rows: Sequence[Row]) -> list[Floats]:
+    """The weight of each token of each row in the cross-entropy term, float32 [L], with the token's coefficient.
 
-    The term is ``weight`` times the mean over rollouts of the mean over each rollout's chosen tokens. Rollouts without any do
-    not count.
+    The term is the mean over rollouts of the mean over each rollout's chosen tokens. Rollouts without any do not count.
     """
-    counts = [0 if row.ce is None else int(row.ce.sum()) for row in rows]
-    weights = ce_row_weights([row.rollout for row in rows], counts, weight)
+    coefficients = [row.streams.cross_entropy for row in rows]
+    counts = [0 if own is None else int((own != 0).sum()) for own in coefficients]
+    weights = cross_entropy_row_weights([row.rollout for row in rows], counts)
     return [
-        np.zeros(len(row.mask), dtype=np.float32) if row.ce is None else (row.ce * own).astype(np.float32)
-        for row, own in zip(rows, weights, strict=True)
+        np.zeros(len(row.mask), dtype=np.float32) if own is None else (own * weight).astype(np.float32)
+        for row, own, weight in zip(rows, coefficients, weights, strict=True)
     ]
 
 
-def ce_row_weights(rollouts: Sequence[Hashable], tokens: Sequence[int], weight: float) -> list[float]:
+def cross_entropy_row_weights(rollouts: Sequence[Hashable], tokens: Sequence[int]) -> list[float]:
     """The weight of each chosen token of each row. ``rollouts``: the rollout of each row. ``tokens``: its number of chosen tokens."""
     chosen: Counter[Hashable] = Counter()
     for rollout, count in zip(rollouts, tokens, strict=True):
         chosen[rollout] += count
     number = sum(count > 0 for count in chosen.values())
-    return [weight / (number * chosen[rollout]) if chosen[rollout] else 0.0 for rollout in rollouts]
+    return [1.0 / (number * chosen[rollout]) if chosen[rollout] else 0.0 for rollout in rollouts]
 
 
 def row_weights(rollouts: Sequence[Hashable], tokens: Sequence[int], algorithm: Algorithm) -> list[float]:

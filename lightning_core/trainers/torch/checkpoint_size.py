@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_core.trainers import Trainer
+from lightning_core.trainers import Learner
 from lightning_core.trainers.torch.multi_policy import MultiPolicyTrainer
 from lightning_core.trainers.torch.trainer import TorchTrainer
 
@@ -20,10 +20,10 @@ class CheckpointSize:
     """Only the newest checkpoint has it."""
 
 
-def checkpoint_size(trainer: Trainer) -> CheckpointSize:
+def checkpoint_size(trainer: Learner) -> CheckpointSize:
     """The size of the checkpoints of an embedded trainer."""
     if isinstance(trainer, MultiPolicyTrainer):
-        parts = [checkpoint_size(one) for one in trainer.policies.values()]
+        parts = [checkpoint_size(own) for own in trainer.policies.values()]
         return CheckpointSize(
             trained=sum(part.trained for part in parts),
             frozen=sum(part.frozen for part in parts),

@@ -1,4 +1,4 @@
-"""The loss of ``algorithm.distill`` with ``divergence: forward``: the forward KL divergence from the teacher.
+"""The forward KL divergence from another distribution, the teacher's, as a term of the loss.
 
     weight · sum_t weight_t sum_v teacher_t(v) (log teacher_t(v) − log policy_t(v))
 
@@ -43,7 +43,7 @@ class ForwardKl:
     probabilities_DK: Tensor
     """float32: the teacher's; 0 for a target that stands for none."""
     weights_D: Tensor
-    """float32: with ``distill.weight``."""
+    """float32: with `Candidates.weight`."""
 
     def __call__(self, logprobs_X: Tensor) -> tuple[Tensor, float]:
         """The term, and the sum of the divergences in nats. ``logprobs_X``: the policy's, float32, with gradient."""
@@ -62,11 +62,11 @@ def _log(values_D: Tensor, *, bound_D: Tensor) -> Tensor:
 
 
 def forward_kl(
-    batch: PackedBatch, rows: Sequence[Row], weights: Sequence[Floats], weight: float, device: torch.device
+    batch: PackedBatch, rows: Sequence[Row], weights: Sequence[Floats], device: torch.device
 ) -> ForwardKl | None:
-    """The term of ``batch``; None if no token of it learns from a teacher.
+    """The term of ``batch``; None if no token of it has candidates.
 
-    ``rows``: all rows of the step. ``weights``: of each of their tokens, float32 [L]. ``weight``: ``distill.weight``.
+    ``rows``: all rows of the step. ``weights``: of each of their tokens, float32 [L].
     """
     places: list[NDArray[np.int64]] = []
     own: list[Floats] = []
@@ -74,11 +74,12 @@ def forward_kl(
     first = 0
     for index, columns in zip(batch.rows, batch.columns, strict=True):
         for segment in rows[index].segments:
-            if segment.candidates is not None:
+            proposed = rows[index].streams.candidates.get(segment.call)
+            if proposed is not None:
                 tokens = np.arange(segment.start, segment.stop)
                 places.append(first + np.searchsorted(columns, tokens))
-                own.append(weights[index][tokens])
-                candidates.append(segment.candidates)
+                own.append(weights[index][tokens] * proposed.weight)
+                candidates.append(proposed)
         first += len(columns)
     if not candidates:
         return None
@@ -95,5 +96,5 @@ def forward_kl(
         places_X=tensor(np.repeat(np.concatenate(places), ids_DK.shape[1])),
         targets_X=tensor(targets_DK.reshape(-1)),
         probabilities_DK=tensor(np.exp(logprobs_DK)),
-        weights_D=tensor(weight * np.concatenate(own)),
+        weights_D=tensor(np.concatenate(own)),
     )

@@ -11,8 +11,8 @@ from lightning_core.trainers.torch.objective import Objective
 from lightning_core.trainers.torch.packing import PackedBatch
 from lightning_core.transitions import Row
 
-CE, FORWARD_KL = "ce_loss", "teacher_forward_kl"
-"""Metrics of the terms of ``algorithm.ce`` and ``algorithm.distill``."""
+CROSS_ENTROPY, FORWARD_KL = "ce_loss", "teacher_forward_kl"
+"""The metrics of the terms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +31,9 @@ class MiniBatch:
     @property
     def tokens_of_terms(self) -> Mapping[str, int]:
         """Number of tokens of each further term of the loss."""
-        taught = (term for term in self.objective.taught if term is not None)
         return {
-            CE: sum(int(batch.ce_E.sum()) for batch in self.batches),
-            FORWARD_KL: sum(len(term.weights_D) for term in taught),
+            CROSS_ENTROPY: sum(int(batch.cross_entropy_E.sum()) for batch in self.batches),
+            FORWARD_KL: sum(len(term.weights_D) for term in self.objective.kl_terms if term is not None),
         }
 
 

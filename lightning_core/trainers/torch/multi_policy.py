@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lightning_core.backends.torch.engine import TorchBackend
@@ -21,17 +21,41 @@ from lightning_core.errors import TrainingError
 from lightning_core.model.folders import whole
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.source import resolve_model
+from lightning_core.rollouts.signal import Critic, Scorer
 from lightning_core.trace import BASE, Floats
 from lightning_core.trainers.torch.build import load_policy, open_backend
 from lightning_core.trainers.torch.proof import prove_once
+from lightning_core.trainers.torch.scorer import RowScorer
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Candidates, Row, Transition
 
 _FILE = "policies.json"
 
 
+@dataclass(frozen=True, slots=True)
+class _OwnPolicies:
+    """A `Scorer` of rows by the policy that sampled them."""
+
+    scorers: Mapping[str, RowScorer]
+    """By policy."""
+
+    def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
+        return {
+            call: logprobs_T
+            for name, scorer in self.scorers.items()
+            for call, logprobs_T in scorer.logprobs([row for row in rows if row.policy == name]).items()
+        }
+
+    def candidates(self, rows: Sequence[Row], count: int) -> Mapping[str, Candidates]:
+        return {
+            call: found
+            for name, scorer in self.scorers.items()
+            for call, found in scorer.candidates([row for row in rows if row.policy == name], count).items()
+        }
+
+
 class MultiPolicyTrainer:
-    """A `Trainer` of several policies."""
+    """A `Learner` of several policies."""
 
     def __init__(
         self,
@@ -76,7 +100,7 @@ class MultiPolicyTrainer:
 
     @property
     def steps(self) -> int:
-        """See `Trainer.steps`."""
+        """Number of completed steps."""
         return self._steps
 
     @property
@@ -95,7 +119,7 @@ class MultiPolicyTrainer:
         return self._chats
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
-        """See `Trainer.step`. Each policy is updated on its own rows.
+        """See `Learner.step`. Each policy is updated on its own rows.
 
         A policy without rows keeps its weights and version.
         """
@@ -122,38 +146,31 @@ class MultiPolicyTrainer:
             self._steps += 1
         return metrics
 
-    def teacher_logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
-        """See `Trainer.teacher_logprobs`. The configuration refuses it with several policies."""
-        raise TrainingError("algorithm.distill goes with one policy")
+    def scorer(self, model: str) -> Scorer:
+        """See `Learner.scorer`. Each row is scored by its own policy; the configuration admits no other model."""
+        return _OwnPolicies({name: trainer.scorer(model) for name, trainer in self.policies.items()})
 
-    def teacher_candidates(self, rows: Sequence[Row]) -> Mapping[str, Candidates]:
-        """See `teacher_logprobs`."""
-        raise TrainingError("algorithm.distill goes with one policy")
+    @property
+    def critic(self) -> Critic | None:
+        """The critics of the policies; None if no policy's credit rule needs one."""
+        return self if any(trainer.critic is not None for trainer in self.policies.values()) else None
 
-    def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
-        """See `Trainer.logprobs`. Each row is scored by its own policy."""
-        return {
-            call: logprobs_T
-            for name, trainer in self.policies.items()
-            for call, logprobs_T in trainer.logprobs([row for row in rows if row.policy == name]).items()
-        }
-
-    def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
-        """See `Trainer.expected`. Each call is scored by the critic of its own policy."""
+    def values(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
+        """See `Critic.values`. Each call is scored by the critic of its own policy."""
         self._scored_by |= {t.call: t.policy for t in transitions}
         return {
             call: value
             for name in dict.fromkeys(t.policy for t in transitions)
-            for call, value in self.policies[name].expected([t for t in transitions if t.policy == name]).items()
+            for call, value in self.policies[name].values([t for t in transitions if t.policy == name]).items()
         }
 
-    def learn_expected(self, targets: Mapping[str, float]) -> Mapping[str, float]:
-        """See `Trainer.learn_expected`."""
+    def fit_values(self, targets: Mapping[str, float]) -> Mapping[str, float]:
+        """See `Critic.fit_values`."""
         metrics: dict[str, float] = {}
         for name, trainer in self.policies.items():
             own = {call: target for call, target in targets.items() if self._scored_by[call] == name}
             if own:
-                metrics |= self._named(name, trainer.learn_expected(own))
+                metrics |= self._named(name, trainer.fit_values(own))
         self._scored_by.clear()
         return metrics
 
@@ -162,7 +179,7 @@ class MultiPolicyTrainer:
         return dict(metrics) if len(self.policies) == 1 else {f"{name}/{key}": value for key, value in metrics.items()}
 
     def save(self, folder: Path) -> None:
-        """See `Trainer.save`. Each policy gets a subfolder."""
+        """See `Learner.save`. Each policy gets a subfolder."""
         with self._backend.pause(), whole(folder) as scratch:
             for name, trainer in self.policies.items():
                 trainer.save(scratch / name)
@@ -171,8 +188,8 @@ class MultiPolicyTrainer:
         for name, trainer in self.policies.items():
             trainer.saved_in = folder / name
 
-    def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        """See `Trainer.load`."""
+    def load(self, folder: Path, *, weights_only: bool = False) -> int:
+        """See `Learner.load`."""
         try:
             facts = json.loads((folder / _FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -185,6 +202,7 @@ class MultiPolicyTrainer:
         for name, trainer in self.policies.items():
             trainer.load(folder / name, weights_only=weights_only)
         self._steps = facts["steps"]
+        return self._steps
 
     def save_pretrained(self, folder: Path) -> None:
         """Write each policy to ``folder/NAME``; see `TorchTrainer.save_pretrained`."""
@@ -192,7 +210,7 @@ class MultiPolicyTrainer:
             trainer.save_pretrained(folder / name)
 
     def close(self) -> None:
-        """See `Trainer.close`."""
+        """See `Learner.close`."""
         self._backend.close()
 
 

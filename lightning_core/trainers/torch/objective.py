@@ -22,7 +22,7 @@ from torch import Tensor
 from lightning_core.config.algorithm import Algorithm, Importance
 from lightning_core.config.build_rules import loss_rule
 from lightning_core.trace import Floats
-from lightning_core.trainers.torch.aggregation import ce_weights, token_weights
+from lightning_core.trainers.torch.aggregation import cross_entropy_weights, token_weights
 from lightning_core.trainers.torch.corrections import importance_weights
 from lightning_core.trainers.torch.forward_kl import forward_kl
 from lightning_core.trainers.torch.loss import TokenLoss, TrainedTokens, policy_loss
@@ -54,10 +54,9 @@ class Objective:
         advantages = [row.advantages for row in rows if row.advantages is not None]
         weights = token_weights(rows, algorithm)
         self._policy: list[Tensor | None] = [_places(batch.sampled_E, device) for batch in batches]
-        self._ce = _ce_terms(algorithm, rows, batches, device)
-        distill = 0.0 if algorithm.distill is None else algorithm.distill.weight
-        self.taught = [forward_kl(batch, rows, weights, distill, device) for batch in batches]
-        """The term of ``algorithm.distill`` of each micro-batch, if its divergence is `forward`."""
+        self._cross_entropy = _cross_entropy_terms(rows, batches, device)
+        self.kl_terms = [forward_kl(batch, rows, weights, device) for batch in batches]
+        """The forward KL divergence of each micro-batch; None without candidates."""
         self.sampled: list[Floats] = [batch.gather([row.logprobs for row in rows]) for batch in batches]
         """Sampled logprobs, float32 [R] per micro-batch: the arrays that the loss uses."""
 
@@ -69,7 +68,7 @@ class Objective:
         self._proximal: dict[int, Tensor] = {}
         self._importance: dict[int, tuple[Tensor, Tensor]] = {}
         self._ratio_sums_N: Tensor | None = None
-        self._surveyed: Mapping[int, Tensor] = {}
+        self._precomputed: Mapping[int, Tensor] = {}
         self._importance_sums_N: Tensor | None = None
         self.references: dict[int, Tensor] = {}
         """Logprobs of the reference model, float32 [E] by micro-batch; set by the trainer if the loss has a KL term."""
@@ -84,7 +83,7 @@ class Objective:
             else Sequences(rows, batches, algorithm.importance.level, device)
         )
 
-    def needs_survey(self) -> bool:
+    def needs_all_logprobs(self) -> bool:
         """Whether the next update needs all logprobs before its first gradient.
 
         It does if it uses the ratio of a sequence whose tokens are in several micro-batches, or a loss over all of them.
@@ -96,9 +95,9 @@ class Objective:
             or (self._loss.whole_batch and len(self._advantages) > 1)
         )
 
-    def survey(self, logprobs: Sequence[Tensor]) -> None:
+    def precompute_logprobs(self, logprobs: Sequence[Tensor]) -> None:
         """Set the logprobs [E] of each micro-batch under the weights of the next update."""
-        known = self._surveyed = {n: self.sampled_only(n, logprobs_E) for n, logprobs_E in enumerate(logprobs)}
+        known = self._precomputed = {n: self.sampled_only(n, logprobs_E) for n, logprobs_E in enumerate(logprobs)}
         if self.algorithm.importance is not None and not self._proximal:
             self._proximal = known
             if self._importance_sequences is not None:
@@ -112,10 +111,10 @@ class Objective:
         return values_E if places_R is None else values_E[places_R]
 
     def cross_entropy(self, batch: int, logprobs_E: Tensor) -> tuple[Tensor, float]:
-        """The term of ``algorithm.ce`` of a micro-batch, and the sum of −log policy over its tokens."""
-        if not self._ce:
+        """The cross-entropy term of a micro-batch, and the sum of −log policy over its tokens."""
+        if not self._cross_entropy:
             return logprobs_E.new_zeros(()), 0.0
-        places_C, weights_C = self._ce[batch]
+        places_C, weights_C = self._cross_entropy[batch]
         surprisals_C = -logprobs_E[places_C]
         return (weights_C * surprisals_C).sum(), float(surprisals_C.detach().sum())
 
@@ -156,10 +155,12 @@ class Objective:
         numbers = [number for number in range(len(self._advantages)) if number != batch]
         if not numbers:
             return None
-        assert self._surveyed, "survey() was not called, but the loss needs the tokens of all micro-batches"
+        assert self._precomputed, (
+            "precompute_logprobs() was not called, but the loss needs the tokens of all micro-batches"
+        )
         columns: list[tuple[Tensor, Tensor, Tensor]] = []
         for number in numbers:
-            now_E, old_E = self._surveyed[number], self._old()[number]
+            now_E, old_E = self._precomputed[number], self._old()[number]
             ratio_E = self._sequence_log_ratio(number, now_E)
             columns.append((now_E, now_E - old_E if ratio_E is None else ratio_E, self._advantages[number]))
         logprobs, log_ratios, advantages = (torch.cat(column) for column in zip(*columns, strict=True))
@@ -179,7 +180,7 @@ class Objective:
         if sequences is None:
             return importance_weights(log_ratio[batch], importance)
         sums_N = self._importance_sums_N if sequences.cut else sequences.sums(log_ratio)
-        assert sums_N is not None, "survey() was not called, but a sequence is in several micro-batches"
+        assert sums_N is not None, "precompute_logprobs() was not called, but a sequence is in several micro-batches"
         return importance_weights(sequences.spread(sums_N, batch), importance)
 
     def _sequence_log_ratio(self, batch: int, now_E: Tensor) -> Tensor | None:
@@ -187,7 +188,7 @@ class Objective:
         if sequences is None:
             return None
         sums_N = self._ratio_sums_N if sequences.cut else sequences.sums(self._log_ratios({batch: now_E}, self._old()))
-        assert sums_N is not None, "survey() was not called, but a sequence is in several micro-batches"
+        assert sums_N is not None, "precompute_logprobs() was not called, but a sequence is in several micro-batches"
         return sequences.spread(sums_N / sequences.tokens_N, batch).float()
 
 
@@ -196,16 +197,19 @@ def _places(chosen_E: NDArray[np.bool_], device: torch.device) -> Tensor | None:
     return None if chosen_E.all() else torch.from_numpy(np.flatnonzero(chosen_E)).to(device)
 
 
-def _ce_terms(
-    algorithm: Algorithm, rows: Sequence[Row], batches: Sequence[PackedBatch], device: torch.device
+def _cross_entropy_terms(
+    rows: Sequence[Row], batches: Sequence[PackedBatch], device: torch.device
 ) -> list[tuple[Tensor, Tensor]]:
-    """For each micro-batch the C tokens with a cross-entropy loss: int64 [C], counted along E, and weights, float32 [C]."""
-    if algorithm.ce is None:
+    """For each micro-batch the C tokens with a cross-entropy loss: int64 [C], counted along E, and weights, float32 [C].
+
+    Empty if no row has such tokens.
+    """
+    if all(row.streams.cross_entropy is None for row in rows):
         return []
-    weights = ce_weights(rows, algorithm.ce.weight)
+    weights = cross_entropy_weights(rows)
     found: list[tuple[Tensor, Tensor]] = []
     for batch in batches:
-        places_C = np.flatnonzero(batch.ce_E)
+        places_C = np.flatnonzero(batch.cross_entropy_E)
         weights_E = np.concatenate(
             [weights[row][columns] for row, columns in zip(batch.rows, batch.columns, strict=True)]
         )

@@ -41,7 +41,7 @@ class PackedBatch:
     """Token ids."""
     sampled_E: NDArray[np.bool_]
     """The R tokens that were sampled, which have advantages."""
-    ce_E: NDArray[np.bool_]
+    cross_entropy_E: NDArray[np.bool_]
     """The tokens with a cross-entropy loss; see `Row`."""
     rows: Sequence[int]
     """Indices of the micro-batch's rows in the step's rows; E has their trained tokens in this order."""
@@ -170,15 +170,13 @@ def _pack(rows: Sequence[Row], inputs: dict[int, Ints], group: Sequence[tuple[in
         source_E=source_E.reshape(-1),
         targets_E=targets_E.astype(np.int64),
         sampled_E=np.concatenate([rows[index].mask[where] for (index, _), where in zip(group, columns, strict=True)]),
-        ce_E=np.concatenate([_ce(rows[index])[where] for (index, _), where in zip(group, columns, strict=True)]),
+        cross_entropy_E=np.concatenate(
+            [rows[index].cross_entropy_mask[where] for (index, _), where in zip(group, columns, strict=True)]
+        ),
         rows=[index for index, _ in group],
         columns=columns,
         places=[places[index] for index, _ in group],
     )
-
-
-def _ce(row: Row) -> NDArray[np.bool_]:
-    return np.zeros(len(row.token_ids), dtype=np.bool_) if row.ce is None else row.ce
 
 
 def _constrained(row: Row) -> NDArray[np.bool_]:

@@ -5,8 +5,8 @@ The model is a Hugging Face model on the CPU or one GPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
-from lightning_core.backends.vllm.scorer import ServerScorer
 from lightning_core.chat.chat import Chat
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.build_rules import checked_loss
@@ -27,22 +26,24 @@ from lightning_core.model.folders import whole
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.merge import layers_of, unmergeable
 from lightning_core.model.untied import is_tied
-from lightning_core.trace import BASE, POLICY, Floats
+from lightning_core.rollouts.signal import Critic
+from lightning_core.trace import BASE, POLICY
 from lightning_core.trainers.torch import checkpoint
 from lightning_core.trainers.torch.build import load_policy, notes, open_backend, plan_memory, tune_policy
+from lightning_core.trainers.torch.forward import Forward, Reference
 from lightning_core.trainers.torch.mini_batches import MiniBatch, Update, split_rollouts, step_metrics
 from lightning_core.trainers.torch.objective import Objective, rows_to_train
 from lightning_core.trainers.torch.packing import PackedBatch, pack_rows, pad_rows
 from lightning_core.trainers.torch.proof import check_rows, prove_once
 from lightning_core.trainers.torch.saving import write_merged, write_weights
-from lightning_core.trainers.torch.teacher import RowScorer, keeps_base, open_teacher
+from lightning_core.trainers.torch.scorer import RowScorer, load_other
 from lightning_core.trainers.torch.update import Updater
 from lightning_core.trainers.torch.value_head import ValueHead, prompt_states
-from lightning_core.transitions import Candidates, Row, Transition, transitions_to_rows
+from lightning_core.transitions import Row, Transition, transitions_to_rows
 
 
 class TorchTrainer:
-    """A `Trainer` that holds model, optimiser and sampling engine in this process."""
+    """A `Learner` that holds model, optimiser and sampling engine in this process."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class TorchTrainer:
         self.name = name
         self._loaded = loaded or load_policy(policy)
         self._model = self._loaded.model
-        self._tuning = tune_policy(self._loaded, policy, name=name, seed=seed, keep_base=keeps_base(algorithm))
+        self._tuning = tune_policy(self._loaded, policy, name=name, seed=seed, keep_base=algorithm.kl is not None)
         self._seed = seed
         self._updater = Updater(self._loaded, self._tuning, settings, learning_rate=policy.learning_rate)
         width: int = self._model.get_output_embeddings().weight.shape[1]
@@ -111,7 +112,7 @@ class TorchTrainer:
 
     @property
     def steps(self) -> int:
-        """See `Trainer.steps`."""
+        """Number of completed steps."""
         return self._version
 
     @property
@@ -180,7 +181,7 @@ class TorchTrainer:
         return str(self._model.dtype).removeprefix("torch.")
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
-        """See `Trainer.step`.
+        """See `Learner.step`.
 
         Rows whose advantages are all 0 cost nothing, but count in the means of the loss.
         """
@@ -195,7 +196,7 @@ class TorchTrainer:
                 undo.callback(self.restore, self.state().copy())
             if self.algorithm.importance is not None:
                 for part in parts[1:]:  # the proximal policy is that of the start of the step
-                    self._updater.survey(part)
+                    self._updater.precompute_logprobs(part)
             for number in range(total):
                 part = parts[number % len(parts)]
                 updates.append(self._updater.update(part, self._version, compare=number == 0))
@@ -204,41 +205,53 @@ class TorchTrainer:
             self._backend.versions[self.name] = self._version
         return step_metrics(parts, updates)
 
-    def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
-        """See `Trainer.logprobs`."""
+    def scorer(self, model: str) -> RowScorer:
+        """See `Learner.scorer`."""
+        path: ModelPath = self._loaded.path
+        forward: Forward | Reference
+        if model == POLICY:
+            forward = self._updater.forward
+        elif model == BASE:
+            assert self.base is not None, "the initial weights are kept for those who name them in the configuration"
+            forward = self._updater.reference
+        else:
+            forward, path = load_other(model, self.policy, self._loaded)
+        return RowScorer(
+            forward=forward,
+            path=path,
+            budget=self._memory.micro_batch_tokens,
+            vocabulary=self.vocabulary,
+            prepared=self._paused,
+        )
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that the model has logits for."""
+        return self._model.get_output_embeddings().weight.shape[0]
+
+    @contextmanager
+    def _paused(self) -> Generator[None]:
+        """Pause sampling, with the trained weights active."""
         with self._backend.pause(), self._tuning.active():
-            policy = RowScorer(self._updater.forward, self._loaded.path, self._memory.micro_batch_tokens)
-            return policy.logprobs(rows)
+            yield
 
-    def teacher_logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
-        """See `Trainer.teacher_logprobs`."""
-        with self._backend.pause(), self._tuning.active():
-            return self._teacher.logprobs(rows)
+    @property
+    def critic(self) -> Critic | None:
+        """The critic; None if the credit rule needs none."""
+        return None if self._value_head is None else self
 
-    def teacher_candidates(self, rows: Sequence[Row]) -> Mapping[str, Candidates]:
-        """See `Trainer.teacher_candidates`."""
-        with self._backend.pause(), self._tuning.active():
-            return self._teacher.candidates(rows, vocabulary=self._model.get_output_embeddings().weight.shape[0])
-
-    @cached_property
-    def _teacher(self) -> RowScorer | ServerScorer:
-        distill, budget = self.algorithm.distill, self._memory.micro_batch_tokens
-        assert distill is not None, "called only with algorithm.distill"
-        base = None if self.base is None else self._updater.reference
-        return open_teacher(distill, self.policy, self._loaded, policy=self._updater.forward, base=base, budget=budget)
-
-    def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
-        """See `Trainer.expected`."""
+    def values(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
+        """See `Critic.values`."""
         value_head = self._require_value_head()
         rows = transitions_to_rows(transitions)
         states: dict[str, Tensor] = {}
-        with self._backend.pause(), self._tuning.active(), torch.no_grad():
+        with self._paused(), torch.no_grad():
             for batch in self._pack(rows, range(len(rows))):
                 states |= prompt_states(batch, rows, self._updater.forward.hidden(batch))
         return value_head.expected(states)
 
-    def learn_expected(self, targets: Mapping[str, float]) -> Mapping[str, float]:
-        """See `Trainer.learn_expected`."""
+    def fit_values(self, targets: Mapping[str, float]) -> Mapping[str, float]:
+        """See `Critic.fit_values`."""
         return self._require_value_head().learn(targets)
 
     def _pack(self, rows: Sequence[Row], chosen: Sequence[int]) -> Sequence[PackedBatch]:
@@ -268,19 +281,20 @@ class TorchTrainer:
         return found
 
     def save(self, folder: Path) -> None:
-        """See `Trainer.save`."""
+        """See `Learner.save`."""
         with self._backend.pause(), whole(folder) as scratch:
             file = write_weights(scratch, self._loaded, self._tuning, self.policy, earlier=self.saved_in)
             checkpoint.write(scratch, self.state(), weights=file)
         self.saved_in = folder
 
-    def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        """See `Trainer.load`."""
+    def load(self, folder: Path, *, weights_only: bool = False) -> int:
+        """See `Learner.load`."""
         state = checkpoint.read(folder, self._fingerprint(), weights_only=weights_only)
         with self._backend.pause():
             self._backend.forget(self.name)
             self.restore(state)
         self.saved_in = folder
+        return self._version
 
     def save_pretrained(self, folder: Path, *, untied: bool = False) -> None:
         """See `write_merged`."""
@@ -288,7 +302,7 @@ class TorchTrainer:
             write_merged(folder, self._loaded, self._tuning, self.policy, untied=untied)
 
     def close(self) -> None:
-        """See `Trainer.close`."""
+        """See `Learner.close`."""
         self._backend.close()
 
     def _fingerprint(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from lightning_core.config.trainer import TrainerSection
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.tuning import Tuning
 from lightning_core.trainers.torch.forward import Forward, Reference
-from lightning_core.trainers.torch.mini_batches import CE, FORWARD_KL, MiniBatch, Update
+from lightning_core.trainers.torch.mini_batches import CROSS_ENTROPY, FORWARD_KL, MiniBatch, Update
 from lightning_core.trainers.torch.optimizer import MasterOptimizer
 from lightning_core.trainers.torch.proof import prove_batch, prove_sampler
 
@@ -38,9 +38,9 @@ class Updater:
         self.optimizer = MasterOptimizer(tuning, settings, learning_rate)
 
     @torch.no_grad()
-    def survey(self, part: MiniBatch) -> None:
+    def precompute_logprobs(self, part: MiniBatch) -> None:
         """Give the objective of ``part`` all of its logprobs under the current weights."""
-        part.objective.survey([self.forward.logprobs(batch, part.rows)[0] for batch in part.batches])
+        part.objective.precompute_logprobs([self.forward.logprobs(batch, part.rows)[0] for batch in part.batches])
 
     def update(self, part: MiniBatch, step: int, *, compare: bool) -> Update:
         """Update the weights once. ``step``: the number of steps before this one.
@@ -50,28 +50,28 @@ class Updater:
         """
         rows, objective, algorithm = part.rows, part.objective, part.objective.algorithm
         self._tuning.zero_grad()
-        if objective.needs_survey():
-            self.survey(part)
+        if objective.needs_all_logprobs():
+            self.precompute_logprobs(part)
         loss, sums, maxima = 0.0, Counter[str](), dict[str, float]()
-        terms: dict[str, float] = {CE: 0.0, FORWARD_KL: 0.0}
+        terms: dict[str, float] = {CROSS_ENTROPY: 0.0, FORWARD_KL: 0.0}
         for number, batch in enumerate(part.batches):
             prove_batch(rows, batch, objective.sampled[number])
             if algorithm.kl is not None and number not in objective.references:
                 objective.references[number] = objective.sampled_only(number, self.reference.logprobs(batch, rows))
-            taught = objective.taught[number]
+            kl_term = objective.kl_terms[number]
             logprobs, entropy_E = self.forward.logprobs(
                 batch,
                 rows,
                 entropy=algorithm.entropy_weight > 0,
-                others=None if taught is None else (taught.places_X, taught.targets_X),
+                others=None if kl_term is None else (kl_term.places_X, kl_term.targets_X),
             )
             logprobs_E, logprobs_X = logprobs.tensor_split([len(batch.targets_E)])
             found = objective.loss(number, logprobs_E, entropy_E)
             ce_loss, ce_sum = objective.cross_entropy(number, logprobs_E)
             total = found.loss + ce_loss
-            terms[CE] += ce_sum
-            if taught is not None:
-                divergence, divergence_sum = taught(logprobs_X)
+            terms[CROSS_ENTROPY] += ce_sum
+            if kl_term is not None:
+                divergence, divergence_sum = kl_term(logprobs_X)
                 total = total + divergence
                 terms[FORWARD_KL] += divergence_sum
             total.backward()

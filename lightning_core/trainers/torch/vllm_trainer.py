@@ -14,9 +14,9 @@ from lightning_core.backends.vllm.server import serve_vllm
 from lightning_core.chat.chat import Chat
 from lightning_core.errors import ConfigError
 from lightning_core.model.source import resolve_model
-from lightning_core.trace import Floats
+from lightning_core.trainers.torch.scorer import RowScorer
 from lightning_core.trainers.torch.trainer import TorchTrainer
-from lightning_core.transitions import Candidates, Row, Transition
+from lightning_core.transitions import Row
 
 
 class VllmTrainer:
@@ -77,7 +77,7 @@ class VllmTrainer:
 
     @property
     def steps(self) -> int:
-        """See `Trainer.steps`."""
+        """Number of completed steps."""
         return self._trainer.steps
 
     @property
@@ -91,47 +91,32 @@ class VllmTrainer:
         return {name: self._trainer.chats[name] for name in self._backend.models}
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
-        """See `Trainer.step`. Raises `InfrastructureError` if the server rejects the new weights."""
+        """See `Learner.step`. Raises `InfrastructureError` if the server rejects the new weights."""
         metrics = self._trainer.step(rows)
         started = time.monotonic()
         self._push()
         return {**metrics, "seconds_push": time.monotonic() - started}
 
-    def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
-        """See `Trainer.logprobs`."""
-        return self._trainer.logprobs(rows)
-
-    def teacher_logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
-        """See `Trainer.teacher_logprobs`."""
-        return self._trainer.teacher_logprobs(rows)
-
-    def teacher_candidates(self, rows: Sequence[Row]) -> Mapping[str, Candidates]:
-        """See `Trainer.teacher_candidates`."""
-        return self._trainer.teacher_candidates(rows)
-
-    def expected(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
-        """See `Trainer.expected`."""
-        return self._trainer.expected(transitions)
-
-    def learn_expected(self, targets: Mapping[str, float]) -> Mapping[str, float]:
-        """See `Trainer.learn_expected`."""
-        return self._trainer.learn_expected(targets)
+    def scorer(self, model: str) -> RowScorer:
+        """See `Learner.scorer`."""
+        return self._trainer.scorer(model)
 
     def save(self, folder: Path) -> None:
-        """See `Trainer.save`."""
+        """See `Learner.save`."""
         self._trainer.save(folder)
 
-    def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        """See `Trainer.load`."""
-        self._trainer.load(folder, weights_only=weights_only)
+    def load(self, folder: Path, *, weights_only: bool = False) -> int:
+        """See `Learner.load`."""
+        steps = self._trainer.load(folder, weights_only=weights_only)
         self._push()
+        return steps
 
     def save_pretrained(self, folder: Path) -> None:
         """See `TorchTrainer.save_pretrained`."""
         self._trainer.save_pretrained(folder)
 
     def close(self) -> None:
-        """See `Trainer.close`. Stops the server if this trainer started it."""
+        """See `Learner.close`. Stops the server if this trainer started it."""
         self._open.close()
 
     def _push(self) -> None:

@@ -1,6 +1,6 @@
 """The advantage estimator registered with verl.
 
-It multiplies the rows' advantages by each token's weight in the loss, and gives the tokens of ``algorithm.ce`` their weight in theirs.
+It multiplies the rows' advantages by each token's weight in the loss, and gives the tokens with a cross-entropy their weight in theirs.
 
 The advantages are computed by `credit` when the rollouts end and arrive as the rows' token-level rewards. verl's own estimators compare
 one row per rollout (GRPO) or treat rows separately. The losses are linear in the advantage, so multiplying by the token's weight
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_core.config.algorithm import Algorithm
-from lightning_core.trainers.torch.aggregation import ce_row_weights, row_weights
+from lightning_core.trainers.torch.aggregation import cross_entropy_row_weights, row_weights
 from lightning_core.trainers.verl.policy_loss import call_numbers
 
 ESTIMATOR = "lightning"
@@ -33,10 +33,10 @@ def weighted_advantages(
 ) -> tuple[Tensor, Tensor]:
     """(weight * advantage, advantage), both float32 [B, T]; where no token was sampled, the weight in the cross-entropy, and 0.
 
-    ``token_level_rewards``: the advantages, float32 [B, T], and with ``algorithm.ce`` a number other than 0 at its tokens.
+    ``token_level_rewards``: the advantages, float32 [B, T], and with a cross-entropy its coefficients where no token was sampled.
     ``response_mask`` [B, T]: 1 at sampled tokens; padding rows have none and get no weight. ``index``: the rollout of each row. Weights
     are computed for all rows of a step, before verl splits it into mini-batches, and those among ranks and micro-batches. They sum
-    to 1, or ``algorithm.ce.weight``, in the average mini-batch.
+    to 1 in the average mini-batch, those of the cross-entropy to the mean of its coefficients.
     """
     mask_BT = response_mask.bool()
     advantages_BT = token_level_rewards.float() * mask_BT
@@ -53,9 +53,9 @@ def weighted_advantages(
     updates = config[SETTINGS]["mini_batches"]
     weights_N = torch.tensor(weights, dtype=torch.float32, device=advantages_BT.device) * updates
     weighted_BT = advantages_BT * weights_N[numbers_BT]
-    if config[SETTINGS]["ce_weight"] is not None:
-        chosen_BT = (token_level_rewards != 0) & ~mask_BT
-        own = ce_row_weights(list(index), chosen_BT.sum(dim=-1).tolist(), config[SETTINGS]["ce_weight"])
+    if config[SETTINGS]["cross_entropy"]:
+        coefficients_BT = token_level_rewards.float() * ~mask_BT
+        own = cross_entropy_row_weights(list(index), (coefficients_BT != 0).sum(dim=-1).tolist())
         own_B = torch.tensor(own, dtype=torch.float32, device=advantages_BT.device) * updates
-        weighted_BT = weighted_BT + chosen_BT * own_B[:, None]
+        weighted_BT = weighted_BT + coefficients_BT * own_B[:, None]
     return weighted_BT, advantages_BT

@@ -26,36 +26,37 @@ import ray
 import transfer_queue as tq
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from lightning_core.chat.chat import Chat
 from lightning_core.config import Config, load_config
 from lightning_core.credit import Credit, Episode
 from lightning_core.endpoint.routing import Routing
+from lightning_core.model.source import load_tokenizer
 from lightning_core.observers.progress import PlainProgress
 from lightning_core.records.ledger import NewRoutes
 from lightning_core.records.store import Phase, Store
-from lightning_core.rollouts.attempt import Attempt, Job, Rollout
-from lightning_core.rollouts.batch import Group
+from lightning_core.rollouts.attempt import Attempt, Group, Job, Rollout
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.counts import add_counts
 from lightning_core.rollouts.entry_points import load_agent
 from lightning_core.rollouts.jobs import count_earlier, to_episodes
-from lightning_core.rollouts.judge import Judged
-from lightning_core.rollouts.refill import without_signal
-from lightning_core.rollouts.rows import episode_rows
+from lightning_core.rollouts.refill import without_gradient
+from lightning_core.rollouts.rows import to_rows
 from lightning_core.rollouts.selection import require_transitions, trained_agents
-from lightning_core.rollouts.supervision import Supervision, SupervisionSources
+from lightning_core.rollouts.signal import Resources, open_signals
+from lightning_core.trace import POLICY
+from lightning_core.trainers.verl.policy_chat import open_chat
 from lightning_core.trainers.verl.pool import WorkerPool
 from lightning_core.trainers.verl.prompts import Prompt, read_prompts
 from lightning_core.trainers.verl.records import write_failure
 from lightning_core.trainers.verl.rows import VerlRow, train_rows, validation_row
-from lightning_core.trainers.verl.sources import open_sources
 from lightning_core.trainers.verl.worker import RolloutWorker
-from lightning_core.transitions import transitions_to_rows
+from lightning_core.transitions import Row, transitions_to_rows
 
 logger = logging.getLogger(__name__)
 
 
 class ClusterAgents:
-    """Runs agents and the judge on the workers of a cluster."""
+    """Runs agents on the workers of a cluster."""
 
     def __init__(self, workers: WorkerPool, *, retries: int) -> None:
         self._workers = workers
@@ -69,9 +70,9 @@ class ClusterAgents:
         await asyncio.to_thread(record, attempts)
         return [a.rollout for a in attempts if a.final]
 
-    async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
-        """See `AgentPool.judge`."""
-        return await self._call("judge", episodes, step)
+    async def call_endpoint(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """See `AgentPool.call_endpoint`."""
+        return await self._call("call_endpoint", function, *arguments)
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:
@@ -91,12 +92,16 @@ class _Prompted:
 class LightningManager:
     """See the module. verl creates it with `create`."""
 
-    def __init__(self, config: Config, *, folder: Path, workers: WorkerPool, sources: SupervisionSources) -> None:
+    def __init__(self, config: Config, *, folder: Path, workers: WorkerPool, chat: Chat, max_context: int) -> None:
         self._config = config
         self._folder = folder
         self._store = Store(folder / "store.db")
         agents = ClusterAgents(workers, retries=config.rollouts.retries)
-        self._collector = Collector(config, agents, self._store, sources=sources, on_rollout=self._show_routes)
+        resources = Resources(
+            config=config, store=self._store, agents=agents, chats={POLICY: chat}, max_context=max_context
+        )
+        signals = open_signals(resources)
+        self._collector = Collector(config, agents, self._store, signals=signals, on_rollout=self._show_routes)
         self._whole_batch = any(rules.needs_batch for rules in self._collector.rules.values())
         self._routes, self._progress = (
             NewRoutes(),
@@ -127,7 +132,7 @@ class LightningManager:
             os.chdir(settings["working_dir"])
         load_agent(ours)  # registers the agents that its code marks
         model, max_context = str(config.actor_rollout_ref.model.path), int(rollout.max_model_len)
-        sources = open_sources(ours, model=model, max_context=max_context)
+        chat = open_chat(ours, model, load_tokenizer(model))
         _enable_interrupts()
         count = int(rollout.agent.num_workers)
         actor = ray.remote(RolloutWorker).options(
@@ -144,7 +149,9 @@ class LightningManager:
                 folder=settings["working_dir"],
             )
 
-        return cls(ours, folder=Path(settings["folder"]), workers=WorkerPool(make, count), sources=sources)
+        return cls(
+            ours, folder=Path(settings["folder"]), workers=WorkerPool(make, count), chat=chat, max_context=max_context
+        )
 
     def _show_routes(self, rollout: Rollout) -> None:
         if routing := self._routes.of(rollout.trace):
@@ -230,22 +237,23 @@ class LightningManager:
                 )
             return
         step, groups = prompted[0].prompt.step, [one.group for one in prompted]
-        episodes = await self._collector.judged(self._collector.episodes(groups), step - 1, required=False)
+        episodes = await self._collector.annotate(groups, step - 1, required=False)
         credit = self._collector.credit(episodes)
         by_rollout = {e.rollout: e for e in episodes}
         replaced = self._replaced_prompts(prompted, by_rollout, credit)
         dropped = {r.trace.rollout for one in prompted if one.prompt.uid in replaced for r in one.group.trained}
         kept = [e for e in episodes if e.rollout not in dropped]
         counted = replace(credit, metrics=self._credit_metrics(kept, credit)) if replaced else credit
-        supervision = await asyncio.to_thread(self._collector.supervision, kept)
-        batch = self._collector.batch(groups, kept, counted, supervision, replaced=len(replaced))
+        streams = await asyncio.to_thread(self._collector.streams, kept)
+        rows = to_rows(self._config.algorithm, episodes, credit, streams)
+        trained = [row for row in rows if row.rollout not in dropped]
+        counts = self._collector.count(groups, kept, counted, trained, streams, replaced=len(replaced))
         async with self._recording:
-            self._counts[step] = add_counts(self._counts.get(step, {}), batch.counts)
-            await asyncio.to_thread(self._collector.record_credit, batch, step - 1)
+            self._counts[step] = add_counts(self._counts.get(step, {}), counts)
+            await asyncio.to_thread(self._collector.record_credit, kept, counted, step - 1)
             await asyncio.to_thread(self._store.add_step, step, self._counts[step])
         for one in prompted:
-            rows = self._training_rows(one, by_rollout, credit, supervision, signal=one.prompt.uid not in replaced)
-            await self._put(one.prompt, rows)
+            await self._put(one.prompt, _training_rows(one, by_rollout, rows, signal=one.prompt.uid not in replaced))
 
     def _replaced_prompts(
         self, prompted: Sequence[_Prompted], by_rollout: Mapping[str, Episode], credit: Credit
@@ -257,7 +265,7 @@ class LightningManager:
         replaced: set[str] = set()
         for one in prompted:
             own = [by_rollout[r.trace.rollout] for r in one.group.trained if r.trace.rollout in by_rollout]
-            flat = sum(bool(e.transitions) for e in own) > 1 and bool(without_signal(own, credit))
+            flat = sum(bool(e.transitions) for e in own) > 1 and bool(without_gradient(own, credit))
             if flat and self._replaced[one.prompt.step] < self._config.rollouts.refill:
                 self._replaced[one.prompt.step] += 1
                 replaced.add(one.prompt.uid)
@@ -269,23 +277,6 @@ class LightningManager:
         The embedded trainer does not count replaced groups either.
         """
         return self._collector.credit(kept).metrics if kept else dict.fromkeys(credit.metrics, 0.0)
-
-    def _training_rows(
-        self,
-        one: _Prompted,
-        by_rollout: Mapping[str, Episode],
-        credit: Credit,
-        supervision: Supervision,
-        *,
-        signal: bool,
-    ) -> list[VerlRow]:
-        """The rows of one prompt's rollouts. See `train_rows` for ``signal``."""
-        rows: list[VerlRow] = []
-        for session, rollout in enumerate(one.group.trained):
-            if (episode := by_rollout.get(rollout.trace.rollout)) is not None:
-                found = episode_rows(self._config.algorithm, episode, credit, supervision)
-                rows += train_rows(one.prompt.group, session, found, reward=episode.reward, signal=signal)
-        return rows
 
     async def _put(self, prompt: Prompt, rows: Sequence[VerlRow]) -> None:
         """Put the rows, then the prompt's status.
@@ -315,6 +306,18 @@ def _enable_interrupts() -> None:
 def _original_error(error: Any) -> BaseException:
     """The error that was raised in another process, without Ray's wrapper."""
     return error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+
+
+def _training_rows(
+    one: _Prompted, episodes: Mapping[str, Episode], rows: Sequence[Row], *, signal: bool
+) -> list[VerlRow]:
+    """The rows of one prompt's rollouts, of the step's ``rows``. See `train_rows` for ``signal``."""
+    found: list[VerlRow] = []
+    for session, rollout in enumerate(one.group.trained):
+        if (episode := episodes.get(rollout.trace.rollout)) is not None:
+            own = [row for row in rows if row.rollout == episode.rollout]
+            found += train_rows(one.prompt.group, session, own, reward=episode.reward, signal=signal)
+    return found
 
 
 def _validation_rows(one: _Prompted, trained: frozenset[str]) -> list[VerlRow]:

@@ -1,4 +1,4 @@
-"""Our losses, and the cross-entropy of ``algorithm.ce``, behind verl's signature of a policy loss: both trainers use the same."""
+"""Our losses, and the cross-entropy of unsampled tokens, behind verl's signature of a policy loss: both trainers use the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 def loss_mode(loss: str, sequence: str | None = None, *, ce: bool = False) -> str:
     """The name that ``loss`` is registered with verl under.
 
-    ``sequence``: that of the ratio, if it is the ratio of a sequence. ``ce``: with the term of ``algorithm.ce``.
+    ``sequence``: that of the ratio, if it is the ratio of a sequence. ``ce``: with the cross-entropy of unsampled tokens.
     """
     by_call = LOSSES[loss].ratio == "sequence" and sequence == "call"
     return f"lightning-{loss}{'-call' if by_call else ''}{'-ce' if ce else ''}"

@@ -51,15 +51,17 @@ class PromptGroup:
 def train_rows(group: PromptGroup, session: int, rows: Sequence[Row], *, reward: float, signal: bool) -> list[VerlRow]:
     """The rows of one rollout. ``signal``: False if verl is to replace the group (`SIGNAL`).
 
-    The advantages are in the field of the token-level rewards, with 1 at the tokens of ``algorithm.ce``, and the rollout's ``reward`` is
-    in the extra fields. Raises TypeError for a row without advantages, and `ProofError` for a row that differs from what was sampled.
+    The advantages are in the field of the token-level rewards, with the coefficients of the cross-entropy where no token was sampled. The
+    rollout's ``reward`` is in the extra fields. Raises TypeError for a row without advantages, and `ProofError` for a row that differs
+    from what was sampled.
     """
     found: list[VerlRow] = []
     for index, row in enumerate(rows):
         if row.advantages is None:
             raise TypeError(f"row {index} of rollout {row.rollout} has no advantages")
         info = {"reward": reward, SIGNAL: float(1 + session * len(rows) + index) if signal else 0.0}
-        rewards = row.advantages if row.ce is None else np.where(row.ce & ~row.mask, np.float32(1), row.advantages)
+        weights = row.streams.cross_entropy
+        rewards = row.advantages if weights is None else np.where(row.mask, row.advantages, weights)
         made = _row(group, session, index, row, rewards, owner=f"{group.uid}-{session}", info=info)
         _prove(row, made)
         found.append(made)

@@ -14,6 +14,7 @@ from lightning_core.config import Config
 from lightning_core.config.build_rules import loss_rule
 from lightning_core.config.checks_verl import rows_per_rollout
 from lightning_core.config.policies import Lora
+from lightning_core.config.signal_sections import stream_kinds
 from lightning_core.trainers.verl.estimator import ESTIMATOR, SETTINGS
 from lightning_core.trainers.verl.policy_loss import loss_mode
 from lightning_core.trainers.verl.rows import SIGNAL
@@ -154,17 +155,17 @@ def _updates(c: Config, max_context: int) -> dict[str, Any]:
 
 
 def _algorithm(c: Config) -> dict[str, Any]:
-    a = c.algorithm
+    a, trains_unsampled = c.algorithm, "cross_entropy" in stream_kinds(c.algorithm)
     found: dict[str, Any] = {
         "algorithm.adv_estimator": ESTIMATOR,
         "algorithm.use_kl_in_reward": False,  # it would change the advantages, which stand where rewards do
         f"+algorithm.{SETTINGS}": {
             "aggregation": a.aggregation, "sequence": a.sequence, "constant_tokens": a.constant_tokens,
-            "mini_batches": a.mini_batches, "ce_weight": None if a.ce is None else a.ce.weight,
+            "mini_batches": a.mini_batches, "cross_entropy": trains_unsampled,
         },
         "algorithm.filter_groups.enable": c.rollouts.refill > 0,
         "algorithm.filter_groups.metric": SIGNAL,
-        f"{_ACTOR}.policy_loss.loss_mode": loss_mode(a.loss, a.sequence, ce=a.ce is not None),
+        f"{_ACTOR}.policy_loss.loss_mode": loss_mode(a.loss, a.sequence, ce=trains_unsampled),
         f"{_ACTOR}.clip_ratio_low": a.clip_low,
         f"{_ACTOR}.clip_ratio_high": a.clip_high,
         f"{_ACTOR}.clip_ratio_c": a.clip_dual if "clip_dual" in loss_rule(a).parameters else _NO_CLIP,
@@ -180,7 +181,7 @@ def _algorithm(c: Config) -> dict[str, Any]:
             f"{_ACTOR}.kl_loss_coef": a.kl.weight,
             f"{_ACTOR}.kl_loss_type": {"k1": "k1+", "k3": "low_var_kl"}[a.kl.estimator],
         }
-    if a.ce is not None:
+    if trains_unsampled:
         # Rejection takes sampled tokens out of the response mask; the loss would read them as tokens of the cross-entropy.
         found["algorithm.rollout_correction.rollout_rs"] = None
     if (i := a.importance) is not None:

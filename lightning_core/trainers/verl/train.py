@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.config import Config
-from lightning_core.config.api_key import read_api_key
 from lightning_core.errors import ConfigError, LightningError, MissingExtra, TrainingError, describe
 from lightning_core.model.source import max_positions, resolve_model
 from lightning_core.records.checkpoints import checkpoint_step
@@ -57,8 +56,6 @@ def train_with_verl(plan: Plan) -> None:
     (`RewardError`, `ConfigError`, …), and `TrainingError` if verl's trainer failed.
     """
     config, folder = plan.config, plan.folder
-    if (distill := config.algorithm.distill) is not None:
-        read_api_key(distill.api_key_env, "algorithm.distill.api_key_env")  # before models and servers start
     write_tasks = _verl("dataset").write_tasks
     steps = range(config.trainer.steps)
     write_tasks(folder / "tasks_train.jsonl", [t for step in steps for t in pick_tasks(plan.tasks, config, step)])

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from lightning_core.backends.verl import LLMClient, VerlBackend
 from lightning_core.config import Config
-from lightning_core.credit import Episode
 from lightning_core.endpoint.routing import Routing
 from lightning_core.model.source import load_tokenizer
 from lightning_core.rollouts.attempt import Attempt, Job
 from lightning_core.rollouts.entry_points import load_agent, load_reward
-from lightning_core.rollouts.judge import Judged
 from lightning_core.rollouts.local_agents import capturing, open_agents
-from lightning_core.trainers.verl.sources import open_chat
+from lightning_core.trainers.verl.policy_chat import open_chat
 
 
 class RolloutWorker:
@@ -53,6 +51,6 @@ class RolloutWorker:
         await self._agents.roll_out(jobs, routing, attempts.extend)
         return attempts
 
-    async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
-        """The judge's scores for the attempts at one task. ``step``: number of updates so far."""
-        return await self._agents.judge(episodes, step)
+    async def call_endpoint(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """See `AgentPool.call_endpoint`."""
+        return await self._agents.call_endpoint(function, *arguments)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
-from lightning_core.config.ce import CrossEntropy
+from lightning_core.signals.cross_entropy.section import CrossEntropy
 from lightning_core.transitions import Row
 from tests.tiny_model import make_tiny_model
 from tests.verl.library.embedded import Embedded

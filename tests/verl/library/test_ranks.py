@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
-from lightning_core.config.ce import CrossEntropy
+from lightning_core.signals.cross_entropy.section import CrossEntropy
 from lightning_core.transitions import Row
 from tests.verl.library.embedded import Embedded
 from tests.verl.library.rank import Job

@@ -14,6 +14,7 @@ from lightning_core.config.build_rules import policy_rules
 from lightning_core.errors import ConfigError, describe
 from lightning_core.records.configs import config_of_step
 from lightning_core.records.store import Store
+from lightning_core.signals.forks.section import forks_of
 from lightning_core.tools.runs.recredit import compare_agents, credited_steps, most_changed, recredit
 from lightning_core.tools.view.library import Library
 from lightning_core.tools.view.render import page
@@ -80,7 +81,7 @@ def _results(store: Store, configs: Mapping[int, Config]) -> Mapping[str, Any]:
         changes = [
             change
             for step, found in rules.items()
-            for change in recredit(store, step, found, forks=configs[step].rollouts.forks is not None)
+            for change in recredit(store, step, found, forks=forks_of(configs[step].rollouts) is not None)
         ]
     except Exception as error:
         raise ConfigError(f"the rules failed: {describe(error)}") from error

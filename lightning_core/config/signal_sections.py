@@ -1,0 +1,105 @@
+"""The keys that signals add to sections of the configuration, and their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+
+from pydantic import create_model
+
+from lightning_core.config.source import KeyPath
+from lightning_core.config.types import Names, Section
+from lightning_core.credit.reward_terms import RewardTerm
+from lightning_core.signals import SIGNALS
+
+if TYPE_CHECKING:
+    from lightning_core.config.sections import Sections
+
+S = TypeVar("S", bound=Section)
+StreamKind = Literal["advantages", "cross_entropy", "candidates"]
+
+
+def _none(*_: object) -> Iterator[Any]:
+    return iter(())
+
+
+def _accept(*_: object) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalSection:
+    """The declaration of a signal in its `section.py`, as ``SECTION``."""
+
+    section: str = ""
+    """The section that gets the keys: ``algorithm``, ``credit``, ``rollouts`` or ``tasks``."""
+    keys: type[Section] | None = None
+    """The keys, as fields with their docstrings. An instance of the section is also one of this class."""
+    check: Callable[[Sections], Iterator[tuple[KeyPath, str]]] = _none
+    """Yields settings that do not fit together, each with its key."""
+    check_run: Callable[[Sections, Sequence[Mapping[str, Any]]], None] = _accept
+    """Called with the training tasks before a run's folder is created. Imports functions. Raises `ConfigError`."""
+    unmet: Callable[[Sections, str], str | None] = lambda config, rule: None
+    """Why the reward rule with this name, which declares that it needs the signal, cannot be used; None if it can."""
+    agents: Callable[[Sections], Iterator[tuple[KeyPath, Names | None]]] = _none
+    """Yields the lists that choose some of the trained agents, each with the key of the section that has ``agents``."""
+    models: Callable[[Sections], Iterator[tuple[KeyPath, str]]] = _none
+    """Yields the names of the models that the signal needs, each with its key."""
+    terms: Callable[[Any], Sequence[RewardTerm]] = lambda credit: ()
+    """The rewards that are compared on their own, for a section ``credit``."""
+    stream: str | None = None
+    """The key under ``algorithm`` that trains tokens without rewards, if the signal has one."""
+    kinds: Callable[[Section], Collection[StreamKind]] = lambda algorithm: ()
+    """The kinds of `transitions.Streams` that it has with a section ``algorithm``."""
+    means: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    """Metrics that are means: by name, the count with the sum and the count that divides it. The sums are not metrics."""
+    hidden: tuple[str, ...] = ()
+    """Counts that are not metrics either."""
+
+
+@cache
+def signal_sections() -> Mapping[str, SignalSection]:
+    """The declarations of all signals, by name."""
+    return {name: import_module(f"lightning_core.signals.{name}.section").SECTION for name in SIGNALS}
+
+
+def with_signal_keys(section: str) -> Callable[[type[S]], type[S]]:
+    """Class decorator that adds the keys of signals to the section ``section``."""
+
+    def extend(model: type[S]) -> type[S]:
+        added = [own.keys for own in signal_sections().values() if own.section == section and own.keys is not None]
+        # Pydantic collects fields from the last base to the first.
+        bases = (*reversed(added), model)
+        extended = create_model(model.__name__, __base__=bases, __module__=model.__module__, __doc__=model.__doc__)
+        return cast("type[S]", extended)
+
+    return extend
+
+
+def chosen_lists(c: Sections) -> Iterator[tuple[KeyPath, Names | None]]:
+    """The lists of all signals that choose some of the trained agents; see `SignalSection.agents`."""
+    for own in signal_sections().values():
+        yield from own.agents(c)
+
+
+def requested_models(c: Sections) -> Iterator[tuple[KeyPath, str]]:
+    """The models that signals need; see `SignalSection.models`."""
+    for own in signal_sections().values():
+        yield from own.models(c)
+
+
+def stream_kinds(algorithm: Section) -> set[StreamKind]:
+    """The kinds of token streams that a section ``algorithm`` trains on."""
+    return {kind for own in signal_sections().values() for kind in own.kinds(algorithm)}
+
+
+@cache
+def hidden_counts() -> frozenset[str]:
+    """The counts of signals that are not metrics themselves."""
+    sections = signal_sections().values()
+    return frozenset(
+        (*(total for own in sections for total, _ in own.means.values()), *(k for own in sections for k in own.hidden))
+    )

@@ -1,0 +1,1 @@
+"""A critic, which predicts returns for reward rules such as ``gae`` (``credit.critic``)."""

@@ -1,0 +1,1 @@
+"""A cross-entropy on tokens of the rollouts (``algorithm.ce``)."""

@@ -1,0 +1,1 @@
+"""A curriculum: tasks are drawn by how much can be learned from them (``tasks.sampling``)."""

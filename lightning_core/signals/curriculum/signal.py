@@ -1,0 +1,54 @@
+"""Draws the tasks of a step by the recent attempts at them, which are read from the store, so that a resumed run draws the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lightning_core.records.store import Store
+from lightning_core.records.task_history import recent_attempts
+from lightning_core.rollouts.signal import Resources, Signal
+from lightning_core.rollouts.tasks import Task
+from lightning_core.signals.curriculum.sampling import count_picked, draw_tasks, sampling_probabilities
+from lightning_core.signals.curriculum.section import sampling_floor
+
+
+@dataclass(kw_only=True)
+class CurriculumSignal(Signal):
+    """The curriculum of a run."""
+
+    store: Store
+    size: int
+    """Number of tasks per step."""
+    floor: float
+    solved: float
+    seed: int
+    _counts: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def pick_tasks(self, tasks: Sequence[Task], step: int) -> Sequence[Task] | None:
+        """The tasks of ``step``."""
+        tried = recent_attempts(self.store, before=step, solved=self.solved)
+        probabilities = sampling_probabilities(tasks, tried, self.floor)
+        picked = draw_tasks(tasks, probabilities, self.size, seed=f"{self.seed}:curriculum:{step}")
+        self._counts = count_picked(picked, tried)
+        return picked
+
+    def counts(self) -> Mapping[str, float]:
+        """The tasks that were picked, and their success rates."""
+        counted, self._counts = self._counts, {}
+        return counted
+
+
+def open_signal(resources: Resources) -> Signal | None:
+    """The curriculum, with ``tasks.sampling: curriculum``."""
+    config = resources.config
+    floor = sampling_floor(config.tasks)
+    if floor is None:
+        return None
+    return CurriculumSignal(
+        store=resources.store,
+        size=config.rollouts.tasks_per_step,
+        floor=floor,
+        solved=config.eval.solved,
+        seed=config.run.seed,
+    )

@@ -1,0 +1,105 @@
+"""The configuration's section ``credit.information_gain``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from lightning_core.config.imports import import_callable
+from lightning_core.config.rule_names import declared, goes_with
+from lightning_core.config.signal_sections import SignalSection
+from lightning_core.config.source import KeyPath
+from lightning_core.config.types import Section, is_callable_name
+from lightning_core.credit import REWARD_RULES
+from lightning_core.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from lightning_core.config.sections import Sections
+
+NEED = "information_gain"
+"""What rules that use it declare."""
+_KEY: KeyPath = ("credit", "information_gain")
+
+
+class InformationGain(Section):
+    """With `igpo` or `a2tgpo`: the probability of the task's answer at the prompt of each call, under the policy.
+    docs/information-gain.md describes it."""
+
+    answer: Annotated[str, Field(min_length=1)]
+    """Key of the task that has the answer, as the text that the agent would answer. Or `module:callable`, called with the
+    task; it returns the text, or None for a task without an answer."""
+    prefix: str = ""
+    """Text that the policy is made to say before the answer, such as `"</think>\n<answer>"`. Special tokens in it are encoded
+    as such."""
+
+
+class InformationGainKeys(Section):
+    """The keys of information gain in the section ``credit``."""
+
+    information_gain: InformationGain | None = None
+    """With `igpo`, which needs it: the answers of tasks, and how the policy gives them; null: disabled."""
+
+
+def settings_of(credit: Section) -> InformationGain | None:
+    """The settings in the section ``credit``."""
+    assert isinstance(credit, InformationGainKeys)
+    return credit.information_gain
+
+
+def answer_function(settings: InformationGain) -> Callable[..., Any] | None:
+    """The function that ``settings.answer`` names; None if it is a key. Raises `ConfigError` if it cannot be imported."""
+    name = settings.answer
+    return import_callable(name, key="credit.information_gain.answer") if is_callable_name(name) else None
+
+
+def check_answers(settings: InformationGain, tasks: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `ConfigError` if ``settings.answer`` is a key that no task has. A function is not called."""
+    if is_callable_name(settings.answer) or any(settings.answer in task for task in tasks):
+        return
+    keys = list(dict.fromkeys(key for task in tasks for key in task))
+    meant = did_you_mean(settings.answer, keys)
+    raise ConfigError(
+        f"credit.information_gain.answer: no task has the key {settings.answer!r}; found the keys {keys!r}{meant and f'; {meant}'}"
+    )
+
+
+def _check(c: Sections) -> Iterator[tuple[KeyPath, str]]:
+    from lightning_core.config.resolve import policy_settings
+
+    settings = settings_of(c.credit)
+    names = [own.credit.rewards for own in policy_settings(c).values()]
+    rules = [declared(REWARD_RULES, name) for name in names]
+    if settings is not None and all(rule is not None and NEED not in rule.needs for rule in rules):
+        using = [rule.name for rule in REWARD_RULES.values() if NEED in rule.needs]
+        yield _KEY, goes_with(using, " and ".join(dict.fromkeys(names)))
+    if settings is not None and c.trainer.name == "verl":
+        yield (
+            _KEY,
+            "the embedded trainer scores the answers before rows are built, which verl cannot; use 'discounted', or trainer.name: torch",
+        )
+
+
+def _unmet(c: Sections, rule: str) -> str | None:
+    if settings_of(c.credit) is not None:
+        return None
+    return f"{rule!r} needs credit.information_gain, such as {{answer: answer}}: the task's key with the answer"
+
+
+def _check_run(c: Sections, tasks: Sequence[Mapping[str, Any]]) -> None:
+    settings = settings_of(c.credit)
+    if settings is not None:
+        answer_function(settings)
+        check_answers(settings, tasks)
+
+
+SECTION = SignalSection(
+    section="credit",
+    keys=InformationGainKeys,
+    check=_check,
+    unmet=_unmet,
+    check_run=_check_run,
+    hidden=("calls_scored",),
+    means={"answer_logprob": ("answer_logprob_sum", "calls_scored")},
+)

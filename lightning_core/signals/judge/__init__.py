@@ -1,0 +1,1 @@
+"""A judge: a model that scores the rollouts of a group (``credit.judge``)."""
