@@ -14,7 +14,6 @@ import pytest
 
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.rollouts.executors.commands import COMMAND, KILL, START, CommandSender
-from lightning_core.rollouts.executors.machine import memory, memory_limits
 from lightning_core.rollouts.executors.pool import Pool, WorkerHandle
 from lightning_core.rollouts.executors.reference import FunctionReference
 from lightning_core.rollouts.executors.worker import to_settings
@@ -136,18 +135,3 @@ def test_commands_are_sent_in_order_when_the_connection_is_full() -> None:
         ours.close()
 
     asyncio.run(use())
-
-
-def test_the_memory_of_a_control_group_is_the_least_of_it_and_those_around_it(tmp_path: Path) -> None:
-    (tmp_path / "outer" / "inner").mkdir(parents=True)
-    (tmp_path / "memory" / "job").mkdir(parents=True)
-    (tmp_path / "outer" / "inner" / "memory.max").write_text("max\n")
-    (tmp_path / "outer" / "memory.max").write_text("3000\n")
-    (tmp_path / "memory" / "job" / "memory.limit_in_bytes").write_text("2000\n")
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9000\n")
-    assert [*memory_limits("0::/outer/inner\n", tmp_path)] == [3000.0]
-    assert [*memory_limits("5:cpu:/x\n4:hugetlb,memory:/job\n", tmp_path)] == [2000.0, 9000.0]
-    assert [*memory_limits("4:memory:/of/the/host\n", tmp_path)] == [9000.0], (
-        "a container sees its own group as the root"
-    )
-    assert memory() > 0

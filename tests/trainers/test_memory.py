@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from lightning_core.errors import ConfigError
+from lightning_core.hardware import total_memory
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.compute import choose_path
-from lightning_core.model.free_memory import _left_in_groups, free_memory
 from lightning_core.model.load import context_limit
+from lightning_core.model.machine import free_memory
 from lightning_core.model.memory import cached_bytes, plan, trained_bytes
 from lightning_core.model.recompute import recompute_layers
 from lightning_core.model.source import load_model
@@ -80,30 +81,6 @@ def test_adapters_are_weights_and_no_activations(tiny_llama: Path) -> None:
     assert 0.8 < (too_much - found) * 64 / sum(weight.nbytes for weight in weights) <= 1
 
 
-def test_limits_of_control_groups_count_without_unused_file_pages(tmp_path: Path) -> None:
-    def write(folder: Path, **files: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (folder / name.replace("__", ".")).write_text(text)
-
-    own = tmp_path / "cgroup"
-    own.write_text("0::/job/step\n")
-    root = tmp_path / "fs"
-    write(root, memory__stat="")
-    write(root / "job", memory__max="1000\n", memory__current="700\n", memory__stat="anon 500\ninactive_file 150\n")
-    write(root / "job/step", memory__max="max\n", memory__current="300\n", memory__stat="")
-    assert min(_left_in_groups(own, root)) == 450
-    own.write_text("5:cpu:/\n4:memory:/slurm\n")
-    write(
-        root / "memory/slurm",
-        memory__limit_in_bytes="900\n",
-        memory__usage_in_bytes="800\n",
-        memory__stat="total_inactive_file 20\n",
-    )
-    assert min(_left_in_groups(own, root)) == 120
-    assert list(_left_in_groups(tmp_path / "missing", root)) == [2**62]
-
-
 @pytest.mark.parametrize(
     ("rope", "expected"),
     [
@@ -119,8 +96,7 @@ def test_a_context_ends_where_long_sequences_would_change_short_ones(rope: dict[
 
 
 def test_free_memory_is_less_than_the_machine_has() -> None:
-    total = int(next(line for line in Path("/proc/meminfo").read_text().splitlines() if "MemTotal" in line).split()[1])
-    assert 2**28 < free_memory(torch.device("cpu")) < total * 1024
+    assert 2**28 < free_memory(torch.device("cpu")) < total_memory()
 
 
 def test_configured_sizes_are_used(tiny_llama: Path) -> None:
