@@ -68,7 +68,7 @@ def test_a_server_teaches_as_the_same_model_here(
     def divergences(teacher: str, name: str) -> list[float]:
         config = load_config(
             {
-                "agent": "tests.taught_agents:equal",
+                "agent": "tests.loop.taught_agents:equal",
                 "tasks": {"train": {"source": "tests.bandit:tasks", "args": {"count": 8}}},
                 "policy": {"model": str(other_model), "max_context": 2048, "dtype": "float32"},
                 "rollouts": {"tasks_per_step": 2, "group_size": 4, "max_tokens": 8},
