@@ -22,15 +22,17 @@ ADDITIONAL = ("transformers", "jinja2")
 ALL = "--all"
 # With --all only: what depends on packages rather than on the version of Python, such as pages, request bodies and frameworks.
 LONG = (
-    "tests/policy",
-    "tests/view",
-    "tests/monitors",
-    "tests/models",
+    "tests/chat",
+    "tests/dialects",
+    "tests/endpoint",
+    "tests/tools/view",
+    "tests/observers/monitors",
+    "tests/model",
     "tests/trainers",
-    "tests/export",
+    "tests/tools/export",
     "tests/integrations",
 )
-PYTEST = ("-n", "2", "--dist", "loadfile", "-m", "not slow", "-p", "tests.without_torch")
+PYTEST = ("-n", "2", "--dist", "loadfile", "-m", "not slow", "-p", "tests.repository.without_torch")
 
 
 def extras() -> str:

@@ -180,6 +180,11 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def shorten(text: str, most: int) -> str:
+    """``text``, with an ellipsis in place of its end if it has more than ``most`` characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def fold(text: str, most: int = 480) -> str:
     """``text`` on one line, with its middle left out if it has more than ``most`` characters."""
     head, tail = most * 3 // 4, most // 4

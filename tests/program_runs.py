@@ -13,8 +13,8 @@ from lightning_core.chat.chat import Chat
 from lightning_core.config import load_config
 from lightning_core.records.ledger import Ledger, trace_ledger
 from lightning_core.records.store import Store
-from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.attempt import Group
+from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.local_agents import capturing, open_agents
 from lightning_core.testing.recording_server import RecordingServer

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.models.families import FAMILIES, Family
+from tests.model.families import FAMILIES, Family
 
 _PAGE = """\
 # Models
@@ -101,7 +101,7 @@ def _tested_version() -> str:
 
 def measure(families: Mapping[str, Family]) -> None:
     """Train each family and print how far it is from transformers alone."""
-    from tests.models.examine import examine
+    from tests.model.examine import examine
 
     print(f"{'family':<18} {'sample':>8} {'gradient':>9} {'step':>8} {'export':>8}  path")
     for name, family in families.items():

@@ -19,9 +19,9 @@ from lightning_core.chat.tool_formats import FORMATS
 from lightning_core.dialects import ALL_DIALECTS
 from lightning_core.dialects.fields import UnsupportedField
 from lightning_core.endpoint.limits import Limits
-from tests.chat_families import FAMILIES
-from tests.native_templates import FORMATS as NATIVE
-from tests.native_templates import LOCAL
+from tests.chat.chat_families import FAMILIES
+from tests.chat.native_templates import FORMATS as NATIVE
+from tests.chat.native_templates import LOCAL
 
 _TABLE = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from lightning_core.errors import PolicyRequestError
+from lightning_core.errors import PolicyRequestError, shorten
 
 Message = Mapping[str, Any]
 
@@ -58,8 +58,7 @@ def _part(part: Any, where: str) -> str:
 
 def shown(part: Any) -> str:
     """``part`` without the data of an image."""
-    text = repr(part)
-    return text if len(text) <= 200 else f"{text[:200]}…"
+    return shorten(repr(part), 200)
 
 
 def _check_call(call: Any, where: str) -> dict[str, Any]:

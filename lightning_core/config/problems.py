@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from lightning_core.config.source import KeyPath, Problem, Source, apply_overrides
-from lightning_core.errors import ConfigError, did_you_mean
+from lightning_core.errors import ConfigError, did_you_mean, shorten
 
 INVALID_VALUE: Final = "lightning_invalid_value"
 """Type of pydantic errors whose message contains what was expected."""
@@ -156,8 +156,7 @@ def describe(value: object) -> str:
         return "nothing (null)"
     if isinstance(value, Mapping):
         return f"a mapping with the keys {', '.join(map(repr, value)) or 'none'}"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return shorten(repr(value), 80)
 
 
 def key_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 
-from lightning_core.errors import visible
+from lightning_core.errors import shorten, visible
 from lightning_core.logs.repeats import Repeats
 
 _MOST_LINES = 30
@@ -67,7 +67,7 @@ class FoldingFormatter(logging.Formatter):
         if len(lines) > _MOST_LINES:
             left = len(lines) - _MOST_LINES
             lines[_MOST_LINES - _LAST_LINES : -_LAST_LINES] = [f"… {left} lines more …"]
-        lines = [line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]} …" for line in lines]
+        lines = [shorten(line, _MOST_CHARACTERS) for line in lines]
         return "\n".join([f"{lines[0]}{getattr(record, 'times', '') or ''}", *lines[1:]])
 
 

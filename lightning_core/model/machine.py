@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lightning_core.model.free_memory import free_memory
+from lightning_core.hardware import available_memory
 from lightning_core.model.precision import bfloat16_unit
 from lightning_core.model.tuning import choose_device
 
@@ -36,6 +36,11 @@ def torch_machine() -> TorchMachine:
         threads=torch.get_num_threads(),
         free_bytes=free_memory(choose_device("auto")),
     )
+
+
+def free_memory(device: torch.device) -> int:
+    """Free bytes on ``device``; on a CPU what the machine and the control groups of this process leave."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,8 @@ from html import escape
 from itertools import islice
 from typing import Any
 
+from lightning_core.errors import shorten
+
 _MOST_ROWS = 20
 _MOST_CHARACTERS = 200
 _STYLE = "text-align:left;vertical-align:top;white-space:pre-wrap;padding:0 1em 0 0"
@@ -55,4 +57,4 @@ def _row(tag: str, values: Sequence[object]) -> str:
 
 def _cell(value: object) -> str:
     text = "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-    return escape(text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]} …")
+    return escape(shorten(text, _MOST_CHARACTERS))

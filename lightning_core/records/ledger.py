@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from lightning_core import trace as tr
 from lightning_core.capture.caller import STRAY
+from lightning_core.errors import shorten
 from lightning_core.trace import Call, Trace
 
 EntryKind = Literal["call", "failed", "refused", "dropped", "other", "elsewhere"]
@@ -142,7 +143,7 @@ def general_reason(message: str) -> str:
         "{…}", _NUMBER.sub(lambda match: match[0] if match["end"] else "N", _SENTENCE_END.split(text, maxsplit=1)[0])
     )
     text = _REPEATED.sub(r"\1", text)
-    return text if len(text) <= _MAX_REASON else f"{text[: _MAX_REASON - 1]}…"
+    return shorten(text, _MAX_REASON)
 
 
 def _call_entries(call: Call, trained: Collection[str | None]) -> list[Entry]:

@@ -9,6 +9,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any, Literal
 
+from lightning_core.errors import shorten
 from lightning_core.observers.monitors import Alert
 from lightning_core.records.solved import ROUNDING, is_solved
 from lightning_core.records.store import LEFT_OUT, Phase, Status, Store
@@ -84,7 +85,7 @@ def first_error(store: Store, statuses: Collection[Status]) -> str | None:
     """The error of the first training rollout with one of ``statuses``, shortened."""
     found = (r for status in statuses for r in store.rollouts(phase="train", status=status))
     first = min(found, key=lambda r: r.ordinal, default=None)
-    return None if first is None or first.error is None else shorten(first.error, _ERROR_CHARACTERS)
+    return None if first is None or first.error is None else _one_line(first.error, _ERROR_CHARACTERS)
 
 
 def first_errors(store: Store) -> dict[str, str]:
@@ -161,10 +162,10 @@ def last_response(trace: Trace) -> str | None:
     for call in response.get("tool_calls") or ():
         function = call.get("function") or {}
         parts.append(f"{function.get('name')}({function.get('arguments')})")
-    return shorten(" ".join(parts), _ANSWER_CHARACTERS)
+    return _one_line(" ".join(parts), _ANSWER_CHARACTERS)
 
 
-def shorten(text: str, characters: int) -> str:
+def _one_line(text: str, characters: int) -> str:
     """``text`` on one line, without what is beyond ``characters``, and without control characters of terminals."""
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
-    return line if len(line) <= characters else f"{line[: characters - 1]}…"
+    return shorten(line, characters)

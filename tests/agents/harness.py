@@ -31,7 +31,7 @@ from lightning_core.rollouts.entry_points import fill
 from lightning_core.testing.playground import tool_call
 from lightning_core.trace import Trace
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
-from tests import command_runs
+from tests.rollouts import command_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 PINNED: dict[str, str] = json.loads((ROOT / "tests/agents/package.json").read_text(encoding="utf-8"))["dependencies"]

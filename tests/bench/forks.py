@@ -6,8 +6,8 @@ A scripted model answers at random, so that rollouts differ in their number of c
 makes the gold calls, since a rollout ends at a wrong turn. Each call of each rollout is then sampled anew after the recorded calls before
 it. A point is restored if the agent reaches it with exactly the recorded prompt.
 
-With ``--tools``: instead of the examples, programs whose tools give a new result every time (`tests.random_tools`), with their tools
-run again or their results taken from the record.
+With ``--tools``: instead of the examples, programs whose tools give a new result every time (`tests.integrations.random_tools`), with
+their tools run again or their results taken from the record.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lightning_core.rollouts.replayed_tools import kept_tools
+
 from lightning_core import Config, load_config
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.entry_points import load_agent, load_reward
-from lightning_core.signals.forks.points import fork_points
 from lightning_core.rollouts.jobs import fork_job
 from lightning_core.rollouts.local_agents import LocalAgents, capturing, open_agents
-from lightning_core.rollouts.replayed_tools import kept_tools
 from lightning_core.rollouts.selection import routing_of
 from lightning_core.rollouts.tasks import load_tasks
-from tests import random_tools
+from lightning_core.signals.forks.points import fork_points
+from tests.integrations import random_tools
 
 ROOT = Path(__file__).parents[2]
 Answer = Callable[[random.Random, str], str]
@@ -78,7 +79,7 @@ def look_up(rng: random.Random, prompt: str) -> str:
 
 
 def functions(rng: random.Random, prompt: str) -> str:
-    from tests.bfcl_gold import stray  # it needs the wheel
+    from tests.examples.bfcl_gold import stray  # it needs the wheel
 
     return stray(rng, prompt)
 
@@ -131,12 +132,12 @@ def example_config(example: Example) -> Config:
 
 
 def random_config(program: str, tools: str) -> Config:
-    """The configuration of a program of `tests.random_tools`. ``tools``: ``live`` or ``recorded``."""
+    """The configuration of a program of `tests.integrations.random_tools`. ``tools``: ``live`` or ``recorded``."""
     names = "live" if tools == "live" else sorted(random_tools.TOOLS)
     return load_config(
         {
-            "agent": f"tests.random_tools:{random_tools.PROGRAMS[program].__name__}",
-            "tasks": {"train": {"source": "tests.random_tools:tasks", "args": {"count": 1000}}},
+            "agent": f"tests.integrations.random_tools:{random_tools.PROGRAMS[program].__name__}",
+            "tasks": {"train": {"source": "tests.integrations.random_tools:tasks", "args": {"count": 1000}}},
             "agents": {"train": sorted(random_tools.AGENTS)},
             "policy": {"model": "scripted", "max_context": 1 << 20},
             "credit": {"rewards": "counterfactual"},

@@ -2,8 +2,9 @@
 
     python -m tests.bench.isolation [--executors task thread process fresh] [--faults spin …] [--rollouts 60]
 
-Every fifth rollout of `tests.faulty_agents` has the fault; the others are healthy. The endpoint is real; its scripted model takes 0.1 s
-for a response, and a rollout has four calls. Each cell runs in a process of its own: the rollouts without faults, then with them.
+Every fifth rollout of `tests.rollouts.faulty_agents` has the fault; the others are healthy. The endpoint is real; its scripted model
+takes 0.1 s for a response, and a rollout has four calls. Each cell runs in a process of its own: the rollouts without faults, then with
+them.
 
 - survived: the run ended by itself.
 - throughput: the time until all healthy rollouts have ended without faults, divided by that with faults.
@@ -30,8 +31,8 @@ from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.runner import Runner
-from tests import faulty_agents
-from tests.faulty_agents import ASYNC_FAULTS, FAULTS, expected_status
+from tests.rollouts import faulty_agents
+from tests.rollouts.faulty_agents import ASYNC_FAULTS, FAULTS, expected_status
 
 DELAY = 0.1
 LIMIT = 3.0

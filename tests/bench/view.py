@@ -19,9 +19,9 @@ import httpx
 
 from lightning_core import trace as tr
 from lightning_core.records.store import Store
-from tests.view.made_runs import make_big_store, make_run, rollout
-from tests.view.pages import browsing
-from tests.view.recorded_run import AGENT, CREDIT, assign, record, root, span, trainable
+from tests.tools.view.made_runs import make_big_store, make_run, rollout
+from tests.tools.view.pages import browsing
+from tests.tools.view.recorded_run import AGENT, CREDIT, assign, record, root, span, trainable
 
 PER_STEP = 100
 PAGES = (

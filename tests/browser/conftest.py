@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from lightning_core.tools.view.server import open_view
 from tests.browser import real_runs
-from tests.view.made_runs import make_big_store, make_run
+from tests.tools.view.made_runs import make_big_store, make_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ARGUMENTS = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.bandit import talk
-from tests.view.made_runs import HOSTILE
+from tests.tools.view.made_runs import HOSTILE
 
 
 def solve(task: dict[str, Any]) -> float:

@@ -9,8 +9,8 @@ from typing import Any
 from lightning_core import fit, load_config
 from tests import bandit
 from tests.browser import hostile_agent
-from tests.export.runs import train
 from tests.tiny_model import make_tiny_model
+from tests.tools.export.runs import train
 
 
 def make_runs(folder: Path) -> Path:

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, expect
 
 from lightning_core.tools.view.server import open_view
 from tests.browser.conftest import Tab
-from tests.view.recorded_run import make_run
+from tests.tools.view.recorded_run import make_run
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from lightning_core.tools.cli.view import page_to
 from lightning_core.tools.view.server import open_view
 from tests.browser.conftest import Tab, violations
 from tests.browser.real_runs import GatedRun
-from tests.view.made_runs import HOSTILE, make_run
+from tests.tools.view.made_runs import HOSTILE, make_run
 
 LONG = 120_000
 """Milliseconds that training may take on a machine with other work."""

@@ -11,8 +11,8 @@ from lightning_core import trainable
 from lightning_core.capture import Container, ProgramResult, launch
 from lightning_core.errors import InfrastructureError
 from lightning_core.testing.playground import open_playground
-from tests.command_runs import roll_out
 from tests.containers.conftest import podman
+from tests.rollouts.command_runs import roll_out
 
 ASK = """
 curl -sf "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" \\

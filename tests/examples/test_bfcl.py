@@ -37,7 +37,7 @@ from lightning_core.rollouts.tasks import load_tasks
 from lightning_core.testing import open_playground, playground, tool_call
 from lightning_core.trace import Trace
 from tests.bench.forks import BFCL, example_config, measure
-from tests.bfcl_gold import gold_calls, gold_script, next_gold, written
+from tests.examples.bfcl_gold import gold_calls, gold_script, next_gold, written
 
 ALL = [task for split in tasks.SPLITS for task in getattr(tasks, split)()]
 FILES = "multi_turn_base_1"

@@ -16,7 +16,7 @@ from examples.rag.multihop_formats import passages, questions
 from lightning_core.config import load_config
 from lightning_core.rollouts.tasks import load_tasks
 from lightning_core.testing import playground
-from tests.data_sets import data_set
+from tests.examples.data_sets import data_set
 
 TEXTS = {
     "Green (song)": "Green is a song by Ana Lund. It was sold often.",

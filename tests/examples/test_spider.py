@@ -17,7 +17,7 @@ from examples.text_to_sql.execution import QueryError, execute, execution_match
 from examples.text_to_sql.gold import defect, is_one_table, is_ordered
 from examples.text_to_sql.schema_examples import schema_examples
 from lightning_core.config import load_config
-from tests.data_sets import data_set
+from tests.examples.data_sets import data_set
 
 TRAIN, VALIDATION, TEST = "pets_1", "network_2", "pets_2"
 """Databases of the hand-made folder. Which training databases are set aside depends on their names."""

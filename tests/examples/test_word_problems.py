@@ -14,7 +14,7 @@ from examples.math_tool import agent, word_problems
 from examples.math_tool.calculator import calculator
 from lightning_core.config import load_config
 from lightning_core.rollouts.tasks import load_tasks
-from tests.data_sets import data_set
+from tests.examples.data_sets import data_set
 
 SOLUTION = "Ana sold 48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = <<48+24=1,272>>1,272 clips.\n#### 1,272"
 CSV = """Question,Numbers,Equation,Answer,group_nums,Body

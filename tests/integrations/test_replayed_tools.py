@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from lightning_core.rollouts.replayed_tools import check_tools, count_tools
 
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture.tool_results import RESULT, ToolResults
@@ -17,14 +18,13 @@ from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.rollouts.attempt import Job, Rollout
-from lightning_core.signals.forks.points import fork_points
 from lightning_core.rollouts.jobs import fork_job
 from lightning_core.rollouts.local_agents import patched
-from lightning_core.rollouts.replayed_tools import check_tools, count_tools
 from lightning_core.rollouts.runner import Runner
+from lightning_core.signals.forks.points import fork_points
 from lightning_core.trace import TOOL_RESULT
-from tests import random_tools
-from tests.random_tools import AGENTS, PROGRAMS, TOOLS
+from tests.integrations import random_tools
+from tests.integrations.random_tools import AGENTS, PROGRAMS, TOOLS
 
 ROUTING = Routing(trained=AGENTS | {"guest"}, max_tokens=4096)
 INTEGRATIONS = {
@@ -43,7 +43,7 @@ def running(framework: str, solve: Callable[[Any], Any], **options: Any) -> Gene
         PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint,
         Runner(
             solve, endpoint=endpoint, settings=settings, agents=frozenset({"clerk", "guest"}),
-            agent_name=f"tests.random_tools:{solve.__name__}",
+            agent_name=f"tests.integrations.random_tools:{solve.__name__}",
         ) as runner,
     ):  # fmt: skip
         yield runner

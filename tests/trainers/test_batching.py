@@ -20,7 +20,7 @@ from lightning_core.trainers.torch.aggregation import token_weights
 from lightning_core.trainers.torch.packing import pack_rows
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
-from tests.core.test_credit import episode
+from tests.credit.test_credit import episode
 from tests.trainers.rows import make_row
 from tests.trainers.test_torch_trainer import gradients, make
 

@@ -140,15 +140,16 @@ def test_a_loss_of_ones_own_has_its_gradient(tiny_llama: Path, trainers: list[To
     rows = sampled_rows(trainer)
     expected = gradients(trainer, rows)
     found = gradients(
-        make(trainers, tiny_llama, grad_clip=1e9, loss="tests.own_rules:sapo", loss_args={"temperature": 3.0}), rows
+        make(trainers, tiny_llama, grad_clip=1e9, loss="tests.credit.own_rules:sapo", loss_args={"temperature": 3.0}),
+        rows,
     )
     assert_same(found, expected)
-    half = gradients(make(trainers, tiny_llama, grad_clip=1e9, loss="tests.own_rules:halved"), rows)
+    half = gradients(make(trainers, tiny_llama, grad_clip=1e9, loss="tests.credit.own_rules:halved"), rows)
     assert_same({name: 2 * value for name, value in half.items()}, expected)
     with pytest.raises(CreditError, match="the loss mean_loss returned losses of shape"):
-        make(trainers, tiny_llama, grad_clip=1e9, loss="tests.own_rules:mean_loss").step(rows)
+        make(trainers, tiny_llama, grad_clip=1e9, loss="tests.credit.own_rules:mean_loss").step(rows)
     with pytest.raises(ConfigError, match=r"algorithm\.loss_args\.heat: 'sapo' has no argument 'heat'"):
-        make(trainers, tiny_llama, grad_clip=1e9, loss="tests.own_rules:sapo", loss_args={"heat": 1.0})
+        make(trainers, tiny_llama, grad_clip=1e9, loss="tests.credit.own_rules:sapo", loss_args={"heat": 1.0})
 
 
 @pytest.mark.parametrize("budget", [1, 40, 80])

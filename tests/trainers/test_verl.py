@@ -27,7 +27,7 @@ from lightning_core.trainers.verl.policy_loss import loss_mode, make_policy_loss
 from lightning_core.trainers.verl.records import FAILURE, LOG, archive_log, read_metrics_of_verl, write_failure
 from lightning_core.trainers.verl.rows import SIGNAL, PromptGroup, train_rows, validation_row
 from lightning_core.trainers.verl.settings import defaults, flatten, rows_per_update, translate
-from tests.collected import ScriptedAgents, collect_step
+from tests.rollouts.collected import ScriptedAgents, collect_step
 from tests.verl.rows import recorded_row
 
 GROUP = PromptGroup(uid="u-1", columns={"raw_prompt": ["x"]}, step=4)

@@ -34,7 +34,7 @@ from lightning_core.trainers.verl.manager import LightningManager
 from lightning_core.trainers.verl.records import FAILURE, read_metrics_of_verl
 from lightning_core.trainers.verl.rows import SIGNAL
 from lightning_core.trainers.verl.settings import defaults, translate
-from tests.collected import ScriptedAgents, collect_step
+from tests.rollouts.collected import ScriptedAgents, collect_step
 from tests.verl.cpu import ENVIRONMENT
 from tests.verl.scoring_server import logprobs_of, scoring_server
 

@@ -11,7 +11,7 @@ import ray
 
 from lightning_core.capture import Run, scope
 from lightning_core.testing.playground import Playground, open_playground
-from tests import process_work as work
+from tests.propagation import process_work as work
 
 
 @pytest.fixture(scope="module")

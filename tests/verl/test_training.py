@@ -18,7 +18,7 @@ from lightning_core.records.store import Store
 from lightning_core.rollouts.counts import counts_to_metrics
 from lightning_core.rollouts.selection import trained_agents
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
-from tests.collected import ScriptedAgents, collect_step
+from tests.rollouts.collected import ScriptedAgents, collect_step
 from tests.verl.conftest import Command, Train
 
 pytestmark = pytest.mark.timeout(600)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.backends.vllm.server import serve_vllm
 from lightning_core.tools.cli.main import main
-from tests.export.runs import TOLERANCE, difference, sequences, train, trainer_logprobs
+from tests.tools.export.runs import TOLERANCE, difference, sequences, train, trainer_logprobs
 from tests.vllm.conftest import ARGS, MAX_CONTEXT
 
 IDS = sequences(259)

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from lightning_core import fit, load_config
 from lightning_core.backends.vllm.backend import VllmBackend
-from lightning_core.signals.distill.server_scorer import ServerScorer
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
 from lightning_core.model.source import load_tokenizer
+from lightning_core.signals.distill.server_scorer import ServerScorer
 from tests.tiny_model import make_tiny_model
 from tests.trainers.rows import make_row
 
@@ -68,7 +68,7 @@ def test_a_server_teaches_as_the_same_model_here(
     def divergences(teacher: str, name: str) -> list[float]:
         config = load_config(
             {
-                "agent": "tests.taught_agents:equal",
+                "agent": "tests.loop.taught_agents:equal",
                 "tasks": {"train": {"source": "tests.bandit:tasks", "args": {"count": 8}}},
                 "policy": {"model": str(other_model), "max_context": 2048, "dtype": "float32"},
                 "rollouts": {"tasks_per_step": 2, "group_size": 4, "max_tokens": 8},

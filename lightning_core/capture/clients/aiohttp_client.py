@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-from lightning_core.capture.clients.stamping import Redirection, redirect, redirect_again, sending
+from lightning_core.capture.clients.stamping import Redirection, await_sent, redirect, redirect_again, sending
 from lightning_core.capture.clients.unrouted import attempt
 from lightning_core.capture.patching import Wrapper
 from lightning_core.capture.shapes import Body, Compressed, seen_body
@@ -31,7 +31,7 @@ def _request(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], 
     method, url, headers, rest = parts
     to = redirect(method, str(url), headers, _body(rest, headers))
     if to is None:
-        return _await_sent(wrapped, args, kwargs)
+        return await_sent(wrapped, args, kwargs)
     session, rest = _copy(instance, to, headers, rest)
     return _send(session, method, to, rest)
 
@@ -95,11 +95,6 @@ async def _send(session: Any, method: str, to: Redirection, rest: dict[str, Any]
                 _stamped.reset(token)
     finally:
         session.detach()
-
-
-async def _await_sent(wrapped: Callable[..., Awaitable[Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    with sending():
-        return await wrapped(*args, **kwargs)
 
 
 # Private: https://github.com/aio-libs/aiohttp/blob/v3.14.5/aiohttp/client.py#L558 ``_request``, seen in 3.14, and the attributes of the

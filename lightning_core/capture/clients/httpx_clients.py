@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from lightning_core.capture.clients.stamping import Redirection, is_same_origin, redirect, redirect_again, sending
+from lightning_core.capture.clients.stamping import (
+    Redirection,
+    await_sent,
+    is_same_origin,
+    redirect,
+    redirect_again,
+    sending,
+)
 from lightning_core.capture.patching import Wrapper
 from lightning_core.capture.recording import record
 from lightning_core.capture.scope import current_run
@@ -21,14 +28,7 @@ def _send(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwa
 
 
 def _send_async(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _await_sent(wrapped, *_stamped(args, kwargs))
-
-
-async def _await_sent(
-    wrapped: Callable[..., Awaitable[Any]], args: tuple[Any, ...], kwargs: dict[str, Any], to: Redirection | None
-) -> Any:
-    with sending(to):
-        return await wrapped(*args, **kwargs)
+    return await_sent(wrapped, *_stamped(args, kwargs))
 
 
 def _stamped(
@@ -61,7 +61,7 @@ def _handle_async(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, .
     if sent is None:
         return wrapped(*args, **kwargs)
     request, to = sent
-    return _await_sent(wrapped, (request,), {}, to)
+    return await_sent(wrapped, (request,), {}, to)
 
 
 def _changed(request: Any) -> tuple[Any, Redirection | None] | None:

@@ -10,7 +10,7 @@ A stamped request has the rollout's key instead of the client's credentials. Its
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -246,6 +246,17 @@ def sending(to: Redirection | None = None) -> Generator[None]:
     finally:
         _sending.reset(tokens[0])
         _sent.reset(tokens[1])
+
+
+async def await_sent(
+    wrapped: Callable[..., Awaitable[Any]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    to: Redirection | None = None,
+) -> Any:
+    """The result of the asynchronous ``wrapped``, called while `sending`."""
+    with sending(to):
+        return await wrapped(*args, **kwargs)
 
 
 def is_sending() -> bool:

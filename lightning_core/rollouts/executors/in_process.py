@@ -253,11 +253,11 @@ def _settle(
 def _run_here(solve: Agent, work: Assignment) -> Any:
     """Run the agent on this thread, with an event loop of its own if it is asynchronous."""
     result = solve(work.task)
-    if not inspect.isawaitable(result):
+    if not inspect.iscoroutine(result):
         return result
     with asyncio.Runner() as runner:
         runner.get_loop().set_default_executor(ToolThreads(work.limit))
-        return runner.run(_as_coroutine(result), context=contextvars.copy_context())
+        return runner.run(result, context=contextvars.copy_context())
 
 
 def _carry(function: Callable[[], Any], convert: Callable[[Any], Any]) -> Any:
@@ -284,7 +284,3 @@ def _shown(value: Any) -> Any:
 
 def _unchanged(value: Any) -> Any:
     return value
-
-
-async def _as_coroutine(awaitable: Any) -> Any:
-    return await awaitable

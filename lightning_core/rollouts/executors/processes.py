@@ -12,6 +12,7 @@ from lightning_core.capture.marks import register_mark
 from lightning_core.capture.run import Run
 from lightning_core.capture.scope import current_run
 from lightning_core.errors import InfrastructureError, TimeLimitError, describe
+from lightning_core.hardware import processors, total_memory
 from lightning_core.rollouts.executors import failures, results
 from lightning_core.rollouts.executors.executor import (
     Assignment,
@@ -20,7 +21,6 @@ from lightning_core.rollouts.executors.executor import (
     TaskError,
     no_score,
 )
-from lightning_core.rollouts.executors.machine import memory, processors
 from lightning_core.rollouts.executors.off_loop import SECONDS, off_loop
 from lightning_core.rollouts.executors.pool import Pool, WorkerHandle, exit_text
 from lightning_core.rollouts.executors.worker import WorkMessage
@@ -42,7 +42,7 @@ class ProcessExecutor:
         self._spares: set[asyncio.Task[WorkerHandle]] = set()
         self._spare_count = min(concurrency, processors()) if fresh else 0
         self._limit: asyncio.Semaphore | None = None
-        self._growth = _MEMORY_SHARE * memory() / concurrency
+        self._growth = _MEMORY_SHARE * total_memory() / concurrency
 
     def open(self) -> None:
         """See `Executor.open`."""
@@ -82,7 +82,7 @@ class ProcessExecutor:
         if self._limit is None:
             most = _UNLIMITED
             if self._pool.obstacle is not None and self._pool.memory:
-                most = max(int(_IMPORTED_SHARE * memory() / self._pool.memory), processors())
+                most = max(int(_IMPORTED_SHARE * total_memory() / self._pool.memory), processors())
             self._limit = asyncio.Semaphore(most)
         return self._limit
 

@@ -178,8 +178,8 @@ class Worker:
         try:
             with clock_from(given.clock_ns):
                 result = self._program.solve(given.task)
-                if inspect.isawaitable(result):
-                    result = self._await(_as_coroutine(result))
+                if inspect.iscoroutine(result):
+                    result = self._await(result)
         except BaseException as error:  # noqa: BLE001 - the agent's exception is data
             self._end_copy(error)
             return {"raised": failures.dump(error)}
@@ -224,10 +224,6 @@ class Worker:
         np.random.seed(seed % (1 << 32))
         if (torch := sys.modules.get("torch")) is not None:
             torch.manual_seed(seed % (1 << 63))
-
-
-async def _as_coroutine(awaitable: Any) -> Any:
-    return await awaitable
 
 
 def _exit_code(error: BaseException) -> int:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from lightning_core.capture.selectors import find_selector
 from lightning_core.capture.tool_results import RecordedTool
 from lightning_core.endpoint.replay import Recording
+from lightning_core.errors import shorten
 from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.attempt import Job, Repeat, Rollout
 from lightning_core.signals.forks.replayed_tools import calls_of_tools, recorded_tools, tools_that_ran
@@ -114,13 +115,8 @@ def _answered(call: Call) -> bool:
 def _first_difference(expected: Call, found: Call) -> str:
     for number, (old, new) in enumerate(zip(expected.messages, found.messages, strict=False), 1):
         if old != new:
-            return f"message {number} was {_clip(old)}, now {_clip(new)}"
+            return f"message {number} was {shorten(repr(old), 200)}, now {shorten(repr(new), 200)}"
     before, now = len(expected.messages), len(found.messages)
     if before != now:
         return f"it had {before} messages, now {now}"
     return "the messages are equal, but their tokens, tools or settings differ"
-
-
-def _clip(message: object) -> str:
-    text = repr(message)
-    return text if len(text) <= 200 else f"{text[:200]}…"

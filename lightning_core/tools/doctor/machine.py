@@ -27,6 +27,7 @@ from lightning_core.capture.integration import (
 )
 from lightning_core.config import Config
 from lightning_core.errors import os_problem
+from lightning_core.hardware import processors
 from lightning_core.observers.trackers.registry import BUILT_IN
 from lightning_core.tools.doctor.environment import Devices, Environment, Extra
 
@@ -57,7 +58,7 @@ def gather_environment(config: Config | None = None) -> Environment:
         extras=extras,
         needed={} if config is None else needed_extras(config),
         cpu=cpu_model(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=processors(),
         devices=_devices(),
         folder=str(runs),
         disk_bytes=free_bytes(runs),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from lightning_core.errors import shorten
 from lightning_core.trace import Call
 
 LIMIT = 20_000
@@ -127,5 +128,4 @@ def final_answer(calls: Sequence[Call], *, limit: int = 300) -> str:
         return ""
     shown = show_message(last.response)
     calls_made = [f"{call.name}({' '.join(call.arguments.split())})" for call in shown.tool_calls]
-    text = " ".join([*shown.text.split(), *calls_made])
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return shorten(" ".join([*shown.text.split(), *calls_made]), limit)

@@ -1,0 +1,1 @@
+"""Readers of finished and running runs: lists, comparisons, curves, traces and credit computed again."""

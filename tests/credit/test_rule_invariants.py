@@ -1,0 +1,175 @@
+"""Invariants of every rule that Lightning declares; custom rules are not among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain, combinations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_core.credit import (
+    ADVANTAGE_RULES,
+    GROUP_KEYS,
+    REWARD_RULES,
+    CreditRules,
+    Episode,
+    assign_by_policy,
+    assign_credit,
+)
+from lightning_core.rollouts.refill import without_signal
+from lightning_core.trace import Reward
+from tests.credit.episodes import call, episode, from_calls
+
+COMPARING = [name for name, rule in ADVANTAGE_RULES.items() if rule.compares]
+WITHOUT_CRITIC = [name for name, rule in REWARD_RULES.items() if not rule.needs_critic]
+GROUPINGS = [None, *chain.from_iterable(combinations(GROUP_KEYS, n) for n in (1, 2))]
+
+POSITIVE = {"maxrl"}
+"""Rules that accept no negative values."""
+
+agents = st.text("ab", min_size=1, max_size=4)
+numbers = st.sampled_from([-1.0, 0.0, 0.1, 0.3, 1.0])
+
+
+def given_rewards(
+    name: str, agents: str, by_agent: Sequence[tuple[str, float]], by_turn: Sequence[float]
+) -> list[Reward]:
+    """Rewards of agents, and one for each of the first calls of the episode ``name``."""
+    rewards = [Reward(value=value, agent=agent) for agent, value in by_agent]
+    return rewards + [Reward(value=value, call=f"{name}{i}") for i, value in enumerate(by_turn[: len(agents)])]
+
+
+def with_rewards(
+    name: str, reward: float, agents: str, by_agent: Sequence[tuple[str, float]] = (), by_turn: Sequence[float] = ()
+) -> Episode:
+    return episode(name, reward, agents, extra=tuple(given_rewards(name, agents, by_agent, by_turn)))
+
+
+@pytest.mark.parametrize("advantage", COMPARING)
+@pytest.mark.parametrize("rewards", WITHOUT_CRITIC)
+@settings(max_examples=30)
+@given(st.lists(agents, min_size=2, max_size=5), numbers, numbers)
+def test_attempts_with_equal_rewards_get_no_advantage(
+    rewards: str, advantage: str, attempts: list[str], reward: float, own: float
+) -> None:
+    """Any number of calls; agent a makes calls, and is rewarded, in all rollouts."""
+    episodes = [with_rewards(f"r{i}-", reward, f"a{a}", [("a", own)]) for i, a in enumerate(attempts)]
+    credit = assign_credit(episodes, CreditRules(rewards=rewards, advantage=advantage, gamma=0.9))
+    assert set(credit.advantages.values()) == {0.0}
+    assert without_signal(episodes, credit) == ["t"], "dynamic sampling replaces the group"
+
+
+@pytest.mark.parametrize("advantage", COMPARING)
+@pytest.mark.parametrize("rewards", WITHOUT_CRITIC)
+@settings(max_examples=30)
+@given(agents, numbers, st.lists(numbers, max_size=4), numbers, numbers)
+def test_copies_of_an_attempt_get_no_advantage(
+    rewards: str, advantage: str, agents: str, reward: float, by_turn: list[float], a: float, b: float
+) -> None:
+    """With any rewards in it."""
+    episodes = [with_rewards(f"r{i}-", reward, agents, [("a", a), ("b", b)], by_turn) for i in range(3)]
+    credit = assign_credit(episodes, CreditRules(rewards=rewards, advantage=advantage, gamma=0.9))
+    assert set(credit.advantages.values()) == {0.0}
+
+
+@pytest.mark.parametrize("group_by", GROUPINGS, ids=str)
+@pytest.mark.parametrize("rewards", WITHOUT_CRITIC)
+def test_equal_rewards_are_equal_under_any_grouping(rewards: str, group_by: Any) -> None:
+    episodes = [episode(f"r{i}-", 1, "a" * n) for i, n in enumerate((2, 2, 1, 4))]
+    credit = assign_credit(episodes, CreditRules(rewards=rewards, gamma=0.9, group_by=group_by))
+    assert set(credit.advantages.values()) == {0.0}
+
+
+def test_calls_of_unequal_attempts_are_compared_at_the_same_turn() -> None:
+    """γ = 0.5: first calls 0.5, 0.5, 0, second calls 1, 1, 0, each minus its mean; a third call is alone in its group."""
+    episodes = [episode("x", 1, "aa"), episode("y", 1, "aa"), episode("z", 0, "aaa")]
+    rules = CreditRules(rewards="discounted", gamma=0.5, advantage="dr-grpo")
+    assert dict(assign_credit(episodes, rules).advantages) == pytest.approx(
+        {"x0": 1 / 6, "y0": 1 / 6, "z0": -1 / 3, "x1": 1 / 3, "y1": 1 / 3, "z1": -2 / 3, "z2": 0}
+    )
+
+
+def test_last_calls_are_compared_with_last_calls() -> None:
+    """x ends after one call, y after two, z fails after two: y's first call is neither good nor bad."""
+    episodes = [episode("x", 1, "a"), episode("y", 1, "aa"), episode("z", 0, "aa")]
+    found = assign_credit(episodes, CreditRules(rewards="last-call", advantage="dr-grpo")).advantages
+    assert dict(found) == pytest.approx({"x0": 1 / 3, "y0": 0, "y1": 1 / 3, "z0": 0, "z1": -2 / 3})
+
+
+def two_policies(name: str, reward: float, agents: str, extra: Sequence[Reward]) -> Episode:
+    """Agent a of policy A, agent b of policy B."""
+    calls = [call(f"{name}{i}", name, agent, i, model=agent.upper()) for i, agent in enumerate(agents)]
+    return from_calls(calls, reward, extra=extra)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "advantage"),
+    # The values of a rule with a baseline may be negative.
+    [(r, a) for r, rule in REWARD_RULES.items() for a in ADVANTAGE_RULES if a not in POSITIVE or not rule.baseline],
+)
+@settings(max_examples=30)
+@given(st.lists(st.tuples(agents, numbers, numbers), min_size=2, max_size=4))
+def test_a_reward_of_one_agent_moves_no_other_policys_calls(
+    rewards: str, advantage: str, attempts: list[tuple[str, float, float]]
+) -> None:
+    """Also if that agent was never called."""
+    if advantage in POSITIVE:
+        attempts = [(agents, abs(reward), abs(own)) for agents, reward, own in attempts]
+    rules = dict.fromkeys("AB", CreditRules(rewards=rewards, advantage=advantage, gamma=0.9))
+
+    def advantages(rewarded: bool) -> dict[str, float]:
+        episodes = [
+            two_policies(f"r{i}-", reward, agents, [Reward(value=own, agent="b")] if rewarded else [])
+            for i, (agents, reward, own) in enumerate(attempts)
+        ]
+        values = {t.call: 0.25 for e in episodes for t in e.transitions}
+        found = assign_by_policy(episodes, rules, values=values).advantages
+        return {t.call: found[t.call] for e in episodes for t in e.transitions if t.policy == "A"}
+
+    assert advantages(True) == advantages(False)
+
+
+@pytest.mark.parametrize("rewards", REWARD_RULES)
+def test_a_reward_of_an_untrained_agent_changes_no_advantage(rewards: str) -> None:
+    episodes = [episode("x", 1, "aa", extra=(Reward(value=5, agent="frozen"),)), episode("y", 0, "aa")]
+    plain = [replace(e, rewards=[r for r in e.rewards if r.agent is None]) for e in episodes]
+    values = dict.fromkeys(("x0", "x1", "y0", "y1"), 0.0)
+    rules = CreditRules(rewards=rewards, gamma=0.9)
+    assert (
+        assign_credit(episodes, rules, values=values).advantages
+        == assign_credit(plain, rules, values=values).advantages
+    )
+
+
+@pytest.mark.parametrize("rewards", REWARD_RULES)
+@pytest.mark.parametrize("advantage", [name for name, rule in ADVANTAGE_RULES.items() if rule.compares == "batch"])
+@settings(max_examples=30)
+@given(st.lists(st.tuples(agents, numbers), min_size=2, max_size=5), st.sampled_from(GROUPINGS))
+def test_a_rule_over_the_batch_does_not_depend_on_the_grouping(
+    advantage: str, rewards: str, attempts: list[tuple[str, float]], group_by: Any
+) -> None:
+    episodes = [episode(f"r{i}-", reward, agents, task=f"t{i % 2}") for i, (agents, reward) in enumerate(attempts)]
+    values = {t.call: 0.25 for e in episodes for t in e.transitions}
+
+    def advantages(keys: Any) -> Any:
+        rules = CreditRules(rewards=rewards, advantage=advantage, gamma=0.9, group_by=keys)
+        return assign_credit(episodes, rules, values=values).advantages
+
+    assert advantages(group_by) == advantages(("task",))
+
+
+def test_over_the_batch_a_rollout_counts_once_in_any_groups() -> None:
+    """x has two calls of a and one of b: mean (1 + 0)/2, not weighted by the agents' groups."""
+    episodes = [episode("x", 1, "aab"), episode("y", 0, "a")]
+    rules = CreditRules(advantage="reinforce++", group_by=("task", "agent"), rewards="explicit")
+    rewarded = [
+        replace(episodes[0], rewards=[Reward(value=1, call="x0"), Reward(value=1, call="x1")]),
+        replace(episodes[1], rewards=[]),
+    ]
+    mean = (2 / 3 + 0) / 2
+    deviation = ((2 * (1 - mean) ** 2 + mean**2) / 3 + mean**2) ** 0.5
+    assert assign_credit(rewarded, rules).advantages["x0"] == pytest.approx((1 - mean) / (deviation + 1e-6))

@@ -1,0 +1,138 @@
+"""Structured output: only tokens that the schema allows are sampled, and training uses the same distribution."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+
+from lightning_core.backends.backend import Delta, SamplingParams
+from lightning_core.capture import rollout
+from lightning_core.chat.chat import Chat
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.errors import PolicyRequestError
+from lightning_core.model.constraint import Constraints
+from lightning_core.model.source import load_model
+from lightning_core.trainers.torch.trainer import TorchTrainer
+from lightning_core.transitions import Row, trace_to_transitions, transitions_to_rows
+from tests.trainers.sections import parts
+
+pytestmark = pytest.mark.numeric
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"verdict": {"enum": ["right", "wrong"]}, "points": {"type": "integer", "minimum": 0, "maximum": 20}},
+    "required": ["verdict", "points"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def trainer(tiny_llama: Path) -> Iterator[TorchTrainer]:
+    trainer = TorchTrainer(**parts(model=str(tiny_llama), dtype="float32", learning_rate=1e-2, gather_ms=2.0))
+    yield trainer
+    trainer.close()
+
+
+def sample(trainer: TorchTrainer, prompt: list[int], params: SamplingParams) -> Delta:
+    async def run() -> Delta:
+        return [delta async for delta in trainer.backend.generate(prompt, params, model="policy")][-1]
+
+    return asyncio.run(run())
+
+
+def test_a_random_model_writes_only_what_the_schema_allows(trainer: TorchTrainer) -> None:
+    chat = Chat(trainer.tokenizer)
+    answers: set[str] = set()
+    for seed in range(20):
+        params = SamplingParams(
+            max_tokens=60, seed=seed, stop_token_ids=chat.stop_token_ids, json_schema=json.dumps(SCHEMA)
+        )
+        delta = sample(trainer, [1, 2, 3, seed], params)
+        assert delta.finish_reason == "stop"
+        text = chat.text(delta.token_ids)
+        value = json.loads(text)
+        assert list(value) == ["verdict", "points"]
+        assert value["verdict"] in ("right", "wrong")
+        assert 0 <= value["points"] <= 20
+        answers.add(text)
+    assert len(answers) > 5
+
+
+def test_logprobs_are_those_among_the_allowed_tokens(trainer: TorchTrainer, tiny_llama: Path) -> None:
+    params = SamplingParams(
+        max_tokens=60, temperature=0.7, seed=3, stop_token_ids=frozenset({258}), json_schema=json.dumps(SCHEMA)
+    )
+    prompt = [1, 2, 3]
+    delta = sample(trainer, prompt, params)
+    plain = load_model(tiny_llama, torch.float32)
+    with torch.no_grad():
+        logits = plain(torch.tensor([[*prompt, *delta.token_ids]])).logits[0, len(prompt) - 1 : -1]
+    assert params.constraint is not None
+    allowed = Constraints(trainer.tokenizer, logits.shape[1]).allowed(params.constraint, delta.token_ids)
+    for at, allowed_V in enumerate(allowed):
+        among = torch.log_softmax(logits[at].masked_fill(torch.from_numpy(~allowed_V), -torch.inf) / 0.7, -1)
+        assert float(among[delta.token_ids[at]]) == pytest.approx(delta.logprobs[at], abs=1e-4)
+
+
+def test_a_trained_agent_with_structured_output_from_request_to_update(trainer: TorchTrainer) -> None:
+    """The trainer computes the sampler's logprobs, for constrained and free responses in one batch."""
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": SCHEMA}}
+    rows: list[Row] = []
+    with PolicyEndpoint(trainer.backend, Chat(trainer.tokenizer)) as endpoint:
+        for number in range(4):
+            key = endpoint.new_key()
+            with rollout("judge") as run:
+                endpoint.open(key, run.address, Routing(trained=frozenset({"judge"}), max_tokens=60), seed=number)
+                headers = {**run.address.to_headers(), "lightning-agent": "judge"}
+                with openai.OpenAI(
+                    base_url=endpoint.url, api_key=key, default_headers=headers, max_retries=0
+                ) as client:
+                    messages: list[Any] = [{"role": "user", "content": "judge"}]
+                    judged = client.chat.completions.create(model="x", messages=messages, response_format=wanted)
+                    client.chat.completions.create(model="x", messages=messages, max_tokens=5)
+                endpoint.close(key)
+            assert json.loads(judged.choices[0].message.content or "")["verdict"] in ("right", "wrong")
+            transitions = trace_to_transitions(run.trace, agents={"judge"})
+            assert [t.constraint is None for t in transitions] == [False, True]
+            rows += transitions_to_rows(transitions, {t.call: 1.0 if number % 2 else -1.0 for t in transitions})
+    metrics = trainer.step(rows)
+    assert metrics["logprob_difference_max"] < 1e-4
+    assert metrics["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("schema", [{"type": "strin"}, {"not": {"type": "object"}}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_unsupported_schema_is_a_400_that_names_the_field(
+    trainer: TorchTrainer, schema: dict[str, Any], stream: bool
+) -> None:
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with PolicyEndpoint(trainer.backend, Chat(trainer.tokenizer)) as endpoint, rollout("t") as run:
+        key = endpoint.new_key()
+        endpoint.open(key, run.address, Routing(trained=frozenset({"a"})))
+        headers = {**run.address.to_headers(), "lightning-agent": "a"}
+        with openai.OpenAI(base_url=endpoint.url, api_key=key, default_headers=headers, max_retries=0) as client:
+            messages: list[Any] = [{"role": "user", "content": "hi"}]
+            with pytest.raises(openai.BadRequestError, match=r"this JSON schema is not supported") as raised:
+                client.chat.completions.create(model="x", messages=messages, response_format=wanted, stream=stream)
+        assert raised.value.param == "response_format"
+        endpoint.close(key)
+    assert not run.infrastructure
+
+
+def test_a_backend_without_a_tokenizer_refuses_to_constrain(tiny_llama: Path) -> None:
+    from tests.backends.torch.test_torch_backend import make_backend
+
+    backend = make_backend(tiny_llama)
+    try:
+        with pytest.raises(PolicyRequestError, match=r"does not support structured output") as raised:
+            backend.check(SamplingParams(max_tokens=5, json_schema="{}"))
+        assert raised.value.param == "response_format"
+    finally:
+        backend.close()

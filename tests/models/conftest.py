@@ -1,5 +1,0 @@
-"""The fixtures of the trainer tests that models need too."""
-
-from tests.trainers.conftest import exact_products, tiny_llama, tiny_qwen2
-
-__all__ = ["exact_products", "tiny_llama", "tiny_qwen2"]

@@ -1,0 +1,336 @@
+"""Intervals, the summary, metrics and the curve; progress displays."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from lightning_core.errors import MissingExtra
+from lightning_core.observers.progress import (
+    LiveProgress,
+    PlainProgress,
+    Progress,
+    SilentProgress,
+    format_seconds,
+    show_progress,
+)
+from lightning_core.records.intervals import (
+    MIN_TASKS,
+    Estimate,
+    compare,
+    compare_splits,
+    confidence_interval,
+    paired_improvement,
+)
+from lightning_core.records.report import (
+    MetricsLog,
+    Summary,
+    draw_curve,
+    read_metrics,
+    read_summary,
+)
+from lightning_core.records.summary import Answers, RaisedMonitor, SolvedTasks
+from lightning_core.tools.cli.console import show
+from lightning_core.tools.cli.summary import make_summary
+from tests.tools.cli.terminal import on_terminal
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_wilson_against_published_numbers() -> None:
+    # Newcombe, Statistics in Medicine 17 (1998), table I: 81 of 263 and 15 of 148.
+    mean, low, high = confidence_interval([1.0] * 81 + [0.0] * 182)
+    assert (round(mean, 4), round(low, 4), round(high, 4)) == (0.308, 0.2553, 0.3662)
+    _, low, high = confidence_interval([1.0] * 15 + [0.0] * 133)
+    assert (round(low, 4), round(high, 4)) == (0.0624, 0.1605)
+
+
+def test_wilson_at_the_ends() -> None:
+    mean, low, high = confidence_interval([0.0] * 20)
+    assert (mean, low, round(high, 4)) == (0.0, 0.0, 0.1611)
+    mean, low, high = confidence_interval([1.0])
+    assert (mean, round(low, 4), high) == (1.0, 0.2065, 1.0)
+
+
+def test_the_bootstrap_is_near_students_interval_for_normal_data() -> None:
+    values = np.random.default_rng(1).normal(3.0, 2.0, size=30)
+    mean, low, high = confidence_interval(values.tolist())
+    half = 2.0452 * values.std(ddof=1) / math.sqrt(30)
+    assert mean == pytest.approx(values.mean())
+    assert low == pytest.approx(mean - half, abs=0.12 * half)
+    assert high == pytest.approx(mean + half, abs=0.12 * half)
+    assert confidence_interval(values.tolist()) == (mean, low, high)
+
+
+def test_the_bootstrap_has_the_stated_coverage() -> None:
+    generator = np.random.default_rng(2)
+    samples = generator.normal(0.0, 1.0, size=(200, 8))
+    hits = sum(e.low <= 0.0 <= e.high for e in (confidence_interval(s.tolist()) for s in samples))
+    assert 0.90 <= hits / 200 <= 0.99
+
+
+def test_paired_is_narrower_than_unpaired_when_tasks_differ() -> None:
+    before = [0.1 * i for i in range(20)]
+    after = [b + 0.05 + 0.01 * (i % 3) for i, b in enumerate(before)]
+    gain = paired_improvement(before, after)
+    assert gain.mean == pytest.approx(0.0595)
+    assert 0.055 < gain.low < gain.mean < gain.high < 0.065
+
+
+def test_too_few_tasks_give_no_interval() -> None:
+    assert confidence_interval([0.2, 0.4]).interval is None
+    for count, interval in ((MIN_TASKS - 1, None), (MIN_TASKS, (1.0, 1.0))):
+        assert paired_improvement([0.0] * count, [1.0] * count).interval == interval
+
+
+@pytest.mark.parametrize("values", [[], [math.nan], [math.inf, 1.0]])
+def test_refused_values(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        confidence_interval(values)
+
+
+def test_compare_uses_the_tasks_that_both_have() -> None:
+    before = {f"t{i}": [0.0, 1.0] for i in range(8)} | {"lost": [], "gone": [1.0]}
+    after = {f"t{i}": [1.0, 1.0] for i in range(8)} | {"lost": [1.0]}
+    result = compare(before, after)
+    assert result.tasks == 8
+    assert (result.eval_reward_before, result.eval_reward_after, result.improvement) == (0.5, 1.0, 0.5)
+    assert result.improved
+    assert result.eval_ci95_after is not None
+    assert round(result.eval_ci95_after[0], 3) == 0.676
+    with pytest.raises(ValueError, match="no task has a reward both before"):
+        compare({"a": [1.0]}, {"b": [1.0]})
+
+
+def test_compare_splits() -> None:
+    before = {"a": [0.0], "b": [1.0], "c": [0.0]}
+    after = {"a": [1.0], "b": [1.0]}
+    found = compare_splits(before, after, {"a": "easy", "b": "hard", "c": "none"})
+    assert {name: (c.tasks, c.improvement) for name, c in found.items()} == {"easy": (1, 1.0), "hard": (1, 0.0)}
+
+
+def summary(**changes: object) -> Summary:
+    before = {f"t{i}": [float(i % 4 == 0)] for i in range(20)}
+    after = {f"t{i}": [float(i % 4 != 3)] for i in range(20)}
+    values: dict[str, object] = {
+        "eval": compare(before, after),
+        "splits": compare_splits(before, after, {"t0": "easy", "t1": "easy", "t2": "hard"}),
+        "steps": 30,
+        "rollouts": 1920,
+        "tokens_sampled": 123456,
+        "tokens_trained": 100000,
+        "wall_seconds": 754.2,
+        "seed": 0,
+    }
+    return Summary(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_summary_file(tmp_path: Path) -> None:
+    written = summary()
+    written.write(tmp_path / "summary.json")
+    data = json.loads((tmp_path / "summary.json").read_text())
+    assert (data["eval_reward_before"], data["eval_reward_after"], data["improvement"]) == (0.25, 0.75, 0.5)
+    assert data["eval_ci95_before"][0] < 0.25 < data["eval_ci95_before"][1]
+    assert data["improvement_ci95"][0] > 0
+    assert data["splits"]["easy"]["tasks"] == 2
+    assert data["versions"]["lightning-rl"]
+    assert data["versions"]["python"]
+    assert read_summary(tmp_path / "summary.json") == written
+    assert written.improved
+
+
+def printed(shown: Summary, capsys: pytest.CaptureFixture[str]) -> str:
+    """``shown`` without a terminal."""
+    show(make_summary(shown))
+    return capsys.readouterr().out
+
+
+def test_summary_without_held_out_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = summary(eval=None, splits={})
+    written.write(tmp_path / "summary.json")
+    assert json.loads((tmp_path / "summary.json").read_text())["improvement_ci95"] is None
+    assert read_summary(tmp_path / "summary.json") == written
+    assert written.improved is None
+    expected = "30 steps, 1,920 rollouts, 123,456 tokens sampled, 100,000 trained, 12m34s, seed 0\n"
+    assert printed(written, capsys) == expected
+
+
+OVERVIEW: dict[str, object] = {
+    "solved": SolvedTasks(tasks=20, before=5, after=15),
+    "groups": 240,
+    "groups_wasted": 60,
+    "rollouts_failed": 12,
+    "rollouts_left_out": 3,
+    "first_errors": {"failed": "ValueError: [/bold] no number", "left_out": "UpstreamError: gone"},
+    "monitors": (
+        RaisedMonitor(
+            monitor="no_gradient", policy=None, first_step=4, last_step=9, steps=5, message="nothing. Do this"
+        ),
+        RaisedMonitor(monitor="truncation", policy="writer", first_step=7, last_step=7, steps=1, message="cut"),
+    ),
+    "answers": (
+        Answers(task="t1", change="rose", reward_before=0, reward_after=1, before="I [b]guess[/b]", after="42"),
+        Answers(task="t2", change="fell", reward_before=1, reward_after=0, before="7", after=None),
+    ),
+}
+
+
+def test_the_summary_shows_failures_monitors_and_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = summary(**OVERVIEW)
+    written.write(tmp_path / "summary.json")
+    assert read_summary(tmp_path / "summary.json") == written
+    out = printed(written, capsys).splitlines()
+    assert "Solved: 5 of 20 held-out tasks (25%) before, 15 (75%) after." in out
+    assert "t1             0.000 → 1.000  I [b]guess[/b]  42" in out
+    assert "t2             1.000 → 0.000  7               (none)" in out
+    assert "No gradient from rewards in 60 of 240 groups (25%): all their advantages were 0." in out
+    assert "12 of 1,920 rollouts failed; the first: ValueError: [/bold] no number" in out
+    assert "3 of 1,920 rollouts were left out; the first: UpstreamError: gone" in out
+    assert "Monitor no_gradient (5 steps, 4 to 9): nothing. Do this." in out
+    assert "Monitor truncation of policy writer (step 7): cut." in out
+
+
+def test_a_summary_of_an_older_version_is_read(tmp_path: Path) -> None:
+    written = summary()
+    written.write(tmp_path / "summary.json")
+    data = json.loads((tmp_path / "summary.json").read_text())
+    old = {key: value for key, value in data.items() if key not in OVERVIEW}
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    assert len(old) < len(data)
+    assert read_summary(tmp_path / "old.json") == written
+
+
+def test_the_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(summary(), capsys).splitlines()
+    assert lines[0] == "held-out reward  tasks  before                after                 improvement"
+    assert lines[1] == "all              20     0.250 [0.112, 0.469]  0.750 [0.531, 0.888]  +0.500 [+0.250, +0.750]"
+    assert lines[2].startswith("easy             2      0.500 [0.095, 0.905]  1.000 [0.342, 1.000]  +0.500 [too few")
+    assert lines[5] == "In brackets: 95% intervals. Significant improvement: the 95% interval lies above 0."
+
+
+def test_a_narrow_terminal_loses_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    out = on_terminal(50, "-c", f"from {__name__} import *; show(make_summary(summary(splits={{}})))")
+    assert max(map(len, out.splitlines())) <= 50
+    for number in ("20", "0.250", "[0.112,", "0.469]", "0.750", "[0.531,", "0.888]", "+0.500", "[+0.250,", "+0.750]"):
+        assert number in out.split(), number
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ([0.0, 1.0] * 5, [0.0, 1.0] * 5, "Not significant: the 95% interval includes 0."),
+        ([1.0] * 6, [0.0] * 6, "Significant decrease: the 95% interval lies below 0."),
+        ([0.0] * 6, [1.0] * 6, "Significant improvement: the 95% interval lies above 0."),
+        ([0.0, 0.5], [1.0, 1.0], "Too few tasks for an interval: 2, expected 6 or more."),
+    ],
+)
+def test_the_verdict_is_honest(
+    before: list[float], after: list[float], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, last = ({str(i): [reward] for i, reward in enumerate(rewards)} for rewards in (before, after))
+    assert f"In brackets: 95% intervals. {expected}\n" in printed(summary(eval=compare(first, last)), capsys)
+
+
+def test_metrics_log(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    log.append(1, {"reward": 0.5, "kl": math.nan})
+    log.append(2, {"reward": 0.6})
+    with path.open("a") as file:
+        file.write('{"step": 3, "rew')
+    assert read_metrics(path) == [{"step": 1, "reward": 0.5, "kl": None}, {"step": 2, "reward": 0.6}]
+    MetricsLog(path, keep_steps=1).append(2, {"reward": 0.7})
+    assert [line["reward"] for line in read_metrics(path)] == [0.5, 0.7]
+    MetricsLog(path)
+    assert read_metrics(path) == []
+
+
+def test_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    evals = [(0, Estimate(0.2, 0.1, 0.3)), (3, Estimate(0.5, math.nan, math.nan))]
+    draw_curve(tmp_path / "curve.png", steps=[(1, 0.2), (2, 0.3), (3, 0.5)], evals=evals, title="run")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtra, match=r"lightning-rl\[torch\]"):
+        draw_curve(tmp_path / "curve.png", steps=[], evals=[])
+
+
+def test_format_seconds() -> None:
+    assert [format_seconds(s) for s in (0.4, 59, 95, 3599.6, 8000)] == ["0s", "59s", "1m35s", "1h00m", "2h13m"]
+
+
+def drive(progress: Progress, tick: list[float]) -> None:
+    for step in (1, 2):
+        progress.phase("rollouts", 4)
+        tick[0] += 2.0
+        progress.advance(3, tokens=100)
+        progress.advance(1, tokens=100)
+        progress.phase("update", None)
+        tick[0] += 3.0
+        progress.step(step, 2, {"reward": 0.25 * step})
+    progress.message("checkpoint [/bold] kept")
+    progress.close()
+    progress.close()
+
+
+def test_plain_progress() -> None:
+    stream, tick = io.StringIO(), [0.0]
+    drive(PlainProgress(stream, clock=lambda: tick[0]), tick)
+    assert stream.getvalue().splitlines() == [
+        "step 1/2  reward 0.250  100 tokens/s  5s left",
+        "step 2/2  reward 0.500  100 tokens/s  done",
+        "checkpoint [/bold] kept",
+    ]
+
+
+def test_live_progress() -> None:
+    stream, tick = io.StringIO(), [0.0]
+    console = Console(file=stream, force_terminal=True, width=100)
+    drive(LiveProgress(console, clock=lambda: tick[0]), tick)
+    shown = stream.getvalue()
+    assert "step 1/2  reward 0.250  100 tokens/s  5s left" in shown
+    assert "checkpoint [/bold] kept" in shown
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["plain", "live"])
+def test_the_time_left_counts_steps_and_nothing_else(live: bool) -> None:
+    """Loading takes 100 seconds, each evaluation 50, a checkpoint 20 and a step 4. Before a step there is no estimate."""
+    stream, tick = io.StringIO(), [0.0]
+
+    def clock() -> float:
+        return tick[0]
+
+    console = Console(file=stream, force_terminal=True, width=100)
+    progress = LiveProgress(console, clock=clock) if live else PlainProgress(stream, clock=clock)
+    tick[0] += 100
+    progress.phase("eval_before", 8)
+    tick[0] += 50
+    progress.advance(8, tokens=80)
+    assert "left" not in stream.getvalue()
+    for step, left in ((1, "8s left"), (2, "4s left")):
+        progress.phase("train", 4)
+        tick[0] += 3
+        progress.advance(4, tokens=30)
+        progress.phase("update")
+        tick[0] += 1
+        assert left not in stream.getvalue()
+        progress.step(step, 3, {})
+        assert left in stream.getvalue()
+        tick[0] += 20
+        progress.phase("eval", 8)
+        tick[0] += 50
+    progress.close()
+
+
+def test_silent_progress_and_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    drive(SilentProgress(), [0.0])
+    assert isinstance(show_progress(io.StringIO()), PlainProgress)
+    assert capsys.readouterr().out == ""

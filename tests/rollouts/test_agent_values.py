@@ -1,0 +1,85 @@
+"""What agents return, raise and get is converted where it holds up no other rollout, and cannot end the run."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from typing import Any
+
+import pytest
+
+from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.rollouts import runner
+from lightning_core.rollouts.executors import failures
+from tests.rollouts import executor_agents as agents
+from tests.rollouts.executor_runs import finish, numbered, open_endpoint, run, running
+
+endpoint = pytest.fixture(open_endpoint)
+EVERYWHERE = pytest.mark.parametrize("executor", ["task", "thread", "process"])
+
+
+@EVERYWHERE
+def test_an_agent_that_raises_lightnings_own_time_limit_has_failed(endpoint: PolicyEndpoint, executor: str) -> None:
+    rollouts = run(endpoint, agents.raises_time_limit, numbered(4), executor=executor)
+    assert [r.status for r in rollouts] == ["ok", "failed", "ok", "ok"]
+    assert str(rollouts[1].error).startswith("TimeLimitError: the rollout was stopped")
+
+
+def test_an_outcome_that_cannot_be_decided_ends_its_own_rollout_only(
+    endpoint: PolicyEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def classify(evidence: Any) -> Any:
+        raise AttributeError("seconds")
+
+    monkeypatch.setattr(runner, "classify", classify)
+    rollouts = run(endpoint, agents.number, numbered(2), executor="task")
+    assert [(r.status, r.error) for r in rollouts] == [
+        ("infrastructure", "the outcome could not be decided: AttributeError: seconds")
+    ] * 2
+
+
+@pytest.mark.parametrize("executor", ["task", "thread"])
+def test_a_result_that_is_slow_to_show_holds_up_no_other_rollout(endpoint: PolicyEndpoint, executor: str) -> None:
+    agents.Waits.began.clear()
+    agents.Waits.released.clear()
+    rollouts = run(endpoint, agents.returns_what_waits, numbered(3), executor=executor, concurrency=2)
+    assert [r.status for r in rollouts] == ["invalid", "ok", "ok"]
+    assert "the agent returned released." in str(rollouts[0].error)
+
+
+@pytest.mark.parametrize(("executor", "step"), [("task", "copy"), ("process", "copy"), ("process", "pickle")])
+def test_a_task_that_is_slow_to_copy_holds_up_no_other_rollout(
+    endpoint: PolicyEndpoint, executor: str, step: str
+) -> None:
+    agents.Copied.found.clear()
+    agents.Copied.released.clear()
+    tasks = [{"id": str(n), "part": agents.Copied(n, step)} for n in range(2)]
+    rollouts = run(endpoint, agents.number, tasks, executor=executor)
+    assert [r.reward for r in rollouts] == [0.0, 1.0]
+    assert agents.Copied.found == [True, True]
+
+
+def test_a_task_that_cannot_be_sent_runs_here_and_no_other(
+    endpoint: PolicyEndpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    tasks = numbered(4)
+    tasks[1]["call"] = lambda: 1
+    with (
+        caplog.at_level(logging.WARNING, "lightning_core"),
+        running(endpoint, agents.forked, executor="auto", concurrency=1) as started,
+    ):
+        assert [r.reward for r in finish(started, tasks)] == [1.0, 0.0, 1.0, 1.0]
+    (record,) = caplog.records
+    assert "one rollout runs in this process" in record.getMessage()
+    assert "task '1' cannot be sent to a worker process" in record.getMessage()
+
+
+def test_names_of_exceptions_are_bounded_and_not_kept() -> None:
+    def load(name: str) -> failures.CarriedError:
+        return failures.load({"chain": [{"names": [name], "text": "x"}], "explained": ""})
+
+    assert type(load(f"agent.A\0{'b' * 5000}")).__name__ == f"A{'b' * 192}"
+    for n in range(2000):
+        load(f"agent.Error{n}")
+    gc.collect()
+    assert len(failures.CarriedError.__subclasses__()) < 1000

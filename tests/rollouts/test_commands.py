@@ -1,0 +1,295 @@
+"""Agents that a configuration describes as programs."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_core import evaluate, fit, load_config
+from lightning_core.capture import ProgramResult
+from lightning_core.config import dump_config
+from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TrainingError
+from lightning_core.rollouts.entry_points import check_tasks, load_agent
+from tests.propagation.test_launch import is_gone
+from tests.rollouts.command_runs import ASKS, roll_out
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX")
+
+ANSWERS = """
+task = json.load(open(os.environ["LIGHTNING_TASK_FILE"]))
+answer = ask(task["question"])
+print(json.dumps({ "reward": float(answer == task["answer"]) }))
+"""
+TASKS = [{"id": str(n), "question": f"What is {n}?", "answer": f"{n}"} for n in range(3)]
+
+
+def program(text: str, **fields: Any) -> dict[str, Any]:
+    return {"agent": {"command": [sys.executable, "-c", ASKS + text], "name": "coder", **fields}}
+
+
+def last_number(prompt: str) -> str:
+    return prompt.rpartition("What is ")[2][0]
+
+
+@pytest.mark.parametrize("executor", ["auto", "process", "command"])
+def test_a_program_is_trained_without_any_code(tmp_path: Path, executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    rollouts = roll_out(tmp_path, {**program(ANSWERS), "rollouts": {"executor": executor}}, TASKS, answer=last_number)
+    assert [(r.status, r.reward, r.error) for r in rollouts] == [("ok", 1.0, None)] * 3
+    assert [[(c.agent, c.trained) for c in r.trace.calls] for r in rollouts] == [[("coder", True)]] * 3
+    assert list(temporary.iterdir()) == []
+
+
+def test_placeholders_are_fields_of_the_task_and_the_endpoint(tmp_path: Path) -> None:
+    show = program(
+        "print(json.dumps({ 'reward': 1, 'args': sys.argv[1:], 'in': sys.stdin.read(), 'x': os.environ['X'], 'f': open('f').read() }))\n"
+        "ask('hi')\nassert sys.argv[3] == os.environ['OPENAI_BASE_URL']\n"
+    )["agent"]
+    section = {
+        **show,
+        "command": [*show["command"], "{task[a][b]}", "{task[list][1]}{task}", "{url}", '{"json": 1}', "${HOME}"],
+        "stdin": "{task[a]}",
+        "environment": {"X": "x={task[n]}"},
+        "files": {"f": "{task[text]}{{url}}${url}{{task[x]}}"},
+    }
+    task = {"id": "1", "a": {"b": "ä {url}"}, "list": [1, {"c": 2}], "n": 3, "text": "{task}"}
+    (rollout,) = roll_out(tmp_path, {"agent": section, "reward": "tests.rollouts.test_commands:shown"}, [task])
+    assert (rollout.status, rollout.error) == ("ok", None)
+
+
+def shown(task: dict[str, Any], result: ProgramResult) -> float:
+    import json
+
+    found = json.loads(result.stdout)
+    del found["args"][2]
+    expected = {
+        "reward": 1,
+        "args": ["ä {url}", '{"c": 2}' + json.dumps(task, ensure_ascii=False), '{"json": 1}', "${HOME}"],
+        "in": '{"b": "ä {url}"}',
+        "x": "x=3",
+        "f": "{task}{url}${url}{task[x]}",
+    }
+    assert found == expected, found
+    return 1.0
+
+
+def test_a_reward_function_gets_how_the_program_ended_and_its_files(tmp_path: Path) -> None:
+    text = "open('out', 'w').write(ask('hi')); print('said'); sys.exit(2)"
+    (rollout,) = roll_out(tmp_path, {**program(text), "reward": "tests.rollouts.test_commands:by_result"})
+    assert (rollout.status, rollout.reward, rollout.error) == ("ok", 0.25, None)
+
+
+def by_result(task: Any, result: ProgramResult) -> float:
+    assert (result.exit_code, result.stdout, (result.folder / "out").read_text()) == (2, "said\n", "yes")
+    return 0.25
+
+
+@pytest.mark.parametrize(("text", "reward"), [("0.5", 0.5), ('{"reward": 2, "why": "x"}', 2.0)])
+def test_a_reward_in_a_file(tmp_path: Path, text: str, reward: float) -> None:
+    sections = program(f"ask('hi'); open('reward.json', 'w').write({text!r})", reward_file="reward.json")
+    (rollout,) = roll_out(tmp_path, sections)
+    assert (rollout.status, rollout.reward) == ("ok", reward)
+
+
+def test_the_last_line_with_a_reward_counts(tmp_path: Path) -> None:
+    lines = [
+        '{"reward": 0}',
+        "42",
+        '{"reward": 0.5, "why": "a\u2028b\x0b"}'.replace("\x0b", ""),
+        'not {"reward": 3}',
+        "done",
+    ]
+    (rollout,) = roll_out(tmp_path, program(f"ask('hi'); sys.stdout.buffer.write({chr(10).join(lines)!r}.encode())"))
+    assert rollout.reward == 0.5
+
+
+@pytest.mark.parametrize("reward", ['"much"', "null", "NaN", "1e400", "9" * 400, "[" * 100_000, "true and false"])
+@pytest.mark.parametrize("file", [None, "reward.json"])
+def test_what_is_no_number_is_the_programs_failure(tmp_path: Path, reward: str, file: str | None) -> None:
+    """The model may have written it, so it must not stop the run."""
+    text = f'{{"reward": {reward}}}'
+    write = f"print({text!r})" if file is None else f"open({file!r}, 'w').write({text!r})"
+    fields = {} if file is None else {"reward_file": file}
+    (rollout,) = roll_out(tmp_path, program(f"ask('hi'); {write}; sys.exit(1)", **fields))
+    assert (rollout.status, rollout.reward) == ("failed", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        ("os.symlink('/etc/passwd', 'r')", "r is a link that leads out of the working folder"),
+        ("os.symlink('/dev/zero', 'r')", "r is a link that leads out of the working folder"),
+        ("os.mkfifo('r')", "r is not a file"),
+        ("os.mkdir('r')", "r is not a file"),
+        ("open('r', 'wb').write(b'\\xff')", "expected a finite number"),
+    ],
+)
+def test_a_reward_file_that_is_none_is_the_programs_failure(tmp_path: Path, make: str, message: str) -> None:
+    (rollout,) = roll_out(tmp_path, program(f"ask('hi'); {make}", reward_file="r"))
+    assert rollout.status == "failed"
+    assert re.search(message, str(rollout.error)), rollout.error
+
+
+def test_a_program_that_fails_has_failed_and_one_without_a_reward_is_a_mistake(tmp_path: Path) -> None:
+    (rollout,) = roll_out(tmp_path, program("ask('hi'); sys.exit('the tests\\n do not pass')"))
+    assert (rollout.status, rollout.reward) == ("failed", 0.0)
+    assert rollout.error == "ProgramError: python ended with exit code 1: the tests do not pass".replace(
+        "python", Path(sys.executable).name
+    )
+    closed = "ask('hi'); sys.exit('RuntimeError: Event loop is closed')"
+    (rollout,) = roll_out(tmp_path, program(closed))
+    assert rollout.status == "failed"
+    expected = r'ended without a reward: expected a last line {"reward": NUMBER}.*found .done'
+    with pytest.raises(RewardError, match=expected):
+        roll_out(tmp_path, program("ask('hi'); print('done')"))
+    with pytest.raises(RewardError, match=r"expected a number in r.txt, or a reward function"):
+        roll_out(tmp_path, program("ask('hi')", reward_file="r.txt"))
+
+
+def test_the_task_file_has_only_the_chosen_fields(tmp_path: Path) -> None:
+    text = "ask('hi'); print(json.dumps({ 'reward': len(json.load(open(os.environ['LIGHTNING_TASK_FILE']))) }))"
+    (rollout,) = roll_out(tmp_path, program(text, task_fields=["question"]), TASKS[:1])
+    assert rollout.reward == 1
+
+
+def test_at_the_time_limit_a_program_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    """Also what ignores SIGTERM, in a session of its own, and outlives its parent."""
+    file = tmp_path / "pid"
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(1000)"
+    )
+    text = f"""
+import subprocess, time
+ask("hi")
+child = subprocess.Popen([sys.executable, "-c", {stubborn!r}], start_new_session=True, stdout=subprocess.PIPE)
+child.stdout.read(1)
+open({str(file)!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
+time.sleep(1000)
+"""
+    (rollout,) = roll_out(tmp_path, {**program(text), "rollouts": {"timeout_seconds": 4}})
+    assert rollout.status == "failed"
+    assert "timeout_seconds = 4 s" in str(rollout.error)
+    assert all(is_gone(int(pid)) for pid in file.read_text().split())
+
+
+def test_the_programs_url_is_the_public_one(tmp_path: Path) -> None:
+    text = """
+url = os.environ["OPENAI_BASE_URL"]
+assert url == "http://127.0.0.2:PORT/v1" and os.environ["ANTHROPIC_BASE_URL"] == "http://127.0.0.2:PORT", url
+ask("hi")
+print('{ "reward": 1 }'.replace(" ", ""))
+"""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    endpoint = {"host": "0.0.0.0", "port": port, "public_url": f"http://127.0.0.2:{port}/"}
+    (rollout,) = roll_out(tmp_path, {**program(text.replace("PORT", str(port))), "endpoint": endpoint})
+    assert (rollout.status, rollout.reward) == ("ok", 1.0), rollout.error
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: .*choose another host or port"):
+            roll_out(tmp_path, {**program(text), "endpoint": {"port": port}})
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"agent": {"command": []}}, "agent.command: found [], expected at least one item"),
+        ({"agent": {"name": "x"}}, "agent.command: missing"),
+        ({"agent": {"command": ["a"], "nam": "x"}}, "agent.nam: unknown key; did you mean 'name'?"),
+        (
+            {"agent": {"command": ["a", "{task.q}"]}},
+            "agent.command[1]: found '{task.q}', expected {task}, {task[FIELD]} or",
+        ),
+        ({"agent": {"command": ["a"], "stdin": "say {task['q']}"}}, "in place of {task['q']}"),
+        ({"agent": {"command": ["a"], "files": {"../x": ""}}}, "agent.files.../x: found '../x', expected a path in"),
+        ({"agent": {"command": ["a"], "reward_file": "/etc/r"}}, "agent.reward_file: found '/etc/r', expected a path"),
+        (
+            {"agent": {"command": ["a"], "reward_file": "~/r"}},
+            "agent.reward_file: found '~/r', expected a path in the work",
+        ),
+        ({"agent": {"command": ["a"], "environment": {"A=B": "x"}}}, "expected the name of an environment variable"),
+        ({"agent": {"command": ["a"], "reward_file": "r"}, "reward": "m:f"}, "has no effect with a reward function"),
+        ({"agent": {"command": ["a"], "container": {"runtime": "lxc"}}}, "expected 'docker' or 'podman'"),
+        ({"agent": {"command": ["a"]}, "rollouts": {"executor": "task"}}, "the agent is a program"),
+        ({"agent": "m:f", "rollouts": {"executor": "command"}}, "which is for agents that are programs"),
+        ({"agent": 3}, "agent: found 3, expected a string"),
+        ({"endpoint": {"public_url": "host:80"}}, "endpoint.public_url"),
+        ({"endpoint": {"port": 70000}}, "endpoint.port"),
+        (
+            {"endpoint": {"port": 80}, "trainer": {"name": "verl"}},
+            "endpoint.port: with trainer.name: verl every worker",
+        ),
+    ],
+)
+def test_mistakes_in_the_configuration(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config({"policy": {"model": "m"}, **sections})
+    assert message in str(raised.value)
+
+
+def test_mistakes_that_are_found_before_anything_runs(tmp_path: Path) -> None:
+    def config(**fields: Any) -> Any:
+        return load_config({"agent": {"command": ["true"], **fields}, "policy": {"model": "m"}})
+
+    with pytest.raises(ConfigError, match="there is no program 'no-such-program' on this machine"):
+        load_agent(config(command=["no-such-program"]))
+    (tmp_path / "agent.sh").touch(mode=0o755)
+    load_agent(config(command=["./agent.sh"], workspace=str(tmp_path)))
+    load_agent(config(command=["agent.sh"], environment={"PATH": str(tmp_path)}))
+    for fields in ({}, {"workspace": str(tmp_path.parent)}):
+        with pytest.raises(
+            ConfigError, match=r"no program '\./agent\.sh' in agent\.workspace; relative paths start in"
+        ):
+            load_agent(config(command=["./agent.sh"], **fields))
+    with pytest.raises(ConfigError, match=r"agent\.workspace: there is no folder 'nowhere'"):
+        load_agent(config(workspace="nowhere"))
+    asks = config(stdin="{task[q]}")
+    for start in (
+        lambda: fit(config=asks, tasks=[{"id": "7", "question": "x"}]),
+        lambda: evaluate(config=asks, tasks=[{"id": "7", "question": "x"}], folder=tmp_path),
+    ):
+        with pytest.raises(ConfigError, match=r"agent: task '7': there is no field 'q'; it has 'id', 'question'"):
+            start()
+    with pytest.raises(ConfigError, match="there is no field 'answer'"):
+        check_tasks(config(task_fields=["answer"]), [{"id": "7"}])
+    with pytest.raises(ConfigError, match=r"found \{q\} in the command, expected \{task\[q\]\} for the field 'q'"):
+        check_tasks(config(stdin="answer {q}"), [{"id": "7", "q": "x"}])
+    check_tasks(config(stdin="{task[a][0]} {q} ${id}", files={"f": "{id}"}), [{"id": "7", "a": ["x"]}])
+    whole = config(command=["true", "{task[q]}"])
+    for value, message in (("x" * 200_000, "200,000 bytes"), ("a\0b", "NUL"), ("\ud800", "half a character")):
+        with pytest.raises(ConfigError, match=message):
+            check_tasks(whole, [{"id": "7", "q": value}])
+    check_tasks(config(stdin="{task[q]}", files={"f": "{task[q]}"}), [{"id": "7", "q": "x" * 200_000}])
+
+
+def test_a_configuration_with_a_program_is_written_and_read_back() -> None:
+    section = {"command": ["claude", "-p", "{task[q]}"], "container": {"image": "i", "args": ["--memory=4g"]}}
+    config = load_config({"agent": section, "policy": {"model": "m"}})
+    import yaml
+
+    assert load_config(yaml.safe_load(dump_config(config))) == config
+    assert config.agent is not None
+    assert not isinstance(config.agent, str)
+    assert config.agent.agent == "claude"
+
+
+def test_a_run_in_which_all_programs_fail_stops_with_the_first_error(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"the first error: ProgramError: .* ended with exit code 3: broken"):
+        roll_out(tmp_path, program("sys.stderr.write('broken'); sys.exit(3)"), TASKS)
+
+
+def test_folders_that_cannot_be_filled_are_no_failure_of_the_agent(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    os.mkfifo(tmp_path / "project/pipe")
+    with pytest.raises(InfrastructureError, match=r"could not be filled: .*is a named pipe"):
+        roll_out(tmp_path, program("", workspace=str(tmp_path / "project")))

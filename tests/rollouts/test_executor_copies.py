@@ -1,0 +1,39 @@
+"""Agents that fork, and whose child does not end, in worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.chat.chat import Chat
+from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.rollouts.local_agents import patched
+from tests.rollouts import executor_agents as agents
+from tests.rollouts.test_executors import numbered, run
+
+
+@pytest.fixture
+def endpoint() -> Iterator[PolicyEndpoint]:
+    backend = ScriptedBackend(lambda prompt: "answer")
+    with patched(()), PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint:
+        yield endpoint
+
+
+@pytest.mark.parametrize("end", ["return", "exit", "raise"])
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_child_that_returns_from_the_agent_answers_for_no_rollout(
+    endpoint: PolicyEndpoint, end: str, wait: bool
+) -> None:
+    tasks = [{"id": str(n), **({"end": end, "wait": wait} if n % 3 == 0 else {})} for n in range(9)]
+    rollouts = run(endpoint, agents.forks, tasks, concurrency=1)
+    assert [(r.status, r.reward, r.error) for r in rollouts] == [("ok", 1.0, None)] * 9
+
+
+def test_out_of_memory_is_the_failure_of_whose_code_it_is(endpoint: PolicyEndpoint) -> None:
+    (rollout,) = run(endpoint, agents.out_of_memory, numbered(1))
+    assert (rollout.status, rollout.error) == ("failed", "MemoryError: no memory")
+    (rollout,) = run(endpoint, agents.number, numbered(1), reward_function=agents.out_of_memory)
+    assert rollout.status == "infrastructure"
+    assert "the reward function raised MemoryError: no memory" in str(rollout.error)

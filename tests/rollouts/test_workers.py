@@ -1,0 +1,137 @@
+"""Worker processes: how they start, and what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.rollouts.executors.commands import COMMAND, KILL, START, CommandSender
+from lightning_core.rollouts.executors.pool import Pool, WorkerHandle
+from lightning_core.rollouts.executors.reference import FunctionReference
+from lightning_core.rollouts.executors.worker import to_settings
+from tests.rollouts import executor_agents as agents
+from tests.rollouts.executor_runs import exists, finish, numbered, open_endpoint, run, running, wait_until_gone
+
+endpoint = pytest.fixture(open_endpoint)
+
+NUMBER = to_settings(FunctionReference(name="tests.rollouts.executor_agents:number"), None, frozenset())
+
+
+def with_pool(use: Any) -> Any:
+    """The result of ``use(pool)``, with a pool of workers that is then closed."""
+
+    async def work() -> Any:
+        pool = Pool(NUMBER)
+        try:
+            return await asyncio.wait_for(use(pool), 120)
+        finally:
+            await pool.close()
+
+    return asyncio.run(work())
+
+
+def children(pid: int) -> list[int]:
+    """The processes that ``pid`` has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def launcher() -> int:
+    """The process that starts workers."""
+    (found,) = [
+        pid for pid in children(os.getpid()) if b"executors.launcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_more_starts_at_once_than_the_connection_holds_reach_their_workers() -> None:
+    async def use(pool: Pool) -> list[WorkerHandle]:
+        await pool.ready()
+        os.kill(launcher(), signal.SIGSTOP)
+        starts = [pool.start() for _ in range(320)]
+        await asyncio.sleep(1.0)  # most commands are waiting
+        os.kill(launcher(), signal.SIGCONT)
+        workers = await asyncio.gather(*starts)
+        assert {worker.pid for worker in workers} == {*children(launcher())}
+        workers[7].hang_up()  # it ends, and no other does
+        assert await asyncio.wait_for(workers[7].exited, 60) == -signal.SIGKILL
+        assert all(exists(worker.pid or 0) for worker in workers if worker is not workers[7])
+        return workers
+
+    assert len(with_pool(use)) == 320
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
+@pytest.mark.parametrize("exits", [False, True])
+def test_what_a_rollout_leaves_running_is_ended_when_it_ends(
+    endpoint: PolicyEndpoint, tmp_path: Path, exits: bool
+) -> None:
+    file = tmp_path / "pids"
+    with running(endpoint, agents.leaves_processes, concurrency=1) as runner:
+        rollouts = finish(runner, numbered(3, file=str(file), exits=exits))
+        assert {r.status for r in rollouts} == {"infrastructure" if exits else "ok"}
+        pids = [int(line) for line in file.read_text().splitlines()]
+        assert len(pids) == 6
+        wait_until_gone(pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
+def test_processes_that_have_ended_do_not_add_up(endpoint: PolicyEndpoint) -> None:
+    rollouts = run(endpoint, agents.counts_zombies, numbered(5), concurrency=1)
+    assert [r.reward for r in rollouts] == [0.0] * 5
+
+
+def test_a_start_that_is_cancelled_or_fails_takes_no_worker_of_another() -> None:
+    async def use(pool: Pool) -> None:
+        first, second, third = (pool.start() for _ in range(3))
+        await pool.ready()
+        await asyncio.sleep(0)
+        second.cancel()
+        workers = [await first, await third]
+        for worker in workers:
+            worker.hang_up()
+            await asyncio.wait_for(worker.exited, 60)
+
+    with_pool(use)
+
+
+def test_commands_are_sent_in_order_when_the_connection_is_full() -> None:
+    async def use() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        sender = CommandSender(ours)
+        loop = asyncio.get_running_loop()
+        starts: dict[int, asyncio.Future[None]] = {}
+        for number in range(200):
+            if number % 2:
+                sender.end(KILL, number)
+            else:
+                starts[number] = loop.create_future()
+                with socket.socket() as connection:
+                    sender.start(number, connection.dup(), starts[number])
+        expected = [(KILL if number % 2 else START, number) for number in range(200)]
+        with theirs:
+            found: list[Any] = []
+            for _ in expected:
+                data, fds, _, _ = await asyncio.to_thread(socket.recv_fds, theirs, COMMAND.size, 1)
+                found.append((COMMAND.unpack(data), len(fds)))
+                for fd in fds:
+                    os.close(fd)
+        assert found == [((letter, number), int(letter == START)) for letter, number in expected]
+        assert not any(started.done() for started in starts.values())
+        sender.start(200, socket.socket(), lost := loop.create_future())
+        with pytest.raises(RuntimeError, match="a worker process could not be started"):
+            await lost
+        sender.close()
+        ours.close()
+
+    asyncio.run(use())

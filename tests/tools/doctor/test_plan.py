@@ -1,0 +1,107 @@
+"""The plan of a run is extrapolated from one measured step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lightning_core.config import load_config
+from lightning_core.tools.doctor.equal_groups import expected_equal
+from lightning_core.tools.doctor.finding import Finding
+from lightning_core.tools.doctor.plan import (
+    Measured,
+    TimeRange,
+    checks,
+    disk_needed,
+    evaluations,
+    rollouts_time,
+    step_time,
+)
+from tests.tools.doctor.conftest import named
+
+GIB = 1 << 30
+CONFIG = load_config(
+    {
+        "policy": {"model": "m"},
+        "rollouts": {"tasks_per_step": 4, "group_size": 8, "concurrency": 16},
+        "trainer": {"steps": 10, "keep_checkpoints": 2},
+        "eval": {"every": 5},
+    }
+)
+MEASURED = Measured(
+    config=CONFIG,
+    eval_tasks=16,
+    rollouts=8,
+    seconds_rollouts=6.0,
+    seconds_rollout=4.0,
+    seconds_update=3.0,
+    memory=2 * GIB,
+    peak=3 * GIB,
+    trained_bytes=GIB,
+    frozen_bytes=GIB,
+    optimizer_bytes=2 * GIB,
+    disk_bytes=100 * GIB,
+)
+
+
+def examine(measured: Measured) -> list[Finding]:
+    return list(checks.examine("plan", measured))
+
+
+def test_a_step_takes_between_its_rounds_of_rollouts_and_their_sum() -> None:
+    """32 rollouts, 16 at a time: two rounds of 4 s, or four times the 6 s of eight."""
+    assert step_time(MEASURED) == (TimeRange(8.0, 24.0), TimeRange(3.0, 12.0))
+
+
+def test_rollouts_one_at_a_time_have_one_time() -> None:
+    alone = replace(MEASURED, rollouts=1, seconds_rollouts=4.0)
+    one_by_one = CONFIG.rollouts.model_copy(update={"concurrency": 1})
+    alone = replace(alone, config=CONFIG.model_copy(update={"rollouts": one_by_one}))
+    assert rollouts_time(alone, 5) == TimeRange(20.0, 20.0)
+
+
+def test_the_run_is_its_steps_and_evaluations() -> None:
+    assert evaluations(MEASURED) == 3  # before, after step 5, at the end
+    assert evaluations(replace(MEASURED, eval_tasks=0)) == 0
+    (run,) = [f for f in examine(MEASURED) if f.name == "time of the run"]
+    low, high = 10 * (8 + 3) + 3 * 4, 10 * (24 + 12) + 3 * 12
+    assert run.found == f"{low // 60}m{low % 60:02}s to {high // 60}m{high % 60:02}s for 10 steps and 3 evaluations"
+
+
+def test_a_disk_that_is_too_small_for_the_checkpoints_is_a_problem() -> None:
+    """Two kept and a new one, the frozen weights once, and two optimiser states while the old one is not deleted."""
+    assert disk_needed(MEASURED) == (3 + 1 + 4) * GIB
+    (disk,) = named(examine(replace(MEASURED, disk_bytes=7 * GIB)), "checkpoints")
+    assert disk.level == "problem"
+    assert disk.found == "4.0 GiB for the newest, up to 8.0 GiB at the same time; 7.0 GiB free"
+    assert named(examine(replace(MEASURED, disk_bytes=8 * GIB)), "checkpoints") == []
+
+
+def test_an_update_that_takes_longer_than_the_rollouts_suggests_fewer_weights() -> None:
+    assert [f for f in examine(MEASURED) if f.name == "slow update"] == []
+    (slow,) = [f for f in examine(replace(MEASURED, seconds_update=7.0)) if f.name == "slow update"]
+    assert "policy.train_layers" in slow.advice
+    assert "lora" in slow.advice
+
+
+def test_an_update_that_fails_is_a_problem() -> None:
+    failed = replace(MEASURED, seconds_update=None, update_error="the loss is nan")
+    assert [f.level for f in named(examine(failed), "update")] == ["problem"]
+
+
+def test_the_share_of_equal_groups_is_that_of_the_binomial() -> None:
+    """Half of many attempts succeed: eight are equal with probability 2 · 0.5^8."""
+    many = [[0.0, 1.0] * 2000]
+    assert expected_equal(many, 8).mean == pytest.approx(2 * 0.5**8, rel=0.05)
+
+
+def test_few_attempts_give_a_wide_interval() -> None:
+    few, more = expected_equal([[0.0] * 4] * 2, 8), expected_equal([[0.0] * 64] * 8, 8)
+    assert few.low < 0.2 < 0.9 < few.high
+    assert more.low > 0.8
+    assert few.low < few.mean < few.high
+
+
+def test_rewards_that_always_differ_are_not_expected_to_be_equal() -> None:
+    assert expected_equal([[0.1, 0.4, 0.5, 0.9], [0.2, 0.3, 0.6, 0.7]], 8).high < 0.1

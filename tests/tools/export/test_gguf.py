@@ -1,0 +1,124 @@
+"""Exported GGUF files in llama.cpp: its server, from the wheel of xllamacpp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+import xllamacpp
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from lightning_core.model.source import fetch_demo_model
+from lightning_core.tools.cli.main import main
+from tests.tiny_model import make_tiny_model
+from tests.tools.export.runs import TOLERANCE, difference, sequences, train, trainer_logprobs
+
+# The first export downloads the converter.
+pytestmark = pytest.mark.timeout(1200)
+
+IDS = sequences(40_000, count=2)
+PLACES = [1, 3, 20, 59]
+"""The tokens of a sequence whose logprobs are compared."""
+NEWEST = "step-000002"
+WHOLE_CHARACTER = 81
+"""A token whose text is a letter."""
+
+
+def make_model(folder: Path, **shape: Any) -> Path:
+    """A random model with the demo model's tokenizer: llama.cpp has no tokenizer of single bytes."""
+    tokenizer = AutoTokenizer.from_pretrained(fetch_demo_model())
+    config = AutoConfig.from_pretrained(make_tiny_model(folder / "tiny"))
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = 1, tokenizer.eos_token_id, tokenizer.pad_token_id
+    for name, value in {"vocab_size": len(tokenizer), **shape}.items():
+        setattr(config, name, value)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A run with LoRA of a model with tied embeddings, and one with full tuning of another with biases."""
+    folder, found = tmp_path_factory.mktemp("runs"), dict[str, Path]()
+    shapes = {"lora": {}, "full": {"tie_word_embeddings": False, "attention_bias": True}}
+
+    def get(tuning: str) -> Path:
+        if tuning not in found:
+            model = make_model(folder / f"model-{tuning}", **shapes[tuning])
+            found[tuning] = train(folder, model, name=tuning, policy={"tuning": tuning})
+        return found[tuning]
+
+    return get
+
+
+def export(run: Path, out: Path, dtype: str) -> Any:
+    """llama.cpp's server with the exported file."""
+    assert main(["export", str(run), str(out), "--format", "gguf", "--dtype", dtype]) == 0
+    (file,) = out.glob("*.gguf")
+    assert str(out.parent).encode() not in file.read_bytes(), "a folder of this machine"
+    assert str(run.parent).encode() not in file.read_bytes()
+    settings: Any = xllamacpp.CommonParams()
+    settings.model.path = str(file)
+    settings.n_ctx, settings.n_parallel, settings.cpuparams.n_threads = 64, 1, 1
+    # Keys and values are float16 by default.
+    settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    return xllamacpp.Server(settings)
+
+
+def logprob(server: Any, context: list[int], token: int) -> float:
+    """The logprob of ``token`` after ``context``."""
+    request = {"prompt": context, "n_predict": 1, "n_probs": 49152, "temperature": 1.0, "cache_prompt": False}
+    # The logprobs listed are of the model, without the bias. The server lists none if the sampled token is part of a character.
+    request["logit_bias"] = [[WHOLE_CHARACTER, 1000]]
+    listed = server.handle_completions(request)["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+    return next(entry["logprob"] for entry in listed if entry["id"] == token)
+
+
+@pytest.mark.parametrize(
+    ("tuning", "dtype", "tolerance"),
+    [
+        ("full", "float32", TOLERANCE),
+        ("lora", "float32", TOLERANCE),
+        ("lora", "float16", 0.02),
+        ("lora", "bfloat16", 0.2),
+        ("lora", "q8_0", 0.5),
+    ],
+)
+def test_llama_cpp_gives_the_logprobs_of_the_trainer(
+    run: Callable[[str], Path], tmp_path: Path, tuning: str, dtype: str, tolerance: float
+) -> None:
+    expected = [logprobs[[place - 1 for place in PLACES]] for logprobs in trainer_logprobs(run(tuning), NEWEST, IDS)]
+    server = export(run(tuning), tmp_path / "out", dtype)
+    found = [np.array([logprob(server, tokens[:place], tokens[place]) for place in PLACES]) for tokens in IDS]
+    assert difference(found, expected) < tolerance
+
+
+def test_llama_cpp_reads_text_as_the_tokenizer_does_and_has_the_template(
+    run: Callable[[str], Path], tmp_path: Path
+) -> None:
+    server = export(run("lora"), tmp_path / "out", "float16")
+    url = server.listening_address
+    tokenizer = AutoTokenizer.from_pretrained(fetch_demo_model())
+    text = "<|im_start|>user\nHow many are 12 + 345?\n  it's naïve 🚀<|im_end|>\n"
+    found = httpx.post(f"{url}/tokenize", json={"content": text, "add_special": False, "parse_special": True}).json()
+    assert found["tokens"] == tokenizer(text)["input_ids"]
+    assert httpx.get(f"{url}/props").json()["chat_template"].strip() == tokenizer.chat_template.strip()
+
+
+def test_a_model_that_the_converter_does_not_know_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tiny model's tokenizer, of single bytes."""
+    run = train(tmp_path, make_tiny_model(tmp_path / "model"))
+    assert main(["export", str(run), str(tmp_path / "out"), "--format", "gguf"]) == 2
+    error = capsys.readouterr().err
+    assert "does not know this model's tokenizer" in error
+    assert "A tokenizer of your own cannot be converted: use --format hf" in error
+    assert not (tmp_path / "out").exists()
