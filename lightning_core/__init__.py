@@ -16,8 +16,6 @@ Importing the package loads no framework, no torch and no numpy; the names below
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lightning_core import old_paths
-
 if TYPE_CHECKING:
     from lightning_core.capture import reward, rollout
     from lightning_core.capture.children.launch import launch
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from lightning_core.loop import Result, evaluate, fit
     from lightning_core.trace import Call, Trace
     from lightning_core.transitions import Row, Transition, trace_to_transitions, transitions_to_rows
-
-old_paths.install()
 
 _HOMES = {
     "reward": "capture",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextvars
 import itertools
 import logging
-import warnings
 import weakref
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
@@ -67,17 +66,10 @@ class rollout:
         public_endpoint: str | None = None,
         api_key: str | None = None,
         ignore_hosts: Iterable[str] = (),
-        redirect_hosts: Iterable[str] | None = None,
         strict: bool = False,
         keep_folders: bool = False,
         tools: ToolResults | None = None,
     ) -> None:
-        if redirect_hosts is not None:
-            warnings.warn(
-                "redirect_hosts has no effect: model requests to any host are redirected; see ignore_hosts",
-                DeprecationWarning,
-                stacklevel=2,
-            )
         if task_id is None:
             known = cast("Mapping[str, object]", task) if isinstance(task, Mapping) else {}
             task_id = str(known.get("id", ""))

@@ -85,11 +85,6 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         )
     if isinstance(c.agent, CommandSection) and c.agent.reward_file is not None and c.reward is not None:
         yield ("agent", "reward_file"), "has no effect with a reward function; remove it, or reward"
-    if c.rollouts.redirect_hosts == ():
-        yield (
-            ("rollouts", "redirect_hosts"),
-            "model requests to any host are routed; remove the key, and list hosts to leave alone in rollouts.ignore_hosts",
-        )
     yield from check_monitors(c)
     yield from check_trainer(c)
     yield from check_verl(c)
