@@ -12,7 +12,6 @@ import pytest
 
 from lightning_core.config.algorithm import CLIPS, Algorithm
 from lightning_core.config.credit import AirSection
-from lightning_core.config.forks import Forks
 from lightning_core.config.sections import Tasks
 from lightning_core.config.types import Section
 from lightning_core.credit.registry import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES
@@ -61,11 +60,8 @@ def variants(section: type[Section], prefix: str = "") -> Iterator[str]:
 
 def expected() -> set[str]:
     rules = {f"{key}: {rule.name}" for key, rules in REGISTRIES.items() for rule in rules.values() if rule.is_builtin}
-    chosen = {
-        *(f"tasks.sampling: {name}" for name in choices(Tasks, "sampling")),
-        *(f"rollouts.forks.choose: {name}" for name in choices(Forks, "choose")),
-    }
-    return {*rules, *variants(Algorithm), *chosen, *(f"air.{key}" for key in AirSection.model_fields), *OTHERS}
+    sampling = {f"tasks.sampling: {name}" for name in choices(Tasks, "sampling")}
+    return {*rules, *variants(Algorithm), *sampling, *(f"air.{key}" for key in AirSection.model_fields), *OTHERS}
 
 
 def test_every_rule_and_every_variant_of_the_loss_has_one_row() -> None:

@@ -26,7 +26,7 @@ from lightning_core.capture.context import Outside, current, enter, find_scope, 
 from lightning_core.capture.marks import mark_of
 from lightning_core.capture.owner import current_owner
 from lightning_core.capture.run import Run
-from lightning_core.capture.spans import SpanHandle, end_span, start_span
+from lightning_core.capture.spans import SpanHandle, start_span
 from lightning_core.capture.tool_results import ToolReplay, ToolResults
 from lightning_core.capture.work import Scope, Work
 from lightning_core.errors import describe
@@ -197,7 +197,7 @@ def scope(
         raise
     finally:
         current.reset(token)
-        end_span(span)
+        span.end()
 
 
 @contextmanager

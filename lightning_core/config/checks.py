@@ -350,18 +350,6 @@ def check_forks(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             ("rollouts", "forks", "tools"),
             f"found {forks.tools!r}, but the tools of a program (agent.command) run in it; use live",
         )
-    if forks is not None and forks.clock != "live":
-        if c.rollouts.executor in ("task", "thread"):
-            yield (
-                ("rollouts", "forks", "clock"),
-                f"found {forks.clock!r}, but rollouts.executor is {c.rollouts.executor!r}: agents that run at the same time in one process "
-                "have one clock; use process or auto",
-            )
-        elif isinstance(c.agent, CommandSection):
-            yield (
-                ("rollouts", "forks", "clock"),
-                f"found {forks.clock!r}, but a program (agent.command) has a clock of its own; use live",
-            )
     for name, settings in policy_settings(c).items():
         rule = declared(REWARD_RULES, settings.credit.rewards)
         path = ("policies", name, "credit", "rewards") if c.policies else ("credit", "rewards")

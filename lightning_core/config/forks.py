@@ -25,17 +25,8 @@ class Forks(Section):
     """Number of calls per task that are sampled anew, chosen among those of all its attempts."""
     samples: Count = 2
     """Number of forks at each of these calls."""
-    choose: Literal["uniform", "entropy", "disagreement"] = "uniform"
-    """Which calls. `uniform`: any of the trained agents' calls. `entropy`: those whose tokens were the least likely on
-    average. `disagreement`: any, of tasks whose attempts did not all get the same reward."""
     agents: Names | None = None
     """Trained agents whose calls are sampled anew, with `*` as wildcard; null: all."""
-    max_tokens: Count | None = None
-    """Most tokens that the forks of a task are expected to sample, which is what their attempt sampled from the call on;
-    null: no limit."""
-    clock: Literal["live", "recorded"] = "live"
-    """Time in the agent's process. `live`: the real time. `recorded`: the clock starts when that of the attempt did, and
-    ticks. Needs worker processes (`rollouts.executor`) and the extra `clock`."""
     tools: Annotated[Literal["live", "recorded"] | Names, BeforeValidator(_live_recorded_or_names)] = "live"
     """Tools whose results are taken from the record before the forked call. `live`: none; all tools run again.
     `recorded`: the functions that are marked with `@replayable`. A list of names: these tools of LangChain, LangGraph,

@@ -132,7 +132,6 @@ class Collector:
             self._failures.not_kept(attempt)
         agents = trained_agents(self.config, (r.trace for r in group.rollouts))
         if not (jobs := fork_jobs(group.rollouts, settings, agents)):
-            self._failures.over_limit(group.rollouts, settings, agents)
             return group
         try:
             forks = await self._run(jobs, "fork", group.step)

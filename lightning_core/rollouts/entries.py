@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from lightning_core.capture import Run
 from lightning_core.config import Config
@@ -22,7 +22,7 @@ from lightning_core.records.store import LEFT_OUT, CallCredit, Phase, RolloutRec
 from lightning_core.records.task_history import Tried
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.curriculum import draw_tasks, sampling_probabilities
-from lightning_core.rollouts.forks import Fork, agent_start, choose_points, fork_seed, recording_of
+from lightning_core.rollouts.forks import Fork, choose_points, fork_seed, recording_of
 from lightning_core.rollouts.replayed_tools import check_tools, kept_tools, recorded_tools
 from lightning_core.rollouts.tasks import Task
 from lightning_core.trace import Call
@@ -83,28 +83,19 @@ def fork_jobs(rollouts: Sequence[Rollout], settings: Forks, agents: Collection[s
     seed = next(iter(finished.values())).job.seed
     points = choose_points([r.trace for r in finished.values()], settings, agents, seed=seed)
     return [
-        fork_job(finished[trace.rollout], call, index, sample, clock=settings.clock)
+        fork_job(finished[trace.rollout], call, index, sample)
         for index, (trace, call) in enumerate(points)
         for sample in range(settings.samples)
     ]
 
 
-def fork_job(
-    origin: Rollout, point: Call, index: int, sample: int, *, clock: Literal["live", "recorded"] = "live"
-) -> Job:
-    """Fork ``sample`` of ``origin`` at its call ``point``, which is point number ``index`` of the task.
-
-    ``clock``: see ``rollouts.forks.clock``.
-    """
+def fork_job(origin: Rollout, point: Call, index: int, sample: int) -> Job:
+    """Fork ``sample`` of ``origin`` at its call ``point``, which is point number ``index`` of the task."""
     job, trace = origin.job, origin.trace
     return replace(
         job,
         seed=fork_seed(job.seed, index, sample),
-        fork=Fork(
-            recording=recording_of(trace, point),
-            agent_seed=job.seed + origin.attempt,
-            clock_ns=agent_start(trace) if clock == "recorded" else None,
-        ),
+        fork=Fork(recording=recording_of(trace, point), agent_seed=job.seed + origin.attempt),
         tools=job.tools and replace(job.tools, recorded=recorded_tools(trace, point)),
     )
 

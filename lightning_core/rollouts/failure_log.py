@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
 
-from lightning_core.config.forks import Forks
 from lightning_core.logs.repeats import COUNTED, Repeats
 from lightning_core.records.ledger import general_reason
-from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.containment import chain
 from lightning_core.rollouts.executors.failures import CarriedError
-from lightning_core.rollouts.forks import choose_points, possible_points, tokens_from
 from lightning_core.rollouts.outcome import Outcome
 from lightning_core.rollouts.replayed_tools import not_kept
 
@@ -33,7 +29,6 @@ class FailureLog:
         self._retried = Repeats()
         self._dropped = Repeats()
         self._not_kept = Repeats()
-        self._over_limit = Repeats()
 
     def raised(self, task: str, outcome: Outcome, error: Exception | None) -> None:
         """Log the lines of the agent or of the reward function that raised ``error``, which ended an attempt at ``task``."""
@@ -70,22 +65,6 @@ class FailureLog:
             return
         if (times := self._dropped.count((fork.status, general_reason(fork.dropped)))) is not None:
             logger.warning("task %r: a fork is dropped%s: %s", fork.job.task_id, times, fork.dropped, extra=COUNTED)
-
-    def over_limit(self, attempts: Sequence[Rollout], settings: Forks, agents: Collection[str]) -> None:
-        """Log that the task of ``attempts`` has no forks at calls of ``agents``, if it would have some without
-        ``rollouts.forks.max_tokens``."""
-        traces = [a.trace for a in attempts if a.status not in LEFT_OUT]
-        unlimited = settings.model_copy(update={"max_tokens": None})
-        if settings.max_tokens is None or not choose_points(traces, unlimited, agents, seed=0):
-            return
-        points = possible_points(traces, settings, agents)
-        least = min(settings.samples * tokens_from(trace, call) for trace, call in points)
-        if (times := self._over_limit.count("")) is not None:
-            logger.warning(
-                "task %r has no forks%s: the cheapest are expected to sample %d tokens, more than rollouts.forks.max_tokens = %d",
-                *(attempts[0].job.task_id, times, least, settings.max_tokens),
-                extra=COUNTED,
-            )
 
     def not_kept(self, attempt: Rollout) -> None:
         """Log the tools of ``attempt`` whose results forks cannot take from the record."""

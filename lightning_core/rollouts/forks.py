@@ -17,17 +17,15 @@ from lightning_core.capture.tool_results import RecordedTool
 from lightning_core.config.forks import Forks
 from lightning_core.endpoint.replay import Recording
 from lightning_core.rollouts.replayed_tools import calls_of_tools, tools_that_ran
-from lightning_core.trace import AGENT_START, Call, Trace
+from lightning_core.trace import Call, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """One fork: the recorded calls to repeat, and the seed and clock of the agent's process when they were recorded."""
+    """One fork: the recorded calls to repeat, and the seed of the agent's process when they were recorded."""
 
     recording: Recording
     agent_seed: int
-    clock_ns: int | None = None
-    """When the agent started, in nanoseconds since 1970; None: the fork has the real time."""
 
 
 def recording_of(trace: Trace, point: Call) -> Recording:
@@ -37,12 +35,6 @@ def recording_of(trace: Trace, point: Call) -> Recording:
     """
     calls = [call for call in trace.calls if call.id != point.id and call.start_ns < point.end_ns and _answered(call)]
     return Recording(calls=calls, point=point)
-
-
-def agent_start(trace: Trace) -> int:
-    """When the agent of ``trace`` started, in nanoseconds since 1970; when its rollout did if the process did not report it."""
-    root = next(event for event in trace.events if event.kind == "rollout")
-    return root.attributes.get(AGENT_START, root.start_ns)
 
 
 def fork_points(trace: Trace, agents: Collection[str]) -> list[Call]:
@@ -76,36 +68,10 @@ def choose_points(
     traces: Sequence[Trace], settings: Forks, agents: Collection[str], *, seed: int
 ) -> list[tuple[Trace, Call]]:
     """The calls to sample anew, of ``traces``, the attempts at one task; see ``rollouts.forks``."""
-    if settings.choose == "disagreement" and len({trace.reward or 0.0 for trace in traces}) < 2:
-        return []
-    candidates = possible_points(traces, settings, agents)
-    random.Random(f"{seed}:forks").shuffle(candidates)
-    if settings.choose == "entropy":
-        candidates.sort(key=lambda found: surprisal(found[1]), reverse=True)
-    chosen: list[tuple[Trace, Call]] = []
-    left = settings.max_tokens
-    for trace, call in candidates:
-        cost = settings.samples * tokens_from(trace, call)
-        if len(chosen) < settings.points and (left is None or cost <= left):
-            chosen.append((trace, call))
-            left = None if left is None else left - cost
-    return chosen
-
-
-def possible_points(traces: Sequence[Trace], settings: Forks, agents: Collection[str]) -> list[tuple[Trace, Call]]:
-    """The calls among which `choose_points` chooses, before their cost is considered."""
     chosen_agents = [a for a in agents if settings.agents is None or find_selector(settings.agents, a) is not None]
-    return [(trace, call) for trace in traces for call in fork_points(trace, chosen_agents)]
-
-
-def tokens_from(trace: Trace, point: Call) -> int:
-    """The number of tokens that ``trace`` sampled from the call ``point`` on."""
-    return sum(len(c.output_ids) for c in trace.calls if c.output_ids is not None and c.sequence >= point.sequence)
-
-
-def surprisal(call: Call) -> float:
-    """The mean negative logprob of the response's tokens: an estimate of the policy's entropy, in nats per token."""
-    return 0.0 if call.logprobs is None or not len(call.logprobs) else -float(call.logprobs.mean())
+    candidates = [(trace, call) for trace in traces for call in fork_points(trace, chosen_agents)]
+    random.Random(f"{seed}:forks").shuffle(candidates)
+    return candidates[: settings.points]
 
 
 def fork_seed(seed: int, point: int, sample: int) -> int:

@@ -223,7 +223,6 @@ class Runner:
                     seed=job.seed + attempt if job.fork is None else job.fork.agent_seed,
                     limit=self._settings.timeout_seconds,
                     started=partial(slot.begin, partial(self._endpoint.silence, key)),
-                    clock_ns=job.fork and job.fork.clock_ns,
                     repeated=repeated or attempt > 0,
                 )
                 try:

@@ -7,7 +7,6 @@ import logging
 import os
 from typing import Any
 
-from lightning_core.capture.clock import require_clock
 from lightning_core.capture.integration import installed_integrations
 from lightning_core.config.sections import Rollouts
 from lightning_core.errors import ConfigError
@@ -47,10 +46,7 @@ def choose_executor(
     if kind in ("task", "thread"):
         return in_process
     is_program = isinstance(solve, CommandAgent)
-    sets_clock = settings.forks is not None and settings.forks.clock == "recorded"
-    if sets_clock:
-        require_clock()
-    required = kind in ("process", "command") or settings.fresh or is_program or sets_clock
+    required = kind in ("process", "command") or settings.fresh or is_program
     try:
         if os.name != "posix":
             raise ConfigError("rollouts.executor: worker processes need a POSIX system, such as Linux or macOS")
