@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lightning_core.config import Config
-from lightning_core.config.credit_rules import checked_loss, policy_rules
+from lightning_core.config.credit_rules import check_rules
 from lightning_core.config.monitors import configured_monitors
 from lightning_core.errors import ConfigError
 from lightning_core.records.folder import open_run_folder, record_resume
@@ -65,8 +65,7 @@ def fit(
     check_overlap(config, tasks, eval_tasks)
     check_answers(config.credit.information_gain, tasks)
     # These raise ConfigError or MissingExtra before a folder is created.
-    policy_rules(config)
-    checked_loss(config.algorithm)
+    check_rules(config)
     configured_monitors(config.monitors)
     trackers = tracker_factories(config)
     folder, checkpoint = open_run_folder(config)

@@ -1,4 +1,4 @@
-"""A custom declared rule. Importing it adds it to the registry: tests that do so use ``no_rule_leaks``."""
+"""A custom declared rule. Importing it adds it to the registry, so tests name it as module:callable."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def expected() -> set[str]:
 
 def test_every_rule_and_every_variant_of_the_loss_has_one_row() -> None:
     found = Counter(name for row in table() for name in re.findall("`([^`]+)`", row[0]))
-    assert {"loss: m2po", "sequence: call", "kl.estimator: k1", "ce.tokens: tool", "entropy_weight"} <= expected()
+    assert {"loss: cispo", "sequence: call", "kl.estimator: k1", "ce.tokens: tool", "entropy_weight"} <= expected()
     assert sorted(found) == sorted(expected())
     assert max(found.values()) == 1
 

@@ -114,7 +114,7 @@ def test_recorded_scores_give_the_same_credit_again(
     result = train(
         model,
         tmp_path,
-        credit={"rewards": "a2tgpo", "gamma": 0.9},
+        credit={"rewards": "examples.rules.information_gain:a2tgpo", "gamma": 0.9},
         trainer={"steps": 2},
     )
     assert [m["gain_groups"] for m in result.metrics] == [4, 4], "two tasks, two turns with a gain"
@@ -181,16 +181,15 @@ def test_a_run_without_scores_has_no_gains(model: Path, tmp_path: Path, capsys: 
     ("credit", "text"),
     [
         ({"information_gain": None}, r"'igpo' needs credit.information_gain, such as \{answer: answer\}"),
-        ({"rewards": "broadcast"}, "goes with rewards: igpo | a2tgpo, but credit.rewards is 'broadcast'"),
+        ({"rewards": "broadcast"}, "goes with rewards: igpo only, but credit.rewards is 'broadcast'"),
         ({"information_gain": {"answer": "golden"}}, r"no task has the key 'golden'; found the keys .*; did you mean 'gold'"),
         ({"information_gain": {"answer": ""}}, "information_gain.answer"),
         ({"information_gain": {"answer": "tests.search_agents:nothing"}}, "information_gain.answer: .* has no 'nothing'"),
         ({"information_gain": {"answer": "tests.search_agents:broken"}}, "(?s)'tests.search_agents:broken' failed.*KeyError"),
         ({"information_gain": {"answer": "tests.search_agents:several"}}, r"several' returned \['bb'\]; expected text.*return one"),
-        ({"rewards_args": {"measure": "logit"}}, "rewards_args.measure: found 'logit', expected"),
         ({"rewards_args": {"after": "rollout"}}, "rewards_args.after: found 'rollout', expected"),
     ],
-    ids=["missing", "unused", "key", "empty", "import", "broken", "list", "measure", "after"],
+    ids=["missing", "unused", "key", "empty", "import", "broken", "list", "after"],
 )  # fmt: skip
 def test_what_cannot_be_scored_is_an_error(model: Path, tmp_path: Path, credit: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):

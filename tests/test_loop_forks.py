@@ -48,7 +48,8 @@ def train(model: Path, runs: Path, **sections: Any) -> Result:
 
 
 @pytest.mark.parametrize(
-    "credit", [{"rewards": "counterfactual", "advantage": "rloo"}, {"rewards": "vine", "advantage": "none"}, {"rewards": "tree"},
+    "credit", [{"rewards": "counterfactual", "advantage": "rloo"}, {"rewards": "vine", "advantage": "none"},
+     {"rewards": "examples.rules.tree:tree"},
      {"rewards": "tests.forked_agents:outcome", "advantage": "grpo"}],
     ids=lambda c: c["rewards"],
 )  # fmt: skip
@@ -171,7 +172,7 @@ def test_the_command_line_computes_credit_of_forks_again(
 ) -> None:
     result = train(model, tmp_path)
     capsys.readouterr()
-    main(["credit", str(result.folder), "credit.rewards=tree", "credit.advantage=grpo"])
+    main(["credit", str(result.folder), "credit.rewards=examples.rules.tree:tree", "credit.advantage=grpo"])
     assert "talker" in capsys.readouterr().out
     main(
         [

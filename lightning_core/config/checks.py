@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from lightning_core.capture.selectors import is_pattern
 from lightning_core.config.algorithm import CLIPS, Algorithm
@@ -333,25 +333,30 @@ def _goes_with(names: Sequence[str], found: str) -> str:
     return f"goes with rewards: {' | '.join(names)}{only}, but credit.rewards is {found!r}"
 
 
-def check_information_gain(c: Sections) -> Iterator[tuple[KeyPath, str]]:
-    """Yield problems of ``credit.information_gain``."""
-    names = [settings.credit.rewards for settings in policy_settings(c).values()]
-    rules = [declared(REWARD_RULES, name) for name in names]
-    if c.credit.information_gain is not None and all(rule is not None and not rule.answer for rule in rules):
+def check_information_gain(
+    c: Sections, rules: Mapping[str, RewardRule | None] | None = None
+) -> Iterator[tuple[KeyPath, str]]:
+    """Yield problems of ``credit.information_gain``. ``rules``: as with `check_forks`."""
+    found = (_reward_rules(c) if rules is None else rules).values()
+    if c.credit.information_gain is not None and all(rule is not None and not rule.answer for rule in found):
         using = [rule.name for rule in REWARD_RULES.values() if rule.answer]
+        names = [settings.credit.rewards for settings in policy_settings(c).values()]
         yield ("credit", "information_gain"), _goes_with(using, " and ".join(dict.fromkeys(names)))
 
 
-def check_forks(c: Sections) -> Iterator[tuple[KeyPath, str]]:
-    """Yield problems of ``rollouts.forks`` and the rules that use forks."""
+def check_forks(c: Sections, rules: Mapping[str, RewardRule | None] | None = None) -> Iterator[tuple[KeyPath, str]]:
+    """Yield problems of ``rollouts.forks`` and the rules that use forks.
+
+    ``rules``: the reward rule of each policy, None if it is not declared. None: functions are not imported, so only declared names
+    are checked.
+    """
     forks = c.rollouts.forks
     if forks is not None and forks.tools != "live" and isinstance(c.agent, CommandSection):
         yield (
             ("rollouts", "forks", "tools"),
             f"found {forks.tools!r}, but the tools of a program (agent.command) run in it; use live",
         )
-    for name, settings in policy_settings(c).items():
-        rule = declared(REWARD_RULES, settings.credit.rewards)
+    for name, rule in (_reward_rules(c) if rules is None else rules).items():
         path = ("policies", name, "credit", "rewards") if c.policies else ("credit", "rewards")
         if rule is None:
             continue
@@ -360,3 +365,8 @@ def check_forks(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         if not rule.forks and c.rollouts.forks is not None:
             using = [other.name for other in REWARD_RULES.values() if other.forks]
             yield path, f"found {rule.name!r}, which ignores rollouts.forks; expected one of {using!r}"
+
+
+def _reward_rules(c: Sections) -> dict[str, RewardRule | None]:
+    """The reward rule of each policy; None for ``module:callable``."""
+    return {name: declared(REWARD_RULES, settings.credit.rewards) for name, settings in policy_settings(c).items()}

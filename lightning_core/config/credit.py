@@ -150,7 +150,7 @@ class Judge(Section):
 
 
 class InformationGain(Section):
-    """With `igpo` or `a2tgpo`: the probability of the task's answer at the prompt of each call, under the policy.
+    """With `igpo`: the probability of the task's answer at the prompt of each call, under the policy.
     docs/information-gain.md describes it."""
 
     answer: Annotated[str, Field(min_length=1)]
@@ -196,4 +196,4 @@ class CreditSection(Section):
     judge: Judge | None = None
     """A model that scores rollouts; null: disabled."""
     information_gain: InformationGain | None = None
-    """With `igpo` or `a2tgpo`, which need it: the answers of tasks, and how the policy gives them; null: disabled."""
+    """With `igpo`, or a custom rule that needs it: the answers of tasks, and how the policy gives them; null: disabled."""
