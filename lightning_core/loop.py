@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lightning_core.config import Config
-from lightning_core.config.build_rules import checked_loss, policy_rules
+from lightning_core.config.build_rules import check_rules
 from lightning_core.config.monitors import configured_monitors
 from lightning_core.config.signal_sections import signal_sections
 from lightning_core.errors import ConfigError
@@ -65,10 +65,9 @@ def fit(
     check_tasks(config, [*tasks, *eval_tasks])
     check_overlap(config, tasks, eval_tasks)
     # These raise ConfigError or MissingExtra before a folder is created.
-    policy_rules(config)
+    check_rules(config)
     for signal in signal_sections().values():
         signal.check_run(config, tasks)
-    checked_loss(config.algorithm)
     configured_monitors(config.monitors)
     trackers = tracker_factories(config)
     folder, checkpoint = open_run_folder(config)

@@ -39,17 +39,22 @@ def own_connections() -> None:
         clients._cached_async_httpx_client.cache_clear()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_rule_leaks() -> Iterator[None]:
-    """Removes the rules that a test declares. During the test the example of CONTRIBUTING.md is not declared."""
+    """Removes the rules that a test declares, and the modules that it imported for them, so that a later import declares them again.
+
+    During the test the example of CONTRIBUTING.md is not declared."""
     contributed = ADVANTAGE_RULES.get("max-scaled")
     if contributed is not None:
         ADVANTAGE_RULES.forget("max-scaled")
     registries = (REWARD_RULES, ADVANTAGE_RULES, GROUP_KEYS, LOSSES)
-    before = [set(registry) for registry in registries]
+    before, modules = [set(registry) for registry in registries], set(sys.modules)
     yield
     for registry, names in zip(registries, before, strict=True):
         for name in set(registry) - names:
+            module = registry[name].function.__module__
+            if module not in modules:
+                sys.modules.pop(module, None)
             registry.forget(name)
     if contributed is not None:
         ADVANTAGE_RULES.declare("max-scaled", contributed.function)

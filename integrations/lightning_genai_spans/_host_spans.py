@@ -10,6 +10,7 @@ A host span is held by the span that the host holds, and by its children. Nothin
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
@@ -19,7 +20,6 @@ from opentelemetry.trace import Status, StatusCode
 
 from lightning_core import trace as tr
 from lightning_core.capture import find_run, record
-from lightning_core.capture.clock import now_ns, to_real_ns
 from lightning_core.capture.scope import beside, is_inside, open_scope
 from lightning_core.capture.spans import deliver, to_record
 from lightning_core.otel.conventions import normalize_span
@@ -70,12 +70,11 @@ class HostSpan:
                     self._scope = outer  # the integration of the host, or a mark, has opened it
                 else:
                     assert self._span is not None
-                    start = self._span.start_time and to_real_ns(self._span.start_time)
-                    opened, self._event = open_scope(outer, name, kind, start_ns=start)
+                    opened, self._event = open_scope(outer, name, kind, start_ns=self._span.start_time)
                     # A model call in the body of a tool is the tool's, not the agent's that called it.
                     self._scope = beside(opened, name, owned=True) if kind == "tool" else opened
                     # The span may never end, where a host abandons a stream; its children need it.
-                    deliver(to_record(self._event, end_ns=now_ns()))  # pyright: ignore[reportArgumentType]
+                    deliver(to_record(self._event, end_ns=time.time_ns()))  # pyright: ignore[reportArgumentType]
             return outer if self._scope is None else self._scope
 
     def _read(self) -> tuple[Literal["node", "tool"], str, tr.SpanRecord] | None:
@@ -104,7 +103,7 @@ class HostSpan:
                     self._event.set_attributes(own)
                 if found[2].error is not None:
                     self._event.set_status(Status(StatusCode.ERROR, found[2].error))
-                self._event.end(span.end_time and to_real_ns(span.end_time))
+                self._event.end(span.end_time)
         self._span = self._event = None
 
 

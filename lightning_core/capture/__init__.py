@@ -23,9 +23,6 @@ from lightning_core.capture.scope import (
 from lightning_core.capture.stepping import StepScope
 from lightning_core.capture.tools import arun_tool, run_tool
 
-no_failure = register_control_flow
-"""The old name of `register_control_flow`, kept for third-party integrations until 0.2."""
-
 __all__ = [
     "Container",
     "ProgramResult",
@@ -47,7 +44,6 @@ __all__ = [
     "is_selected",
     "launch",
     "next_sequence",
-    "no_failure",
     "note_elsewhere",
     "outside_rollout",
     "record",

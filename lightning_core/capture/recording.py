@@ -10,7 +10,7 @@ from typing import Any
 from lightning_core import trace as tr
 from lightning_core.capture.context import find_scope
 from lightning_core.capture.scope import current_address, current_run
-from lightning_core.capture.spans import end_span, start_span
+from lightning_core.capture.spans import start_span
 from lightning_core.errors import StrayCallError, describe
 from lightning_core.trace import check_reward
 
@@ -32,7 +32,7 @@ def reward(value: float, *, call: str | None = None, agent: str | None = None, n
     for key, item in ((tr.REWARD_CALL, call), (tr.REWARD_AGENT, agent), (tr.REWARD_NAME, name)):
         if item is not None:
             attributes[key] = item
-    end_span(start_span(address, name or "", "reward", agent=None, attributes=attributes))
+    start_span(address, name or "", "reward", agent=None, attributes=attributes).end()
 
 
 @contextmanager

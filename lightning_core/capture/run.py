@@ -228,11 +228,6 @@ class Run:
             self._infrastructure += [detail] * listed
             self._unlisted += times - listed
 
-    def note_agent_start(self, start_ns: int) -> None:
-        """Record when the agent started in its process, in nanoseconds since 1970."""
-        assert self._root is not None
-        self._root.set_attribute(tr.AGENT_START, start_ns)
-
     def note_worker(self, worker: threading.Thread | asyncio.Task[Any], agent: str | None) -> None:
         """Record that a thread or task, which ``agent`` started, made a model call in its name. It must end before the rollout does."""
         with self._lock:

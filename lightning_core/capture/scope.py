@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextvars
 import itertools
 import logging
-import warnings
 import weakref
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from lightning_core.capture.context import Outside, current, enter, find_scope, 
 from lightning_core.capture.execution_context import current_owner
 from lightning_core.capture.marks import mark_of
 from lightning_core.capture.run import Run
-from lightning_core.capture.spans import SpanHandle, end_span, start_span
+from lightning_core.capture.spans import SpanHandle, start_span
 from lightning_core.capture.tool_results import ToolReplay, ToolResults
 from lightning_core.capture.work import Scope, Work
 from lightning_core.errors import describe
@@ -67,17 +66,10 @@ class rollout:
         public_endpoint: str | None = None,
         api_key: str | None = None,
         ignore_hosts: Iterable[str] = (),
-        redirect_hosts: Iterable[str] | None = None,
         strict: bool = False,
         keep_folders: bool = False,
         tools: ToolResults | None = None,
     ) -> None:
-        if redirect_hosts is not None:
-            warnings.warn(
-                "redirect_hosts has no effect: model requests to any host are redirected; see ignore_hosts",
-                DeprecationWarning,
-                stacklevel=2,
-            )
         if task_id is None:
             known = cast("Mapping[str, object]", task) if isinstance(task, Mapping) else {}
             task_id = str(known.get("id", ""))
@@ -205,7 +197,7 @@ def scope(
         raise
     finally:
         current.reset(token)
-        end_span(span)
+        span.end()
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, Sta
 from lightning_core import trace as tr
 from lightning_core.capture import binary_attributes as packed
 from lightning_core.capture.address import Address
-from lightning_core.capture.clock import now_ns
 from lightning_core.errors import describe
 from lightning_core.trace import SpanRecord
 
@@ -198,15 +197,10 @@ def start_span(
         title,
         context=set_span_in_context(NonRecordingSpan(context), Context()),
         attributes={key: value for key, value in values.items() if not isinstance(value, bytes)},
-        start_time=now_ns() if start_ns is None else start_ns,
+        start_time=start_ns,
     )
     packed.set_packed(span, {key: value for key, value in values.items() if isinstance(value, bytes)})
     return span
-
-
-def end_span(span: Span) -> None:
-    """End ``span`` now, by the real time."""
-    span.end(now_ns())
 
 
 def to_record(span: ReadableSpan, *, end_ns: int | None = None) -> SpanRecord:
@@ -254,4 +248,4 @@ class SpanHandle:
     def end(self) -> None:
         """End a span opened with `start_span`. `scope` ends its span itself."""
         if self._span is not None:
-            end_span(self._span)
+            self._span.end()

@@ -14,7 +14,6 @@ from opentelemetry.trace import Span, Status, StatusCode
 
 from lightning_core.capture.context import current, find_scope
 from lightning_core.capture.scope import ScopeKind, is_failure, open_scope
-from lightning_core.capture.spans import end_span
 from lightning_core.capture.work import Scope
 from lightning_core.errors import describe
 
@@ -54,7 +53,7 @@ class StepScope:
         if self._span is not None and self._span.is_recording():
             if error is not None and is_failure(error):
                 self._span.set_status(Status(StatusCode.ERROR, describe(error)))
-            end_span(self._span)
+            self._span.end()
 
 
 async def await_in_scope(awaitable: Awaitable[Any], steps: StepScope) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 
 from lightning_core.config import credit as configured
 from lightning_core.config.algorithm import CLIPS, Algorithm
-from lightning_core.config.checks import check_algorithm, check_credit, unmet_needs
-from lightning_core.config.checks_verl import check_verl_credit
+from lightning_core.config.checks import check_algorithm, check_credit
+from lightning_core.config.checks_verl import check_verl_credit, check_verl_loss
 from lightning_core.config.config import Config
 from lightning_core.config.credit import FLAT
 from lightning_core.config.imports import import_callable, user_code
@@ -34,6 +34,12 @@ from lightning_core.errors import ConfigError
 from lightning_core.trace import Call
 
 
+def check_rules(config: Config) -> None:
+    """Import the rules and the loss of ``config``. Raises `ConfigError` as `policy_rules` and `checked_loss` do."""
+    policy_rules(config)
+    _raise_first(check_verl_loss(config, checked_loss(config.algorithm)))
+
+
 def policy_rules(config: Config) -> dict[str, CreditRules]:
     """The rules of each policy, by policy name.
 
@@ -44,10 +50,12 @@ def policy_rules(config: Config) -> dict[str, CreditRules]:
         name: credit_rules(settings.credit, group_size=r.group_size, refill=r.refill)
         for name, settings in policy_settings(config).items()
     }
-    for name, rule in rules.items():
-        key = f"policies.{name}.credit.rewards" if config.policies else "credit.rewards"
-        for text in unmet_needs(config, rule.reward_rule):
-            raise ConfigError(f"{key}: {text}")
+    # Whether a function that is not declared uses a signal is not known.
+    used = {name: rule.reward_rule for name, rule in rules.items()}
+    declared = {name: rule if REWARD_RULES.get(rule.name) is rule else None for name, rule in used.items()}
+    for signal in signal_sections().values():
+        _raise_first(signal.check_rules(config, declared))
+    for rule in rules.values():
         _raise_first(check_verl_credit(config, rule))
     return rules
 

@@ -53,9 +53,10 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         )
     yield from check_chosen_agents(c)
     yield from check_credit(c.credit, group_size=c.rollouts.group_size, refill=c.rollouts.refill)
+    rules = _reward_rules(c)
     for signal in signal_sections().values():
         yield from signal.check(c)
-    yield from _check_needs(c)
+        yield from signal.check_rules(c, rules)
     if c.rollouts.temperature == 0:
         yield (
             ("rollouts", "temperature"),
@@ -78,11 +79,6 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         )
     if isinstance(c.agent, CommandSection) and c.agent.reward_file is not None and c.reward is not None:
         yield ("agent", "reward_file"), "has no effect with a reward function; remove it, or reward"
-    if c.rollouts.redirect_hosts == ():
-        yield (
-            ("rollouts", "redirect_hosts"),
-            "model requests to any host are routed; remove the key, and list hosts to leave alone in rollouts.ignore_hosts",
-        )
     yield from check_monitors(c)
     yield from check_trainer(c)
     yield from check_verl(c)
@@ -295,16 +291,6 @@ def _check_rewards(c: CreditSection, rule: RewardRule) -> Iterator[tuple[KeyPath
     yield from argument_problems(rule, c.rewards_args, ("credit", "rewards_args"), flat=FLAT)
 
 
-def _check_needs(c: Sections) -> Iterator[tuple[KeyPath, str]]:
-    """Yield declared reward rules whose signals are not configured."""
-    for name, settings in policy_settings(c).items():
-        rule = declared(REWARD_RULES, settings.credit.rewards)
-        path = ("policies", name, "credit", "rewards") if c.policies else ("credit", "rewards")
-        for text in () if rule is None else unmet_needs(c, rule):
-            yield path, text
-
-
-def unmet_needs(c: Sections, rule: RewardRule) -> Iterator[str]:
-    """Why ``rule`` cannot be used with the signals of ``c``."""
-    found = (signal_sections()[need].unmet(c, rule.name) for need in rule.needs)
-    return (text for text in found if text is not None)
+def _reward_rules(c: Sections) -> dict[str, RewardRule | None]:
+    """The reward rule of each policy; None for ``module:callable``."""
+    return {name: declared(REWARD_RULES, settings.credit.rewards) for name, settings in policy_settings(c).items()}

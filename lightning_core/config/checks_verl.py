@@ -8,6 +8,7 @@ from lightning_core.config.rule_names import declared
 from lightning_core.config.sections import Sections
 from lightning_core.config.source import KeyPath
 from lightning_core.credit import ADVANTAGE_RULES, LOSSES, REWARD_RULES
+from lightning_core.credit.registry import Loss
 from lightning_core.credit.rules import CreditRules, compares_tasks
 
 _TORCH_KEYS = ("max_batch", "gather_ms", "threads", "measure_change")
@@ -125,27 +126,26 @@ def _check_algorithm(c: Sections) -> Iterator[tuple[KeyPath, str]]:
                 ("algorithm", key),
                 f"verl does not support it with algorithm.aggregation: {a.aggregation}; expected token-mean",
             )
-    loss = declared(LOSSES, a.loss)
-    if loss is None or not loss.is_builtin:
-        known = ", ".join(name for name, rule in LOSSES.items() if rule.is_builtin)
-        yield (
-            ("algorithm", "loss"),
-            f"found {a.loss!r}; verl supports no custom losses: expected {known}; or use trainer.name: torch",
-        )
-    elif a.loss_args:
+    if a.loss_args:
         yield (
             ("algorithm", "loss_args"),
             "verl supports no loss arguments except the clip range; use trainer.name: torch",
         )
-    elif loss.ratio == "sequence" and a.sequence == "rollout":
-        yield (
-            ("algorithm", "sequence"),
-            f"found 'rollout', expected 'row' with {a.loss!r}: verl may split a rollout's rows over micro-batches",
-        )
+    yield from check_verl_loss(c)
     i = a.importance
     if i is not None and (i.level == "rollout" or i.high is None or (i.kind == "tis") != (i.low == 0)):
         yield (
             ("algorithm", "importance"),
             f"found {i!r}; with verl expected level: token or row, a high, and a low that is 0 with kind: tis and above 0 with "
             "kind: mask",
+        )
+
+
+def check_verl_loss(c: Sections, loss: Loss | None = None) -> Iterator[tuple[KeyPath, str]]:
+    """Yield what verl does not support of the loss; nothing with another trainer. ``loss``: that of ``c``, if it is not declared."""
+    loss = loss or declared(LOSSES, c.algorithm.loss)
+    if c.trainer.name == "verl" and loss is not None and loss.ratio == "sequence" and c.algorithm.sequence == "rollout":
+        yield (
+            ("algorithm", "sequence"),
+            f"found 'rollout', expected 'row' with {c.algorithm.loss!r}: verl may split a rollout's rows over micro-batches",
         )

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from lightning_core.config.problems import INVALID_COMBINATION, validate
 from lightning_core.config.rule_names import with_importable_rules
 from lightning_core.config.sections import Sections
 from lightning_core.config.source import KeyPath, Source, apply_overrides, dotted, read_yaml, to_yaml
-
-logger = logging.getLogger(__name__)
 
 _SHORT_FORMS: dict[KeyPath, str] = {("tasks", "train"): "source", ("tasks", "eval"): "source"}
 
@@ -57,13 +54,7 @@ def load_config(
         read = Source(name="config", data=dict(source))
     else:
         read = read_yaml(Path(source))
-    config = validate(Config, apply_overrides(read, overrides, short_forms=_SHORT_FORMS), needs=needs)
-    if config.rollouts.redirect_hosts is not None:
-        logger.warning(
-            "rollouts.redirect_hosts has no effect: model requests to any host are routed. Remove the key, and list hosts to "
-            "leave alone in rollouts.ignore_hosts"
-        )
-    return config
+    return validate(Config, apply_overrides(read, overrides, short_forms=_SHORT_FORMS), needs=needs)
 
 
 def dump_config(config: Config) -> str:

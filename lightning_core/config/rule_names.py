@@ -60,7 +60,7 @@ def with_importable_rules(data: Mapping[str, Any]) -> dict[str, Any]:
     policies: Mapping[str, dict[str, Any]] = data["policies"]
     return {
         **data,
-        "algorithm": data["algorithm"] | {"loss": _importable(LOSSES, data["algorithm"]["loss"], "algorithm.loss")},
+        "algorithm": data["algorithm"] | {"loss": importable(LOSSES, data["algorithm"]["loss"], "algorithm.loss")},
         "credit": _importable_credit(data["credit"], "credit"),
         "policies": {
             name: policy | {"credit": _importable_credit(policy["credit"], f"policies.{name}.credit")}
@@ -73,14 +73,17 @@ def _importable_credit(credit: Mapping[str, Any], key: str) -> dict[str, Any]:
     rewards, advantage, group_by = credit["rewards"], credit["advantage"], credit["group_by"]
     return {
         **credit,
-        "rewards": rewards and _importable(REWARD_RULES, rewards, f"{key}.rewards"),
-        "advantage": advantage and _importable(ADVANTAGE_RULES, advantage, f"{key}.advantage"),
-        "group_by": group_by and [_importable(GROUP_KEYS, name, f"{key}.group_by") for name in group_by],
+        "rewards": rewards and importable(REWARD_RULES, rewards, f"{key}.rewards"),
+        "advantage": advantage and importable(ADVANTAGE_RULES, advantage, f"{key}.advantage"),
+        "group_by": group_by and [importable(GROUP_KEYS, name, f"{key}.group_by") for name in group_by],
     }
 
 
-def _importable(registry: Registry[Any], name: str, key: str) -> str:
-    """``name``, or the ``module:callable`` of a rule that custom code declares."""
+def importable(registry: Registry[Any], name: str, key: str) -> str:
+    """``name``, or the ``module:callable`` of a rule that custom code declares.
+
+    Raises `ConfigError` if another process could not import such a rule.
+    """
     rule: DeclaredRule | None = declared(registry, name)
     if rule is None or rule.is_builtin:
         return name

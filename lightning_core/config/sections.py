@@ -229,8 +229,6 @@ class Rollouts(Section):
     ignore_hosts: Names = ()
     """Hosts whose requests are never routed to the policy endpoint: `host`, `host:port`, or `.suffix` for all
     subdomains. Model requests to all other hosts are."""
-    redirect_hosts: Names | None = None
-    """No effect: model requests are recognised by their shape, on any host. Use `ignore_hosts`."""
 
 
 class EarlyStop(Section):

@@ -12,6 +12,7 @@ from pydantic import create_model
 
 from lightning_core.config.source import KeyPath
 from lightning_core.config.types import Names, Section
+from lightning_core.credit.registry import RewardRule
 from lightning_core.credit.reward_terms import RewardTerm
 from lightning_core.signals import SIGNALS
 
@@ -42,8 +43,9 @@ class SignalSection:
     """Yields settings that do not fit together, each with its key."""
     check_run: Callable[[Sections, Sequence[Mapping[str, Any]]], None] = _accept
     """Called with the training tasks before a run's folder is created. Imports functions. Raises `ConfigError`."""
-    unmet: Callable[[Sections, str], str | None] = lambda config, rule: None
-    """Why the reward rule with this name, which declares that it needs the signal, cannot be used; None if it can."""
+    check_rules: Callable[[Sections, Mapping[str, RewardRule | None]], Iterator[tuple[KeyPath, str]]] = _none
+    """Yields reward rules that do not fit the signal, or need it where it is not set. By policy; None: whether the rule needs it is
+    unknown."""
     agents: Callable[[Sections], Iterator[tuple[KeyPath, Names | None]]] = _none
     """Yields the lists that choose some of the trained agents, each with the key of the section that has ``agents``."""
     models: Callable[[Sections], Iterator[tuple[KeyPath, str]]] = _none
@@ -103,3 +105,8 @@ def hidden_counts() -> frozenset[str]:
     return frozenset(
         (*(total for own in sections for total, _ in own.means.values()), *(k for own in sections for k in own.hidden))
     )
+
+
+def key_of_rule(c: Sections, policy: str) -> KeyPath:
+    """The key of the reward rule of ``policy``."""
+    return ("policies", policy, "credit", "rewards") if c.policies else ("credit", "rewards")

@@ -17,6 +17,7 @@ from lightning_core.credit import advantage_rules, gae, grouping, losses, reward
 from lightning_core.credit.air import Air, FormatRule
 from lightning_core.credit.assign import Credit, assign_credit
 from lightning_core.credit.episode import Accumulate, Component, Episode, Value
+from lightning_core.credit.losses import TokenLosses
 from lightning_core.credit.multi_policy import assign_by_policy
 from lightning_core.credit.registry import (
     ADVANTAGE_RULES,
@@ -48,6 +49,7 @@ __all__ = [
     "Episode",
     "FormatRule",
     "RewardTerm",
+    "TokenLosses",
     "Value",
     "advantage_rule",
     "assign_by_policy",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lightning_core.credit.episode import Episode, Value
 from lightning_core.credit.registry import GROUP_KEYS, GroupKey, group_key
@@ -65,27 +64,6 @@ def anchor(episode: Episode) -> list[str]:
 def anchor_normalised(episode: Episode) -> list[str]:
     """Like `anchor`, ignoring case and white space."""
     return [f"{t.agent}\0{_normal(o)}" for t, o in zip(episode.transitions, episode.observations, strict=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class AnchorHistory:
-    """A group key: the anchor of a call and of its agent's ``depth`` calls before it (HGPO's contexts, 2602.22817).
-
-    A call with fewer calls before it shares its key with no other.
-    """
-
-    anchor: str
-    """The group key that defines equal anchors."""
-    depth: int
-
-    def __call__(self, episode: Episode) -> list[str]:
-        found: list[str] = []
-        of_agent: dict[str, list[str]] = {}
-        for t, anchor in zip(episode.transitions, _key_of(episode, GROUP_KEYS.find(self.anchor)), strict=True):
-            anchors = of_agent.setdefault(t.agent, [])
-            anchors.append(anchor)
-            found.append(json.dumps(anchors[-1 - self.depth :]) if len(anchors) > self.depth else t.call)
-        return found
 
 
 def group_values(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
-from lightning_core.credit.branches import parallel_branches
 from lightning_core.credit.episode import Component, Episode, episode_return
-from lightning_core.credit.grouping import AnchorHistory
 from lightning_core.credit.registry import Example, reward_rule
 
 Gamma = Annotated[float, Gt(0), Le(1), Example(0.95)]
@@ -19,11 +16,6 @@ Gamma = Annotated[float, Gt(0), Le(1), Example(0.95)]
 def rewards_of(episode: Episode) -> Hashable:
     """All rewards of the episode by place; see `Episode.outcome`."""
     return episode.outcome
-
-
-def rewards_outside_branches(episode: Episode) -> Hashable:
-    """Like `rewards_of`; None with parallel branches, which are compared within the episode."""
-    return None if parallel_branches(episode) else episode.outcome
 
 
 @reward_rule("broadcast", depends_on=rewards_of)
@@ -66,25 +58,6 @@ def discounted(episode: Episode, *, gamma: Gamma) -> list[float]:
     return values[::-1]
 
 
-@reward_rule("leave-one-branch-out", depends_on=rewards_outside_branches)
-def leave_one_branch_out(episode: Episode) -> list[float]:
-    """`broadcast + own_b − mean(own of the other branches)`, with b the call's branch.
-    RLOO (2402.14740) among parallel branches of the same agents.
-
-    The differences sum to 0 over the branches of a section, so the rollout has the same mean as with `broadcast`.
-    """
-    values = broadcast(episode)
-    by_call = _by_call(episode)
-    for section in parallel_branches(episode):
-        own = [math.fsum(by_call.get(call, 0.0) for call in branch.calls) for branch in section]
-        for mine, branch in zip(own, section, strict=True):
-            others = (math.fsum(own) - mine) / (len(section) - 1)
-            for index, t in enumerate(episode.transitions):
-                if t.call in branch.calls:
-                    values[index] += mine - others
-    return values
-
-
 @reward_rule("gigpo", depends_on=rewards_of)
 def gigpo(
     episode: Episode, *, gamma: Gamma, step_weight: Annotated[float, Ge(0)] = 1.0, anchor: str = "exact"
@@ -98,38 +71,6 @@ def gigpo(
     values, keys = discounted(episode, gamma=gamma), (_anchor_key(anchor),)
     steps = Component(values=values, weight=step_weight, group_by=keys, name="step")
     return [Component(values=broadcast(episode)), steps]
-
-
-@reward_rule("hgpo", depends_on=rewards_of)
-def hgpo(
-    episode: Episode,
-    *,
-    gamma: Gamma,
-    step_weight: Annotated[float, Ge(0)] = 1.0,
-    anchor: str = "exact",
-    history: Annotated[int, Ge(0)] = 2,
-    alpha: Annotated[float, Ge(0)] = 1.0,
-    episode_weight: Annotated[float, Ge(0)] = 1.0,
-) -> list[Component]:
-    """`episode_weight` times `broadcast`, plus `step_weight` times `Σ_k w_k A_k`, k = 0 … `history`.
-    A_k is the advantage of `discounted` among calls with the same anchor whose k calls before have the same anchors
-    too, `w_k ∝ (k+1)^alpha` over the k whose group has different values (HGPO, 2602.22817). In the paper
-    `episode_weight` is 0, and rollouts with equal rewards are compared too.
-
-    ``anchor``: as with `gigpo`.
-    """
-    values, key = discounted(episode, gamma=gamma), _anchor_key(anchor)
-    levels = [
-        Component(
-            values=values,
-            weight=step_weight,
-            share=(k + 1) ** alpha,
-            group_by=(AnchorHistory(key, k),),
-            name=f"step_{k}" if k else "step",
-        )
-        for k in range(history + 1)
-    ]
-    return [Component(values=broadcast(episode), weight=episode_weight), *levels]
 
 
 def immediate(episode: Episode) -> list[float]:

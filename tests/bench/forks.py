@@ -23,18 +23,16 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_core.rollouts.replayed_tools import kept_tools
-
 from lightning_core import Config, load_config
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.entry_points import load_agent, load_reward
-from lightning_core.rollouts.jobs import fork_job
 from lightning_core.rollouts.local_agents import LocalAgents, capturing, open_agents
 from lightning_core.rollouts.selection import routing_of
 from lightning_core.rollouts.tasks import load_tasks
-from lightning_core.signals.forks.points import fork_points
+from lightning_core.signals.forks.points import fork_job, fork_points, reason_to_drop
+from lightning_core.signals.forks.replayed_tools import kept_tools
 from tests.integrations import random_tools
 
 ROOT = Path(__file__).parents[2]
@@ -190,11 +188,11 @@ async def _measure(
     began = time.perf_counter()
     forks = await agents.roll_out(jobs, routing, lambda attempts: None)
     seconds = time.perf_counter() - began
-    dropped = [fork.dropped for fork in forks if fork.dropped is not None]
+    dropped = [reason_to_drop(fork) for fork in forks if reason_to_drop(fork) is not None]
     changed = 0
     for fork in forks:
-        assert fork.job.fork is not None
-        origin = by_call[fork.job.fork.recording.point.id]
+        assert fork.job.repeat is not None
+        origin = by_call[fork.job.repeat.recording.point.id]
         changed += (fork.reward, len(fork.trace.calls)) != (origin.reward, len(origin.trace.calls))
     return Found(len(rollouts), len(jobs), len(jobs) - len(dropped), changed, Counter(dropped), seconds)
 

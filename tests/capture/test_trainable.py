@@ -7,12 +7,12 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from typing import Any, get_type_hints
 
 import pytest
 
-from lightning_core.capture import current_address, no_failure, register_control_flow, rollout, scope
+from lightning_core.capture import current_address, register_control_flow, rollout, scope
 from lightning_core.capture.mark import get_mark, marked_agents, trainable
 from lightning_core.errors import ConfigError
 
@@ -337,8 +337,7 @@ def test_a_cancelled_agent_has_not_failed() -> None:
     assert [(event.name, event.error) for event in run.trace.events[1:]] == [("slow", None)]
 
 
-@pytest.mark.parametrize("register", [register_control_flow, no_failure], ids=["new name", "old name until 0.2"])
-def test_a_host_s_control_flow_ends_a_scope_without_failing_it(register: Callable[[type[Exception]], None]) -> None:
+def test_a_host_s_control_flow_ends_a_scope_without_failing_it() -> None:
     class Interrupt(Exception):
         """Control flow of an imaginary host: leaves a node."""
 
@@ -347,5 +346,5 @@ def test_a_host_s_control_flow_ends_a_scope_without_failing_it(register: Callabl
         with rollout() as run, contextlib.suppress(Interrupt), scope("writer"):
             raise Interrupt
         errors.append(next(event.error for event in run.trace.events if event.name == "writer"))
-        register(Interrupt)
+        register_control_flow(Interrupt)
     assert errors == ["Interrupt", None]

@@ -203,7 +203,7 @@ rollouts: {group_size: yes}
         ),
         (
             "credit: {gamma: 0.9}",
-            "credit.gamma: goes with rewards: discounted | gigpo | hgpo | gae | igpo | a2tgpo, but",
+            "credit.gamma: goes with rewards: discounted | gigpo | gae | igpo, but",
         ),
         (
             "credit: {rewards: outcome}",
@@ -211,7 +211,7 @@ rollouts: {group_size: yes}
         ),
         ("credit: {rewards: gae, gamma: 1.0}", "credit.advantage: found 'grpo', expected 'reinforce++' or"),
         ("credit: {lam: 0.9}", "credit.lam: goes with rewards: gae only"),
-        ("credit: {anchor: exact}", "credit.anchor: goes with rewards: gigpo | hgpo, but"),
+        ("credit: {anchor: exact}", "credit.anchor: goes with rewards: gigpo only, but"),
         (
             "credit: {air: {formats: [{pattern: '(', weight: 1}]}}",
             "credit.air.formats[0].pattern: found '(', expected a regular",

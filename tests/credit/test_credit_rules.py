@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,13 +13,11 @@ from hypothesis import strategies as st
 from lightning_core import load_config
 from lightning_core.config.build_rules import policy_rules
 from lightning_core.credit import Air, CreditRules, Episode, FormatRule, assign_credit
-from lightning_core.credit.explain import explain_credit
 from lightning_core.credit.gae import turn_gae
-from lightning_core.credit.grouping import AnchorHistory
 from lightning_core.credit.signals import ToolSignal
 from lightning_core.errors import ConfigError, CreditError, RewardError
 from lightning_core.trace import Call, Reward
-from tests.credit.episodes import call, calls_tools, episode, event, from_calls, tool
+from tests.credit.episodes import call, calls_tools, episode, from_calls, tool
 
 FLAT = episode("y", 0)
 
@@ -59,46 +56,6 @@ def test_a_rule_of_ones_own():
         assign_credit([episode("x", 1, "aab")], CreditRules(rewards=lambda e, g: [1.0]))
     with pytest.raises(RewardError, match="finite"):
         assign_credit([FLAT], CreditRules(rewards=lambda e, g: [math.nan]))
-
-
-def test_leave_one_branch_out():
-    """Two parallel branches of agent a with rewards 0.6 and 0.2; calls before and after them are in no branch."""
-    calls = [
-        call("before", "x", "a", 0),
-        call("left", "x", "a", 1, parent="l", start_ns=10 * 10**9),
-        call("right", "x", "a", 2, parent="r", start_ns=11 * 10**9),
-        call("right again", "x", "a", 3, parent="r", start_ns=12 * 10**9),
-        call("after", "x", "a", 4, start_ns=20 * 10**9, end_ns=21 * 10**9),
-    ]
-    events = [event("l", "node", 10, 13), event("r", "node", 10.5, 14)]
-    extra = (Reward(value=0.6, call="left"), Reward(value=0.2, call="right again"))
-    found = values(from_calls(calls, 1, extra=extra, events=events), CreditRules(rewards="leave-one-branch-out"))
-    whole = 1 + 0.6 + 0.2
-    assert found == pytest.approx([whole, whole + 0.4, whole - 0.4, whole - 0.4, whole])
-
-
-def test_branches_of_other_agents_or_one_after_the_other_are_not_compared():
-    extra = (Reward(value=0.6, call="x0"),)
-    rules = CreditRules(rewards="leave-one-branch-out")
-    beside = [call("x0", "x", "a", 0, start_ns=0, end_ns=9), call("x1", "x", "b", 1, start_ns=1, end_ns=8)]
-    after = [call("x0", "x", "a", 0, start_ns=0, end_ns=9), call("x1", "x", "a", 1, start_ns=9, end_ns=18)]
-    for calls in (beside, after):
-        assert values(from_calls(calls, 1, extra=extra), rules) == pytest.approx([1.6, 1.6])
-
-
-def test_a_call_in_nested_branches_is_compared_in_the_innermost():
-    calls = [
-        call("p", "x", "a", 0, parent="inner", start_ns=1, end_ns=5),
-        call("q", "x", "a", 1, parent="inner", start_ns=2, end_ns=6),
-        call("r", "x", "a", 2, parent="outer", start_ns=2, end_ns=6),
-    ]
-    events = [
-        event("inner", "node", 0, 1, start_ns=0, end_ns=10),
-        event("outer", "node", 0, 1, start_ns=0, end_ns=10),
-    ]
-    extra = (Reward(value=1, call="p"),)
-    found = values(from_calls(calls, 0, extra=extra, events=events), CreditRules(rewards="leave-one-branch-out"))
-    assert found == pytest.approx([1 + 1, 1 - 1, 1])
 
 
 def test_turn_gae_against_computed_numbers():
@@ -161,64 +118,6 @@ def test_gigpo_against_computed_numbers():
         {"x0": 0.5 + 2 * 0.125, "y0": -0.5 - 2 * 0.125, "x1": 0.5 + 2 * 0.25, "y1": -0.5 - 2 * 0.25, "x2": 0.5}
     )
     assert (credit.metrics["groups"], credit.metrics["step_groups"], credit.metrics["step_groups_single"]) == (1, 3, 1)
-
-
-def visit(rollout: str, reward: float, *pages: str) -> Episode:
-    """An agent that answers the question and then each of ``pages``."""
-    later = [call(f"{rollout}{i}", rollout, "a", i, messages=news(page)) for i, page in enumerate(pages, start=1)]
-    return from_calls([call(f"{rollout}0", rollout, "a", 0), *later], reward)
-
-
-@pytest.mark.parametrize(
-    ("alpha", "x2", "y2"),
-    [
-        (1.0, (2 / 3 + 2 * 0.5 + 3 * 0.5) / 6, (-1 / 3 - 2 * 0.5 - 3 * 0.5) / 6),
-        (0.0, (2 / 3 + 0.5 + 0.5) / 3, (-1 / 3 - 0.5 - 0.5) / 3),
-    ],
-)
-def test_hgpo_against_computed_numbers(alpha: float, x2: float, y2: float):
-    """x and y visit P, z visits S, then all visit R; only x succeeds. γ = 0.5: x has 0.25, 0.5 and 1, all others 0.
-
-    Episode: 2/3, −1/3, −1/3 (dr-grpo). The question: mean 1/12. P: ±0.25 with and without the question before it; z was
-    alone at S. R: 2/3 and −1/3 among all three, ±0.5 between x and y, which came from P, also by way of the question.
-    """
-    episodes = [visit("x", 1, "P", "R"), visit("y", 0, "P", "R"), visit("z", 0, "S", "R")]
-    rules = CreditRules(rewards="hgpo", gamma=0.5, step_weight=2.0, rewards_args={"alpha": alpha}, advantage="dr-grpo")
-    steps = {
-        "x0": 1 / 6, "x1": 0.25, "x2": x2, "y0": -1 / 12, "y1": -0.25, "y2": y2, "z0": -1 / 12, "z1": 0, "z2": -1 / 3
-    }  # fmt: skip
-    credit = assign_credit(episodes, rules)
-    assert dict(credit.advantages) == pytest.approx(
-        {name: (2 / 3 if name[0] == "x" else -1 / 3) + 2 * step for name, step in steps.items()}
-    )
-    assert (credit.metrics["step_groups"], credit.metrics["step_groups_single"]) == (4, 1)
-    assert (credit.metrics["step_1_groups"], credit.metrics["step_1_groups_single"]) == (7, 5), "first calls have none"
-    alone = replace(rules, step_weight=1.0, rewards_args={"alpha": alpha, "episode_weight": 0.0})
-    assert dict(assign_credit(episodes, alone).advantages) == pytest.approx(steps)
-    explained = explain_credit(episodes, {"policy": alone})
-    assert {name: found.advantage for name, found in explained.items()} == pytest.approx(steps)
-    assert [group.component for group in explained["z2"].groups] == ["", "step"]
-
-
-def test_hgpo_leaves_out_levels_without_a_difference():
-    """x and y come from P and both succeed: at R only the comparison with z counts, 1 − 2/3 and 0 − 2/3."""
-    episodes = [visit("x", 1, "P", "R"), visit("y", 1, "P", "R"), visit("z", 0, "S", "R")]
-    rules = CreditRules(rewards="hgpo", gamma=0.5, rewards_args={"episode_weight": 0.0}, advantage="dr-grpo")
-    found = assign_credit(episodes, rules).advantages
-    assert [found[name] for name in ("x2", "y2", "z2")] == pytest.approx([1 / 3, 1 / 3, -2 / 3])
-    assert found["x1"] == found["y1"] == 0
-    unchanged = assign_credit(episodes, replace(rules, advantage="none")).advantages
-    assert [unchanged[f"x{i}"] for i in range(3)] == pytest.approx([0.25, 0.5, 1]), "all levels have the same value"
-
-
-def test_the_history_of_an_anchor_is_that_of_the_agent():
-    """A call of b in between changes nothing; the first call of an agent has no history."""
-    with_b = [call("x0", "x", "a", 0), call("x1", "x", "b", 1), call("x2", "x", "a", 2, messages=news("P"))]
-    without = [call("y0", "y", "a", 0), call("y1", "y", "a", 1, messages=news("P"))]
-    x, y = (AnchorHistory("anchor", 1)(from_calls(calls, 1)) for calls in (with_b, without))
-    assert x[2] == y[1]
-    assert [*x[:2], y[0]] == ["x0", "x1", "y0"]
-    assert AnchorHistory("anchor", 0)(from_calls(with_b, 1))[2] == AnchorHistory("anchor", 0)(from_calls(without, 1))[1]
 
 
 def test_anchors_may_disregard_case_and_white_space():

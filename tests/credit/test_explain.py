@@ -26,7 +26,7 @@ POSITIVE = [replace(e, rewards=[r for r in e.rewards if r.value >= 0]) for e in 
         (name, advantage)
         for name, rule in REWARD_RULES.items()
         for advantage in ADVANTAGE_RULES
-        if not rule.needs_critic and (advantage != "maxrl" or not rule.baseline)
+        if "critic" not in rule.needs and (advantage != "maxrl" or not rule.baseline)
     ],
 )
 @pytest.mark.parametrize("keys", [None, ["task"], ["agent"], sorted(GROUP_KEYS)])

@@ -92,7 +92,6 @@ def expectation(rules: CreditRules, n: int) -> NDArray[np.float64]:
         CreditRules(advantage="none"),
         CreditRules(advantage="rloo"),
         CreditRules(rewards="discounted", advantage="none"),
-        CreditRules(rewards="leave-one-branch-out", advantage="rloo"),
         CreditRules(rewards="gae", advantage="none", lam=1.0),
         CreditRules(rewards="gae", advantage="none", lam=0.0),
         CreditRules(rewards="gae", advantage="none", lam=0.5),

@@ -1,4 +1,4 @@
-"""Invariants of every rule that Lightning declares; custom rules are not among them."""
+"""Invariants of every rule that Lightning declares, and of those in examples/rules."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_core.config.rule_names import function_of
 from lightning_core.credit import (
     ADVANTAGE_RULES,
     GROUP_KEYS,
@@ -25,14 +26,31 @@ from lightning_core.trace import Reward
 from tests.credit.episodes import call, episode, from_calls
 
 COMPARING = [name for name, rule in ADVANTAGE_RULES.items() if rule.compares]
-WITHOUT_CRITIC = [name for name, rule in REWARD_RULES.items() if not rule.needs_critic]
-GROUPINGS = [None, *chain.from_iterable(combinations(GROUP_KEYS, n) for n in (1, 2))]
+EXAMPLES = [
+    "examples.rules.branches:leave_one_branch_out",
+    "examples.rules.hgpo:hgpo",
+    "examples.rules.information_gain:a2tgpo",
+    "examples.rules.information_gain:igpo_variant",
+    "examples.rules.tree:tree",
+]
+REWARDS = [*REWARD_RULES, *EXAMPLES]
+WITHOUT_CRITIC = [name for name in REWARDS if name in EXAMPLES or "critic" not in REWARD_RULES[name].needs]
+WITH_BASELINE = [name for name, rule in REWARD_RULES.items() if rule.baseline]
+KEYS = [*GROUP_KEYS, "examples.rules.tree:within_tree"]
+GROUPINGS = [None, *chain.from_iterable(combinations(KEYS, n) for n in (1, 2))]
 
 POSITIVE = {"maxrl"}
 """Rules that accept no negative values."""
 
 agents = st.text("ab", min_size=1, max_size=4)
 numbers = st.sampled_from([-1.0, 0.0, 0.1, 0.3, 1.0])
+
+
+def rules_of(rewards: str, advantage: str = "grpo", group_by: Sequence[str] | None = None) -> CreditRules:
+    keys = None if group_by is None else [function_of(key, key="credit.group_by") for key in group_by]
+    return CreditRules(
+        rewards=function_of(rewards, key="credit.rewards"), advantage=advantage, gamma=0.9, group_by=keys
+    )
 
 
 def given_rewards(
@@ -58,7 +76,7 @@ def test_attempts_with_equal_rewards_get_no_advantage(
 ) -> None:
     """Any number of calls; agent a makes calls, and is rewarded, in all rollouts."""
     episodes = [with_rewards(f"r{i}-", reward, f"a{a}", [("a", own)]) for i, a in enumerate(attempts)]
-    credit = assign_credit(episodes, CreditRules(rewards=rewards, advantage=advantage, gamma=0.9))
+    credit = assign_credit(episodes, rules_of(rewards, advantage))
     assert set(credit.advantages.values()) == {0.0}
     assert without_signal(episodes, credit) == ["t"], "dynamic sampling replaces the group"
 
@@ -72,7 +90,7 @@ def test_copies_of_an_attempt_get_no_advantage(
 ) -> None:
     """With any rewards in it."""
     episodes = [with_rewards(f"r{i}-", reward, agents, [("a", a), ("b", b)], by_turn) for i in range(3)]
-    credit = assign_credit(episodes, CreditRules(rewards=rewards, advantage=advantage, gamma=0.9))
+    credit = assign_credit(episodes, rules_of(rewards, advantage))
     assert set(credit.advantages.values()) == {0.0}
 
 
@@ -80,7 +98,7 @@ def test_copies_of_an_attempt_get_no_advantage(
 @pytest.mark.parametrize("rewards", WITHOUT_CRITIC)
 def test_equal_rewards_are_equal_under_any_grouping(rewards: str, group_by: Any) -> None:
     episodes = [episode(f"r{i}-", 1, "a" * n) for i, n in enumerate((2, 2, 1, 4))]
-    credit = assign_credit(episodes, CreditRules(rewards=rewards, gamma=0.9, group_by=group_by))
+    credit = assign_credit(episodes, rules_of(rewards, group_by=group_by))
     assert set(credit.advantages.values()) == {0.0}
 
 
@@ -109,7 +127,7 @@ def two_policies(name: str, reward: float, agents: str, extra: Sequence[Reward])
 @pytest.mark.parametrize(
     ("rewards", "advantage"),
     # The values of a rule with a baseline may be negative.
-    [(r, a) for r, rule in REWARD_RULES.items() for a in ADVANTAGE_RULES if a not in POSITIVE or not rule.baseline],
+    [(r, a) for r in REWARDS for a in ADVANTAGE_RULES if a not in POSITIVE or r not in WITH_BASELINE],
 )
 @settings(max_examples=30)
 @given(st.lists(st.tuples(agents, numbers, numbers), min_size=2, max_size=4))
@@ -119,7 +137,7 @@ def test_a_reward_of_one_agent_moves_no_other_policys_calls(
     """Also if that agent was never called."""
     if advantage in POSITIVE:
         attempts = [(agents, abs(reward), abs(own)) for agents, reward, own in attempts]
-    rules = dict.fromkeys("AB", CreditRules(rewards=rewards, advantage=advantage, gamma=0.9))
+    rules = dict.fromkeys("AB", rules_of(rewards, advantage))
 
     def advantages(rewarded: bool) -> dict[str, float]:
         episodes = [
@@ -133,19 +151,19 @@ def test_a_reward_of_one_agent_moves_no_other_policys_calls(
     assert advantages(True) == advantages(False)
 
 
-@pytest.mark.parametrize("rewards", REWARD_RULES)
+@pytest.mark.parametrize("rewards", REWARDS)
 def test_a_reward_of_an_untrained_agent_changes_no_advantage(rewards: str) -> None:
     episodes = [episode("x", 1, "aa", extra=(Reward(value=5, agent="frozen"),)), episode("y", 0, "aa")]
     plain = [replace(e, rewards=[r for r in e.rewards if r.agent is None]) for e in episodes]
     values = dict.fromkeys(("x0", "x1", "y0", "y1"), 0.0)
-    rules = CreditRules(rewards=rewards, gamma=0.9)
+    rules = rules_of(rewards)
     assert (
         assign_credit(episodes, rules, values=values).advantages
         == assign_credit(plain, rules, values=values).advantages
     )
 
 
-@pytest.mark.parametrize("rewards", REWARD_RULES)
+@pytest.mark.parametrize("rewards", REWARDS)
 @pytest.mark.parametrize("advantage", [name for name, rule in ADVANTAGE_RULES.items() if rule.compares == "batch"])
 @settings(max_examples=30)
 @given(st.lists(st.tuples(agents, numbers), min_size=2, max_size=5), st.sampled_from(GROUPINGS))
@@ -156,7 +174,7 @@ def test_a_rule_over_the_batch_does_not_depend_on_the_grouping(
     values = {t.call: 0.25 for e in episodes for t in e.transitions}
 
     def advantages(keys: Any) -> Any:
-        rules = CreditRules(rewards=rewards, advantage=advantage, gamma=0.9, group_by=keys)
+        rules = rules_of(rewards, advantage, keys)
         return assign_credit(episodes, rules, values=values).advantages
 
     assert advantages(group_by) == advantages(("task",))

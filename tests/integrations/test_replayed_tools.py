@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from lightning_core.rollouts.replayed_tools import check_tools, count_tools
 
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture.tool_results import RESULT, ToolResults
@@ -18,10 +17,10 @@ from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.rollouts.attempt import Job, Rollout
-from lightning_core.rollouts.jobs import fork_job
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.runner import Runner
-from lightning_core.signals.forks.points import fork_points
+from lightning_core.signals.forks.points import fork_job, fork_points, reason_to_drop
+from lightning_core.signals.forks.replayed_tools import check_tools, count_tools
 from lightning_core.trace import TOOL_RESULT
 from tests.integrations import random_tools
 from tests.integrations.random_tools import AGENTS, PROGRAMS, TOOLS
@@ -81,16 +80,16 @@ def test_recorded_results_restore_every_fork(framework: str) -> None:
         check_tools(ToolResults(names=TOOLS), [o.trace for o in origins])
         random_tools.ran.clear()
         found = forks(runner, origins)
-    assert [fork.dropped for fork in found] == [None] * len(found)
+    assert [reason_to_drop(fork) for fork in found] == [None] * len(found)
     for fork in found:
-        assert fork.job.fork is not None
+        assert fork.job.repeat is not None
         recorded = fork.job.tools.recorded if fork.job.tools else ()
         assert count_tools(fork.trace) == {"fork_tools_recorded": len(recorded), "fork_tools_live": 0}
         # What is recorded of a tool does not depend on whether it ran.
         results = {
             (e.attributes.get(TOOL_RESULT), e.error) for e in fork.trace.events if "lightning.replays" in e.attributes
         }
-        origin = next(o for o in origins if any(c.id == fork.job.fork.recording.point.id for c in o.trace.calls))
+        origin = next(o for o in origins if any(c.id == fork.job.repeat.recording.point.id for c in o.trace.calls))
         assert results <= {(e.attributes.get(TOOL_RESULT), e.error) for e in origin.trace.events if e.kind == "tool"}
     replayed = sum(count_tools(fork.trace)["fork_tools_recorded"] for fork in found)
     assert replayed > 0
@@ -104,10 +103,10 @@ def test_recorded_results_restore_every_fork(framework: str) -> None:
 def test_live_random_tools_drop_the_forks_after_them(framework: str) -> None:
     with running(framework, PROGRAMS[framework]) as runner:
         found = forks(runner, attempts(runner, None, count=1))
-    assert found[0].dropped is None, "there is no tool before the first call"
+    assert reason_to_drop(found[0]) is None, "there is no tool before the first call"
     for fork in found[1:]:
-        assert fork.dropped is not None
-        assert fork.dropped.startswith("agent 'clerk' sent another prompt: message ")
+        assert reason_to_drop(fork) is not None
+        assert reason_to_drop(fork).startswith("agent 'clerk' sent another prompt: message ")
 
 
 @pytest.mark.slow
@@ -115,7 +114,7 @@ def test_live_random_tools_drop_the_forks_after_them(framework: str) -> None:
 def test_worker_processes_restore_them_too(framework: str) -> None:
     with running(framework, PROGRAMS[framework], executor="process", concurrency=2) as runner:
         found = forks(runner, attempts(runner, ToolResults(names=TOOLS), count=1))
-    assert [fork.dropped for fork in found] == [None] * len(found)
+    assert [reason_to_drop(fork) for fork in found] == [None] * len(found)
     assert sum(count_tools(fork.trace)["fork_tools_recorded"] for fork in found) > 0
 
 
@@ -123,7 +122,7 @@ def test_a_marked_function_that_is_a_frameworks_tool_is_restored() -> None:
     with running("OpenAI Agents SDK", random_tools.marked) as runner:
         origins = attempts(runner, ToolResults(names=None))
         found = forks(runner, origins)
-    assert [fork.dropped for fork in found] == [None] * len(found)
+    assert [reason_to_drop(fork) for fork in found] == [None] * len(found)
     tools = [e for e in origins[0].trace.events if e.kind == "tool"]
     assert len(tools) == 4, "a marked function in a tool is not another tool"
 
@@ -137,7 +136,7 @@ def test_handoffs_run_again_and_agents_in_tools_do_not(framework: str, solve: Ca
     with running(framework, solve) as runner:
         (origin,) = attempts(runner, ToolResults(names=TOOLS), count=1)
         found = forks(runner, [origin])
-    assert [fork.dropped for fork in found] == [None] * len(found)
+    assert [reason_to_drop(fork) for fork in found] == [None] * len(found)
     agents = {call.agent for call in origin.trace.calls}
     assert len(agents) == (3 if solve is random_tools.handing_over else 2)
     last = found[-1].trace

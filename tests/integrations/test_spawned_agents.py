@@ -18,6 +18,7 @@ from openai import AsyncOpenAI
 
 from lightning_core import CreditRules, Episode, assign_credit, reward, trace_to_transitions, transitions_to_rows
 from lightning_core.capture import scope
+from lightning_core.config.rule_names import function_of
 from lightning_core.testing import open_playground, tool_call
 from lightning_core.testing.contract import run_async
 from lightning_core.trace import Trace
@@ -165,7 +166,9 @@ def test_sends_share_the_name_of_their_node() -> None:
     assert [t.agent for t in transitions] == ["researcher"] * 3
     assert len(transitions_to_rows(transitions)) == 3
     episode = Episode(trace=run.trace, transitions=transitions, rewards=run.trace.rewards)
-    rules = CreditRules(rewards="leave-one-branch-out", advantage="none")
+    rules = CreditRules(
+        rewards=function_of("examples.rules.branches:leave_one_branch_out", key="credit.rewards"), advantage="none"
+    )
     values = assign_credit([episode], rules).values
     of_topic = {str(c.messages[-1]["content"]): values[c.id] for c in run.trace.calls if c.id in values}
     # 3 + 3 − 0 for the rewarded branch; 3 + 0 − mean(3, 0) for the others.

@@ -247,7 +247,6 @@ def test_rules_of_ones_own_train(model: Path, tmp_path: Path):
     assert main(["credit", str(result.folder)]) == 0
 
 
-@pytest.mark.usefixtures("no_rule_leaks")
 def test_a_critic_for_a_rule_of_ones_own(model: Path, tmp_path: Path):
     credit = {"rewards": "tests.loop.own_critic_rule:residual", "advantage": "none"}
     result = train(model, tmp_path, "tests.bandit:solve", credit=credit)

@@ -15,6 +15,7 @@ from lightning_core.config.build_rules import policy_rules
 from lightning_core.errors import ConfigError
 from lightning_core.loop import Result
 from lightning_core.records.store import Store
+from lightning_core.signals.information_gain.gains import ANSWER_LOGPROBS
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.runs.recredit import recredit, step_episodes
 from lightning_core.trace import Call
@@ -77,7 +78,7 @@ def test_the_scores_are_those_of_a_plain_forward_pass(model: Path, tmp_path: Pat
     calls = [call for rollout in rollouts for call in rollout]
     plain = plain_logprobs(model, calls)
     for call, expected in zip(calls, plain, strict=True):
-        assert call.answer_logprobs == pytest.approx(np.array(expected), abs=1e-4)
+        assert call.arrays[ANSWER_LOGPROBS] == pytest.approx(np.array(expected), abs=1e-4)
     assert metrics["answer_logprob"] == pytest.approx(np.mean(plain), abs=1e-4)
     assert metrics["calls_unscored"] == metrics["rollouts_without_answer"] == 0
     whole = sum(len(c.prompt_ids) + len(PREFIX) + 2 for c in calls if c.prompt_ids is not None)
@@ -95,7 +96,9 @@ def test_equal_rewards_train_by_their_gains(model: Path, tmp_path: Path) -> None
         episodes = step_episodes(store, 0)
     of_task: dict[str, list[list[float]]] = {}
     for e in episodes:
-        scores = [math.exp(float(c.answer_logprobs.mean())) for c in e.trace.calls if c.answer_logprobs is not None]
+        scores = [
+            math.exp(float(c.arrays[ANSWER_LOGPROBS].mean())) for c in e.trace.calls if ANSWER_LOGPROBS in c.arrays
+        ]
         of_task.setdefault(e.task_id, []).append([scores[1] - scores[0], scores[2] - scores[1], 0.0])
     for e in episodes:
         mean = float(np.mean(of_task[e.task_id]))
@@ -114,7 +117,7 @@ def test_recorded_scores_give_the_same_credit_again(
     result = train(
         model,
         tmp_path,
-        credit={"rewards": "a2tgpo", "gamma": 0.9},
+        credit={"rewards": "examples.rules.information_gain:a2tgpo", "gamma": 0.9},
         trainer={"steps": 2},
     )
     assert [m["gain_groups"] for m in result.metrics] == [4, 4], "two tasks, two turns with a gain"
@@ -142,7 +145,7 @@ def test_a_task_without_an_answer_is_counted_and_said(
     assert [m["rollouts_without_answer"] for m in result.metrics] == [3, 3]
     assert [m["groups_wasted"] for m in result.metrics] == [1, 1], "its rewards are equal"
     assert caplog.text.count("1 of 2 tasks have no answer") == 1
-    scored = {calls[0].messages[0]["content"] for calls in calls_of(result) if calls[0].answer_logprobs is not None}
+    scored = {calls[0].messages[0]["content"] for calls in calls_of(result) if ANSWER_LOGPROBS in calls[0].arrays}
     assert scored == {"say 0"}
 
 
@@ -150,7 +153,7 @@ def test_a_prompt_that_leaves_no_room_is_counted(model: Path, tmp_path: Path) ->
     """First prompts have 42 tokens, later ones more."""
     result = train(model, tmp_path, credit={"information_gain": {"answer": "gold", "prefix": "x" * (512 - 42 - 2)}})
     assert result.metrics[0]["calls_unscored"] == 12
-    assert [[c.answer_logprobs is None for c in calls] for calls in calls_of(result)] == [[False, True, True]] * 6
+    assert ANSWER_LOGPROBS not in [[c.arrays for c in calls] for calls in calls_of(result)] == [[False, True, True]] * 6
 
 
 def test_several_policies_score_their_own_calls(model: Path, tmp_path: Path) -> None:
@@ -165,10 +168,10 @@ def test_several_policies_score_their_own_calls(model: Path, tmp_path: Path) -> 
         },
     )
     calls = [call for rollout in calls_of(result) for call in rollout]
-    assert {c.agent for c in calls if c.answer_logprobs is not None} == {"searcher"}
+    assert {c.agent for c in calls if ANSWER_LOGPROBS in c.arrays} == {"searcher"}
     searcher = [c for c in calls if c.agent == "searcher"]
     for call, expected in zip(searcher, plain_logprobs(model, searcher), strict=True):
-        assert call.answer_logprobs == pytest.approx(np.array(expected), abs=1e-4)
+        assert call.arrays[ANSWER_LOGPROBS] == pytest.approx(np.array(expected), abs=1e-4)
 
 
 def test_a_run_without_scores_has_no_gains(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,16 +184,15 @@ def test_a_run_without_scores_has_no_gains(model: Path, tmp_path: Path, capsys: 
     ("credit", "text"),
     [
         ({"information_gain": None}, r"'igpo' needs credit.information_gain, such as \{answer: answer\}"),
-        ({"rewards": "broadcast"}, "goes with rewards: igpo | a2tgpo, but credit.rewards is 'broadcast'"),
+        ({"rewards": "broadcast"}, "goes with rewards: igpo only, but credit.rewards is 'broadcast'"),
         ({"information_gain": {"answer": "golden"}}, r"no task has the key 'golden'; found the keys .*; did you mean 'gold'"),
         ({"information_gain": {"answer": ""}}, "information_gain.answer"),
         ({"information_gain": {"answer": "tests.loop.search_agents:nothing"}}, "information_gain.answer: .* has no 'nothing'"),
         ({"information_gain": {"answer": "tests.loop.search_agents:broken"}}, "(?s)'tests.loop.search_agents:broken' failed.*KeyError"),
         ({"information_gain": {"answer": "tests.loop.search_agents:several"}}, r"several' returned \['bb'\]; expected text.*return one"),
-        ({"rewards_args": {"measure": "logit"}}, "rewards_args.measure: found 'logit', expected"),
         ({"rewards_args": {"after": "rollout"}}, "rewards_args.after: found 'rollout', expected"),
     ],
-    ids=["missing", "unused", "key", "empty", "import", "broken", "list", "measure", "after"],
+    ids=["missing", "unused", "key", "empty", "import", "broken", "list", "after"],
 )  # fmt: skip
 def test_what_cannot_be_scored_is_an_error(model: Path, tmp_path: Path, credit: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):

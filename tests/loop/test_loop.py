@@ -18,7 +18,7 @@ from lightning_core.errors import ConfigError, InfrastructureError, RewardError,
 from lightning_core.loop import evaluate
 from lightning_core.observers.progress import SilentProgress
 from lightning_core.records.store import Store
-from lightning_core.trace import OUTPUT_IDS
+from lightning_core.trace import LOGPROBS_AFTER, OUTPUT_IDS
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests import bandit
 from tests.bandit_runs import RUN, settings
@@ -116,9 +116,9 @@ def test_how_an_update_changes_its_tokens_is_recorded(model: Path, tmp_path: Pat
         calls = {r.id: store.trace(r.id).calls[0] for r in store.rollouts(phase="train")}
     changes: dict[str, float] = {}
     for rollout, call in calls.items():
-        if call.logprobs_after is not None:
+        if LOGPROBS_AFTER in call.arrays:
             assert call.logprobs is not None
-            changes[rollout] = float((call.logprobs_after - call.logprobs).sum())
+            changes[rollout] = float((call.arrays[LOGPROBS_AFTER] - call.logprobs).sum())
     assert len(changes) == min(wanted, len(advantages))
     assert changes.keys() <= advantages.keys()
     if wanted == 100:

@@ -173,11 +173,6 @@ def test_ignored_hosts_and_other_requests_are_counted(library: Any, server: Reco
     assert not any(STAMPS & set(noted.headers) for noted in server.requests)
 
 
-def test_redirect_hosts_of_a_rollout_is_deprecated() -> None:
-    with pytest.warns(DeprecationWarning, match="ignore_hosts"):
-        rollout(redirect_hosts=["models.lan"])
-
-
 def test_a_request_can_be_sent_again(library: Any, server: RecordingServer) -> None:
     """The request is not changed: each rollout redirects its own copy, and outside it goes where it went."""
     request = library.Request("POST", f"{server.url}/own/chat/completions", json=BODY, headers={"x-api-key": "own"})

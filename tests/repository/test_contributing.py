@@ -20,7 +20,6 @@ def configure(**credit: Any) -> None:
     load_config({"policy": {"model": "m"}, "credit": credit})
 
 
-@pytest.mark.usefixtures("no_rule_leaks")
 def test_a_credit_rule_is_one_function_and_one_test() -> None:
     with pytest.raises(ConfigError, match="'max-scaled'"):
         configure(advantage="max-scaled")

@@ -29,7 +29,6 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.usefixtures("no_rule_leaks")
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=name)
 def test_python_blocks_run_one_after_the_other(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)

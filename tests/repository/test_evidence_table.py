@@ -15,7 +15,6 @@ from lightning_core.config.credit import AirSection
 from lightning_core.config.sections import Tasks
 from lightning_core.config.types import Section
 from lightning_core.credit.registry import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES
-from lightning_core.signals.forks.section import Forks
 
 DOCS = Path(__file__).parents[2] / "docs"
 REGISTRIES = {"rewards": REWARD_RULES, "advantage": ADVANTAGE_RULES, "group_by": GROUP_KEYS, "loss": LOSSES}
@@ -61,16 +60,13 @@ def variants(section: type[Section], prefix: str = "") -> Iterator[str]:
 
 def expected() -> set[str]:
     rules = {f"{key}: {rule.name}" for key, rules in REGISTRIES.items() for rule in rules.values() if rule.is_builtin}
-    chosen = {
-        *(f"tasks.sampling: {name}" for name in choices(Tasks, "sampling")),
-        *(f"rollouts.forks.choose: {name}" for name in choices(Forks, "choose")),
-    }
-    return {*rules, *variants(Algorithm), *chosen, *(f"air.{key}" for key in AirSection.model_fields), *OTHERS}
+    sampling = {f"tasks.sampling: {name}" for name in choices(Tasks, "sampling")}
+    return {*rules, *variants(Algorithm), *sampling, *(f"air.{key}" for key in AirSection.model_fields), *OTHERS}
 
 
 def test_every_rule_and_every_variant_of_the_loss_has_one_row() -> None:
     found = Counter(name for row in table() for name in re.findall("`([^`]+)`", row[0]))
-    assert {"loss: m2po", "sequence: call", "kl.estimator: k1", "ce.tokens: tool", "entropy_weight"} <= expected()
+    assert {"loss: cispo", "sequence: call", "kl.estimator: k1", "ce.tokens: tool", "entropy_weight"} <= expected()
     assert sorted(found) == sorted(expected())
     assert max(found.values()) == 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import random
 import time
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from typing import Any
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 
 from lightning_core import trainable
-from lightning_core.capture import scope
 from lightning_core.credit import Episode
 
 client = OpenAI(api_key="any", max_retries=0)
@@ -147,17 +145,3 @@ def with_tools(task: dict[str, Any]) -> float:
 
 def tasks(count: int = 8) -> list[dict[str, Any]]:
     return [{"id": f"t{i}", "prompt": f"say {i}"} for i in range(count)]
-
-
-@trainable("talker")
-def dated(task: dict[str, Any]) -> float:
-    """The second at which it started is in its prompts, as a module and a coroutine read it."""
-
-    async def now() -> str:
-        await asyncio.sleep(0.01)
-        return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-    started = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {asyncio.run(now())}"
-    with scope("look", kind="tool"):
-        first = said([user(f"It is {started}. {task['prompt']}")])
-    return letters([first, said([user(f"It is {started}. {first}")])])

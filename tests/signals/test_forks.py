@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,14 +17,13 @@ from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.upstream import upstream_target
-from lightning_core.rollouts.attempt import Job, Rollout
-from lightning_core.rollouts.failure_log import FailureLog
+from lightning_core.rollouts.attempt import Job, Repeat, Rollout
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.runner import Runner
-from lightning_core.signals.forks.points import Fork, choose_points, fork_points, recording_of, tokens_from
+from lightning_core.signals.forks.points import choose_points, fork_points, reason_to_drop, recording_of
 from lightning_core.signals.forks.section import Forks
 from lightning_core.tools.serving import ServingEndpoint
-from lightning_core.trace import Call, Reward
+from lightning_core.trace import Call
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.signals import forked_agents as agents
 
@@ -68,8 +67,8 @@ def run(runner: Runner, job: Job) -> Rollout:
 
 
 def fork(runner: Runner, origin: Rollout, point: Call) -> Rollout:
-    job = Fork(recording=recording_of(origin.trace, point), agent_seed=origin.job.seed)
-    return run(runner, replace(origin.job, seed=origin.job.seed + 1, fork=job))
+    job = Repeat(recording=recording_of(origin.trace, point), agent_seed=origin.job.seed)
+    return run(runner, replace(origin.job, seed=origin.job.seed + 1, repeat=job))
 
 
 PROGRAMS = [
@@ -91,7 +90,7 @@ def test_every_call_can_be_sampled_anew_after_the_recorded_ones(solve: Callable[
         assert len(points) == {"with_tools": 3, "conversation": 3, "streamed": 3, "parallel": 5}.get(solve.__name__, 2)
         for point in points:
             found = fork(runner, origin, point)
-            assert found.dropped is None
+            assert reason_to_drop(found) is None
             (new,) = (call for call in found.trace.calls if call.forks == point.id)
             assert new.prompt_ids is not None
             assert new.prompt_ids.tolist() == point.prompt_ids.tolist()  # type: ignore[union-attr]
@@ -125,7 +124,7 @@ def test_a_fork_of_a_fork_repeats_the_calls_of_both() -> None:
         first = run(runner, Job(task=TASK, task_id="t0", seed=7))
         second = fork(runner, first, first.trace.calls[1])
         third = fork(runner, second, second.trace.calls[2])
-    assert third.dropped is None
+    assert reason_to_drop(third) is None
     assert [call.replays for call in third.trace.calls] == [first.trace.calls[0].id, second.trace.calls[1].id, None]
     assert third.trace.calls[2].forks == second.trace.calls[2].id
 
@@ -134,8 +133,8 @@ def test_a_fork_whose_prompts_differ_is_dropped_with_the_reason() -> None:
     with running(agents.timed) as runner:
         origin = run(runner, Job(task=TASK, task_id="t0", seed=7))
         first, second = fork_points(origin.trace, AGENTS)
-        assert fork(runner, origin, first).dropped is None
-        why = fork(runner, origin, second).dropped
+        assert reason_to_drop(fork(runner, origin, first)) is None
+        why = reason_to_drop(fork(runner, origin, second))
     assert why is not None
     assert why.startswith("agent 'talker' sent another prompt: message 1 was {'role': 'user', 'content': 'answer 0 ")
     assert ", now {'role': 'user', 'content': 'answer 0 " in why
@@ -145,58 +144,17 @@ def test_a_worker_process_repeats_its_random_numbers() -> None:
     with running(agents.seeded, executor="process", concurrency=2) as runner:
         origin = run(runner, Job(task=TASK, task_id="t0", seed=7))
         for point in fork_points(origin.trace, AGENTS):
-            assert fork(runner, origin, point).dropped is None
+            assert reason_to_drop(fork(runner, origin, point)) is None
 
 
-def test_points_are_chosen_within_the_expected_tokens_or_where_the_attempts_disagree() -> None:
+def test_points_are_chosen_at_random_among_the_calls_of_all_attempts() -> None:
     with running(agents.conversation) as runner:
         traces = [run(runner, Job(task=TASK, task_id="t0", seed=s)).trace for s in range(3)]
 
-    def chosen(settings: Forks, of: Sequence[Any] = traces) -> list[str]:
-        return [call.id for _, call in choose_points(of, settings, AGENTS, seed=1)]
+    def chosen(points: int, seed: int = 1) -> list[str]:
+        return [call.id for _, call in choose_points(traces, Forks(points=points), AGENTS, seed=seed)]
 
-    everything = chosen(Forks(points=100))
+    everything = chosen(100)
     assert sorted(everything) == sorted(call.id for trace in traces for call in trace.calls)
-    assert chosen(Forks(points=2)) == everything[:2]
-    cheapest = min(tokens_from(trace, call) for trace in traces for call in trace.calls)
-    within = chosen(Forks(points=100, samples=2, max_tokens=2 * cheapest))
-    assert len(within) == 1
-    assert chosen(Forks(points=100, samples=2, max_tokens=2 * cheapest - 1)) == []
-    disagreement = Forks(points=1, choose="disagreement")
-    rewarded = [replace(trace, rewards=(Reward(value=value),)) for trace, value in zip(traces, (0, 0, 1), strict=True)]
-    assert len(chosen(disagreement, rewarded)) == 1
-    assert chosen(disagreement, rewarded[:2]) == []
-    failed = replace(traces[2], rewards=())
-    assert chosen(disagreement, [*rewarded[:2], failed]) == [], "without a reward it counts as 0"
-
-
-def test_a_limit_that_allows_no_fork_is_logged_if_there_would_be_some_without_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A short call of a frozen agent, or of an attempt that is left out, does not hide it."""
-    with running(agents.conversation) as runner:
-        attempt = run(runner, Job(task=TASK, task_id="t0", seed=7))
-    *own, last = attempt.trace.calls
-    assert last.output_ids is not None
-    short = replace(last, agent="frozen", output_ids=last.output_ids[:1])
-    attempts = [replace(attempt, trace=replace(attempt.trace, calls=calls)) for calls in ((*own, short), (short,))]
-    attempts[1] = replace(attempts[1], status="infrastructure")
-    limit = len(short.output_ids if short.output_ids is not None else ()) * 4
-    log = FailureLog()
-    for settings in (Forks(), Forks(max_tokens=limit, choose="disagreement")):
-        log.over_limit(attempts, settings, AGENTS)
-    log.over_limit(attempts, Forks(max_tokens=limit), {"planner"})
-    assert caplog.text == ""
-    log.over_limit(attempts, Forks(max_tokens=limit), AGENTS)
-    assert "task 't0' has no forks: the cheapest are expected to sample" in caplog.text
-
-
-def test_the_calls_with_the_least_likely_tokens_come_first() -> None:
-    with running(agents.conversation) as runner:
-        trace = run(runner, Job(task=TASK, task_id="t0", seed=7)).trace
-    calls = [
-        replace(call, logprobs=call.logprobs * factor) for call, factor in zip(trace.calls, (1, 3, 2), strict=True)
-    ]  # type: ignore[operator]
-    settings = Forks(points=2, choose="entropy")
-    found = choose_points([replace(trace, calls=tuple(calls))], settings, AGENTS, seed=1)
-    assert [call.id for _, call in found] == [calls[1].id, calls[2].id]
+    assert chosen(2) == everything[:2]
+    assert chosen(100, seed=2) != everything

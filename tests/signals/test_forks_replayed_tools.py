@@ -11,15 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lightning_core.rollouts.replayed_tools import check_tools, count_tools, kept_tools, not_kept, recorded_tools
 
 from lightning_core import replayable
 from lightning_core.capture.tool_results import NOT_KEPT, RESULT, ToolResults
 from lightning_core.errors import ConfigError
 from lightning_core.rollouts.attempt import Job, Rollout
-from lightning_core.rollouts.jobs import fork_job
 from lightning_core.rollouts.runner import Runner
-from lightning_core.signals.forks.points import fork_points
+from lightning_core.signals.forks.points import fork_job, fork_points, reason_to_drop
+from lightning_core.signals.forks.replayed_tools import check_tools, count_tools, kept_tools, not_kept, recorded_tools
 from lightning_core.signals.forks.section import Forks
 from lightning_core.trace import REPLAYS, Call
 from tests.signals import replayed_agents as agents
@@ -55,11 +54,11 @@ def test_forks_of_agents_with_random_tools_are_restored_from_recorded_results(
         for point in points:
             found = fork(runner, origin, point)
             if point.agent == "searcher":
-                assert found.dropped is not None, (
+                assert reason_to_drop(found) is not None, (
                     "the tool runs, since the call is made in it, and its prompt is random"
                 )
                 continue
-            assert found.dropped is None
+            assert reason_to_drop(found) is None
             (new,) = (call for call in found.trace.calls if call.forks == point.id)
             assert new.response != point.response, "it is sampled anew"
 
@@ -69,7 +68,7 @@ def test_without_recorded_results_the_same_forks_are_dropped(solve: Callable[[An
     with running(solve) as runner:
         origin = attempt(runner, None)
         assert not any(RESULT in event.attributes for event in origin.trace.events)
-        why = fork(runner, origin, fork_points(origin.trace, frozenset({"talker"}))[-1]).dropped
+        why = reason_to_drop(fork(runner, origin, fork_points(origin.trace, frozenset({"talker"}))[-1]))
     assert why is not None
     assert "sent another prompt: message 1 was" in why
 
@@ -97,7 +96,7 @@ def test_a_fork_of_a_fork_gets_the_results_of_both() -> None:
         first = attempt(runner)
         second = fork(runner, first, first.trace.calls[1])
         third = fork(runner, second, second.trace.calls[2])
-    assert third.dropped is None
+    assert reason_to_drop(third) is None
     assert count_tools(third.trace)["fork_tools_recorded"] == 3
 
 
@@ -109,7 +108,7 @@ def test_calls_of_an_agent_in_a_tool_do_not_happen_again() -> None:
         (tool,) = recorded_tools(origin.trace, last)
         assert tool.calls == {inner.id}
         found = fork(runner, origin, last)
-        assert found.dropped is None
+        assert reason_to_drop(found) is None
         assert [call.agent for call in found.trace.calls] == ["talker", "talker"]
         assert recorded_tools(origin.trace, inner) == [], "the tool runs if the forked call is made in it"
 
@@ -120,7 +119,7 @@ def test_a_recorded_exception_is_raised_again_and_a_retry_gets_the_next_result()
         while len([e for e in origin.trace.events if RESULT in e.attributes]) < 2:
             origin = attempt(runner)
         found = fork(runner, origin, origin.trace.calls[1])
-    assert found.dropped is None
+    assert reason_to_drop(found) is None
     errors = [[e.error for e in r.trace.events if RESULT in e.attributes] for r in (origin, found)]
     assert errors[0] == errors[1]
     assert errors[0][0] is not None
@@ -133,7 +132,7 @@ def test_results_that_cannot_be_kept_are_counted_and_their_tools_run() -> None:
     reasons = dict(not_kept(origin.trace))
     assert reasons["open_file"].startswith("its result, of type lock, cannot be pickled: ")
     assert re.fullmatch("its result has 20971.. bytes; at most 1048576 are kept", reasons["read_file"])
-    assert found.dropped is None
+    assert reason_to_drop(found) is None
     assert count_tools(found.trace) == {"fork_tools_recorded": 0, "fork_tools_live": 2}
 
 
@@ -149,10 +148,10 @@ def test_a_dropped_fork_names_the_tool_that_ran() -> None:
             replace(t, attributes={**t.attributes, "gen_ai.tool.call.arguments": "{}"}) for t in job.tools.recorded
         ]
         unmatched = run(runner, replace(job, tools=replace(job.tools, recorded=other)))
-    assert unloadable.dropped is not None
-    assert ". The tool 'look_up' ran again: its recorded result cannot be loaded: " in unloadable.dropped
-    assert unmatched.dropped is not None
-    assert unmatched.dropped.endswith(". The tool 'look_up' was not called again with the arguments {}")
+    assert reason_to_drop(unloadable) is not None
+    assert ". The tool 'look_up' ran again: its recorded result cannot be loaded: " in reason_to_drop(unloadable)
+    assert reason_to_drop(unmatched) is not None
+    assert reason_to_drop(unmatched).endswith(". The tool 'look_up' was not called again with the arguments {}")
 
 
 def test_names_select_tools_and_unknown_ones_are_reported(caplog: pytest.LogCaptureFixture) -> None:

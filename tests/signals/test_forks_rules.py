@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lightning_core.config.rule_names import function_of
 from lightning_core.credit import CreditRules, Episode, RewardTerm, assign_by_policy, assign_credit
 from lightning_core.credit.air import Air, FormatRule
 from lightning_core.rollouts.refill import without_signal
@@ -86,14 +87,6 @@ def test_vine_between_two_forks_is_the_difference_of_their_values():
     assert credit("vine", "none", episodes) == {"o0": 0.0, "o1": 0.6, "o2": 0.8, "f1": -0.6, "h2": -0.8}
 
 
-def test_tree_adds_the_advantages_within_the_tree_and_within_the_task():
-    """Means by rollout: o (0.5 + 1 + 1) / 3 = 5/6, f 0, g 1/2, p 0; of the task 1/3, of the tree 4/9. p's tree has one rollout."""
-    assert credit("tree", "dr-grpo") == {
-        "o0": 1 / 6 + 1 / 18, "o1": 2 / 3 + 5 / 9, "o2": 2 / 3 + 5 / 9, "p0": -1 / 3, "p1": -1 / 3,
-        "f1": -1 / 3 - 4 / 9, "f2": -1 / 3 - 4 / 9, "g1": 1 / 6 + 1 / 18,
-    }  # fmt: skip
-
-
 def test_a_call_beside_the_fork_does_not_depend_on_it():
     """b ran while a did. It earned (1 + 0) / 2 with either response of a, and is compared with the other attempt."""
     episodes = [
@@ -127,7 +120,7 @@ def test_each_policy_compares_its_own_calls():
 
 @pytest.mark.parametrize("policies", [["policy"], ["policy", "other"]])
 @pytest.mark.parametrize("advantage", ["grpo", "rloo", "none"])
-@pytest.mark.parametrize("rewards", ["counterfactual", "vine", "tree"])
+@pytest.mark.parametrize("rewards", ["counterfactual", "vine", "examples.rules.tree:tree"])
 def test_a_fork_has_the_intermediate_rewards_of_the_calls_that_it_repeats(
     rewards: str, advantage: str, policies: list[str]
 ):
@@ -140,7 +133,7 @@ def test_a_fork_has_the_intermediate_rewards_of_the_calls_that_it_repeats(
         attempt("g", 1.0, {**trained, "replays": "p0"}, {**trained, "forks": "p1"}, trained),
     ]
     air = Air(call_cost=0.01, token_cost=0.1, formats=[FormatRule(pattern="answer", weight=0.5)])
-    rules = CreditRules(rewards=rewards, advantage=advantage, air=air)
+    rules = CreditRules(rewards=function_of(rewards, key="credit.rewards"), advantage=advantage, air=air)
     credit = assign_by_policy(episodes, dict.fromkeys(policies, rules))
     if advantage != "none" or rewards == "vine":
         assert set(credit.advantages.values()) == {0.0}

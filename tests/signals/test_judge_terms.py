@@ -99,7 +99,7 @@ COMBINATIONS = [
     (reward, advantage)
     for reward, rule in REWARD_RULES.items()
     for advantage, compared in ADVANTAGE_RULES.items()
-    if not rule.needs_critic and not (rule.baseline and compared.compares == "group")
+    if "critic" not in rule.needs and not (rule.baseline and compared.compares == "group")
 ]
 
 

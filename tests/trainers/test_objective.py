@@ -38,8 +38,8 @@ LOSSES: dict[str, dict[str, Any]] = {
     "gspo-call": {"loss": "gspo", "sequence": "call", **CLIPS},
     "cispo": {"loss": "cispo", **CLIPS},
     "dppo-tv": {"loss": "dppo-tv", "clip_low": 3e-4, "clip_high": 4e-4},
-    "dppo-kl": {"loss": "dppo-kl", "clip_low": 2e-5, "clip_high": 3e-5},
-    "m2po": {"loss": "m2po", "loss_args": {"threshold": 0.02}},
+    "dppo-kl": {"loss": "examples.rules.losses:dppo_kl", "clip_low": 2e-5, "clip_high": 3e-5},
+    "m2po": {"loss": "examples.rules.losses:m2po", "loss_args": {"threshold": 0.02}},
     "reinforce": {"loss": "reinforce"},
 }
 AGGREGATIONS = ["rollout-mean", "sequence-mean", "token-mean", "constant"]

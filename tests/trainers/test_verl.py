@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from lightning_core.config import Config, load_config
+from lightning_core.config.build_rules import check_rules
+from lightning_core.credit import loss as declare_loss
 from lightning_core.errors import ConfigError, ProofError, TrainingError
 from lightning_core.records.checkpoints import checkpoints
 from lightning_core.records.store import Store
@@ -23,7 +25,7 @@ from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.counts import add_counts, counts_to_metrics
 from lightning_core.trainers.verl.estimator import SETTINGS, weighted_advantages
 from lightning_core.trainers.verl.export import sampling_config
-from lightning_core.trainers.verl.policy_loss import loss_mode, make_policy_loss
+from lightning_core.trainers.verl.policy_loss import OWN_LOSS, loss_mode, make_policy_loss
 from lightning_core.trainers.verl.records import FAILURE, LOG, archive_log, read_metrics_of_verl, write_failure
 from lightning_core.trainers.verl.rows import SIGNAL, PromptGroup, train_rows, validation_row
 from lightning_core.trainers.verl.settings import defaults, flatten, rows_per_update, translate
@@ -271,7 +273,11 @@ def test_a_call_is_a_run_of_sampled_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("loss", "clips", "masked"),
-    [("dppo-tv", (0.15, 0.15), [0]), ("dppo-kl", (0.03, 0.09), [2]), ("m2po", (0.2, 0.28), [0, 1])],
+    [
+        ("dppo-tv", (0.15, 0.15), [0]),
+        ("examples.rules.losses:dppo_kl", (0.03, 0.09), [2]),
+        ("examples.rules.losses:m2po", (0.2, 0.28), [0, 1]),
+    ],
 )
 def test_losses_that_mask_tokens_behind_verls_signature(
     loss: str, clips: tuple[float, float], masked: list[int]
@@ -291,6 +297,30 @@ def test_losses_that_mask_tokens_behind_verls_signature(
     assert found.item() == pytest.approx(sum(value for token, value in enumerate(losses) if token not in masked))
     assert metrics["actor/clip_high_fraction"] == sum(token < 2 for token in masked) / 4
     assert metrics["actor/clip_low_fraction"] == sum(token >= 2 for token in masked) / 4
+
+
+def test_verls_processes_get_the_importable_name_of_a_custom_loss(tmp_path: Path) -> None:
+    for name in ("examples.rules.losses:m2po", "m2po"):  # after the import, its declared name is known here too
+        own = config(algorithm={"loss": name})
+        check_rules(own)
+        keys = translate(own, model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
+        assert keys["actor_rollout_ref.actor.policy_loss.loss_mode"] == "lightning-examples.rules.losses:m2po"
+        assert keys[f"+ray_kwargs.ray_init.runtime_env.env_vars.{OWN_LOSS}"] == "examples.rules.losses:m2po"
+    builtin = translate(config(), model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
+    assert not any(OWN_LOSS in key for key in builtin)
+
+
+def by_sequence(logprobs: torch.Tensor, log_ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+    return -log_ratio.exp() * advantages
+
+
+def test_the_ratio_of_a_custom_loss_is_checked_once_it_is_imported() -> None:
+    declare_loss("by-sequence", ratio="sequence")(by_sequence)
+    own = config(algorithm={"loss": f"{__name__}:by_sequence", "sequence": "rollout"})
+    with pytest.raises(
+        ConfigError, match=r"algorithm\.sequence: found 'rollout', expected 'row' with '.*:by_sequence'"
+    ):
+        check_rules(own)
 
 
 def test_an_update_holds_a_row_for_each_agent() -> None:

@@ -25,9 +25,6 @@ class Assignment:
     """Time limit of the agent, and of the reward function, in seconds."""
     started: Callable[[Callable[[], None]], None]
     """The executor calls it when the agent starts, on the runner's loop, with a function that lowers the agent's priority."""
-    clock_ns: int | None = None
-    """The time at which the agent's clock starts, in nanoseconds since 1970; None: it is not set. Only for executors that run one
-    rollout at a time in a process."""
     repeated: bool = False
     """The rollout ran before and is run again. An executor that keeps state between rollouts uses none of it."""
 

@@ -56,13 +56,7 @@ class ProcessExecutor:
         """See `Executor.call`."""
         run = current_run()
         assert run is not None, "the runner calls it in the scope of the rollout"
-        message = WorkMessage(
-            scope=child_scope(),
-            task=work.task,
-            scored_task=work.scored_task,
-            seed=work.seed,
-            clock_ns=work.clock_ns,
-        )
+        message = WorkMessage(scope=child_scope(), task=work.task, scored_task=work.scored_task, seed=work.seed)
         try:
             data, why = await off_loop(lambda: _pickle(message))
         except TimeoutError:
@@ -101,7 +95,6 @@ class ProcessExecutor:
                     failed = no_score(work.limit) if isinstance(error, TimeLimitError) else error
                     return Returned(result=None, score_error=failed, score_seconds=time.monotonic() - scoring)
             ended = message["ended"]
-            run.note_agent_start(message["start_ns"])
             keep = self._is_sound(worker, message)
             for name, policy in ended["marks"]:
                 register_mark(name, policy)

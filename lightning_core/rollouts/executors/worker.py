@@ -33,7 +33,6 @@ import numpy as np
 from lightning_core.capture import aside
 from lightning_core.capture.children.scope import ChildScope
 from lightning_core.capture.children.sender import RECORDS_THREAD, sender
-from lightning_core.capture.clock import clock_from, now_ns
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.process_patches import ensure_patched
 from lightning_core.logs.folding import configure_logging
@@ -70,8 +69,6 @@ class WorkMessage:
     task: Any
     scored_task: Any
     seed: int
-    clock_ns: int | None = None
-    """The time at which the agent's clock starts, in nanoseconds since 1970; None: it is not set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +145,6 @@ class Worker:
         self._restore(given.seed)
         before = set(threading.enumerate()), processes()
         ended: dict[str, Any] = {}
-        start_ns = now_ns()
         try:
             # Leaving the scope sends what is still to be recorded.
             with sender.supervised(given.scope.run.rollout), given.scope():
@@ -162,7 +158,7 @@ class Worker:
         if self._tools is not None:
             self._tools.shutdown(wait=False)
             self._tools = None
-        return {"ended": ended, "memory": memory_bytes(), "left": self._left_running(*before), "start_ns": start_ns}
+        return {"ended": ended, "memory": memory_bytes(), "left": self._left_running(*before)}
 
     def _left_running(self, before: set[threading.Thread], processes_before: Processes) -> bool:
         """Whether the rollout left tasks, threads or processes of its own, which would run during later rollouts."""
@@ -176,10 +172,9 @@ class Worker:
 
     def _solve(self, given: WorkMessage) -> dict[str, Any]:
         try:
-            with clock_from(given.clock_ns):
-                result = self._program.solve(given.task)
-                if inspect.iscoroutine(result):
-                    result = self._await(result)
+            result = self._program.solve(given.task)
+            if inspect.iscoroutine(result):
+                result = self._await(result)
         except BaseException as error:  # noqa: BLE001 - the agent's exception is data
             self._end_copy(error)
             return {"raised": failures.dump(error)}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from lightning_core.config.rule_names import declared, goes_with
-from lightning_core.config.signal_sections import SignalSection
+from lightning_core.config.rule_names import goes_with
+from lightning_core.config.signal_sections import SignalSection, key_of_rule
 from lightning_core.config.source import KeyPath
 from lightning_core.credit import REWARD_RULES
+from lightning_core.credit.registry import RewardRule
 
 if TYPE_CHECKING:
     from lightning_core.config.sections import Sections
@@ -17,15 +18,15 @@ NEED = "critic"
 """What rules that need a critic declare."""
 
 
-def _check(c: Sections) -> Iterator[tuple[KeyPath, str]]:
+def _check_rules(c: Sections, rules: Mapping[str, RewardRule | None]) -> Iterator[tuple[KeyPath, str]]:
     from lightning_core.config.resolve import policy_settings
 
-    for name, settings in policy_settings(c).items():
-        rule = declared(REWARD_RULES, settings.credit.rewards)
-        if settings.credit.critic is not None and rule is not None and NEED not in rule.needs:
-            path = ("policies", name, "credit", "critic") if c.policies else ("credit", "critic")
+    settings = policy_settings(c)
+    for policy, rule in rules.items():
+        if settings[policy].credit.critic is not None and rule is not None and NEED not in rule.needs:
+            path = (*key_of_rule(c, policy)[:-1], "critic")
             using = [other.name for other in REWARD_RULES.values() if NEED in other.needs]
-            yield path, goes_with(using, settings.credit.rewards)
+            yield path, goes_with(using, settings[policy].credit.rewards)
 
 
-SECTION = SignalSection(check=_check)
+SECTION = SignalSection(check_rules=_check_rules)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from lightning_core.credit.episode import Component, Episode
+from lightning_core.credit.episode import Episode
 from lightning_core.credit.facts import step_fact
 from lightning_core.credit.registry import group_key, reward_rule
 from lightning_core.signals.forks.trees import Trees
@@ -45,25 +45,10 @@ def vine(episode: Episode) -> list[float]:
     return values
 
 
-@reward_rule("tree", needs=("forks",), depends_on=rewards_of_tree)
-def tree(episode: Episode) -> list[Component]:
-    """The mean return of the rollouts through the call, compared within its tree and within the task; both advantages are added.
-    Tree-GRPO (2509.21240).
-    """
-    values = [_trees(episode).value(t) for t in episode.transitions]
-    return [Component(values=values), Component(values=values, group_by=("tree",), name="tree")]
-
-
 @group_key("fork")
 def fork(episode: Episode) -> list[str]:
     """The last fork up to the call: calls that were sampled after the same history."""
     return [_trees(episode).last_decision(t) or "" for t in episode.transitions]
-
-
-@group_key("tree")
-def tree_of(episode: Episode) -> list[str]:
-    """The attempt that the rollout was forked from, or is."""
-    return [_trees(episode).root(episode)] * len(episode.transitions)
 
 
 @step_fact("forks")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator
@@ -10,11 +10,11 @@ from pydantic_core import PydanticCustomError
 
 from lightning_core.config.command import CommandSection
 from lightning_core.config.problems import INVALID_VALUE
-from lightning_core.config.rule_names import declared
-from lightning_core.config.signal_sections import SignalSection
+from lightning_core.config.signal_sections import SignalSection, key_of_rule
 from lightning_core.config.source import KeyPath
 from lightning_core.config.types import Count, Names, Section
 from lightning_core.credit import REWARD_RULES
+from lightning_core.credit.registry import RewardRule
 
 if TYPE_CHECKING:
     from lightning_core.config.sections import Sections
@@ -60,25 +60,25 @@ def forks_of(rollouts: Section) -> Forks | None:
 
 
 def _check(c: Sections) -> Iterator[tuple[KeyPath, str]]:
-    from lightning_core.config.resolve import policy_settings
-
     forks = forks_of(c.rollouts)
     if forks is None:
         return
     if forks.tools != "live" and isinstance(c.agent, CommandSection):
         yield (*_KEY, "tools"), f"found {forks.tools!r}, but the tools of a program (agent.command) run in it; use live"
-    for name, settings in policy_settings(c).items():
-        rule = declared(REWARD_RULES, settings.credit.rewards)
-        path = ("policies", name, "credit", "rewards") if c.policies else ("credit", "rewards")
-        if rule is not None and NEED not in rule.needs:
+
+
+def _check_rules(c: Sections, rules: Mapping[str, RewardRule | None]) -> Iterator[tuple[KeyPath, str]]:
+    is_set = forks_of(c.rollouts) is not None
+    for policy, rule in rules.items():
+        if rule is not None and NEED in rule.needs and not is_set:
+            text = f"{rule.name!r} uses forks; set rollouts.forks, such as to {{points: 1, samples: 2}}"
+            yield key_of_rule(c, policy), text
+        if rule is not None and NEED not in rule.needs and is_set:
             using = [other.name for other in REWARD_RULES.values() if NEED in other.needs]
-            yield path, f"found {rule.name!r}, which ignores rollouts.forks; expected one of {using!r}"
-
-
-def _unmet(c: Sections, rule: str) -> str | None:
-    if forks_of(c.rollouts) is not None:
-        return None
-    return f"{rule!r} uses forks; set rollouts.forks, such as to {{points: 1, samples: 2}}"
+            yield (
+                key_of_rule(c, policy),
+                f"found {rule.name!r}, which ignores rollouts.forks; expected one of {using!r}",
+            )
 
 
 def _agents(c: Sections) -> Iterator[tuple[KeyPath, Names | None]]:
@@ -87,4 +87,4 @@ def _agents(c: Sections) -> Iterator[tuple[KeyPath, Names | None]]:
         yield _KEY, forks.agents
 
 
-SECTION = SignalSection(section="rollouts", keys=ForksKeys, check=_check, unmet=_unmet, agents=_agents)
+SECTION = SignalSection(section="rollouts", keys=ForksKeys, check=_check, check_rules=_check_rules, agents=_agents)

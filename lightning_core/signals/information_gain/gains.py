@@ -20,7 +20,9 @@ Measure = Literal["probability", "log-probability"]
 After = Literal["agent", "policy"]
 
 
-def information_gains(episode: Episode, *, measure: Measure, after: After) -> list[float | None]:
+def information_gains(
+    episode: Episode, *, after: After = "agent", measure: Measure = "probability"
+) -> list[float | None]:
     """For each transition, the score after it minus the score before it. None without both.
 
     ``measure``: the score. ``probability``: exp of the mean logprob of the answer's tokens; ``log-probability``: the mean itself.

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from lightning_core.config.imports import import_callable
-from lightning_core.config.rule_names import declared, goes_with
-from lightning_core.config.signal_sections import SignalSection
+from lightning_core.config.rule_names import goes_with
+from lightning_core.config.signal_sections import SignalSection, key_of_rule
 from lightning_core.config.source import KeyPath
 from lightning_core.config.types import Section, is_callable_name
 from lightning_core.credit import REWARD_RULES
+from lightning_core.credit.registry import RewardRule
 from lightning_core.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _KEY: KeyPath = ("credit", "information_gain")
 
 
 class InformationGain(Section):
-    """With `igpo` or `a2tgpo`: the probability of the task's answer at the prompt of each call, under the policy.
+    """With `igpo`: the probability of the task's answer at the prompt of each call, under the policy.
     docs/information-gain.md describes it."""
 
     answer: Annotated[str, Field(min_length=1)]
@@ -39,7 +40,7 @@ class InformationGainKeys(Section):
     """The keys of information gain in the section ``credit``."""
 
     information_gain: InformationGain | None = None
-    """With `igpo`, which needs it: the answers of tasks, and how the policy gives them; null: disabled."""
+    """With `igpo`, or a custom rule that needs it: the answers of tasks, and how the policy gives them; null: disabled."""
 
 
 def settings_of(credit: Section) -> InformationGain | None:
@@ -66,25 +67,25 @@ def check_answers(settings: InformationGain, tasks: Sequence[Mapping[str, Any]])
 
 
 def _check(c: Sections) -> Iterator[tuple[KeyPath, str]]:
-    from lightning_core.config.resolve import policy_settings
-
-    settings = settings_of(c.credit)
-    names = [own.credit.rewards for own in policy_settings(c).values()]
-    rules = [declared(REWARD_RULES, name) for name in names]
-    if settings is not None and all(rule is not None and NEED not in rule.needs for rule in rules):
-        using = [rule.name for rule in REWARD_RULES.values() if NEED in rule.needs]
-        yield _KEY, goes_with(using, " and ".join(dict.fromkeys(names)))
-    if settings is not None and c.trainer.name == "verl":
+    if settings_of(c.credit) is not None and c.trainer.name == "verl":
         yield (
             _KEY,
             "the embedded trainer scores the answers before rows are built, which verl cannot; use 'discounted', or trainer.name: torch",
         )
 
 
-def _unmet(c: Sections, rule: str) -> str | None:
-    if settings_of(c.credit) is not None:
-        return None
-    return f"{rule!r} needs credit.information_gain, such as {{answer: answer}}: the task's key with the answer"
+def _check_rules(c: Sections, rules: Mapping[str, RewardRule | None]) -> Iterator[tuple[KeyPath, str]]:
+    from lightning_core.config.resolve import policy_settings
+
+    if settings_of(c.credit) is None:
+        for policy, rule in rules.items():
+            if rule is not None and NEED in rule.needs:
+                text = f"{rule.name!r} needs credit.information_gain, such as {{answer: answer}}: the task's key with the answer"
+                yield key_of_rule(c, policy), text
+    elif all(rule is not None and NEED not in rule.needs for rule in rules.values()):
+        using = [rule.name for rule in REWARD_RULES.values() if NEED in rule.needs]
+        names = [settings.credit.rewards for settings in policy_settings(c).values()]
+        yield _KEY, goes_with(using, " and ".join(dict.fromkeys(names)))
 
 
 def _check_run(c: Sections, tasks: Sequence[Mapping[str, Any]]) -> None:
@@ -98,7 +99,7 @@ SECTION = SignalSection(
     section="credit",
     keys=InformationGainKeys,
     check=_check,
-    unmet=_unmet,
+    check_rules=_check_rules,
     check_run=_check_run,
     hidden=("calls_scored",),
     means={"answer_logprob": ("answer_logprob_sum", "calls_scored")},

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
 from lightning_core.capture.selectors import is_pattern
-from lightning_core.config.rule_names import declared
 from lightning_core.config.signal_sections import SignalSection
 from lightning_core.config.source import KeyPath
 from lightning_core.config.types import Names, Section
-from lightning_core.credit import REWARD_RULES, RewardTerm
+from lightning_core.credit import RewardTerm
+from lightning_core.credit.registry import RewardRule
 
 if TYPE_CHECKING:
     from lightning_core.config.sections import Sections
@@ -104,22 +104,17 @@ def _check(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             yield (*path, "agents"), "found a pattern (*); a criterion's agents are exact names"
     if c.rollouts.group_size == 1:
         yield ("rollouts", "group_size"), "found 1, expected 2 or more: a judge compares attempts at one task"
-    if judge.criteria:
-        yield from _check_critic(c)
     if c.trainer.name == "verl" and judge.model in ("base", "policy"):
         yield (*_KEY, "model"), f"found {judge.model!r}; expected a model of policy.upstream with verl"
 
 
-def _check_critic(c: Sections) -> Iterator[tuple[KeyPath, str]]:
-    from lightning_core.config.resolve import policy_settings
-
-    names = dict.fromkeys(settings.credit.rewards for settings in policy_settings(c).values())
-    for name in names:
-        rule = declared(REWARD_RULES, name)
-        if rule is not None and "critic" in rule.needs:
+def _check_rules(c: Sections, rules: Mapping[str, RewardRule | None]) -> Iterator[tuple[KeyPath, str]]:
+    judge = judge_of(c.credit)
+    for rule in rules.values():
+        if judge is not None and judge.criteria and rule is not None and "critic" in rule.needs:
             yield (
                 (*_KEY, "rubric"),
-                f"found a list of criteria, expected a text: with rewards: {name} the critic predicts the sum of all rewards",
+                f"found a list of criteria, expected a text: with rewards: {rule.name} the critic predicts the sum of all rewards",
             )
 
 
@@ -141,4 +136,12 @@ def _terms(credit: Any) -> Sequence[RewardTerm]:
     return [RewardTerm(name=c.reward, weight=judge.weight * c.weight, agents=c.agents) for c in criteria if judge]
 
 
-SECTION = SignalSection(section="credit", keys=JudgeKeys, check=_check, agents=_agents, models=_models, terms=_terms)
+SECTION = SignalSection(
+    section="credit",
+    keys=JudgeKeys,
+    check=_check,
+    check_rules=_check_rules,
+    agents=_agents,
+    models=_models,
+    terms=_terms,
+)

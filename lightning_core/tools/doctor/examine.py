@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.config import Config
-from lightning_core.config.build_rules import checked_loss, policy_rules
+from lightning_core.config.build_rules import check_rules
 from lightning_core.config.monitors import configured_monitors
 from lightning_core.errors import ConfigError, MissingExtra, TrainingError
 from lightning_core.observers.progress import Progress, SilentProgress
@@ -61,8 +61,7 @@ def examine(
     held_out = [] if config.tasks.eval is None else load_tasks(config.tasks.eval, key="tasks.eval")
     check_tasks(config, [*train, *held_out])
     # As training does before it creates the run's folder.
-    policy_rules(config)
-    checked_loss(config.algorithm)
+    check_rules(config)
     configured_monitors(config.monitors)
     with suppress(MissingExtra):  # which the checks of the environment report
         tracker_factories(config)

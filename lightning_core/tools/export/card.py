@@ -21,7 +21,6 @@ from lightning_core.records.store import Phase, Store
 from lightning_core.tools.export.source import Trained
 
 _REASON = re.compile("unknown: .*")
-_HOSTS = ("ignore_hosts", "redirect_hosts")
 _RELATIONS = {"transformers": "finetune", "peft": "adapter", "gguf": "quantized"}
 
 
@@ -89,7 +88,7 @@ def _settings(trained: Trained) -> str:
     sections: dict[str, dict[str, Any]] = {
         "credit": trained.policy.credit.model_dump(mode="json", exclude_defaults=True),
         "algorithm": config.algorithm.model_dump(mode="json", exclude_defaults=True),
-        "rollouts": config.rollouts.model_dump(mode="json", exclude_defaults=True, exclude=set(_HOSTS)),
+        "rollouts": config.rollouts.model_dump(mode="json", exclude_defaults=True, exclude={"ignore_hosts"}),
         "trainer": config.trainer.model_dump(mode="json", exclude_defaults=True, exclude={"verl"})
         | {"learning_rate": trained.policy.learning_rate},
     }

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_core.config.rule_names import find_rule
 from lightning_core.credit import LOSSES
 from lightning_core.credit.losses import token_losses
 
+OWN_LOSS = "LIGHTNING_LOSS"
+"""Environment variable with the ``module:callable`` of a custom loss, in each process of verl."""
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 
 
@@ -19,7 +22,12 @@ def loss_mode(loss: str, sequence: str | None = None, *, ce: bool = False) -> st
 
     ``sequence``: that of the ratio, if it is the ratio of a sequence. ``ce``: with the cross-entropy of unsampled tokens.
     """
-    by_call = LOSSES[loss].ratio == "sequence" and sequence == "call"
+    by_call = sequence == "call" and find_rule(LOSSES, loss, key="algorithm.loss").ratio == "sequence"
+    return mode_name(loss, by_call=by_call, ce=ce)
+
+
+def mode_name(loss: str, *, by_call: bool, ce: bool) -> str:
+    """The name of ``loss`` in verl, with the ratio of a row or of a call."""
     return f"lightning-{loss}{'-call' if by_call else ''}{'-ce' if ce else ''}"
 
 
@@ -35,8 +43,11 @@ def call_numbers(response_mask: Tensor) -> Tensor:
 
 
 def make_policy_loss(loss: str, sequence: str = "row", *, ce: bool = False) -> PolicyLoss:
-    """``loss`` as verl calls it, on tensors [B, T] of a micro-batch. ``sequence``: ``row`` or ``call``. ``ce``: see `loss_mode`."""
-    rule = LOSSES[loss]
+    """``loss`` as verl calls it, on tensors [B, T] of a micro-batch.
+
+    ``loss``: a name, or ``module:callable``, which is imported in the first call. ``sequence``: ``row`` or ``call``. ``ce``: see
+    `loss_mode`.
+    """
 
     def policy_loss(
         old_log_prob: Tensor,
@@ -53,6 +64,7 @@ def make_policy_loss(loss: str, sequence: str = "row", *, ce: bool = False) -> P
         gradients are averaged by FSDP, so the sum is multiplied by their number.
         """
         del loss_agg_mode
+        rule = find_rule(LOSSES, loss, key="algorithm.loss")
         mask_BT = response_mask.bool()
         log_ratio_BT = log_prob - old_log_prob
         if rule.ratio == "sequence":

@@ -14,9 +14,12 @@ from lightning_core.config import Config
 from lightning_core.config.build_rules import loss_rule
 from lightning_core.config.checks_verl import rows_per_rollout
 from lightning_core.config.policies import Lora
+from lightning_core.config.rule_names import importable
 from lightning_core.config.signal_sections import stream_kinds
+from lightning_core.config.types import is_callable_name
+from lightning_core.credit import LOSSES
 from lightning_core.trainers.verl.estimator import ESTIMATOR, SETTINGS
-from lightning_core.trainers.verl.policy_loss import loss_mode
+from lightning_core.trainers.verl.policy_loss import OWN_LOSS, loss_mode
 from lightning_core.trainers.verl.rows import SIGNAL
 
 MANAGER = "lightning_core.trainers.verl.manager.LightningManager"
@@ -156,6 +159,7 @@ def _updates(c: Config, max_context: int) -> dict[str, Any]:
 
 def _algorithm(c: Config) -> dict[str, Any]:
     a, trains_unsampled = c.algorithm, "cross_entropy" in stream_kinds(c.algorithm)
+    loss = importable(LOSSES, a.loss, "algorithm.loss")
     found: dict[str, Any] = {
         "algorithm.adv_estimator": ESTIMATOR,
         "algorithm.use_kl_in_reward": False,  # it would change the advantages, which stand where rewards do
@@ -165,7 +169,7 @@ def _algorithm(c: Config) -> dict[str, Any]:
         },
         "algorithm.filter_groups.enable": c.rollouts.refill > 0,
         "algorithm.filter_groups.metric": SIGNAL,
-        f"{_ACTOR}.policy_loss.loss_mode": loss_mode(a.loss, a.sequence, ce=trains_unsampled),
+        f"{_ACTOR}.policy_loss.loss_mode": loss_mode(loss, a.sequence, ce=trains_unsampled),
         f"{_ACTOR}.clip_ratio_low": a.clip_low,
         f"{_ACTOR}.clip_ratio_high": a.clip_high,
         f"{_ACTOR}.clip_ratio_c": a.clip_dual if "clip_dual" in loss_rule(a).parameters else _NO_CLIP,
@@ -176,6 +180,8 @@ def _algorithm(c: Config) -> dict[str, Any]:
         "algorithm.rollout_correction.bypass_mode": a.importance is None,
         "algorithm.rollout_correction.rollout_is": None,
     }  # fmt: skip
+    if is_callable_name(loss):
+        found[f"+ray_kwargs.ray_init.runtime_env.env_vars.{OWN_LOSS}"] = loss
     if a.kl is not None:
         found |= {
             f"{_ACTOR}.kl_loss_coef": a.kl.weight,

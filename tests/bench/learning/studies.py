@@ -29,7 +29,7 @@ VINE = (
     "credit.rewards=vine",
     "credit.advantage=none",
 )
-TREE = ("rollouts.group_size=4", "rollouts.forks={points: 2, samples: 2}", "credit.rewards=tree")
+TREE = ("rollouts.group_size=4", "rollouts.forks={points: 2, samples: 2}", "credit.rewards=examples.rules.tree:tree")
 CREDIT: Mapping[str, Sequence[str]] = {
     BROADCAST: (),
     "counterfactual": COUNTERFACTUAL,

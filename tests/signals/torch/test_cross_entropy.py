@@ -127,7 +127,7 @@ def test_metrics_of_the_policy_are_those_of_sampled_tokens(trainers: list[TorchT
             ce=CE, importance={"level": "rollout"}, loss="gspo", sequence="rollout", clip_low=3e-4, clip_high=4e-4
         ),  # type: ignore[arg-type]
         Algorithm(ce=CE, kl={"weight": 0.1}, entropy_weight=0.1),  # type: ignore[arg-type]
-        Algorithm(ce=CE, loss="m2po", updates_per_step=2, mini_batches=2),
+        Algorithm(ce=CE, loss="examples.rules.losses:m2po", updates_per_step=2, mini_batches=2),
     ],
     ids=["sequences", "penalties", "several updates"],
 )

@@ -1,13 +1,45 @@
-"""Finds the calls of a rollout that ran in parallel branches."""
+"""Parallel branches of a rollout, compared with each other.
+
+credit: {rewards: "examples.rules.branches:leave_one_branch_out"}
+"""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from lightning_core.credit.episode import Episode
-from lightning_core.trace import Call, Event
+from lightning_core import Call
+from lightning_core.credit import REWARD_RULES, Episode, reward_rule
+from lightning_core.trace import Event
+
+
+def rewards_outside_branches(episode: Episode) -> Hashable:
+    """All rewards of the episode by place; None with parallel branches, which are compared within the episode."""
+    return None if parallel_branches(episode) else episode.outcome
+
+
+@reward_rule("leave-one-branch-out", depends_on=rewards_outside_branches)
+def leave_one_branch_out(episode: Episode) -> list[float]:
+    """`broadcast + own_b − mean(own of the other branches)`, with b the call's branch.
+    RLOO (2402.14740) among parallel branches of the same agents.
+
+    The differences sum to 0 over the branches of a section, so the rollout has the same mean as with `broadcast`.
+    """
+    values = list(REWARD_RULES["broadcast"](episode))
+    by_call: dict[str, float] = defaultdict(float)
+    for r in episode.rewards:
+        if r.call is not None:
+            by_call[r.call] += r.value
+    for section in parallel_branches(episode):
+        own = [math.fsum(by_call[call] for call in branch.calls) for branch in section]
+        for mine, branch in zip(own, section, strict=True):
+            others = (math.fsum(own) - mine) / (len(section) - 1)
+            for index, t in enumerate(episode.transitions):
+                if t.call in branch.calls:
+                    values[index] += mine - others
+    return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
