@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Gt, Le
 
 from lightning_core.config.rule_names import LossName
-from lightning_core.config.signal_sections import with_signal_keys
+from lightning_core.config.signal_keys import with_signal_keys
 from lightning_core.config.types import Count, NotNegative, Positive, Section
 from lightning_core.credit.losses import CLIP_DUAL, CLIP_HIGH, CLIP_LOW
 

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from lightning_core.config.problems import INVALID_VALUE
 from lightning_core.config.rule_names import AdvantageRuleName, GroupKeyName, RewardRuleName
-from lightning_core.config.signal_sections import with_signal_keys
+from lightning_core.config.signal_keys import with_signal_keys
 from lightning_core.config.types import CallableName, Count, CountOrZero, Names, NotNegative, Positive, Section
 from lightning_core.credit.reward_rules import Gamma
 

@@ -18,7 +18,7 @@ from lightning_core.config.credit import Arguments, CreditSection
 from lightning_core.config.monitors import MonitorsSection
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyName
 from lightning_core.config.problems import INVALID_VALUE
-from lightning_core.config.signal_sections import with_signal_keys
+from lightning_core.config.signal_keys import with_signal_keys
 from lightning_core.config.trainer import Ray, TrainerSection
 from lightning_core.config.types import (
     CallableName,

@@ -1,25 +1,21 @@
-"""The keys that signals add to sections of the configuration, and their checks."""
+"""The declarations of signals: their keys in the configuration, and the checks of these."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import create_model
-
+from lightning_core.config.signal_keys import declarations
 from lightning_core.config.source import KeyPath
 from lightning_core.config.types import Names, Section
 from lightning_core.credit.registry import RewardRule
 from lightning_core.credit.reward_terms import RewardTerm
-from lightning_core.signals import SIGNALS
 
 if TYPE_CHECKING:
     from lightning_core.config.sections import Sections
 
-S = TypeVar("S", bound=Section)
 StreamKind = Literal["advantages", "cross_entropy", "candidates"]
 
 
@@ -62,23 +58,9 @@ class SignalSection:
     """Counts that are not metrics either."""
 
 
-@cache
 def signal_sections() -> Mapping[str, SignalSection]:
     """The declarations of all signals, by name."""
-    return {name: import_module(f"lightning_core.signals.{name}.section").SECTION for name in SIGNALS}
-
-
-def with_signal_keys(section: str) -> Callable[[type[S]], type[S]]:
-    """Class decorator that adds the keys of signals to the section ``section``."""
-
-    def extend(model: type[S]) -> type[S]:
-        added = [own.keys for own in signal_sections().values() if own.section == section and own.keys is not None]
-        # Pydantic collects fields from the last base to the first.
-        bases = (*reversed(added), model)
-        extended = create_model(model.__name__, __base__=bases, __module__=model.__module__, __doc__=model.__doc__)
-        return cast("type[S]", extended)
-
-    return extend
+    return declarations()
 
 
 def chosen_lists(c: Sections) -> Iterator[tuple[KeyPath, Names | None]]:
