@@ -11,8 +11,8 @@ from typing import Any
 from lightning_core.config import Config
 from lightning_core.config.command import CommandSection
 from lightning_core.config.monitors import configured_monitors, stopping_monitors
+from lightning_core.logs.html import html_table
 from lightning_core.observers.early_stop import budget_stop, stop_reason
-from lightning_core.observers.html import html_table
 from lightning_core.observers.monitors import Alert, alerts
 from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step, checkpoints
 from lightning_core.records.held_out import EVALUATIONS, held_out_by_task
