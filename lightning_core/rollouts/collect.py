@@ -18,7 +18,7 @@ from lightning_core.config.build_rules import policy_rules
 from lightning_core.config.forks import Forks
 from lightning_core.credit import Credit, Episode, assign_by_policy
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
-from lightning_core.observers.progress import Progress
+from lightning_core.records.observer import Observers
 from lightning_core.records.store import Phase, Store
 from lightning_core.records.task_history import Tried, recent_attempts
 from lightning_core.rollouts.abort_checks import InvalidRewards, check_finished, check_rewarded
@@ -245,7 +245,7 @@ class Collector:
 
 
 def collect(
-    collector: Collector, background: BackgroundLoop, tasks: Sequence[Task], *, step: int, progress: Progress
+    collector: Collector, background: BackgroundLoop, tasks: Sequence[Task], *, step: int, progress: Observers
 ) -> Batch:
     """The batch of one step: a group of attempts at each of its tasks, with credit.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from lightning_core.observers.trackers.tracker import RunState, TrackedRun
+from lightning_core.observers.trackers.tracker import TrackedRun
 from lightning_core.observers.trackers.values import (
     PROJECT,
     artefacts,
@@ -16,6 +16,7 @@ from lightning_core.observers.trackers.values import (
     finite,
     summary_values,
 )
+from lightning_core.records.observer import RunState
 from lightning_core.records.results import Evaluation, Result
 from lightning_core.records.store import Phase
 
