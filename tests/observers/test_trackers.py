@@ -6,9 +6,11 @@ import logging
 import signal
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,8 @@ import pytest
 from lightning_core.config import Config, load_config
 from lightning_core.config.sections import TRACKERS
 from lightning_core.errors import ConfigError, MissingExtra
-from lightning_core.observers.trackers import registry, reporting
-from lightning_core.observers.trackers.registry import BUILT_IN, TrackerFactory, tracker_factories
+from lightning_core.observers.trackers import reporting, wandb
+from lightning_core.observers.trackers.registry import TrackerFactory, tracker_factories
 from lightning_core.observers.trackers.tracker import TrackedRun
 from lightning_core.observers.trackers.values import checkpoint_files, evaluation_values, finite
 from lightning_core.records.observer import Observers, RunState
@@ -221,8 +223,7 @@ def test_names_that_cannot_be_imported_are_errors(tmp_path: Path, monkeypatch: p
         ConfigError, match=r"run\.report_to: the module 'tests.observers.recording_tracker' has no 'Tracker'"
     ):
         tracker_factories(configuration("tests.observers.recording_tracker:Tracker"))
-    entry = BUILT_IN["wandb"]._replace(package="no_such_package")
-    monkeypatch.setattr(registry, "BUILT_IN", {**BUILT_IN, "wandb": entry})
+    monkeypatch.setattr(wandb, "PACKAGE", "no_such_package")
     expected = r"run.report_to: wandb needs the package 'no_such_package': pip install 'lightning-rl\[wandb\]'"
     with pytest.raises(MissingExtra, match=expected):
         tracker_factories(configuration("wandb"))
@@ -233,8 +234,12 @@ def test_names_that_cannot_be_imported_are_errors(tmp_path: Path, monkeypatch: p
         tracker_factories(configuration("wandb"))
 
 
-def test_each_built_in_name_has_a_tracker() -> None:
-    assert tuple(BUILT_IN) == TRACKERS
+@pytest.mark.parametrize("name", TRACKERS)
+def test_each_built_in_name_has_a_tracker_and_an_extra(name: str) -> None:
+    module = import_module(f"lightning_core.observers.trackers.{name}")
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert extras["optional-dependencies"][name][0].startswith(module.PACKAGE)
+    assert {"on_step", "on_evaluation", "on_end"} <= vars(module.TRACKER).keys()
 
 
 def test_only_finite_numbers_are_reported() -> None:
