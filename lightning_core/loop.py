@@ -12,25 +12,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lightning_core.config import Config
-from lightning_core.config.build_rules import check_rules
-from lightning_core.config.monitors import configured_monitors
-from lightning_core.config.signal_sections import signal_sections
-from lightning_core.errors import ConfigError
-from lightning_core.observers.notebook import shown_progress
-from lightning_core.observers.progress import Progress
-from lightning_core.observers.trackers.registry import tracker_factories
-from lightning_core.observers.trackers.reporting import reporting
+from lightning_core.observers.open import Progress, make_display, make_observers
 from lightning_core.records.folder import open_run_folder, record_resume
 from lightning_core.records.remove import started
-from lightning_core.records.results import Evaluation, Result, finish, recorded_evaluations
+from lightning_core.records.results import Evaluation, Result, finish
 from lightning_core.records.store import Store
-from lightning_core.rollouts.counts import seconds_to_metrics
-from lightning_core.rollouts.entry_points import check_tasks, load_agent, load_reward, refuse_functions
 from lightning_core.rollouts.interrupts import uninterrupted
+from lightning_core.rollouts.prepare import prepare_evaluation, prepare_training
 from lightning_core.rollouts.rows import to_rows
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.rollouts.selection import warn_of_hosts
-from lightning_core.rollouts.tasks import check_overlap, given_tasks, held_out_tasks, run_eval_tasks, training_tasks
 from lightning_core.session import open_session
 from lightning_core.trainers.plan import Plan, TrainerEntry
 from lightning_core.trainers.verl.export import sampling_config
@@ -55,90 +46,49 @@ def fit(
     """
     began = time.monotonic()
     trainer = TRAINERS[config.trainer.name]
-    if not trainer.in_process:
-        refuse_functions(config, agent=solve, reward=reward)
-    solve, reward = solve or load_agent(config), reward or load_reward(config)
-    tasks = training_tasks(config) if tasks is None else given_tasks(tasks, "tasks.train")
-    eval_tasks = run_eval_tasks(config, eval_tasks)
-    if not eval_tasks and (config.trainer.keep_best or config.eval.early_stop is not None):
-        raise ConfigError("trainer.keep_best and eval.early_stop require held-out tasks; set tasks.eval")
-    check_tasks(config, [*tasks, *eval_tasks])
-    check_overlap(config, tasks, eval_tasks)
     # These raise ConfigError or MissingExtra before a folder is created.
-    check_rules(config)
-    for signal in signal_sections().values():
-        signal.check_run(config, tasks)
-    configured_monitors(config.monitors)
-    trackers = tracker_factories(config)
+    inputs = prepare_training(
+        config, solve=solve, reward=reward, tasks=tasks, eval_tasks=eval_tasks, in_process=trainer.in_process
+    )
+    observers = make_observers(config, progress)
     folder, checkpoint = open_run_folder(config)
-    with started(folder), reporting(config, trackers, folder, checkpoint) as reports, shown_progress(progress) as shown:
-        trainer.train(
-            Plan(
-                config=config,
-                folder=folder,
-                checkpoint=checkpoint,
-                tasks=tasks,
-                eval_tasks=eval_tasks,
-                solve=solve,
-                reward=reward,
-                progress=shown,
-                on_step=reports.on_step,
-                on_evaluation=reports.on_evaluation,
-            )
-        )
+    with started(folder), observers.watching(config, folder, checkpoint):
+        trainer.train(Plan(config=config, folder=folder, checkpoint=checkpoint, inputs=inputs, observers=observers))
         with Store(folder / "store.db", read_only=True) as store:
             warn_of_hosts(config, store.ledger())
-        return reports.finished(finish(config, folder, eval_tasks, time.monotonic() - began))
+        seconds = time.monotonic() - began
+        return observers.finished(finish(config, folder, inputs.eval_tasks, seconds, observers.summarize))
 
 
 def train(plan: Plan) -> None:
     """The algorithm with agents and trainer in this process."""
-    config, eval_tasks, total = plan.config, plan.eval_tasks, plan.config.trainer.steps
+    inputs = plan.inputs
     with open_session(
-        config,
-        plan.solve,
+        plan.config,
+        inputs.solve,
         folder=plan.folder,
-        progress=plan.progress,
-        reward_function=plan.reward,
+        observers=plan.observers,
+        reward_function=inputs.reward,
         checkpoint=plan.checkpoint,
-        on_evaluation=plan.on_evaluation,
     ) as session:
-        record_resume(config, plan.folder, plan.checkpoint)
-        log = session.open_log()
-        if eval_tasks and not recorded_evaluations(session.store, "eval_before"):
-            session.evaluate(eval_tasks, "eval_before")
-
+        record_resume(plan.config, plan.folder, plan.checkpoint)
+        session.start(inputs.eval_tasks)
         with session.saving_progress():
-            session.evaluate_if_due(eval_tasks)  # a resumed run may have been interrupted before or during it
-            stopped = session.stop_reason() or log.stop_reason()
-            while session.steps < total and stopped is None:
-                started = time.monotonic()
-                groups = session.roll_out(session.pick_tasks(plan.tasks))  # tasks → rollouts, with those of signals
+            session.evaluate_if_due()  # a resumed run may have been interrupted before or during it
+            while not session.done():
+                groups = session.roll_out(session.pick_tasks(inputs.tasks))  # tasks → rollouts
                 episodes = session.annotate(groups)  # → transitions and rewards
                 credit = session.assign_credit(episodes)  # → advantages
-                groups, episodes, credit = session.refill(plan.tasks, groups, episodes, credit)
+                groups, episodes, credit = session.refill(inputs.tasks, groups, episodes, credit)
                 streams = session.streams(episodes)  # → terms of single tokens
-                rows = to_rows(config.algorithm, episodes, credit, streams)
-                collected = time.monotonic()
+                rows = to_rows(plan.config.algorithm, episodes, credit, streams)
+                plan.observers.phase("update")
                 with uninterrupted():  # a checkpoint needs a whole update, and its metrics
-                    metrics = session.update(groups, episodes, credit, rows, streams)  # → new weights
-                    seconds = seconds_to_metrics(
-                        metrics, rollouts=collected - started, update=time.monotonic() - collected
-                    )
-                    plan.on_step(session.steps, log.add(session.steps, {**metrics, **seconds}))
-                session.measure_change(rows)
-                done, every = session.steps, config.trainer.checkpoint_every
-                if every and done % every == 0 and done < total:
-                    session.save_checkpoint()
-                session.evaluate_if_due(eval_tasks)
-                stopped = session.stop_reason() or log.stop_reason()
-
-            if stopped is not None:
-                plan.progress.message(f"stopped after step {session.steps} of {total}: {stopped}")
-            if eval_tasks and not session.is_evaluated("eval_after"):
-                session.evaluate(eval_tasks, "eval_after")
-            session.save_checkpoint()
-            session.keep_best()
+                    session.record_credit(episodes, credit)
+                    metrics = session.learner.step(rows)  # → new weights
+                    session.record(groups, episodes, credit, rows, streams, metrics)
+                session.observe(rows)
+            session.finish()
 
 
 def _train_with_verl(plan: Plan) -> None:
@@ -170,21 +120,20 @@ def evaluate(
     """
     if checkpoint is not None:
         config, checkpoint = sampling_config(config, checkpoint)
-    solve, reward = solve or load_agent(config), reward or load_reward(config)
-    tasks = held_out_tasks(config) if tasks is None else given_tasks(tasks, "tasks.eval")
-    check_tasks(config, tasks)
+    inputs = prepare_evaluation(config, solve=solve, reward=reward, tasks=tasks)
+    display = make_display(config, progress)
     with (
-        shown_progress(progress) as shown,
+        display.watching(config, folder),
         open_session(
             config,
-            solve,
+            inputs.solve,
             folder=folder,
-            progress=shown,
-            reward_function=reward,
+            observers=display,
+            reward_function=inputs.reward,
             checkpoint=checkpoint,
             weights_only=True,  # only a run's newest checkpoint has the optimiser's state
         ) as session,
     ):
-        found = session.evaluate(tasks, "eval_manual")
+        found = session.evaluate(inputs.eval_tasks, "eval_manual")
         warn_of_hosts(config, session.store.ledger())
     return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -14,29 +15,25 @@ from pathlib import Path
 
 from lightning_core.config import Config
 from lightning_core.credit import Credit, Episode
-from lightning_core.errors import ConfigError, LightningError, describe, plural
-from lightning_core.observers.monitors import HeldOut
-from lightning_core.observers.progress import Progress
+from lightning_core.errors import ConfigError, LightningError, describe
 from lightning_core.records.checkpoints import (
     best_checkpoint,
     checkpoint_step,
     delete_old,
     mark_best,
 )
-from lightning_core.records.held_out import held_out_by_task
-from lightning_core.records.ledger import NewRoutes
-from lightning_core.records.results import Evaluation, held_out_rewards, recorded_stop, to_evaluation
+from lightning_core.records.observer import Observers
+from lightning_core.records.results import Evaluation, held_out_rewards, to_evaluation
 from lightning_core.records.steps import StepLog
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.attempt import Group, Rollout
 from lightning_core.rollouts.background import BackgroundLoop, background_loop
 from lightning_core.rollouts.collect import Collector
-from lightning_core.rollouts.counts import counts_to_metrics
+from lightning_core.rollouts.counts import counts_to_metrics, seconds_to_metrics
 from lightning_core.rollouts.interrupts import Interrupted, interruptible
 from lightning_core.rollouts.local_agents import capturing, open_agents
 from lightning_core.rollouts.refill import spare_tasks, without_gradient
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
-from lightning_core.rollouts.selection import require_transitions
 from lightning_core.rollouts.signal import Resources, open_signals
 from lightning_core.trace import LOGPROBS_AFTER, POLICY, pack
 from lightning_core.trainers import Learner, make_trainer
@@ -57,9 +54,8 @@ class TrainingSession:
         notes: Sequence[str],
         steps: int,
         store: Store,
-        progress: Progress,
+        observers: Observers,
         folder: Path,
-        on_evaluation: Callable[[int, Phase, Evaluation], None],
     ) -> None:
         """``steps``: the number of updates that ``learner`` has."""
         self.config = collector.config
@@ -69,45 +65,39 @@ class TrainingSession:
         self.steps = steps
         """Number of updates so far."""
         self.store = store
-        self.progress = progress
+        self.observers = observers
         self.folder = folder
         self._collector = collector
         self._background = background
-        self._on_evaluation = on_evaluation
         self._saved = steps
         """Number of updates in the newest checkpoint."""
         self._measures_change = True
-        self._held_out: HeldOut | None = None
-        """The rewards of the recorded evaluations; None: not read."""
+        self._eval_tasks: Sequence[Task] = ()
 
-    def open_log(self) -> StepLog:
-        """The log of the steps after the loaded checkpoint. What was recorded after it is dropped."""
-        return StepLog(
-            self.config,
-            self.folder,
-            self.store,
-            self.progress,
-            after=self.steps,
-            held_out=self._read_held_out,
-        )
+    def start(self, eval_tasks: Sequence[Task]) -> None:
+        """Evaluate ``eval_tasks`` before the first step. What was recorded after the loaded checkpoint is dropped."""
+        self._log = StepLog(self.folder, self.store, self.observers, after=self.steps)
+        self._eval_tasks = eval_tasks
+        if eval_tasks and not self.store.rollouts(phase="eval_before", last=1):
+            self.evaluate(eval_tasks, "eval_before")
 
-    def _read_held_out(self) -> HeldOut:
-        if self._held_out is None:
-            self._held_out = held_out_by_task(self.store)
-        return self._held_out
+    def done(self) -> bool:
+        """Whether all steps are done, or an observer ends the run."""
+        self._stopped = self.observers.stop_reason()
+        return self._stopped is not None or self.steps >= self.config.trainer.steps
 
     def pick_tasks(self, tasks: Sequence[Task]) -> Sequence[Task]:
         """The tasks of the next step."""
+        self._began = time.monotonic()
         return self._collector.pick_tasks(tasks, self.steps)
 
     def roll_out(self, tasks: Sequence[Task], *, whole: bool = True) -> Sequence[Group]:
         """tasks → rollouts: a group of attempts at each task. ``whole``: they are all groups of the step."""
-        self.progress.phase("train", len(tasks) * self.config.rollouts.group_size)
+        self.observers.phase("train", len(tasks) * self.config.rollouts.group_size)
         return self._background.call(self._collector.roll_out_all, tasks, "train", self.steps, whole=whole)
 
     def annotate(self, groups: Sequence[Group]) -> Sequence[Episode]:
         """rollouts → transitions and rewards: the episodes that can be trained on, with what signals add."""
-        require_transitions(groups, self._collector.episodes(groups))
         return self._background.call(self._collector.annotate, groups, self.steps, required=True)
 
     def assign_credit(self, episodes: Sequence[Episode]) -> Credit:
@@ -141,16 +131,21 @@ class TrainingSession:
         """Terms of the loss for single tokens."""
         return self._collector.streams(episodes)
 
-    def update(
+    def record_credit(self, episodes: Sequence[Episode], credit: Credit) -> None:
+        """Record the credit of each call."""
+        self._collected = time.monotonic()
+        self._collector.record_credit(episodes, credit, self.steps)
+
+    def record(
         self,
         groups: Sequence[Group],
         episodes: Sequence[Episode],
         credit: Credit,
         rows: Sequence[Row],
         streams: Streams,
-    ) -> Mapping[str, float]:
-        """rows → new weights, of the policy and of the signals. Returns the metrics of the step."""
-        self.progress.phase("update")
+        metrics: Mapping[str, float],
+    ) -> None:
+        """Count the step, fit what signals learn, record the metrics and call the observers. ``metrics``: those of the update."""
         replaced = len(groups) - self.config.rollouts.tasks_per_step
         counts = self._collector.count(groups, episodes, credit, rows, streams, replaced=replaced)
         if not rows:
@@ -159,13 +154,32 @@ class TrainingSession:
                 "algorithm.truncated is mask; raise rollouts.max_tokens, or use truncated: train",
                 *(self.steps + 1, counts["calls_truncated"]),
             )
-        self._collector.record_credit(episodes, credit, self.steps)
-        metrics = {**counts_to_metrics(counts), **self.learner.step(rows), **self._collector.fit(credit)}
+        fitted = self._collector.fit(credit)
+        seconds = seconds_to_metrics(
+            counts, rollouts=self._collected - self._began, update=time.monotonic() - self._collected
+        )
         self.steps += 1
-        return metrics
+        self._log.add(self.steps, {**counts_to_metrics(counts), **metrics, **fitted, **seconds})
 
-    def measure_change(self, rows: Sequence[Row]) -> None:
-        """After the update: record the new logprobs of what ``trainer.measure_change`` rollouts with a gradient sampled.
+    def observe(self, rows: Sequence[Row]) -> None:
+        """After a recorded step: measure its change, and save a checkpoint and evaluate at the configured intervals."""
+        self._measure_change(rows)
+        every = self.config.trainer.checkpoint_every
+        if every and self.steps % every == 0 and self.steps < self.config.trainer.steps:
+            self.save_checkpoint()
+        self.evaluate_if_due()
+
+    def finish(self) -> None:
+        """Show why the run ended early, evaluate, and save the last checkpoint."""
+        if self._stopped is not None:
+            self.observers.message(f"stopped after step {self.steps} of {self.config.trainer.steps}: {self._stopped}")
+        if self._eval_tasks and not self._is_evaluated("eval_after"):
+            self.evaluate(self._eval_tasks, "eval_after")
+        self.save_checkpoint()
+        self._keep_best()
+
+    def _measure_change(self, rows: Sequence[Row]) -> None:
+        """Record the new logprobs of what ``trainer.measure_change`` rollouts with a gradient sampled.
 
         The viewer shows them. What goes wrong is logged once; the update is done.
         """
@@ -194,30 +208,26 @@ class TrainingSession:
         The rollouts of the run's own evaluations get their ``phase`` when all are recorded, in one transaction.
         """
         recorded: Phase = phase if phase == "eval_manual" else "eval_unfinished"
-        self.progress.phase(phase, len(tasks) * self.config.eval.samples)
+        self.observers.phase(phase, len(tasks) * self.config.eval.samples)
         groups = self._background.call(self._collector.roll_out_all, tasks, recorded, self.steps)
         self.store.change_phase(recorded, phase, self.steps)
-        self._held_out = None
         found = to_evaluation((str(g.task["id"]), r.status, r.reward) for g in groups for r in g.rollouts)
-        if phase != "eval_manual" and found.reward is not None:
-            self.progress.message(f"held-out reward after {plural(self.steps, 'step')}: {found.reward:.3f}")
-        self._on_evaluation(self.steps, phase, found)
+        self.observers.on_evaluation(self.steps, phase, found)
         return found
 
-    def evaluate_if_due(self, tasks: Sequence[Task]) -> bool:
-        """Whether ``eval.every`` requires an evaluation after this step. Run it unless it is recorded, then `keep_best`.
+    def evaluate_if_due(self) -> None:
+        """Evaluate if ``eval.every`` requires it after this step, unless it is recorded, and keep the best weights.
 
         In a run that is resumed past its end, the evaluation after its last step counts as this one.
         """
         steps, every = self.steps, self.config.eval.every
-        if not tasks or not every or steps % every or not 0 < steps < self.config.trainer.steps:
-            return False
-        if not self.is_evaluated("eval") and not self.store.change_phase("eval_after", "eval", steps):
-            self.evaluate(tasks, "eval")
-        self.keep_best()
-        return True
+        if not self._eval_tasks or not every or steps % every or not 0 < steps < self.config.trainer.steps:
+            return
+        if not self._is_evaluated("eval") and not self.store.change_phase("eval_after", "eval", steps):
+            self.evaluate(self._eval_tasks, "eval")
+        self._keep_best()
 
-    def is_evaluated(self, phase: Phase) -> bool:
+    def _is_evaluated(self, phase: Phase) -> bool:
         """Whether a finished evaluation of the current weights is recorded."""
         return bool(self.store.rollouts(phase=phase, step=self.steps, last=1))
 
@@ -234,7 +244,7 @@ class TrainingSession:
         delete_old(self.folder, self.config.trainer.keep_checkpoints)
         return folder
 
-    def keep_best(self) -> None:
+    def _keep_best(self) -> None:
         """With ``trainer.keep_best``: keep the current weights if their evaluation is better than that of the kept ones."""
         steps, kept = self.steps, best_checkpoint(self.folder)
         rewards = held_out_rewards(self.store, "eval", "eval_after")
@@ -245,10 +255,6 @@ class TrainingSession:
                 self.save_checkpoint()
             mark_best(self._checkpoint)
             delete_old(self.folder, self.config.trainer.keep_checkpoints)
-
-    def stop_reason(self) -> str | None:
-        """Why the run ends early; None if it goes on. See `recorded_stop`."""
-        return recorded_stop(self.config, self.store)
 
     @property
     def _checkpoint(self) -> Path:
@@ -278,26 +284,21 @@ def open_session(
     solve: Solve,
     *,
     folder: Path,
-    progress: Progress,
+    observers: Observers,
     reward_function: RewardFunction | None = None,
     checkpoint: Path | None = None,
     weights_only: bool = False,
     on_rollout: Callable[[Rollout], None] = lambda _: None,
-    on_evaluation: Callable[[int, Phase, Evaluation], None] = lambda step, phase, evaluation: None,
 ) -> Generator[TrainingSession]:
     """Handle signals, install patches and integrations, load the weights, start the endpoint.
 
     At the end, all is undone in reverse order. ``weights_only``: load ``checkpoint`` to sample, not to train. ``on_rollout``: called
-    with the last attempt at each job. ``on_evaluation``: called after each evaluation with the number of updates before it.
+    with the last attempt at each job.
     """
 
-    new_routes = NewRoutes()
-
     def advance(rollout: Rollout) -> None:
-        if routing := new_routes.of(rollout.trace):
-            progress.message(routing)
         on_rollout(rollout)
-        progress.advance(1, sum(len(c.output_ids) for c in rollout.trace.calls if c.output_ids is not None))
+        observers.advance(rollout.trace)
 
     with ExitStack() as stack:
         stack.enter_context(interruptible())
@@ -306,7 +307,7 @@ def open_session(
         stack.callback(trainer.learner.close)
         _check_context(config, trainer.backend.max_context)
         for note in trainer.notes:
-            progress.message(note)
+            observers.message(note)
         steps = 0 if checkpoint is None else trainer.learner.load(checkpoint, weights_only=weights_only)
         store = stack.enter_context(Store(folder / "store.db"))
         agents = stack.enter_context(
@@ -329,16 +330,15 @@ def open_session(
                 store,
                 signals=() if weights_only else open_signals(resources),
                 on_rollout=advance,
-                on_phase=progress.phase,
+                on_phase=observers.phase,
             ),
             background=stack.enter_context(background_loop()),
             learner=trainer.learner,
             notes=trainer.notes,
             steps=steps,
             store=store,
-            progress=progress,
+            observers=observers,
             folder=folder,
-            on_evaluation=on_evaluation,
         )
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_core.errors import RewardError, show
-from lightning_core.observers.html import trace_table
+from lightning_core.logs.html import trace_table
 
 TokenIds = NDArray[np.uint32]
 Floats = NDArray[np.float32]

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.observers.html import row_table
+from lightning_core.logs.html import row_table
 from lightning_core.trace import Call, Floats, TokenIds, Trace
 
 

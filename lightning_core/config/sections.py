@@ -285,7 +285,7 @@ class EndpointSection(Section):
 
 
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
-"""The built-in trackers."""
+"""The built-in trackers: modules of ``lightning_core.observers.trackers``, and extras."""
 
 
 def _tracker(text: str) -> str:

@@ -1,12 +1,60 @@
-"""When held-out rewards or sampled tokens end a run early. Pure."""
+"""Ends a run early: for its held-out rewards, or for the tokens that it sampled."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from lightning_core.config import Config
 from lightning_core.config.sections import EarlyStop
+from lightning_core.records.observer import ObservedRun, Observer
+from lightning_core.records.report import Summary
+from lightning_core.records.results import Recorded, held_out_rewards
+from lightning_core.records.store import Store
+
+
+class HeldOutStop(Observer):
+    """Ends a run as ``eval.early_stop`` says."""
+
+    def __init__(self, config: Config) -> None:
+        self._rule = config.eval.early_stop
+
+    def start(self, recorded: Recorded) -> None:
+        self._store = recorded.store
+
+    def stop_reason(self) -> str | None:
+        return self._reason(self._store)
+
+    def summarize(self, summary: Summary, recorded: Recorded) -> Summary:
+        return replace(summary, stopped=summary.stopped or self._reason(recorded.store))
+
+    def _reason(self, store: Store) -> str | None:
+        if self._rule is None:
+            return None
+        before = next(iter(held_out_rewards(store, "eval_before").values()), None)
+        return stop_reason(self._rule, list(held_out_rewards(store, "eval").values()), before=before)
+
+
+class TokenBudget(Observer):
+    """Ends a run when ``trainer.token_budget`` is spent."""
+
+    def __init__(self, config: Config) -> None:
+        self._budget = config.trainer.token_budget
+
+    def open(self, run: ObservedRun) -> None:
+        self._steps = run.steps
+
+    def start(self, recorded: Recorded) -> None:
+        self._recorded = recorded
+
+    def stop_reason(self) -> str | None:
+        return budget_stop(self._budget, self._recorded.lines)
+
+    def summarize(self, summary: Summary, recorded: Recorded) -> Summary:
+        stopped = None if recorded.steps >= self._steps else budget_stop(self._budget, recorded.lines)
+        return replace(summary, stopped=summary.stopped or stopped)
 
 
 def stop_reason(rule: EarlyStop | None, rewards: Sequence[float], *, before: float | None = None) -> str | None:

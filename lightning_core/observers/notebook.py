@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from html import escape
 from importlib import import_module
 from threading import Lock
@@ -76,17 +75,11 @@ class NotebookProgress:
         return self._html(f"<pre>{escape(chr(10).join([*lines, f'{self._phase}{count}']).strip())}</pre>")
 
 
-@contextmanager
-def shown_progress(progress: Progress | bool | None) -> Generator[Progress]:
+def shown_progress(progress: Progress | bool | None) -> Progress:
     """``progress`` itself; True: the display that fits; None: that of a notebook, and none elsewhere; False: none."""
     notebook = Console().is_jupyter
     if progress is None:
         progress = notebook
     if not isinstance(progress, bool):
-        yield progress
-        return
-    made = SilentProgress() if not progress else NotebookProgress() if notebook else show_progress()
-    try:
-        yield made
-    finally:
-        made.close()
+        return progress
+    return SilentProgress() if not progress else NotebookProgress() if notebook else show_progress()

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_core.config import Config
 from lightning_core.config.command import CommandSection
-from lightning_core.config.monitors import configured_monitors, stopping_monitors
-from lightning_core.observers.early_stop import budget_stop, stop_reason
-from lightning_core.observers.html import html_table
-from lightning_core.observers.monitors import Alert, alerts
+from lightning_core.logs.html import html_table
 from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step, checkpoints
-from lightning_core.records.held_out import EVALUATIONS, held_out_by_task
+from lightning_core.records.held_out import EVALUATIONS
 from lightning_core.records.intervals import Comparison, compare, compare_splits, confidence_interval
 from lightning_core.records.report import Summary, draw_curve, read_metrics
-from lightning_core.records.steps import monitor_stop
 from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store
-from lightning_core.records.summary import first_errors, raised_monitors, sample_answers, solved_tasks, wasted_groups
+from lightning_core.records.summary import first_errors, sample_answers, solved_tasks, wasted_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +58,19 @@ class Result:
         return html_table(caption, ("held-out tasks", "number", "before", "after", "improvement", "significant"), rows)
 
 
+class Recorded(NamedTuple):
+    """What a run has recorded."""
+
+    lines: Sequence[Mapping[str, Any]]
+    """The steps as in ``metrics.jsonl``, oldest first."""
+    store: Store
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return int(self.lines[-1]["step"]) if self.lines else 0
+
+
 def to_evaluation(outcomes: Iterable[tuple[str, str, float]]) -> Evaluation:
     """The evaluation with these ``outcomes``: task id, status and reward of each rollout."""
     by_task: dict[str, list[float]] = {}
@@ -91,64 +100,51 @@ def held_out_rewards(store: Store, *phases: Phase) -> dict[int, float]:
     return {step: reward for step, reward in sorted(found.items()) if reward is not None}
 
 
-def recorded_stop(config: Config, store: Store) -> str | None:
-    """Why the evaluations in ``store`` end the run early (`stop_reason`); None if they do not."""
-    if config.eval.early_stop is None:
-        return None
-    before = next(iter(held_out_rewards(store, "eval_before").values()), None)
-    return stop_reason(config.eval.early_stop, list(held_out_rewards(store, "eval").values()), before=before)
-
-
-def _step_stop(config: Config, metrics: Sequence[Mapping[str, Any]], found: Sequence[Alert]) -> str | None:
-    """The monitor or the budget that ended the run before ``trainer.steps``; None if none did."""
-    if not metrics or metrics[-1]["step"] >= config.trainer.steps:
-        return None
-    held = [a for a in found if a.step == metrics[-1]["step"] and metrics[-1].get(a.metric)]
-    return monitor_stop(held, stopping_monitors(config.monitors)) or budget_stop(config.trainer.token_budget, metrics)
-
-
-def finish(config: Config, folder: Path, eval_tasks: Sequence[Mapping[str, Any]], seconds: float) -> Result:
-    """Write ``summary.json`` and ``curve.png`` of a finished run; returns its result."""
+def finish(
+    config: Config,
+    folder: Path,
+    eval_tasks: Sequence[Mapping[str, Any]],
+    seconds: float,
+    complete: Callable[[Summary, Recorded], Summary],
+) -> Result:
+    """Write ``summary.json`` and ``curve.png`` of a finished run; returns its result. ``complete``: see `Observer.summarize`."""
     checkpoint = checkpoints(folder)[-1]
     metrics = read_metrics(folder / "metrics.jsonl")
     with Store(folder / "store.db", read_only=True) as store:
         evaluations = {phase: recorded_evaluations(store, phase) for phase in EVALUATIONS}
         tokens_sampled = store.tokens_sampled()
-        found = alerts(metrics, held_out_by_task(store), configured_monitors(config.monitors))
-        stopped = recorded_stop(config, store) or _step_stop(config, metrics, found)
         errors = first_errors(store)
         before = next(iter(evaluations["eval_before"].values()), None)
         after = next(reversed(evaluations["eval_after"].values()), None)
         answers = [] if before is None or after is None else sample_answers(store, before.rewards, after.rewards)
-    best = best_checkpoint(folder)
-    splits = {str(t["id"]): str(t["split"]) for t in eval_tasks if "split" in t}
-    overall, solved, by_split = None, None, dict[str, Comparison]()
-    if before is not None and after is not None:
-        overall = compare(before.rewards, after.rewards)
-        solved = solved_tasks(before.rewards, after.rewards, solved=config.eval.solved)
-        if len(set(splits.values())) > 1:
-            by_split = compare_splits(before.rewards, after.rewards, splits)
-    groups, wasted = wasted_groups(metrics)
-    summary = Summary(
-        eval=overall,
-        splits=by_split,
-        steps=checkpoint_step(checkpoint),
-        stopped=stopped,
-        best_step=None if best is None else checkpoint_step(best),
-        rollouts=sum(int(m["rollouts"]) for m in metrics),
-        tokens_sampled=tokens_sampled,
-        tokens_trained=sum(int(m["tokens_trained"]) for m in metrics),
-        wall_seconds=seconds,
-        seed=config.run.seed,
-        solved=solved,
-        groups=groups,
-        groups_wasted=wasted,
-        rollouts_failed=sum(int(m["rollouts_failed"]) for m in metrics),
-        rollouts_left_out=sum(int(m["rollouts_left_out"]) for m in metrics),
-        first_errors=errors,
-        monitors=tuple(raised_monitors(found)),
-        answers=tuple(answers),
-    )
+        best = best_checkpoint(folder)
+        splits = {str(t["id"]): str(t["split"]) for t in eval_tasks if "split" in t}
+        overall, solved, by_split = None, None, dict[str, Comparison]()
+        if before is not None and after is not None:
+            overall = compare(before.rewards, after.rewards)
+            solved = solved_tasks(before.rewards, after.rewards, solved=config.eval.solved)
+            if len(set(splits.values())) > 1:
+                by_split = compare_splits(before.rewards, after.rewards, splits)
+        groups, wasted = wasted_groups(metrics)
+        summary = Summary(
+            eval=overall,
+            splits=by_split,
+            steps=checkpoint_step(checkpoint),
+            best_step=None if best is None else checkpoint_step(best),
+            rollouts=sum(int(m["rollouts"]) for m in metrics),
+            tokens_sampled=tokens_sampled,
+            tokens_trained=sum(int(m["tokens_trained"]) for m in metrics),
+            wall_seconds=seconds,
+            seed=config.run.seed,
+            solved=solved,
+            groups=groups,
+            groups_wasted=wasted,
+            rollouts_failed=sum(int(m["rollouts_failed"]) for m in metrics),
+            rollouts_left_out=sum(int(m["rollouts_left_out"]) for m in metrics),
+            first_errors=errors,
+            answers=tuple(answers),
+        )
+        summary = complete(summary, Recorded(lines=metrics, store=store))
     summary.write(folder / "summary.json")
     measured = [(step, e) for found in evaluations.values() for step, e in found.items() if e.rewards]
     draw_curve(

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from statistics import fmean
 from typing import Any, Literal
 
 from lightning_core.errors import shorten
-from lightning_core.observers.monitors import Alert
 from lightning_core.records.solved import ROUNDING, is_solved
 from lightning_core.records.store import LEFT_OUT, Phase, Status, Store
 from lightning_core.trace import Trace
@@ -92,23 +90,6 @@ def first_errors(store: Store) -> dict[str, str]:
     """The first error of the ``failed`` training rollouts, and of the ``left_out`` ones."""
     found = {"failed": first_error(store, ("failed",)), "left_out": first_error(store, sorted(LEFT_OUT))}
     return {name: error for name, error in found.items() if error is not None}
-
-
-def raised_monitors(found: Sequence[Alert]) -> list[RaisedMonitor]:
-    """The monitors that were raised, in the order of their first step. ``found``: see `alerts`."""
-    by_source = groupby(sorted(found, key=lambda a: (a.monitor, a.policy or "", a.step)), key=lambda a: a.source)
-    held = [list(group) for _, group in by_source]
-    return [
-        RaisedMonitor(
-            monitor=own[0].monitor,
-            policy=own[0].policy,
-            first_step=own[0].step,
-            last_step=own[-1].step,
-            steps=len(own),
-            message=own[-1].message,
-        )
-        for own in sorted(held, key=lambda own: own[0].step)
-    ]
 
 
 def sample_answers(store: Store, before: Rewards, after: Rewards) -> list[Answers]:

@@ -22,7 +22,7 @@ from lightning_core.rollouts.agent_pool import AgentPool
 from lightning_core.rollouts.attempt import Attempt, Group, Job, Rollout
 from lightning_core.rollouts.counts import add_counts, count_batch, count_groups
 from lightning_core.rollouts.jobs import call_credits, count_earlier, make_jobs, pick_tasks, rollout_record, to_episodes
-from lightning_core.rollouts.selection import check_agents, routing_of, trained_agents
+from lightning_core.rollouts.selection import check_agents, require_transitions, routing_of, trained_agents
 from lightning_core.rollouts.signal import Reject, Signal, merge_streams
 from lightning_core.rollouts.tasks import Task
 from lightning_core.transitions import Row, Streams
@@ -145,8 +145,13 @@ class Collector:
         return to_episodes(rollouts, trained_agents(self.config, (r.trace for r in rollouts)))
 
     async def annotate(self, groups: Sequence[Group], step: int, *, required: bool) -> Sequence[Episode]:
-        """The episodes of ``groups`` with the rewards and facts that signals add. ``required``: see `Signal.annotate`."""
+        """The episodes of ``groups`` with the rewards and facts that signals add.
+
+        ``required``: raise `TrainingError` if no episode has a call to train; see also `Signal.annotate`.
+        """
         episodes: Sequence[Episode] = self.episodes(groups)
+        if required:
+            require_transitions(groups, episodes)
         tasks = {str(g.task["id"]): g.task for g in groups}
         for signal in self._signals:
             if signal.phase is not None:

@@ -101,7 +101,8 @@ THEIRS = {
 
 def train(arm: str, options: Any, folder: Path, ray_folder: Path) -> None:
     """Run one arm in this process."""
-    from lightning_core.observers.progress import SilentProgress
+    from lightning_core.records.observer import Observers
+    from lightning_core.rollouts.prepare import Inputs
     from lightning_core.trainers.plan import Plan
     from lightning_core.trainers.verl.dataset import write_tasks
     from lightning_core.trainers.verl.train import train_with_verl, verl_config
@@ -117,11 +118,8 @@ def train(arm: str, options: Any, folder: Path, ray_folder: Path) -> None:
                 config=config,
                 folder=folder,
                 checkpoint=None,
-                tasks=made,
-                eval_tasks=[],
-                solve=ask_once,
-                reward=None,
-                progress=SilentProgress(),
+                inputs=Inputs(solve=ask_once, reward=None, tasks=made),
+                observers=Observers(),
             )
         )
         return

@@ -9,7 +9,7 @@ import pytest
 from lightning_core import fit, load_config
 from lightning_core.errors import MissingExtra
 from lightning_core.loop import evaluate
-from lightning_core.observers.trackers import registry
+from lightning_core.observers.trackers import wandb
 from lightning_core.records.runs import read_run
 from tests.bandit_runs import settings
 from tests.observers.recording_tracker import reported
@@ -51,8 +51,7 @@ def test_metrics_evaluations_and_the_end_are_reported(model: Path, tmp_path: Pat
 def test_a_missing_package_is_an_error_before_the_folder_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = registry.BUILT_IN["wandb"]._replace(package="no_such_package")
-    monkeypatch.setattr(registry, "BUILT_IN", {**registry.BUILT_IN, "wandb": entry})
+    monkeypatch.setattr(wandb, "PACKAGE", "no_such_package")
     with pytest.raises(MissingExtra):
         fit(config=load_config(settings(tmp_path / "model", tmp_path / "runs", run={"report_to": ["wandb"]})))
     assert not (tmp_path / "runs").exists()

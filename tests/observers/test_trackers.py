@@ -6,7 +6,11 @@ import logging
 import signal
 import sys
 import threading
+import tomllib
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,10 +20,11 @@ import pytest
 from lightning_core.config import Config, load_config
 from lightning_core.config.sections import TRACKERS
 from lightning_core.errors import ConfigError, MissingExtra
-from lightning_core.observers.trackers import registry, reporting
-from lightning_core.observers.trackers.registry import BUILT_IN, tracker_factories
-from lightning_core.observers.trackers.tracker import RunState, TrackedRun
+from lightning_core.observers.trackers import reporting, wandb
+from lightning_core.observers.trackers.registry import TrackerFactory, tracker_factories
+from lightning_core.observers.trackers.tracker import TrackedRun
 from lightning_core.observers.trackers.values import checkpoint_files, evaluation_values, finite
+from lightning_core.records.observer import Observers, RunState
 from lightning_core.records.results import Evaluation, Result
 from tests.observers.recording_tracker import FailingTracker, RecordingTracker, reported
 
@@ -30,20 +35,34 @@ def configuration(*trackers: str, **run: Any) -> Config:
     return load_config({"policy": {"model": "m", "max_context": 999}, "run": {"report_to": list(trackers), **run}})
 
 
+@contextmanager
+def reported_to(
+    config: Config,
+    folder: Path,
+    *,
+    factories: Mapping[str, TrackerFactory] | None = None,
+    checkpoint: Path | None = None,
+) -> Iterator[Observers]:
+    """A run in ``folder`` that only its trackers watch."""
+    observers = Observers([reporting.Trackers(config, factories)])
+    with observers.watching(config, folder, checkpoint):
+        yield observers
+
+
 def report(folder: Path, config: Config, *, steps: int = 2, error: type[BaseException] | None = None) -> None:
-    with reporting.reporting(config, tracker_factories(config), folder, None) as reports:
+    with reported_to(config, folder) as observers:
         for step in range(1, steps + 1):
-            reports.on_step(step, {"reward": step / 4})
+            observers.on_step(step, {"reward": step / 4})
         if error is not None:
             raise error
 
 
 def test_a_tracker_of_the_user_gets_everything_in_order(tmp_path: Path) -> None:
     config = configuration(RECORDING, tags=["demo"])
-    with reporting.reporting(config, tracker_factories(config), tmp_path, None) as reports:
+    with reported_to(config, tmp_path) as observers:
         metrics = {"reward": 0.5}
-        reports.on_evaluation(0, "eval_before", Evaluation(rewards={"t": [1.0]}, left_out=0))
-        reports.on_step(1, metrics)
+        observers.on_evaluation(0, "eval_before", Evaluation(rewards={"t": [1.0]}, left_out=0))
+        observers.on_step(1, metrics)
         metrics["reward"] = 9.0
     assert reported(tmp_path) == [
         ["start", tmp_path.name, 999, ["demo"], 0, False],
@@ -64,7 +83,7 @@ def test_a_run_that_does_not_finish_is_ended_with_its_state(
 
 def test_a_resumed_run_knows_its_steps(tmp_path: Path) -> None:
     config = configuration(RECORDING)
-    with reporting.reporting(config, tracker_factories(config), tmp_path, Path("checkpoints/step-000012")):
+    with reported_to(config, tmp_path, checkpoint=Path("checkpoints/step-000012")):
         pass
     assert reported(tmp_path)[0] == ["start", tmp_path.name, 999, [], 12, True]
 
@@ -97,9 +116,9 @@ def test_a_tracker_is_created_again_after_an_error_and_gets_what_it_missed(tmp_p
             sys.exit("not yet")
         return RecordingTracker(run)
 
-    with reporting.reporting(configuration(), {"late": late}, tmp_path, None) as reports:
+    with reported_to(configuration(), tmp_path, factories={"late": late}) as observers:
         for step in (1, 2, 3):
-            reports.on_step(step, {})
+            observers.on_step(step, {})
     assert [line[:2] for line in reported(tmp_path)[1:]] == [["step", 1], ["step", 2], ["step", 3], ["end", "finished"]]
 
 
@@ -114,8 +133,8 @@ def test_a_run_ends_although_its_tracker_does_not(
         def on_step(self, step: int, metrics: Any) -> None:
             never.wait()
 
-    with reporting.reporting(configuration(), {"slow": HangingTracker}, tmp_path, None) as reports:
-        reports.on_step(1, {})
+    with reported_to(configuration(), tmp_path, factories={"slow": HangingTracker}) as observers:
+        observers.on_step(1, {})
     waiting, given_up = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     never.set()
     assert "waiting for the tracker slow; Ctrl-C ends the wait" in waiting
@@ -130,9 +149,9 @@ def test_training_does_not_wait_for_a_slow_tracker(tmp_path: Path) -> None:
             assert may_go_on.wait(20), "the run waits for its tracker"
             super().on_step(step, metrics)
 
-    with reporting.reporting(configuration(), {"slow": SlowTracker}, tmp_path, None) as reports:
+    with reported_to(configuration(), tmp_path, factories={"slow": SlowTracker}) as observers:
         for step in (1, 2, 3):
-            reports.on_step(step, {})
+            observers.on_step(step, {})
         may_go_on.set()
     assert [line[0] for line in reported(tmp_path)] == ["start", "step", "step", "step", "end"]
 
@@ -149,8 +168,8 @@ def test_an_interrupt_ends_the_wait_and_not_the_run(tmp_path: Path, caplog: pyte
         signal.SIGINT, signal.default_int_handler
     )  # a shell that runs the tests in the background ignores it
     try:
-        with reporting.reporting(configuration(), {"slow": HangingTracker}, tmp_path, None) as reports:
-            reports.on_step(1, {})
+        with reported_to(configuration(), tmp_path, factories={"slow": HangingTracker}) as observers:
+            observers.on_step(1, {})
     finally:
         never.set()
         signal.signal(signal.SIGINT, before)
@@ -158,7 +177,8 @@ def test_an_interrupt_ends_the_wait_and_not_the_run(tmp_path: Path, caplog: pyte
 
 
 def test_a_factory_without_a_tracker_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with reporting.reporting(configuration(), {"none": lambda run: None}, tmp_path, None):  # pyright: ignore[reportArgumentType]
+    factories: Any = {"none": lambda run: None}
+    with reported_to(configuration(), tmp_path, factories=factories):
         pass
     assert "expected an object with on_step, on_evaluation and on_end, found NoneType" in caplog.text
 
@@ -203,8 +223,7 @@ def test_names_that_cannot_be_imported_are_errors(tmp_path: Path, monkeypatch: p
         ConfigError, match=r"run\.report_to: the module 'tests.observers.recording_tracker' has no 'Tracker'"
     ):
         tracker_factories(configuration("tests.observers.recording_tracker:Tracker"))
-    entry = BUILT_IN["wandb"]._replace(package="no_such_package")
-    monkeypatch.setattr(registry, "BUILT_IN", {**BUILT_IN, "wandb": entry})
+    monkeypatch.setattr(wandb, "PACKAGE", "no_such_package")
     expected = r"run.report_to: wandb needs the package 'no_such_package': pip install 'lightning-rl\[wandb\]'"
     with pytest.raises(MissingExtra, match=expected):
         tracker_factories(configuration("wandb"))
@@ -215,8 +234,12 @@ def test_names_that_cannot_be_imported_are_errors(tmp_path: Path, monkeypatch: p
         tracker_factories(configuration("wandb"))
 
 
-def test_each_built_in_name_has_a_tracker() -> None:
-    assert tuple(BUILT_IN) == TRACKERS
+@pytest.mark.parametrize("name", TRACKERS)
+def test_each_built_in_name_has_a_tracker_and_an_extra(name: str) -> None:
+    module = import_module(f"lightning_core.observers.trackers.{name}")
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert extras["optional-dependencies"][name][0].startswith(module.PACKAGE)
+    assert {"on_step", "on_evaluation", "on_end"} <= vars(module.TRACKER).keys()
 
 
 def test_only_finite_numbers_are_reported() -> None:

@@ -23,7 +23,6 @@ from lightning_core.capture import current_address, reward, rollout, scope
 from lightning_core.capture.spans import start_span
 from lightning_core.config import load_config
 from lightning_core.errors import ConfigError, MissingExtra
-from lightning_core.observers.progress import SilentProgress
 from lightning_core.otel import (
     exporting,
     otlp_processor,
@@ -33,6 +32,7 @@ from lightning_core.otel import (
     spans_to_otlp,
     spans_to_protobuf,
 )
+from lightning_core.records.observer import Observers
 from lightning_core.session import open_session
 from lightning_core.testing import Playground
 from lightning_core.trace import SpanRecord, spans_to_trace
@@ -217,7 +217,7 @@ def test_a_run_sends_what_its_record_holds(tmp_path: Path) -> None:
                 "otlp": {"endpoint": url},
             }
         )
-        with open_session(config, bandit.solve, folder=tmp_path, progress=SilentProgress()) as session:
+        with open_session(config, bandit.solve, folder=tmp_path, observers=Observers()) as session:
             session.evaluate(bandit.tasks(1), "eval")
             (made,) = session.store.rollouts()
             spans = session.store.spans(made.id)
@@ -228,7 +228,7 @@ def test_without_the_exporter_a_run_does_not_begin(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     config = load_config({"policy": {"model": "not-there"}, "otlp": {"endpoint": "http://127.0.0.1:1/v1/traces"}})
     with pytest.raises(MissingExtra, match=r"lightning-rl\[otlp\]"):
-        open_session(config, bandit.solve, folder=tmp_path, progress=SilentProgress()).__enter__()
+        open_session(config, bandit.solve, folder=tmp_path, observers=Observers()).__enter__()
 
 
 def test_headers_need_an_endpoint() -> None:

@@ -12,7 +12,7 @@ from lightning_core.config import Config
 from lightning_core.credit import Episode
 from lightning_core.endpoint.server import Routing
 from lightning_core.errors import InfrastructureError
-from lightning_core.observers.progress import SilentProgress
+from lightning_core.records.observer import Observers
 from lightning_core.records.store import Store
 from lightning_core.rollouts.agent_pool import Record
 from lightning_core.rollouts.attempt import Attempt, Batch, Job, Rollout
@@ -76,4 +76,4 @@ class ScriptedAgents:
 def collect_step(config: Config, agents: ScriptedAgents, folder: Path, tasks: Sequence[dict[str, Any]]) -> Batch:
     """The batch of step 0, as the embedded trainer collects it."""
     with Store(folder / "embedded.db") as store, background_loop() as background:
-        return collect(Collector(config, agents, store), background, tasks, step=0, progress=SilentProgress())
+        return collect(Collector(config, agents, store), background, tasks, step=0, progress=Observers())

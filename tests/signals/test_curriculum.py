@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_core.config import Config, load_config
-from lightning_core.observers.progress import SilentProgress
+from lightning_core.records.observer import Observers
 from lightning_core.records.store import Phase, RolloutRecord, Status, Store
 from lightning_core.records.task_history import Tried, recent_attempts
 from lightning_core.rollouts.background import background_loop
@@ -120,7 +120,7 @@ def run(folder: Path, settings: Config, steps: int) -> tuple[list[list[str]], li
         for step in range(done, steps):
             # A new collector for each step: nothing is remembered but the store.
             collector = Collector(settings, agents, store)
-            batches.append(collect(collector, background, TASKS, step=step, progress=SilentProgress()))
+            batches.append(collect(collector, background, TASKS, step=step, progress=Observers()))
             picked.append(sorted({r.task_id for r in store.rollouts(step=step)}))
     return picked, batches
 

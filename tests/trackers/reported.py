@@ -6,9 +6,9 @@ import math
 from pathlib import Path
 
 from lightning_core.config import dump_config, load_config
-from lightning_core.observers.trackers.registry import tracker_factories
-from lightning_core.observers.trackers.reporting import reporting
+from lightning_core.observers.trackers.reporting import Trackers
 from lightning_core.records.intervals import compare
+from lightning_core.records.observer import Observers
 from lightning_core.records.report import Summary, draw_curve
 from lightning_core.records.results import Evaluation, Result
 
@@ -28,21 +28,23 @@ def make_folder(parent: Path, tracker: str) -> Path:
 def report_run(folder: Path, tracker: str) -> None:
     """Report the run in ``folder`` from the start to its end."""
     config = _config(tracker)
-    with reporting(config, tracker_factories(config), folder, None) as reports:
-        reports.on_evaluation(0, "eval_before", BEFORE)
-        reports.on_step(1, {"reward": 0.25, "loss": math.nan, "critic_loss": None, "sql/kl": 0.5, "rows": 3})
-        reports.on_step(2, {"reward": 0.5, "loss": 0.125})
-        reports.on_evaluation(2, "eval_after", AFTER)
-        reports.finished(_result(folder))
+    observers = Observers([Trackers(config)])
+    with observers.watching(config, folder):
+        observers.on_evaluation(0, "eval_before", BEFORE)
+        observers.on_step(1, {"reward": 0.25, "loss": math.nan, "critic_loss": None, "sql/kl": 0.5, "rows": 3})
+        observers.on_step(2, {"reward": 0.5, "loss": 0.125})
+        observers.on_evaluation(2, "eval_after", AFTER)
+        observers.finished(_result(folder))
 
 
 def interrupt_run(folder: Path, tracker: str) -> None:
     """Report the run in ``folder``, which is interrupted in its third step."""
     config = _config(tracker)
+    observers = Observers([Trackers(config)])
     try:
-        with reporting(config, tracker_factories(config), folder, None) as reports:
+        with observers.watching(config, folder):
             for step in (1, 2, 3):
-                reports.on_step(step, {"reward": step / 10})
+                observers.on_step(step, {"reward": step / 10})
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         pass
@@ -51,10 +53,11 @@ def interrupt_run(folder: Path, tracker: str) -> None:
 def resume_run(folder: Path, tracker: str) -> None:
     """Report steps 3 and 4 of the run in ``folder``, resumed after step 2."""
     config = _config(tracker)
-    with reporting(config, tracker_factories(config), folder, _checkpoint(folder)) as reports:
+    observers = Observers([Trackers(config)])
+    with observers.watching(config, folder, _checkpoint(folder)):
         for step in (3, 4):
-            reports.on_step(step, {"reward": step / 2})
-        reports.finished(_result(folder))
+            observers.on_step(step, {"reward": step / 2})
+        observers.finished(_result(folder))
 
 
 def _config(tracker: str):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from lightning_core.observers.trackers.tracker import RunState, TrackedRun
+from lightning_core.observers.trackers.tracker import TrackedRun
 from lightning_core.observers.trackers.values import (
     PROJECT,
     artefacts,
@@ -18,8 +18,11 @@ from lightning_core.observers.trackers.values import (
     flat,
     summary_values,
 )
+from lightning_core.records.observer import RunState
 from lightning_core.records.results import Evaluation, Result
 from lightning_core.records.store import Phase
+
+PACKAGE = "mlflow"
 
 _STATES: Mapping[RunState, str] = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 _MAX_PARAM = 6000
@@ -37,7 +40,7 @@ class MlflowTracker:
 
     def __init__(self, run: TrackedRun) -> None:
         self._entities: Any = import_module("mlflow.entities")
-        self._client: Any = import_module("mlflow").MlflowClient()
+        self._client: Any = import_module(PACKAGE).MlflowClient()
         self._with_checkpoint = run.with_checkpoint
         self._step = run.steps_done
         identity = run.read_id("mlflow")
@@ -91,3 +94,6 @@ class MlflowTracker:
         now = int(time.time() * 1000)
         metrics = [self._entities.Metric(name, value, now, self._step) for name, value in values.items()]
         self._client.log_batch(self._id, metrics=metrics)
+
+
+TRACKER = MlflowTracker

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import NamedTuple
 
 from lightning_core.config import Config
 from lightning_core.config.imports import import_callable
+from lightning_core.config.types import is_callable_name
 from lightning_core.errors import MissingExtra
 from lightning_core.observers.trackers.tracker import TrackedRun, Tracker
 
 TrackerFactory = Callable[[TrackedRun], Tracker]
-
-
-class _BuiltIn(NamedTuple):
-    package: str
-    """What its factory imports."""
-    factory: str
-    """``module:callable``."""
-
-
-BUILT_IN: Mapping[str, _BuiltIn] = {
-    name: _BuiltIn(package, f"lightning_core.observers.trackers.{name}:{factory}")
-    for name, package, factory in (
-        ("tensorboard", "tensorboardX", "TensorBoardTracker"),
-        ("wandb", "wandb", "WandbTracker"),
-        ("mlflow", "mlflow", "MlflowTracker"),
-        ("trackio", "trackio", "TrackioTracker"),
-    )
-}
 
 
 def tracker_factories(config: Config) -> dict[str, TrackerFactory]:
@@ -42,12 +24,11 @@ def tracker_factories(config: Config) -> dict[str, TrackerFactory]:
 
 
 def _factory(name: str) -> TrackerFactory:
-    known = BUILT_IN.get(name)
-    if known is None:
+    if is_callable_name(name):
         return import_callable(name, key="run.report_to")
+    module = import_module(f"lightning_core.observers.trackers.{name}")
     # Not imported here, since it takes seconds. A spec without origin is a folder of that name, such as ./wandb.
-    spec = find_spec(known.package)
+    spec = find_spec(module.PACKAGE)
     if spec is None or spec.origin is None:
-        raise MissingExtra(known.package, name, f"run.report_to: {name}")
-    module, _, factory = known.factory.partition(":")
-    return getattr(import_module(module), factory)
+        raise MissingExtra(module.PACKAGE, name, f"run.report_to: {name}")
+    return module.TRACKER

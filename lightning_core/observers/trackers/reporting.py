@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
 from lightning_core.config import Config
 from lightning_core.errors import describe
-from lightning_core.observers.trackers.registry import TrackerFactory
-from lightning_core.observers.trackers.tracker import RunState, TrackedRun, Tracker
+from lightning_core.observers.trackers.registry import TrackerFactory, tracker_factories
+from lightning_core.observers.trackers.tracker import TrackedRun, Tracker
 from lightning_core.records.checkpoints import checkpoint_step
+from lightning_core.records.observer import ObservedRun, Observer, RunState
 from lightning_core.records.results import Evaluation, Result
 from lightning_core.records.store import Phase
 
@@ -31,12 +30,28 @@ _WAIT_SECONDS = 600.0
 _Report = Callable[[Tracker], None]
 
 
-class Reports:
-    """The trackers of one run."""
+class Trackers(Observer):
+    """The trackers of ``run.report_to``."""
 
-    def __init__(self, run: TrackedRun, factories: Mapping[str, TrackerFactory]) -> None:
-        self._threads = [_TrackerThread(name, factory, run) for name, factory in factories.items()]
-        self._result: Result | None = None
+    only_reports = True
+
+    def __init__(self, config: Config, factories: Mapping[str, TrackerFactory] | None = None) -> None:
+        """``factories``: default those of ``run.report_to``; raises as `tracker_factories` does."""
+        self._factories = tracker_factories(config) if factories is None else factories
+        self._threads: list[_TrackerThread] = []
+
+    def open(self, run: ObservedRun) -> None:
+        """Start the trackers."""
+        tracked = TrackedRun(
+            folder=run.folder,
+            name=run.folder.name,
+            config=run.config.model_dump(mode="json"),
+            tags=run.config.run.tags,
+            steps_done=0 if run.checkpoint is None else checkpoint_step(run.checkpoint),
+            resumed=run.checkpoint is not None,
+            with_checkpoint=run.config.run.report_checkpoint,
+        )
+        self._threads = [_TrackerThread(name, factory, tracked) for name, factory in self._factories.items()]
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """See `Tracker.on_step`."""
@@ -47,51 +62,22 @@ class Reports:
         """See `Tracker.on_evaluation`."""
         self._send(lambda tracker: tracker.on_evaluation(step, phase, evaluation))
 
-    def finished(self, result: Result) -> Result:
-        """Keep ``result`` for the end; returns it."""
-        self._result = result
-        return result
-
-    def close(self, state: RunState) -> None:
+    def close(self, state: RunState, result: Result | None) -> None:
         """End the trackers and wait until they have sent everything, for a limited time. An interrupt ends the wait."""
-        for thread in self._threads:
-            thread.end(lambda tracker: tracker.on_end(state, self._result))
-        began = time.monotonic()
-        for thread in self._threads:
-            thread.join(began)
+        try:
+            for thread in self._threads:
+                thread.end(lambda tracker: tracker.on_end(state, result))
+            began = time.monotonic()
+            for thread in self._threads:
+                thread.join(began)
+        except KeyboardInterrupt:
+            if state != "finished":
+                raise
+            logger.warning("run.report_to: the wait was interrupted: trackers may lack what was reported last")
 
     def _send(self, report: _Report) -> None:
         for thread in self._threads:
             thread.send(report)
-
-
-@contextmanager
-def reporting(
-    config: Config, factories: Mapping[str, TrackerFactory], folder: Path, checkpoint: Path | None
-) -> Generator[Reports]:
-    """Open the trackers of the run in ``folder``, resumed from ``checkpoint`` if given; end them after the body."""
-    run = TrackedRun(
-        folder=folder,
-        name=folder.name,
-        config=config.model_dump(mode="json"),
-        tags=config.run.tags,
-        steps_done=0 if checkpoint is None else checkpoint_step(checkpoint),
-        resumed=checkpoint is not None,
-        with_checkpoint=config.run.report_checkpoint,
-    )
-    reports = Reports(run, factories)
-    try:
-        yield reports
-    except KeyboardInterrupt:
-        reports.close("interrupted")
-        raise
-    except BaseException:
-        reports.close("failed")
-        raise
-    try:
-        reports.close("finished")
-    except KeyboardInterrupt:
-        logger.warning("run.report_to: the wait was interrupted: trackers may lack what was reported last")
 
 
 class _TrackerThread:

@@ -10,10 +10,13 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from lightning_core.observers.trackers.tracker import RunState, TrackedRun
+from lightning_core.observers.trackers.tracker import TrackedRun
 from lightning_core.observers.trackers.values import evaluation_values, finite, summary_values
+from lightning_core.records.observer import RunState
 from lightning_core.records.results import Evaluation, Result
 from lightning_core.records.store import Phase
+
+PACKAGE = "tensorboardX"
 
 
 class TensorBoardTracker:
@@ -21,7 +24,7 @@ class TensorBoardTracker:
 
     def __init__(self, run: TrackedRun) -> None:
         self._step = run.steps_done
-        self._writer: Any = import_module("tensorboardX").SummaryWriter(
+        self._writer: Any = import_module(PACKAGE).SummaryWriter(
             str(run.folder / "tensorboard"),
             # TensorBoard hides what an interrupted process wrote of the steps that are repeated.
             purge_step=run.steps_done + 1 if run.resumed else None,
@@ -56,3 +59,6 @@ class TensorBoardTracker:
         for name, value in values.items():
             self._writer.add_scalar(name, value, self._step)
         self._writer.flush()
+
+
+TRACKER = TensorBoardTracker

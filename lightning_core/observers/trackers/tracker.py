@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
+from lightning_core.records.observer import RunState
 from lightning_core.records.results import Evaluation, Result
 from lightning_core.records.store import Phase
-
-RunState = Literal["finished", "failed", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from lightning_core.observers.trackers.tracker import RunState, TrackedRun
+from lightning_core.observers.trackers.tracker import TrackedRun
 from lightning_core.observers.trackers.values import (
     PROJECT,
     artefacts,
@@ -16,8 +16,11 @@ from lightning_core.observers.trackers.values import (
     finite,
     summary_values,
 )
+from lightning_core.records.observer import RunState
 from lightning_core.records.results import Evaluation, Result
 from lightning_core.records.store import Phase
+
+PACKAGE = "trackio"
 
 
 class TrackioTracker:
@@ -28,7 +31,7 @@ class TrackioTracker:
     """
 
     def __init__(self, run: TrackedRun) -> None:
-        self._trackio: Any = import_module("trackio")
+        self._trackio: Any = import_module(PACKAGE)
         # Trackio looks into this module at each metric, and drops the metric if another thread is in the middle of importing it.
         import_module("matplotlib.figure")
         self._with_checkpoint = run.with_checkpoint
@@ -68,3 +71,6 @@ class TrackioTracker:
     def _log(self, step: int, values: Mapping[str, float]) -> None:
         self._step = step
         self._run.log(dict(values), step=step)
+
+
+TRACKER = TrackioTracker

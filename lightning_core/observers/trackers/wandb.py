@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from lightning_core.observers.trackers.tracker import RunState, TrackedRun
+from lightning_core.observers.trackers.tracker import TrackedRun
 from lightning_core.observers.trackers.values import (
     PROJECT,
     artefacts,
@@ -16,8 +16,11 @@ from lightning_core.observers.trackers.values import (
     finite,
     summary_values,
 )
+from lightning_core.records.observer import RunState
 from lightning_core.records.results import Evaluation, Result
 from lightning_core.records.store import Phase
+
+PACKAGE = "wandb"
 
 _EXIT_CODES: Mapping[RunState, int] = {"finished": 0, "failed": 1, "interrupted": 255}
 
@@ -29,7 +32,7 @@ class WandbTracker:
     """
 
     def __init__(self, run: TrackedRun) -> None:
-        self._wandb: Any = import_module("wandb")
+        self._wandb: Any = import_module(PACKAGE)
         self._with_checkpoint = run.with_checkpoint
         identity = run.read_id("wandb")
         self._run: Any = self._wandb.init(
@@ -74,3 +77,6 @@ class WandbTracker:
             for name, path in checkpoint_files(result.checkpoint).items():
                 artefact.add_file(str(path), name=f"{result.checkpoint.name}/{name}")
         self._run.log_artifact(artefact)
+
+
+TRACKER = WandbTracker

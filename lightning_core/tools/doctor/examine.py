@@ -10,10 +10,9 @@ from typing import Any
 
 from lightning_core.config import Config
 from lightning_core.config.build_rules import check_rules
-from lightning_core.config.monitors import configured_monitors
 from lightning_core.errors import ConfigError, MissingExtra, TrainingError
+from lightning_core.observers.open import make_observers
 from lightning_core.observers.progress import Progress, SilentProgress
-from lightning_core.observers.trackers.registry import tracker_factories
 from lightning_core.rollouts.entry_points import check_tasks, load_agent, load_reward
 from lightning_core.rollouts.interrupts import interruptible
 from lightning_core.rollouts.tasks import load_tasks, training_tasks
@@ -62,9 +61,8 @@ def examine(
     check_tasks(config, [*train, *held_out])
     # As training does before it creates the run's folder.
     check_rules(config)
-    configured_monitors(config.monitors)
     with suppress(MissingExtra):  # which the checks of the environment report
-        tracker_factories(config)
+        make_observers(config)
     lists = tasks.TaskLists(
         train=train,
         eval=held_out,

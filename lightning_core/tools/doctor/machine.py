@@ -26,9 +26,9 @@ from lightning_core.capture.integration import (
     requirements_of_extra,
 )
 from lightning_core.config import Config
+from lightning_core.config.sections import TRACKERS
 from lightning_core.errors import os_problem
 from lightning_core.hardware import processors
-from lightning_core.observers.trackers.registry import BUILT_IN
 from lightning_core.tools.doctor.environment import Devices, Environment, Extra
 
 _DISTRIBUTION = "lightning-rl"
@@ -102,7 +102,7 @@ def needed_extras(config: Config) -> dict[str, str]:
     needed = {name: f"trainer.name: {name}"}
     if starts_vllm and find_spec("vllm") is None:
         needed["vllm"] = "policy.backend: vllm"
-    needed |= {name: f"run.report_to: {name}" for name in config.run.report_to if name in BUILT_IN}
+    needed |= {name: f"run.report_to: {name}" for name in config.run.report_to if name in TRACKERS}
     if config.otlp.endpoint is not None:
         needed["otlp"] = "otlp.endpoint"
     return needed

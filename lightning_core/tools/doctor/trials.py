@@ -18,6 +18,7 @@ from lightning_core.config.resolve import policy_settings
 from lightning_core.config.sections import Otlp, UpstreamSection
 from lightning_core.endpoint.routing import Routing
 from lightning_core.errors import LightningError, plural
+from lightning_core.observers.open import make_display
 from lightning_core.observers.progress import Progress
 from lightning_core.records.store import Store
 from lightning_core.rollouts.attempt import Rollout
@@ -114,15 +115,19 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
         f"policy {config.policy.model}: {plural(count, 'task')} × {plural(setup.attempts, 'attempt')}"
     )
     trial = Trial(config=setup.config, rollouts=rollouts, scripted=False)
+    display = make_display(config, setup.progress)
     try:
-        with open_session(
-            config,
-            setup.solve,
-            folder=setup.scratch,
-            progress=setup.progress,
-            reward_function=setup.reward,
-            on_rollout=rollouts.append,
-        ) as session:
+        with (
+            display.watching(config, setup.scratch),
+            open_session(
+                config,
+                setup.solve,
+                folder=setup.scratch,
+                observers=display,
+                reward_function=setup.reward,
+                on_rollout=rollouts.append,
+            ) as session,
+        ):
             groups = session.roll_out(session.pick_tasks(setup.train))
             episodes = session.annotate(groups)
             credit = session.assign_credit(episodes)
@@ -157,7 +162,7 @@ def _update(session: TrainingSession, rows: Sequence[Row]) -> tuple[float | None
     """Seconds of an update in which every row has a gradient, or its error."""
     if not rows:
         return None, None
-    session.progress.phase("update")
+    session.observers.phase("update")
     rows = [_with_gradient(row) for row in rows]
     began = time.monotonic()
     try:

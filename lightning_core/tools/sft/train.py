@@ -20,14 +20,13 @@ from typing import Any
 from lightning_core.config import Config
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.credit import CreditSection
-from lightning_core.config.monitors import configured_monitors
 from lightning_core.config.policies import PolicyCredit
 from lightning_core.errors import ConfigError, plural
+from lightning_core.observers.open import make_observers
 from lightning_core.observers.progress import Progress
-from lightning_core.observers.trackers.registry import tracker_factories
-from lightning_core.observers.trackers.reporting import Reports, reporting
 from lightning_core.records.checkpoints import checkpoints, delete_old, drop_optimizer, mark_best
 from lightning_core.records.folder import SUPERVISED, open_run_folder
+from lightning_core.records.observer import Observers
 from lightning_core.records.remove import started
 from lightning_core.records.report import Summary
 from lightning_core.records.results import Result
@@ -84,8 +83,7 @@ def sft(
         raise ConfigError(
             "run.resume: supervised fine-tuning cannot be resumed; start it again, under another run.name"
         )
-    configured_monitors(config.monitors)
-    trackers = tracker_factories(config)
+    observers = make_observers(config, progress)
     began, left_out = time.monotonic(), Counter[str]()
     traces = read_examples(sources, selection, left_out)
     agents = learning_agents(config, traces)
@@ -104,12 +102,12 @@ def sft(
     folder, _ = open_run_folder(config)
     with ExitStack() as stack:
         stack.enter_context(started(folder))
-        reports = stack.enter_context(reporting(config, trackers, folder, None))
+        stack.enter_context(observers.watching(config, folder, steps=supervised.trainer.steps))
         stack.enter_context(interruptible())
         learner = make_trainer(supervised, samples=False).learner
         stack.callback(learner.close)
         store = stack.enter_context(Store(folder / "store.db"))
-        school = _School(supervised, passes, learner, folder, store, progress, reports, rows)
+        school = _School(supervised, passes, learner, folder, store, observers, rows)
         school.learn([trace.rollout for trace in learnt], [trace.rollout for trace in held])
         found = Learnt(
             folder=folder,
@@ -131,7 +129,7 @@ def sft(
             seed=config.run.seed,
         )
         summary.write(folder / "summary.json")
-        reports.finished(Result(folder=folder, checkpoint=found.checkpoint, summary=summary, metrics=school.metrics))
+        observers.finished(Result(folder=folder, checkpoint=found.checkpoint, summary=summary, metrics=school.metrics))
     return found
 
 
@@ -156,13 +154,12 @@ class _School:
         learner: Learner,
         folder: Path,
         store: Store,
-        progress: Progress,
-        reports: Reports,
+        observers: Observers,
         rows: Mapping[str, Sequence[Row]],
     ) -> None:
         """``rows``: of each rollout."""
         self._config, self._passes, self._learner = config, passes, learner
-        self._folder, self._store, self._progress, self._reports = folder, store, progress, reports
+        self._folder, self._store, self._observers = folder, store, observers
         self._rows = rows
         self.steps = 0
         """Number of updates so far."""
@@ -174,14 +171,14 @@ class _School:
         """Train on ``rollouts``; measure the loss on the rollouts ``held`` before and after each epoch."""
         config, passes = self._config, self._passes
         batches = math.ceil(len(rollouts) / passes.batch)
-        log = StepLog(config, self._folder, self._store, self._progress, after=0, held_out=dict)
+        log = StepLog(self._folder, self._store, self._observers, after=0)
         (self._folder / SUPERVISED).write_text("{}\n", encoding="utf-8")
         self._measure(held, "before")
         for epoch in range(passes.epochs):
             order = random.Random(f"{config.run.seed}:{epoch}").sample(list(rollouts), len(rollouts))
             best = False
             for number in range(batches):
-                self._progress.phase(f"epoch {epoch + 1}, update {number + 1} of {batches}")
+                self._observers.phase(f"epoch {epoch + 1}, update {number + 1} of {batches}")
                 chosen = order[number * passes.batch : (number + 1) * passes.batch]
                 is_last = number == batches - 1
                 with uninterrupted():
@@ -190,14 +187,13 @@ class _School:
                         loss = self._measure(held, f"after epoch {epoch + 1} of {passes.epochs}")
                         metrics["held_out_ce_loss"], best = loss, loss <= min(self.losses[1:])
                     recorded = log.add(self.steps, metrics)
-                    self._reports.on_step(self.steps, recorded)
                     self.metrics.append({"step": self.steps, **recorded})
-                self.stopped = log.stop_reason()
+                self.stopped = self._observers.stop_reason()
                 if self.stopped is not None:
                     break
             self._save(best=best)
             if self.stopped is not None:
-                self._progress.message(f"stopped after step {self.steps}: {self.stopped}")
+                self._observers.message(f"stopped after step {self.steps}: {self.stopped}")
                 break
 
     def _step(self, rollouts: Sequence[str]) -> dict[str, float]:
@@ -220,7 +216,7 @@ class _School:
         tokens = sum(len(logprobs_T) for logprobs_T in found.values())
         loss = -math.fsum(float(logprobs_T.sum(dtype="float64")) for logprobs_T in found.values()) / tokens
         self.losses.append(loss)
-        self._progress.message(f"held-out loss {when}: {loss:.4f} nats per token")
+        self._observers.message(f"held-out loss {when}: {loss:.4f} nats per token")
         return loss
 
     def _save(self, *, best: bool) -> None:

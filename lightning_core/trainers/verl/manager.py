@@ -15,6 +15,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,8 +31,8 @@ from lightning_core.chat.chat import Chat
 from lightning_core.config import Config, load_config
 from lightning_core.credit import Credit, Episode
 from lightning_core.endpoint.routing import Routing
+from lightning_core.errors import visible
 from lightning_core.model.source import load_tokenizer
-from lightning_core.observers.progress import PlainProgress
 from lightning_core.records.ledger import NewRoutes
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.attempt import Attempt, Group, Job, Rollout
@@ -103,10 +104,7 @@ class LightningManager:
         signals = open_signals(resources)
         self._collector = Collector(config, agents, self._store, signals=signals, on_rollout=self._show_routes)
         self._whole_batch = any(rules.needs_batch for rules in self._collector.rules.values())
-        self._routes, self._progress = (
-            NewRoutes(),
-            PlainProgress(),
-        )  # Ray shows the text in the process that started the run
+        self._routes = NewRoutes()
         self._checked = False
         self._replaced: Counter[int] = Counter()
         self._counts: dict[int, dict[str, float]] = {}
@@ -155,7 +153,9 @@ class LightningManager:
 
     def _show_routes(self, rollout: Rollout) -> None:
         if routing := self._routes.of(rollout.trace):
-            self._progress.message(routing)
+            # Ray shows the text in the process that started the run.
+            sys.stderr.write(f"{visible(routing, lines=False)}\n")
+            sys.stderr.flush()
 
     def generate_sequences(self, prompts: Any) -> None:
         """Start the rollouts of ``prompts`` (a TensorDict) and return.

@@ -58,9 +58,11 @@ def train_with_verl(plan: Plan) -> None:
     config, folder = plan.config, plan.folder
     write_tasks = _verl("dataset").write_tasks
     steps = range(config.trainer.steps)
-    write_tasks(folder / "tasks_train.jsonl", [t for step in steps for t in pick_tasks(plan.tasks, config, step)])
-    if plan.eval_tasks:
-        write_tasks(folder / "tasks_eval.jsonl", plan.eval_tasks)
+    write_tasks(
+        folder / "tasks_train.jsonl", [t for step in steps for t in pick_tasks(plan.inputs.tasks, config, step)]
+    )
+    if plan.inputs.eval_tasks:
+        write_tasks(folder / "tasks_eval.jsonl", plan.inputs.eval_tasks)
     resumed_after = 0 if plan.checkpoint is None else checkpoint_step(plan.checkpoint)
     found = verl_config(config, folder)
     record_resume(config, folder, plan.checkpoint)
@@ -76,16 +78,16 @@ def train_with_verl(plan: Plan) -> None:
             raise known from None
         raise _unknown_failure(error, folder) from error
     with Store(folder / "store.db", read_only=True) as store:
-        log = MetricsLog(folder / "metrics.jsonl")
+        log, reporters = MetricsLog(folder / "metrics.jsonl"), plan.observers.reporters()
         for line in read_metrics_of_verl(folder, store.steps(), rows_per_update=rows_per_update(config)):
             step = line.pop("step")
             log.append(step, line)
             if step > resumed_after:
-                plan.on_step(step, line)
+                reporters.on_step(step, line)
         for phase in EVALUATIONS:
             for step, evaluation in recorded_evaluations(store, phase).items():
                 if plan.checkpoint is None or step > resumed_after:
-                    plan.on_evaluation(step, phase, evaluation)
+                    reporters.on_evaluation(step, phase, evaluation)
 
 
 def _known_failure(error: Exception, folder: Path) -> BaseException | None:

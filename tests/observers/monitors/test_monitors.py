@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lightning_core.errors import CreditError
+from lightning_core.observers.monitoring import monitor_stop
 from lightning_core.observers.monitors import MONITORS, Alert, HeldOut, alerts, new_alerts, raised, watched
-from lightning_core.records.steps import monitor_stop
 
 HEALTHY: dict[str, Any] = {
     "reward": 0.5, "solved": 0.3, "rollouts": 32, "rollouts_failed": 2, "rollouts_left_out": 1, "rollouts_invalid": 0,

@@ -11,6 +11,7 @@ import pytest
 from lightning_core import fit, load_config
 from lightning_core.errors import ConfigError
 from lightning_core.observers.monitors import alerts
+from lightning_core.observers.open import make_observers
 from lightning_core.observers.progress import SilentProgress
 from lightning_core.records.held_out import held_out_by_task
 from lightning_core.records.report import read_metrics, read_summary
@@ -60,9 +61,10 @@ def test_a_message_is_shown_when_a_monitor_starts_to_hold(tmp_path: Path) -> Non
     config = settings(Path("m"), tmp_path)
 
     def open_log(store: Store, after: int) -> StepLog:
-        return StepLog(config, tmp_path, store, progress, after=after, held_out=dict)
+        return StepLog(tmp_path, store, observers, after=after)
 
-    with Store(tmp_path / "store.db") as store:
+    observers = make_observers(config, progress)
+    with Store(tmp_path / "store.db") as store, observers.watching(config, tmp_path):
         log = open_log(store, 0)
         for step, metrics in enumerate([EQUAL, EQUAL, EQUAL, DIFFERENT, EQUAL, EQUAL], start=1):
             log.add(step, metrics)
