@@ -16,11 +16,9 @@ from lightning_core.observers.open import Progress, make_display, make_observers
 from lightning_core.records.folder import open_run_folder, record_resume
 from lightning_core.records.remove import started
 from lightning_core.records.results import Evaluation, Result, finish
-from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import uninterrupted
-from lightning_core.rollouts.prepare import prepare_evaluation, prepare_training
+from lightning_core.rollouts.prepare import RewardFunction, Solve, Task, prepare_evaluation, prepare_training
 from lightning_core.rollouts.rows import to_rows
-from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.rollouts.selection import warn_of_hosts
 from lightning_core.session import open_session
 from lightning_core.trainers.plan import Plan, TrainerEntry
@@ -54,8 +52,7 @@ def fit(
     folder, checkpoint = open_run_folder(config)
     with started(folder), observers.watching(config, folder, checkpoint):
         trainer.train(Plan(config=config, folder=folder, checkpoint=checkpoint, inputs=inputs, observers=observers))
-        with Store(folder / "store.db", read_only=True) as store:
-            warn_of_hosts(config, store.ledger())
+        warn_of_hosts(config, folder)
         seconds = time.monotonic() - began
         return observers.finished(finish(config, folder, inputs.eval_tasks, seconds, observers.summarize))
 
@@ -135,5 +132,5 @@ def evaluate(
         ) as session,
     ):
         found = session.evaluate(inputs.eval_tasks, "eval_manual")
-        warn_of_hosts(config, session.store.ledger())
+    warn_of_hosts(config, folder)
     return found

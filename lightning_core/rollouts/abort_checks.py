@@ -5,34 +5,52 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from lightning_core.errors import InfrastructureError, RewardError, TrainingError
+from lightning_core.config import Config
+from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TrainingError
 from lightning_core.records.store import LEFT_OUT
-from lightning_core.rollouts.attempt import Rollout
+from lightning_core.rollouts.attempt import Group, Rollout
+from lightning_core.rollouts.selection import check_agents
 
 logger = logging.getLogger(__name__)
 
 
-class InvalidRewards:
-    """Counts rollouts with an invalid reward, of which ``most`` are left out."""
+class AbortChecks:
+    """Stops a run whose rollouts cannot be trained on."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._found = 0
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._names_checked = False
+        self._invalid = 0
+        """Number of rollouts with an invalid reward."""
 
     def count(self, rollout: Rollout) -> None:
-        """Raise `RewardError` if ``rollout`` is one too many."""
+        """Raise `RewardError` if ``rollout`` has an invalid reward and is one more than ``rollouts.max_invalid``."""
         if rollout.status != "invalid":
             return
-        self._found += 1
-        error = (rollout.error or "").removeprefix("RewardError: ")
-        if self._found > self._most + 1:  # the run is ending
+        self._invalid += 1
+        most, error = self._config.rollouts.max_invalid, (rollout.error or "").removeprefix("RewardError: ")
+        if self._invalid > most + 1:  # the run is ending
             return
-        if self._found > self._most:
+        if self._invalid > most:
             raise RewardError(
-                f"{error}. Correct the reward, or let the run leave out such rollouts: {self._found} so far, and rollouts.max_invalid is "
-                f"{self._most}"
+                f"{error}. Correct the reward, or let the run leave out such rollouts: {self._invalid} so far, and rollouts.max_invalid is "
+                f"{most}"
             )
-        logger.warning("a rollout is left out (%d of rollouts.max_invalid = %d): %s", self._found, self._most, error)
+        logger.warning("a rollout is left out (%d of rollouts.max_invalid = %d): %s", self._invalid, most, error)
+
+    def check(self, groups: Sequence[Group], *, whole: bool = True, measured: bool = False) -> None:
+        """Raise an error if no rollout finished or, if ``whole``, none has a reward; at first also for unknown agents
+        (``measured``: see `check_agents`)."""
+        if not groups:
+            raise ConfigError("found no tasks to run, expected at least one; check the list of tasks")
+        rollouts = [r for g in groups for r in g.rollouts]
+        lost = [g.error or "" for g in groups for _ in range(g.lost)]
+        check_finished(rollouts, lost)
+        if not self._names_checked:
+            check_agents(self._config, rollouts, measured=measured)
+            self._names_checked = True
+        if whole:
+            check_rewarded(rollouts, lost)
 
 
 def check_finished(rollouts: Sequence[Rollout], lost: Sequence[str]) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lightning_core.capture.tool_results import ToolResults
 from lightning_core.credit import Credit, Episode
 from lightning_core.endpoint.replay import Recording
 from lightning_core.records.store import Status
-from lightning_core.rollouts.tasks import Task
 from lightning_core.trace import SpanRecord, Trace
 from lightning_core.transitions import Row
+
+Task = Mapping[str, Any]
+"""One task: JSON values, with an ``id``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,16 +15,15 @@ from functools import partial
 from lightning_core.config import Config
 from lightning_core.config.build_rules import policy_rules
 from lightning_core.credit import Credit, Episode, assign_by_policy
-from lightning_core.errors import ConfigError, InfrastructureError
+from lightning_core.errors import InfrastructureError
 from lightning_core.records.store import Phase, Store
-from lightning_core.rollouts.abort_checks import InvalidRewards, check_finished, check_rewarded
+from lightning_core.rollouts.abort_checks import AbortChecks
 from lightning_core.rollouts.agent_pool import AgentPool
-from lightning_core.rollouts.attempt import Attempt, Group, Job, Rollout
+from lightning_core.rollouts.attempt import Attempt, Group, Job, Rollout, Task
 from lightning_core.rollouts.counts import add_counts, count_batch, count_groups
 from lightning_core.rollouts.jobs import call_credits, count_earlier, make_jobs, pick_tasks, rollout_record, to_episodes
-from lightning_core.rollouts.selection import check_agents, require_transitions, routing_of, trained_agents
+from lightning_core.rollouts.selection import require_transitions, routing_of, trained_agents
 from lightning_core.rollouts.signal import Reject, Signal, merge_streams
-from lightning_core.rollouts.tasks import Task
 from lightning_core.transitions import Row, Streams
 
 logger = logging.getLogger(__name__)
@@ -51,8 +50,7 @@ class Collector:
         self._signals = signals
         self._on_rollout = on_rollout
         self._on_phase = on_phase
-        self._is_checked = False
-        self._invalid = InvalidRewards(config.rollouts.max_invalid)
+        self._checks = AbortChecks(config)
 
     def pick_tasks(self, tasks: Sequence[Task], step: int) -> Sequence[Task]:
         """The tasks of ``step``, chosen by the first signal that chooses, or else in order of a shuffled list."""
@@ -96,7 +94,7 @@ class Collector:
             ]
             writes.append(self._store.queue_rollouts(records))
             for rollout in (attempt.rollout for attempt in attempts if attempt.final):
-                self._invalid.count(rollout)
+                self._checks.count(rollout)
                 if rollout.job.repeat is None:
                     self._on_rollout(rollout)
 
@@ -124,20 +122,10 @@ class Collector:
         return found
 
     def check(self, groups: Sequence[Group], *, whole: bool = True, measured: bool = False) -> None:
-        """Raise an error if no rollout finished or, if ``whole``, none has a reward; at first also for unknown agents and tools
-        (``measured``: see `check_agents`)."""
-        if not groups:
-            raise ConfigError("found no tasks to run, expected at least one; check the list of tasks")
-        rollouts = [r for g in groups for r in g.rollouts]
-        lost = [g.error or "" for g in groups for _ in range(g.lost)]
-        check_finished(rollouts, lost)
-        if not self._is_checked:
-            check_agents(self.config, rollouts, measured=measured)
-            self._is_checked = True
+        """Raise an error for groups that stop the run; see `AbortChecks.check` and `Signal.check`."""
+        self._checks.check(groups, whole=whole, measured=measured)
         for signal in self._signals:
             signal.check(groups)
-        if whole:
-            check_rewarded(rollouts, lost)
 
     def episodes(self, groups: Sequence[Group]) -> list[Episode]:
         """rollouts → transitions: the rollouts that can be trained on."""

@@ -16,8 +16,7 @@ from lightning_core.config import Config
 from lightning_core.credit import Credit, Episode
 from lightning_core.errors import TrainingError
 from lightning_core.records.store import LEFT_OUT, CallCredit, Phase, RolloutRecord
-from lightning_core.rollouts.attempt import Job, Rollout
-from lightning_core.rollouts.tasks import Task
+from lightning_core.rollouts.attempt import Job, Rollout, Task
 from lightning_core.transitions import refused_calls, trace_to_transitions
 
 

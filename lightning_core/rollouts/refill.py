@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from lightning_core.credit import Credit, Episode
-from lightning_core.rollouts.tasks import Task
+from lightning_core.rollouts.attempt import Task
 
 
 def without_gradient(episodes: Sequence[Episode], credit: Credit) -> list[str]:

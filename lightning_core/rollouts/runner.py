@@ -38,14 +38,13 @@ from lightning_core.endpoint.known_agents import Verdict
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import ConfigError, InfrastructureError, RewardError, describe, show
-from lightning_core.rollouts.attempt import Attempt, Job, Rollout
+from lightning_core.rollouts.attempt import Attempt, Job, Rollout, Task
 from lightning_core.rollouts.concurrency import Slot, Slots
 from lightning_core.rollouts.executors.choose import choose_executor
 from lightning_core.rollouts.executors.executor import Assignment, DisplacedError, ExecutorError, Returned
 from lightning_core.rollouts.executors.off_loop import SECONDS, off_loop
 from lightning_core.rollouts.failure_log import FailureLog
 from lightning_core.rollouts.outcome import Evidence, Outcome, classify
-from lightning_core.rollouts.tasks import Task
 from lightning_core.trace import TRAINED, SpanRecord, Trace, check_reward, spans_to_trace
 
 logger = logging.getLogger(__name__)

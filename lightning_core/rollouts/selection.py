@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from lightning_core.capture.clients.stamping import IGNORED, NO_MODEL_NAMED
@@ -21,7 +22,7 @@ from lightning_core.endpoint.routing import DEFAULT_AGENT, AuxiliaryCalls, Routi
 from lightning_core.errors import ConfigError, TrainingError, did_you_mean, plural
 from lightning_core.records.agent_paths import ambiguous_paths
 from lightning_core.records.ledger import NOT_TRAINED, TRAINED, Ledger, trace_ledger
-from lightning_core.records.store import Phase
+from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.attempt import Group, Rollout
 from lightning_core.trace import DECLARED_AGENTS, Trace
 
@@ -153,8 +154,14 @@ def _check_chosen(config: Config, trained: Collection[str], known: Collection[st
             )
 
 
-def warn_of_hosts(config: Config, ledger: Ledger) -> None:
-    """Log a warning for each entry of ``rollouts.ignore_hosts`` that no request of the run matched."""
+def warn_of_hosts(config: Config, folder: Path) -> None:
+    """Log a warning for each entry of ``rollouts.ignore_hosts`` that no request of the run in ``folder`` matched."""
+    with Store(folder / "store.db", read_only=True) as store:
+        warn_of_unmatched(config, store.ledger())
+
+
+def warn_of_unmatched(config: Config, ledger: Ledger) -> None:
+    """Log a warning for each entry of ``rollouts.ignore_hosts`` that no request in ``ledger`` matched."""
     ignored = [e.where for e in ledger if e.kind == "elsewhere" and e.detail == IGNORED]
     if OTHER_HOSTS in ignored:
         return

@@ -16,10 +16,9 @@ from lightning_core.config.imports import import_callable, user_code
 from lightning_core.config.sections import TaskSource
 from lightning_core.config.types import is_callable_name
 from lightning_core.errors import ConfigError, describe, need_path
+from lightning_core.rollouts.attempt import Task
 
 logger = logging.getLogger(__name__)
-
-Task = Mapping[str, Any]
 
 
 def load_tasks(source: TaskSource | str, *, key: str = "tasks") -> list[Task]:

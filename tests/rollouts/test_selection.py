@@ -20,7 +20,7 @@ from lightning_core.config import load_config
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
 from lightning_core.records.ledger import Entry, routes
 from lightning_core.records.store import Store
-from lightning_core.rollouts.selection import warn_of_hosts
+from lightning_core.rollouts.selection import warn_of_unmatched
 from lightning_core.testing.recording_server import recording_server
 from tests.program_runs import TASKS, Program, agents_of
 
@@ -375,13 +375,13 @@ def test_an_ignored_host_that_no_request_went_to_is_a_warning(
         return 1.0
 
     program.run(solve, agents={"train": "all"})
-    warn_of_hosts(config, program.ledger())
+    warn_of_unmatched(config, program.ledger())
     assert f"lists '{wrong}', but no request went there" in caplog.text
     assert "lists '127.0.0.1'" in caplog.text
 
     caplog.clear()
     with pytest.raises(TrainingError, match="no trained agent made a call"):
         program.run(monitor, agents={"train": "all"}, rollouts={"ignore_hosts": ["127.0.0.1"]})
-    warn_of_hosts(config, program.ledger())
+    warn_of_unmatched(config, program.ledger())
     assert f"lists '{wrong}', but no request went there; did you mean '{host}'?" in caplog.text
     assert "lists '127.0.0.1'" not in caplog.text

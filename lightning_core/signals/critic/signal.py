@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from lightning_core.config.build_rules import policy_rules
 from lightning_core.credit import Credit, Episode
 from lightning_core.errors import TrainingError
+from lightning_core.rollouts.attempt import Task
 from lightning_core.rollouts.signal import Critic, Resources, Signal
-from lightning_core.rollouts.tasks import Task
 from lightning_core.signals.critic.section import NEED
 
 

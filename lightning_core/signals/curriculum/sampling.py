@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from lightning_core.records.task_history import Tried
-from lightning_core.rollouts.tasks import Task
+from lightning_core.rollouts.attempt import Task
 
 _PRIOR = 0.5
 """The success rate of a task that was never tried. It counts as one attempt (Jeffreys' prior)."""

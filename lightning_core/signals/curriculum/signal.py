@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from lightning_core.records.store import Store
 from lightning_core.records.task_history import recent_attempts
+from lightning_core.rollouts.attempt import Task
 from lightning_core.rollouts.signal import Resources, Signal
-from lightning_core.rollouts.tasks import Task
 from lightning_core.signals.curriculum.sampling import count_picked, draw_tasks, sampling_probabilities
 from lightning_core.signals.curriculum.section import sampling_floor
 

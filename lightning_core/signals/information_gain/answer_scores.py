@@ -19,7 +19,7 @@ from lightning_core.chat.chat import Chat
 from lightning_core.config.imports import user_code
 from lightning_core.credit import Episode
 from lightning_core.errors import ConfigError, show
-from lightning_core.rollouts.tasks import Task
+from lightning_core.rollouts.attempt import Task
 from lightning_core.signals.information_gain.gains import ANSWER_LOGPROBS
 from lightning_core.signals.information_gain.section import InformationGain
 from lightning_core.trace import Floats, pack

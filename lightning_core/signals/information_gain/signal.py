@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from lightning_core.config.build_rules import policy_rules
 from lightning_core.credit import Episode
 from lightning_core.records.store import Store
+from lightning_core.rollouts.attempt import Task
 from lightning_core.rollouts.counts import add_counts
 from lightning_core.rollouts.signal import Resources, Signal
-from lightning_core.rollouts.tasks import Task
 from lightning_core.signals.information_gain.answer_scores import AnswerScorer
 from lightning_core.signals.information_gain.gains import ANSWER_LOGPROBS
 from lightning_core.signals.information_gain.section import NEED, answer_function, settings_of

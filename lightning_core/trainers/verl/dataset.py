@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from lightning_core.rollouts.tasks import Task
+from lightning_core.rollouts.attempt import Task
 
 TASK = "lightning_task"
 """The column that holds a task as JSON."""
