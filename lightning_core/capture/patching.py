@@ -68,7 +68,7 @@ class Patches:
     def wrap(self, target: Any, attribute: str, wrapper: Wrapper, *, everywhere: bool = False) -> None:
         """Wrap ``attribute`` of ``target``: a module, its name, or a class.
 
-        ``everywhere``: regardless of ``enabled()``, for a function that finds out which rollout it works for.
+        ``everywhere``: regardless of ``enabled()``, for a function that finds out which rollout it works for, or that works for none.
         ``attribute`` may be a dotted path. Wrapping the same attribute with the same ``wrapper`` again does
         nothing. Raises AttributeError or ImportError (wrapt's subclasses of them) if the attribute does not exist.
         """

@@ -1,6 +1,6 @@
 """The patches of one process: HTTP clients, threads, queues, processes and programs.
 
-They do nothing while no rollout runs in the process.
+They do nothing while no rollout runs in the process, except for those of `transports`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from lightning_core.capture.patching import Patches
 from lightning_core.capture.queues import install_queues
 from lightning_core.capture.sockets import install_sockets
 from lightning_core.capture.threads import install_threads
+from lightning_core.capture.transports import install_transports
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ def ensure_patched(integrations: Iterable[str]) -> None:
 def _install(patches: Patches) -> None:
     install_client(patches)
     install_sockets(patches)
+    install_transports(patches)
     install_threads(patches)
     install_queues(patches)
     install_processes(patches)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -74,22 +73,6 @@ def _changed(request: Any) -> tuple[Any, Redirection | None] | None:
     return (plain, None) if to is None else (_copy(plain, to.url, to.set, to.remove), to)
 
 
-def _close_async(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``aclose``, unless a finalizer calls it.
-
-    SDKs' finalizers start it in the loop of the thread that collects the client, which often is the endpoint's. The sockets are closed
-    by their own finalizers. Their numbers may belong to other connections when the task runs; it would stop the loop from reading these.
-    """
-    frame = inspect.currentframe()
-    caller = None if frame is None else frame.f_back
-    is_finalizer = caller is not None and caller.f_code.co_name == "__del__"
-    return _do_nothing() if is_finalizer else wrapped(*args, **kwargs)
-
-
-async def _do_nothing() -> None:
-    pass
-
-
 def _body(request: Any) -> Body | Compressed:
     # Private: ``_content`` is set once the body was read or given as a whole; httpx 0.28, httpx2 2.16.
     return seen_body(vars(request).get("_content", UNSEEN), request.headers)
@@ -124,7 +107,6 @@ def _transport(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...]
 WRAPS: tuple[tuple[str, Wrapper], ...] = (
     ("Client.send", _send),
     ("AsyncClient.send", _send_async),
-    ("AsyncClient.aclose", _close_async),
     ("Client._transport_for_url", _transport),
     ("AsyncClient._transport_for_url", _transport),
     ("HTTPTransport.handle_request", _handle),
