@@ -161,7 +161,7 @@ def test_estimator_and_losses_are_registered() -> None:
     assert ESTIMATOR in core_algos.ADV_ESTIMATOR_REGISTRY, moved(
         "the entry point group verl.plugins", "not read", "read"
     )
-    for loss in ("ppo", "dual-clip", "gspo", "cispo", "dppo-tv", "dppo-kl", "m2po", "reinforce"):
+    for loss in ("ppo", "dual-clip", "gspo", "cispo", "dppo-tv", "reinforce"):
         assert loss_mode(loss) in core_algos.POLICY_LOSS_REGISTRY
 
 

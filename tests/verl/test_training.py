@@ -26,7 +26,8 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def run(train: Train) -> Command:
-    return train()
+    """With a custom loss, which verl's processes import."""
+    return train(algorithm={"loss": "tests.credit.own_rules:sapo"})
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import torch
 
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
 from lightning_core.signals.cross_entropy.section import CrossEntropy
+from lightning_core.trainers.verl.plugin import register_loss
 from lightning_core.transitions import Row
 from tests.tiny_model import make_tiny_model
 from tests.verl.library.embedded import Embedded
@@ -19,6 +20,9 @@ from tests.verl.library.trainer import VerlTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's and verl's
 
+OWN = "examples.rules.losses"
+for _loss in ("dppo_kl", "m2po"):
+    register_loss(f"{OWN}:{_loss}")
 CLIPS = {"clip_low": 0.1, "clip_high": 0.15}
 LOSSES: dict[str, dict[str, Any]] = {
     "ppo": {"loss": "ppo", **CLIPS},
@@ -27,7 +31,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "gspo-call": {"loss": "gspo", "sequence": "call", "clip_low": 0.02, "clip_high": 0.03},
     "cispo": {"loss": "cispo", **CLIPS},
     "dppo-tv": {"loss": "dppo-tv", "clip_low": 3e-4, "clip_high": 4e-4},
-    "dppo-kl": {"loss": "dppo-kl", "clip_low": 2e-5, "clip_high": 3e-5},
+    "dppo-kl": {"loss": f"{OWN}:dppo_kl", "clip_low": 2e-5, "clip_high": 3e-5},
     "reinforce": {"loss": "reinforce"},
 }
 AGGREGATIONS: dict[str, dict[str, Any]] = {
@@ -62,7 +66,7 @@ def test_losses(embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Row], 
 
 def test_m2po_in_one_micro_batch(embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Row]) -> None:
     """verl computes a loss for each micro-batch, so the second moment is that of one."""
-    algorithm = Algorithm(loss="m2po")
+    algorithm = Algorithm(loss=f"{OWN}:m2po")
     expected, metrics = embedded.gradients(rows, algorithm)
     assert metrics["clip_high_fraction"] > 0
     assert_same(verl_trainer.gradients(rows, algorithm, multiple=8, micro=8), expected)
