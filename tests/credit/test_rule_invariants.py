@@ -21,7 +21,7 @@ from lightning_core.credit import (
     assign_by_policy,
     assign_credit,
 )
-from lightning_core.rollouts.refill import without_signal
+from lightning_core.rollouts.refill import without_gradient
 from lightning_core.trace import Reward
 from tests.credit.episodes import call, episode, from_calls
 
@@ -78,7 +78,7 @@ def test_attempts_with_equal_rewards_get_no_advantage(
     episodes = [with_rewards(f"r{i}-", reward, f"a{a}", [("a", own)]) for i, a in enumerate(attempts)]
     credit = assign_credit(episodes, rules_of(rewards, advantage))
     assert set(credit.advantages.values()) == {0.0}
-    assert without_signal(episodes, credit) == ["t"], "dynamic sampling replaces the group"
+    assert without_gradient(episodes, credit) == ["t"], "dynamic sampling replaces the group"
 
 
 @pytest.mark.parametrize("advantage", COMPARING)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lightning_core import fit, load_config
 from lightning_core.errors import ConfigError
 from lightning_core.loop import Result
 from lightning_core.records.store import Store
+from lightning_core.signals.cross_entropy.section import cross_entropy_of
 from lightning_core.signals.cross_entropy.token_sources import TokenSources
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
@@ -63,8 +65,7 @@ def texts(row: Row) -> list[str]:
     tokenizer: Any = load_tokenizer(row_model)
     found: list[list[int]] = []
     previous = False
-    assert row.ce is not None
-    for token, chosen in zip(row.token_ids.tolist(), row.ce.tolist(), strict=True):
+    for token, chosen in zip(row.token_ids.tolist(), row.cross_entropy_mask.tolist(), strict=True):
         if chosen and not previous:
             found.append([])
         if chosen:
@@ -98,7 +99,9 @@ def test_only_the_messages_after_a_response_are_chosen(
     assert len(seen) == 4
     for row in seen:
         assert texts(row) == expected
-        assert not (row.mask & row.ce).any()
+        assert not (row.mask & row.cross_entropy_mask).any()
+        assert row.streams.cross_entropy is not None
+        assert set(row.streams.cross_entropy[row.cross_entropy_mask].tolist()) == {np.float32(0.1)}
         assert len(row.segments) == 3
     assert metrics["tokens_ce"] == 4 * sum(map(len, expected))
     assert metrics["ce_messages_unknown"] == 0
@@ -108,13 +111,13 @@ def test_only_the_messages_after_a_response_are_chosen(
 
 def test_responses_of_good_rollouts_are_chosen(model: Path, tmp_path: Path, seen: list[Row]) -> None:
     train(model, tmp_path / "a", {"weight": 0.1, "tokens": "response"})
-    assert all(row.ce is None for row in seen), "the reward is 0, and solved is 1"
+    assert all(row.streams.cross_entropy is None for row in seen), "the reward is 0, and solved is 1"
     seen.clear()
     train(model, tmp_path / "b", {"weight": 0.1, "tokens": "response", "min_reward": 0.0})
     assert len(seen) == 4
     for row in seen:
-        assert row.ce is not None
-        assert row.ce.tolist() == row.mask.tolist()
+        assert row.streams.cross_entropy is not None
+        assert row.streams.cross_entropy.tolist() == (np.float32(0.1) * row.mask).tolist()
 
 
 def test_the_policy_learns_to_predict_its_tools(model: Path, tmp_path: Path) -> None:
@@ -128,14 +131,14 @@ def test_the_policy_learns_to_predict_its_tools(model: Path, tmp_path: Path) -> 
 def test_results_without_known_tokens_are_counted(model: Path, tmp_path: Path, seen: list[Row]) -> None:
     """The harness replaced what the policy said, so that the result may be of something else."""
     metrics = train(model, tmp_path, {"weight": 1.0}, "forgetful").metrics[0]
-    assert all(row.ce is None for row in seen)
+    assert all(row.streams.cross_entropy is None for row in seen)
     assert metrics["tokens_ce"] == 0
     assert metrics["ce_messages_unknown"] == 4
 
 
 def test_agents_are_chosen_by_pattern(model: Path, tmp_path: Path, seen: list[Row]) -> None:
     train(model, tmp_path / "a", {"weight": 1.0, "agents": ["cl*"]})
-    assert all(row.ce is not None for row in seen)
+    assert all(row.streams.cross_entropy is not None for row in seen)
     with pytest.raises(
         ConfigError, match=r"algorithm.ce.agents names 'cook', but the trained agents of this program are"
     ):
@@ -156,23 +159,24 @@ def test_changed_records_have_no_known_tokens(model: Path, tmp_path: Path) -> No
     with Store(tmp_path / "run" / "store.db", read_only=True) as store:
         trace = store.trace(1)
     tokenizer: Any = load_tokenizer(model)
-    assert config.algorithm.ce is not None
-    sources = TokenSources(config.algorithm.ce, {"policy": Chat(tokenizer)}, solved=1.0)
+    settings_of_run = cross_entropy_of(config.algorithm)
+    assert settings_of_run is not None
+    sources = TokenSources(settings_of_run, {"policy": Chat(tokenizer)}, solved=1.0)
 
-    def targets(calls: Any) -> Any:
+    def choose(calls: Any) -> Any:
         changed = replace(trace, calls=tuple(calls))
-        return sources.targets(
+        return sources.choose(
             [Episode(trace=changed, transitions=trace_to_transitions(changed, agents=["clerk"]), rewards=())]
         )
 
-    assert targets(trace.calls).unknown == 0
-    assert sum(map(len, targets(trace.calls).tokens.values())) == 2
+    assert choose(trace.calls).unknown == 0
+    assert sum(map(len, choose(trace.calls).spans.values())) == 2
     ids = trace.calls[1].prompt_ids
     assert ids is not None
     other = ids.copy()
     other[-20] += 1
-    found = targets([trace.calls[0], replace(trace.calls[1], prompt_ids=other)])
-    assert (found.unknown, found.tokens) == (1, {})
+    found = choose([trace.calls[0], replace(trace.calls[1], prompt_ids=other)])
+    assert (found.unknown, found.spans) == (1, {})
 
 
 @pytest.mark.parametrize(

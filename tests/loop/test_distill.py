@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,18 @@ import numpy as np
 import pytest
 
 from lightning_core import fit, load_config
+from lightning_core.backends.scripted import ByteTokenizer
+from lightning_core.chat.chat import Chat
+from lightning_core.config.algorithm import Algorithm
+from lightning_core.credit import Credit
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.loop import Result
-from lightning_core.signals.distill.teacher import token_advantages
+from lightning_core.rollouts.rows import to_rows
+from lightning_core.signals.distill.section import Distill
+from lightning_core.signals.distill.teacher import Teacher
+from lightning_core.trace import Floats
+from lightning_core.transitions import Candidates, Row
+from tests.credit.episodes import call, from_calls
 from tests.tiny_model import make_tiny_model
 
 
@@ -42,12 +53,41 @@ def train(model: Path, runs: Path, distill: dict[str, Any], **sections: Any) -> 
     return fit(config=load_config(settings(model, runs, distill, **sections)))
 
 
+@dataclass(frozen=True)
+class Raised:
+    """A `Scorer` with logprobs that are ``by`` more than those at sampling."""
+
+    by: Sequence[float]
+
+    def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
+        return {s.call: row.logprobs[s.start : s.stop] + np.array(self.by, "<f4") for row in rows for s in row.segments}
+
+    def candidates(self, rows: Sequence[Row], count: int) -> Mapping[str, Candidates]:
+        raise NotImplementedError
+
+
 def test_tokens_get_the_difference_to_the_teacher() -> None:
-    found = token_advantages(
-        {"a": 0.5, "b": -1.0}, {"a": np.array([0.25, -2.0], dtype="<f4")}, reward_weight=2.0, weight=0.5
+    """The advantages of the calls are 0.5 and −1; the teacher scores the first one."""
+    ids = np.array([7, 8], dtype="<u4")
+    calls = [
+        call(name, "r", agent, i, output_ids=ids)
+        for i, (name, agent) in enumerate({"a": "taught", "b": "other"}.items())
+    ]
+    one = from_calls(calls, 0)
+    teacher = Teacher(
+        settings=Distill(teacher="m", weight=0.5, agents=("taught",)),
+        scorer=Raised(by=[0.25, -2.0]),
+        chat=Chat(ByteTokenizer()),
+        max_context=100,
     )
-    assert found["b"] == -2.0
-    assert found["a"].tolist() == [1.125, 0.0]  # type: ignore[union-attr]
+    streams = teacher.streams([one])
+    credit = Credit(values={}, advantages={"a": 0.5, "b": -1.0})
+    first, second = to_rows(Algorithm(reward_weight=2.0), [one], credit, streams)
+    assert first.advantages is not None
+    assert second.advantages is not None
+    assert first.advantages[first.mask].tolist() == [1.125, 0.0]
+    assert second.advantages[second.mask].tolist() == [-2.0, -2.0]
+    assert streams.counts == {"tokens_distilled": 2, "teacher_kl_sum": 1.75}
 
 
 def test_the_policy_comes_closer_to_another_model(model: Path, other: Path, tmp_path: Path) -> None:

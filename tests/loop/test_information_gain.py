@@ -153,7 +153,8 @@ def test_a_prompt_that_leaves_no_room_is_counted(model: Path, tmp_path: Path) ->
     """First prompts have 42 tokens, later ones more."""
     result = train(model, tmp_path, credit={"information_gain": {"answer": "gold", "prefix": "x" * (512 - 42 - 2)}})
     assert result.metrics[0]["calls_unscored"] == 12
-    assert ANSWER_LOGPROBS not in [[c.arrays for c in calls] for calls in calls_of(result)] == [[False, True, True]] * 6
+    unscored = [[ANSWER_LOGPROBS not in c.arrays for c in calls] for calls in calls_of(result)]
+    assert unscored == [[False, True, True]] * 6
 
 
 def test_several_policies_score_their_own_calls(model: Path, tmp_path: Path) -> None:

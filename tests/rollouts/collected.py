@@ -1,26 +1,43 @@
-"""Scripted agents, and the metrics of a step that is collected from them."""
+"""Scripted agents, and a step that is collected from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from lightning_core.config import Config
-from lightning_core.credit import Episode
+from lightning_core.credit import Credit, Episode
 from lightning_core.endpoint.server import Routing
 from lightning_core.errors import InfrastructureError
 from lightning_core.records.observer import Observers
 from lightning_core.records.store import Store
-from lightning_core.rollouts.agent_pool import Record
-from lightning_core.rollouts.attempt import Attempt, Batch, Job, Rollout
+from lightning_core.rollouts.agent_pool import AgentPool, Record
+from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.background import background_loop
-from lightning_core.rollouts.collect import Collector, collect
-from lightning_core.signals.judge.scores import Judged
+from lightning_core.rollouts.collect import Collector
+from lightning_core.rollouts.rows import to_rows
+from lightning_core.rollouts.signal import Resources, Scorer, Signal, open_signals
+from lightning_core.session import TrainingSession
+from lightning_core.signals.judge.scores import JudgeResult
+from lightning_core.signals.judge.section import Judge
+from lightning_core.signals.judge.signal import judge_at
 from lightning_core.trace import Reward, Trace
+from lightning_core.transitions import Row
 from tests.credit.episodes import call, event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """A step's data."""
+
+    episodes: Sequence[Episode]
+    credit: Credit
+    rows: Sequence[Row]
+    metrics: Mapping[str, Any]
+    """As recorded, without those that depend on time."""
 
 
 @dataclass(kw_only=True)
@@ -48,11 +65,15 @@ class ScriptedAgents:
         record([Attempt(rollout=r, final=True) for r in rollouts])
         return rollouts
 
-    async def judge(self, episodes: Sequence[Episode], step: int) -> Judged:
-        del step
+    async def call_endpoint(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        assert function is judge_at, "only the judge is scripted"
+        return self._judge(*arguments)
+
+    def _judge(self, episodes: Sequence[Episode], judge: Judge, step: int) -> JudgeResult:
+        del judge, step
         self.judged.append([e.task_id for e in episodes])
         scores = {e.rollout: [Reward(value=index / 10, name="judge")] for index, e in enumerate(episodes)}
-        return Judged(scores={} if self.judge_error else scores, error=self.judge_error, records=[])
+        return JudgeResult(scores={} if self.judge_error else scores, error=self.judge_error, records=[])
 
     def _rollout(self, job: Job, copy: int) -> Rollout:
         identity = uuid4().hex
@@ -73,7 +94,61 @@ class ScriptedAgents:
         return Rollout(job=job, attempt=0, status="ok", trace=trace, spans=(), error=None, seconds=0.0)
 
 
-def collect_step(config: Config, agents: ScriptedAgents, folder: Path, tasks: Sequence[dict[str, Any]]) -> Batch:
-    """The batch of step 0, as the embedded trainer collects it."""
-    with Store(folder / "embedded.db") as store, background_loop() as background:
-        return collect(Collector(config, agents, store), background, tasks, step=0, progress=Observers())
+class NothingLearnt:
+    """A `Learner` without weights."""
+
+    def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
+        return {}
+
+    def scorer(self, model: str) -> Scorer:
+        raise NotImplementedError
+
+    def save(self, folder: Path) -> None:
+        raise NotImplementedError
+
+    def load(self, folder: Path, *, weights_only: bool = False) -> int:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """It has nothing to free."""
+
+
+def open_scripted_signals(config: Config, agents: AgentPool, store: Store) -> Sequence[Signal]:
+    """The signals of ``config`` that need no model."""
+    return open_signals(Resources(config=config, store=store, agents=agents, chats={}, max_context=1))
+
+
+def collect_step(
+    config: Config, agents: ScriptedAgents, folder: Path, tasks: Sequence[dict[str, Any]], *, step: int = 0
+) -> Collected:
+    """The data of ``step``, as the embedded trainer collects and records it in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with Store(folder / "store.db") as store, background_loop() as background:
+        collector = Collector(config, agents, store, signals=open_scripted_signals(config, agents, store))
+        session = TrainingSession(
+            collector=collector,
+            background=background,
+            learner=NothingLearnt(),
+            notes=(),
+            steps=step,
+            store=store,
+            observers=Observers(),
+            folder=folder,
+        )
+        session.start([])
+        groups = session.roll_out(session.pick_tasks(tasks))
+        episodes = session.annotate(groups)
+        credit = session.assign_credit(episodes)
+        groups, episodes, credit = session.refill(tasks, groups, episodes, credit)
+        streams = session.streams(episodes)
+        rows = to_rows(config.algorithm, episodes, credit, streams)
+        session.record_credit(episodes, credit)
+        session.record(groups, episodes, credit, rows, streams, session.learner.step(rows))
+        metrics = store.steps()[step + 1]
+    of_time = {name for name in metrics if "second" in name}
+    return Collected(
+        episodes=episodes,
+        credit=credit,
+        rows=rows,
+        metrics={name: value for name, value in metrics.items() if name not in of_time},
+    )

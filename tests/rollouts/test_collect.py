@@ -30,10 +30,9 @@ from lightning_core.otel import spans_to_otlp
 from lightning_core.records.store import Store
 from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Collector
-from lightning_core.rollouts.counts import counts_to_metrics
 from lightning_core.rollouts.jobs import make_jobs
 from lightning_core.rollouts.local_agents import capturing, open_agents
-from tests.rollouts.collected import ScriptedAgents, collect_step
+from tests.rollouts.collected import Collected, ScriptedAgents, collect_step, open_scripted_signals
 
 TASKS = [{"id": name} for name in "abcd"]
 
@@ -114,7 +113,7 @@ def test_a_replaced_group_counts_as_rollouts_but_not_in_the_credit_metrics(tmp_p
     chosen = sorted({t for e in _collect(tmp_path / "0").episodes for t in [e.task_id]})
     agents = ScriptedAgents(reward=lambda task, copy: 1.0 if task in chosen else float(copy))
     batch = _collect(tmp_path / "1", agents, rollouts={"refill": 1})
-    metrics = counts_to_metrics(batch.counts)
+    metrics = batch.metrics
     assert (metrics["rollouts"], metrics["groups_refilled"]) == (6, 1)
     assert (metrics["groups"], metrics["groups_equal"], metrics["groups_single"]) == (2, 1, 0)
     assert (metrics["rows"], metrics["rows_per_rollout"], metrics["context_new"]) == (4, 1, 6)
@@ -176,18 +175,19 @@ def test_a_judge_that_is_not_required_may_fail_for_every_group(
 
     async def run(collector: Collector) -> list[float]:
         groups = await collector.roll_out_all(TASKS[:2], "train", 0)
-        episodes = await collector.judged(collector.episodes(groups), 0, required=False)
+        episodes = await collector.annotate(groups, 0, required=False)
         return [e.reward for e in episodes]
 
     with Store(tmp_path / "store.db") as store:
-        assert asyncio.run(run(Collector(settings, agents, store))) == [0.0, 1.0] * 2
+        collector = Collector(settings, agents, store, signals=open_scripted_signals(settings, agents, store))
+        assert asyncio.run(run(collector)) == [0.0, 1.0] * 2
     assert caplog.text.count("did not score a group: HTTPError: 503") == 2
 
 
 def test_the_rollouts_of_a_lost_worker_are_left_out(tmp_path: Path) -> None:
     agents = ScriptedAgents(lost=frozenset("ab"))
     batch = _collect(tmp_path, agents, rollouts={"tasks_per_step": 4})
-    assert (batch.counts["rollouts"], batch.counts["rollouts_left_out"], batch.counts["groups"]) == (8, 4, 2)
+    assert (batch.metrics["rollouts"], batch.metrics["rollouts_left_out"], batch.metrics["groups"]) == (8, 4, 2)
     with pytest.raises(InfrastructureError, match="all 8 rollouts had an infrastructure failure; the first: the work"):
         _collect(tmp_path, ScriptedAgents(lost=frozenset("abcd")), rollouts={"tasks_per_step": 4})
 
@@ -290,7 +290,7 @@ UPSTREAM = {"upstream": {"base_url": "http://127.0.0.1:9/v1"}}
 
 def _collect(
     folder: Path, agents: ScriptedAgents | None = None, tasks: list[dict[str, str]] = TASKS, **sections: Any
-) -> Any:
+) -> Collected:
     return collect_step(config(**sections), agents or ScriptedAgents(), folder, tasks)
 
 
@@ -300,7 +300,7 @@ def test_truncated_responses_are_counted_and_can_be_masked(tmp_path: Path, trunc
     tasks = TASKS[:2]
     agents = ScriptedAgents(truncated=frozenset("a"))
     batch = collect_step(config(algorithm={"truncated": truncated}), agents, tmp_path, tasks)
-    assert (len(batch.rows), batch.counts["calls_truncated"], batch.counts["tokens_trained"]) == (rows, 2, rows)
+    assert (len(batch.rows), batch.metrics["calls_truncated"], batch.metrics["tokens_trained"]) == (rows, 2, rows)
     advantages = [float(row.advantages.max()) for row in batch.rows if row.advantages is not None]
     assert {round(abs(a), 3) for a in advantages if a} == {0.707}
     masked = {t.rollout for e in batch.episodes for t in e.transitions if e.task_id == "a"}
@@ -312,5 +312,5 @@ def test_a_step_of_truncated_responses_only_is_reported_if_they_are_masked(
 ) -> None:
     agents = ScriptedAgents(truncated=frozenset("ab"))
     batch = collect_step(config(algorithm={"truncated": "mask"}), agents, tmp_path, TASKS[:2])
-    assert (len(batch.rows), batch.counts["rollouts"], batch.counts["calls_truncated"]) == (0, 4, 4)
+    assert (len(batch.rows), batch.metrics["rollouts"], batch.metrics["calls_truncated"]) == (0, 4, 4)
     assert "step 1: nothing to train on: all 4 responses of the trained agents reached their token limit" in caplog.text

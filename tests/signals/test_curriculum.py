@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lightning_core.config import Config, load_config
-from lightning_core.records.observer import Observers
 from lightning_core.records.store import Phase, RolloutRecord, Status, Store
 from lightning_core.records.task_history import Tried, recent_attempts
-from lightning_core.rollouts.background import background_loop
-from lightning_core.rollouts.collect import Batch, Collector, collect
-from lightning_core.rollouts.counts import counts_to_metrics
-from lightning_core.rollouts.jobs import pick_tasks
+from lightning_core.rollouts.tasks import Task
 from lightning_core.signals.curriculum.sampling import draw_tasks, sampling_probabilities, success_rate
-from tests.rollouts.collected import ScriptedAgents
+from tests.rollouts.collected import Collected, ScriptedAgents, collect_step, open_scripted_signals
 
 TASKS = [{"id": name} for name in "abcd"]
 TRIED = {"a": Tried(8, 8), "b": Tried(8, 0), "c": Tried(8, 4)}
@@ -63,15 +60,26 @@ def test_a_step_with_more_tasks_than_there_are_repeats_them_evenly() -> None:
     assert sorted(Counter(task["id"] for task in drawn).values()) == [2, 2, 3, 3]
 
 
-def test_the_picks_depend_on_seed_step_and_attempts_alone() -> None:
+def test_the_picks_depend_on_seed_step_and_attempts_alone(tmp_path: Path) -> None:
     many = [{"id": f"t{i}"} for i in range(50)]
     settings = config(rollouts={"tasks_per_step": 5})
-    picked = pick_tasks(many, settings, 3, {"t0": Tried(4, 2)})
-    assert pick_tasks(many, settings, 3, {"t0": Tried(4, 2)}) == picked
-    assert pick_tasks(many, settings, 4, {"t0": Tried(4, 2)}) != picked
-    assert pick_tasks(many, config(rollouts={"tasks_per_step": 5}, run={"seed": 7}), 3, {"t0": Tried(4, 2)}) != picked
-    mastered = {task["id"]: Tried(1000, 1000) for task in picked}
-    assert pick_tasks(many, settings, 3, mastered) != picked
+
+    def pick(settings: Config, step: int, tried: Mapping[str, Tried]) -> Sequence[Task] | None:
+        """Those of a run with the attempts ``tried``."""
+        with Store(tmp_path / f"{len(list(tmp_path.iterdir()))}.db") as store:
+            attempts = [(task, float(i < own.solved)) for task, own in tried.items() for i in range(own.attempts)]
+            store.add_rollouts(
+                [(record(i, task, 0, reward, "ok", "train"), ()) for i, (task, reward) in enumerate(attempts)]
+            )
+            (curriculum,) = open_scripted_signals(settings, ScriptedAgents(), store)
+            return curriculum.pick_tasks(many, step)
+
+    picked = pick(settings, 3, {"t0": Tried(4, 2)})
+    assert picked is not None
+    assert pick(settings, 3, {"t0": Tried(4, 2)}) == picked
+    assert pick(settings, 4, {"t0": Tried(4, 2)}) != picked
+    assert pick(config(rollouts={"tasks_per_step": 5}, run={"seed": 7}), 3, {"t0": Tried(4, 2)}) != picked
+    assert pick(settings, 3, {task["id"]: Tried(1000, 1000) for task in picked}) != picked
 
 
 def record(number: int, task: str, step: int, reward: float | None, status: Status, phase: Phase) -> RolloutRecord:
@@ -110,29 +118,24 @@ def test_the_recent_attempts_are_those_of_the_last_two_steps_that_tried_the_task
         assert recent_attempts(store, before=0, solved=1.0) == {}
 
 
-def run(folder: Path, settings: Config, steps: int) -> tuple[list[list[str]], list[Batch]]:
-    """The task ids and the batch of each step. Only attempts at a and b can succeed: all at a, half of those at b."""
+def run(folder: Path, settings: Config, steps: int) -> tuple[list[list[str]], list[Collected]]:
+    """The task ids and the data of each step. Only attempts at a and b can succeed: all at a, half of those at b."""
     agents = ScriptedAgents(reward=lambda task, copy: float(task == "a" or (task == "b" and copy % 2 == 0)))
-    picked: list[list[str]] = []
-    batches: list[Batch] = []
-    with Store(folder / "store.db") as store, background_loop() as background:
-        done = len({r.step for r in store.rollouts()})
-        for step in range(done, steps):
-            # A new collector for each step: nothing is remembered but the store.
-            collector = Collector(settings, agents, store)
-            batches.append(collect(collector, background, TASKS, step=step, progress=Observers()))
-            picked.append(sorted({r.task_id for r in store.rollouts(step=step)}))
-    return picked, batches
+    # Each step is collected anew: nothing is remembered but the folder.
+    collected = [collect_step(settings, agents, folder, TASKS, step=step) for step in range(steps)]
+    with Store(folder / "store.db", read_only=True) as store:
+        picked = [sorted({r.task_id for r in store.rollouts(step=step)}) for step in range(steps)]
+    return picked, collected
 
 
 def test_tasks_that_are_sometimes_solved_are_picked_most_often(tmp_path: Path) -> None:
     settings = config(rollouts={"tasks_per_step": 1, "group_size": 8})
-    picked, batches = run(tmp_path, settings, 60)
+    picked, collected = run(tmp_path, settings, 60)
     found = Counter(task for step in picked for task in step)
     assert found.keys() == set("abcd"), "no task is left out"
     assert found["b"] > 60 / 2
     assert found["b"] > 2 * max(found[name] for name in "acd")
-    first, last = counts_to_metrics(batches[0].counts), counts_to_metrics(batches[-1].counts)
+    first, last = collected[0].metrics, collected[-1].metrics
     assert (first["tasks_sampled_success"], first["tasks_sampled_new"]) == (0.5, 1)
     assert last["tasks_sampled_new"] == 0
     assert not {"tasks_sampled", "tasks_sampled_success_sum"} & last.keys()
@@ -140,13 +143,13 @@ def test_tasks_that_are_sometimes_solved_are_picked_most_often(tmp_path: Path) -
 
 def test_the_success_of_the_picked_tasks_is_a_metric(tmp_path: Path) -> None:
     """All four tasks twice: rates of 1/2 at first, then 2.5/3, 1/2, and 0.5/3 twice."""
-    _, batches = run(tmp_path, config(rollouts={"tasks_per_step": 4}), 2)
-    metrics = [counts_to_metrics(batch.counts) for batch in batches]
+    _, collected = run(tmp_path, config(rollouts={"tasks_per_step": 4}), 2)
+    metrics = [step.metrics for step in collected]
     assert [m["tasks_sampled_new"] for m in metrics] == [4, 0]
     assert [m["tasks_sampled_success"] for m in metrics] == pytest.approx([0.5, (2.5 / 3 + 1.5 / 3 + 0.5 / 3 * 2) / 4])
 
 
 def test_uniform_sampling_passes_over_all_tasks_and_reads_no_attempts(tmp_path: Path) -> None:
-    picked, batches = run(tmp_path, config(tasks={"sampling": "uniform"}), 4)
+    picked, collected = run(tmp_path, config(tasks={"sampling": "uniform"}), 4)
     assert sorted(picked[0] + picked[1]) == sorted(picked[2] + picked[3]) == list("abcd")
-    assert "tasks_sampled_new" not in batches[0].counts
+    assert "tasks_sampled_new" not in collected[0].metrics

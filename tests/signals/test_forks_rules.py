@@ -11,7 +11,7 @@ import pytest
 from lightning_core.config.rule_names import function_of
 from lightning_core.credit import CreditRules, Episode, RewardTerm, assign_by_policy, assign_credit
 from lightning_core.credit.air import Air, FormatRule
-from lightning_core.rollouts.refill import without_signal
+from lightning_core.rollouts.refill import without_gradient
 from lightning_core.trace import Reward
 from tests.credit.episodes import call, from_calls
 
@@ -137,7 +137,7 @@ def test_a_fork_has_the_intermediate_rewards_of_the_calls_that_it_repeats(
     credit = assign_by_policy(episodes, dict.fromkeys(policies, rules))
     if advantage != "none" or rewards == "vine":
         assert set(credit.advantages.values()) == {0.0}
-        assert without_signal(episodes, credit) == ["t"], "dynamic sampling replaces the group"
+        assert without_gradient(episodes, credit) == ["t"], "dynamic sampling replaces the group"
     else:
         assert list(credit.values.values()) == pytest.approx([1.0 + 3 * 0.39] * 9)
     prefix = "policy/" if len(policies) > 1 else ""

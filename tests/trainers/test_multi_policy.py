@@ -297,18 +297,18 @@ def test_layers_computed_again_have_the_same_adapter(make: Make) -> None:
 def test_every_policy_has_its_own_critic(make: Make, tmp_path: Path) -> None:
     trainer = make(a={**LORA, "critic": Critic(epochs=200, learning_rate=0.05)}, b={**LORA, "critic": Critic()}, c=LORA)
     calls = [transition("a", 1), transition("b", 1), transition("a", 2)]
-    assert trainer.expected(calls) == {"a1": 0, "b1": 0, "a2": 0}
-    metrics = trainer.learn_expected({"a1": 1.0, "a2": -1.0, "b1": 3.0})
+    assert trainer.values(calls) == {"a1": 0, "b1": 0, "a2": 0}
+    metrics = trainer.fit_values({"a1": 1.0, "a2": -1.0, "b1": 3.0})
     assert metrics["a/critic_loss"] == pytest.approx(1)
     assert metrics["b/critic_loss"] == pytest.approx(9)
-    expected = trainer.expected(calls)
+    expected = trainer.values(calls)
     assert expected["a1"] == pytest.approx(1, abs=0.2)
     assert expected["a2"] == pytest.approx(-1, abs=0.2)
     assert 0 < expected["b1"] < 1
     trainer.save(tmp_path / "checkpoint")
     resumed = make(a={**LORA, "critic": Critic()}, b={**LORA, "critic": Critic()}, c=LORA)
     resumed.load(tmp_path / "checkpoint")
-    assert resumed.expected(calls) == expected
+    assert resumed.values(calls) == expected
 
 
 def transition(policy: str, seed: int) -> Transition:

@@ -22,13 +22,15 @@ from lightning_core.errors import ConfigError, ProofError, TrainingError
 from lightning_core.records.checkpoints import checkpoints
 from lightning_core.records.store import Store
 from lightning_core.rollouts.collect import Collector
-from lightning_core.rollouts.counts import add_counts, counts_to_metrics
+from lightning_core.rollouts.counts import add_counts
+from lightning_core.rollouts.rows import to_rows
 from lightning_core.trainers.verl.estimator import SETTINGS, weighted_advantages
 from lightning_core.trainers.verl.export import sampling_config
 from lightning_core.trainers.verl.policy_loss import OWN_LOSS, loss_mode, make_policy_loss
 from lightning_core.trainers.verl.records import FAILURE, LOG, archive_log, read_metrics_of_verl, write_failure
 from lightning_core.trainers.verl.rows import SIGNAL, PromptGroup, train_rows, validation_row
 from lightning_core.trainers.verl.settings import defaults, flatten, rows_per_update, translate
+from lightning_core.transitions import RowStreams, Streams
 from tests.rollouts.collected import ScriptedAgents, collect_step
 from tests.verl.rows import recorded_row
 
@@ -206,7 +208,7 @@ def test_the_schedule_mini_batches_and_decay_have_verls_names(tmp_path: Path) ->
 def test_the_weights_of_verls_mini_batches_sum_to_one_on_average() -> None:
     """Rollouts of 2 and 4 tokens: 1/2 · 1/2 and 1/2 · 1/4 of a step, and twice that in each of two mini-batches."""
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
-    settings = {"aggregation": "rollout-mean", "sequence": None, "constant_tokens": None, "ce_weight": None}
+    settings = {"aggregation": "rollout-mean", "sequence": None, "constant_tokens": None, "cross_entropy": False}
     for parts in (1, 2):
         weighted, plain = weighted_advantages(
             torch.ones(2, 4) * mask, mask, ["a", "b"], {SETTINGS: {**settings, "mini_batches": parts}}
@@ -216,32 +218,32 @@ def test_the_weights_of_verls_mini_batches_sum_to_one_on_average() -> None:
 
 
 def test_the_tokens_of_a_cross_entropy_have_its_weights() -> None:
-    """Of the rollouts with some, a has two, in two rows, and b one: 0.5 / 2 / 2 and 0.5 / 2."""
+    """With the coefficient 0.5. Of the rollouts with some, a has two, in two rows, and b one: 0.5 / 2 / 2 and 0.5 / 2."""
     mask = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 1, 1], [0, 0, 0], [1, 1, 1]])
-    rewards = torch.tensor([[2.0, 1, 0], [2, 2, 1], [1, 2, 2], [0, 0, 0], [2, 2, 2]])
+    rewards = torch.tensor([[2.0, 0.5, 0], [2, 2, 0.5], [0.5, 2, 2], [0, 0, 0], [2, 2, 2]])
     rollouts = ["a", "a", "b", "padding", "c"]
     settings = {"aggregation": "token-mean", "sequence": None, "constant_tokens": None, "mini_batches": 1}
-    weighted, plain = weighted_advantages(rewards, mask, rollouts, {SETTINGS: {**settings, "ce_weight": 0.5}})
+    weighted, plain = weighted_advantages(rewards, mask, rollouts, {SETTINGS: {**settings, "cross_entropy": True}})
     own = 2 / 8
     assert weighted.tolist() == [[own, 0.125, 0], [own, own, 0.125], [0.25, own, own], [0, 0, 0], [own] * 3]
     assert plain.tolist() == (2.0 * mask).tolist()
-    twice = {**settings, "ce_weight": 0.5, "mini_batches": 2}
+    twice = {**settings, "cross_entropy": True, "mini_batches": 2}
     assert torch.equal(weighted_advantages(rewards, mask, rollouts, {SETTINGS: twice})[0], 2 * weighted)
-    without, _ = weighted_advantages(rewards, mask, rollouts, {SETTINGS: {**settings, "ce_weight": None}})
+    without, _ = weighted_advantages(rewards, mask, rollouts, {SETTINGS: {**settings, "cross_entropy": False}})
     assert without.tolist() == (own * mask).tolist(), (
         "a token that verl takes out of its mask is not one of a cross-entropy"
     )
 
 
 def test_a_response_begins_at_the_first_token_with_a_loss() -> None:
-    """The mark of a cross-entropy is not at sampled tokens: those have their advantage."""
-    ce = np.array([False, False, True, False, True, False, False])
-    row = dataclasses.replace(recorded_row(prompt=4, output=3, advantage=0.5), ce=ce)
+    """The coefficient of a cross-entropy is not at sampled tokens: those have their advantage."""
+    streams = RowStreams(cross_entropy=np.array([0, 0, 0.25, 0, 0.25, 0, 0], dtype="<f4"))
+    row = dataclasses.replace(recorded_row(prompt=4, output=3, advantage=0.5), streams=streams)
     (made,) = train_rows(GROUP, 0, [row], reward=0.0, signal=True)
     assert made.fields["prompts"].tolist() == [10, 11]
     assert made.fields["responses"].tolist() == [12, 13, 50, 51, 52]
     assert made.fields["response_mask"].tolist() == [0, 0, 1, 1, 1]
-    assert made.fields["rm_scores"].tolist() == [1.0, 0.0, 0.5, 0.5, 0.5]
+    assert made.fields["rm_scores"].tolist() == [0.25, 0.0, 0.5, 0.5, 0.5]
     assert (made.tag["prompt_len"], made.tag["response_len"], made.tag["seq_len"]) == (2, 5, 7)
 
 
@@ -255,7 +257,7 @@ def test_a_call_is_a_run_of_sampled_tokens() -> None:
         "sequence": "call",
         "constant_tokens": None,
         "mini_batches": 1,
-        "ce_weight": None,
+        "cross_entropy": False,
     }
     weighted, _ = weighted_advantages(advantages, mask, ["a", "b", "pad"], {SETTINGS: settings})
     expected = torch.tensor([[1 / 3, 1 / 3, 0, -1 / 3], [1 / 12, 1 / 12, 0, 0], [0] * 4])
@@ -365,14 +367,16 @@ def test_metrics_of_rollouts_are_those_of_the_embedded_trainer(tmp_path: Path, c
     settings = config(agents={"train": ["writer"]}, rollouts={"tasks_per_step": 3, "group_size": 2}, credit=credit)
     tasks = [{"id": name} for name in "abc"]
     agents = ScriptedAgents(reward=lambda task, copy: 0.5 if task == "b" else float(copy), lost=frozenset("c"))
-    embedded = counts_to_metrics(collect_step(settings, agents, tmp_path, tasks).counts)
+    embedded = collect_step(settings, agents, tmp_path / "embedded", tasks).metrics
 
     async def one_by_one(collector: Collector) -> dict[str, float]:
         counts: dict[str, float] = {}
         for task in tasks:
             groups = [await collector.roll_out(task, "train", 0)]
-            episodes = collector.episodes(groups)
-            counts = add_counts(counts, collector.batch(groups, episodes, collector.credit(episodes)).counts)
+            episodes = await collector.annotate(groups, 0, required=False)
+            credit = collector.credit(episodes)
+            rows = to_rows(settings.algorithm, episodes, credit, Streams())
+            counts = add_counts(counts, collector.count(groups, episodes, credit, rows, Streams()))
         return counts
 
     with Store(tmp_path / "store.db") as store:

@@ -49,10 +49,10 @@ def test_its_features_are_the_hidden_states_at_the_ends_of_prompts(tiny_llama: P
     config = Critic(learning_rate=0.05, epochs=400)
     trainer = TorchTrainer(**parts(critic=config, model=str(tiny_llama), dtype="float32", micro_batch_tokens=6))
     try:
-        assert dict(trainer.expected(calls)) == {"one": 0, "two": 0, "fork": 0, "other": 0}
+        assert dict(trainer.values(calls)) == {"one": 0, "two": 0, "fork": 0, "other": 0}
         targets = {"one": 1.0, "two": -1.0, "fork": 0.5, "other": 1.0}
-        trainer.learn_expected(targets)
-        found = trainer.expected(calls)
+        trainer.fit_values(targets)
+        found = trainer.values(calls)
     finally:
         trainer.close()
     assert found["one"] == pytest.approx(found["other"], abs=1e-5), "the same prompt"
@@ -80,6 +80,6 @@ def test_a_trainer_without_a_critic_raises_an_error(tiny_llama: Path):
     trainer = TorchTrainer(**parts(model=str(tiny_llama), dtype="float32"))
     try:
         with pytest.raises(TrainingError, match=r"no critic; set credit\.rewards: gae"):
-            trainer.expected([transition("one", [5], [6], 0)])
+            trainer.values([transition("one", [5], [6], 0)])
     finally:
         trainer.close()

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.model.source import load_model
-from lightning_core.signals.cross_entropy.section import CrossEntropy
 from lightning_core.trainers.torch.trainer import TorchTrainer
-from lightning_core.transitions import Row
+from lightning_core.transitions import Row, RowStreams
 from tests.tiny_model import make_tiny_model
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
@@ -24,7 +23,6 @@ from tests.trainers.sections import parts
 pytestmark = pytest.mark.numeric
 
 SYSTEM = [5, 6, 7, 8]
-CE = CrossEntropy(weight=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +35,7 @@ def make(trainers: list[TorchTrainer], folder: Path, algorithm: Algorithm, **opt
     return trainers[-1]
 
 
-def rows(advantage: float = 0.0) -> list[Row]:
+def rows(advantage: float = 0.0, coefficient: float = 0.5) -> list[Row]:
     """Two rollouts, of which the second has two rows; each row with some chosen tokens, all with the same beginning."""
     found = [
         make_row((SYSTEM, False), ([20, 21], True), ([30, 31, 32, 33], False), ([22], True), rollout="a"),
@@ -47,9 +45,9 @@ def rows(advantage: float = 0.0) -> list[Row]:
     ]
     chosen = [(7, 9), (5, 7), (6, 8)]
     for number, (start, stop) in enumerate(chosen):
-        ce = np.zeros(len(found[number].mask), dtype=np.bool_)
-        ce[start:stop] = True
-        found[number] = replace(found[number], ce=ce)
+        coefficients = np.zeros(len(found[number].mask), dtype=np.float32)
+        coefficients[start:stop] = coefficient
+        found[number] = replace(found[number], streams=RowStreams(cross_entropy=coefficients))
     return [replace(row, advantages=(row.mask * advantage).astype(np.float32)) for row in found]
 
 
@@ -93,7 +91,7 @@ def test_the_term_is_torchs_cross_entropy(trainers: list[TorchTrainer], folder: 
     """Rows share their beginning and are packed as a tree, with micro-batches of any size."""
     loss, expected = by_torch(folder, BY_HAND)
     options = {"micro_batch_tokens": micro_batch_tokens, "grad_clip": 1e9}
-    found, metrics = gradients(make(trainers, folder, Algorithm(ce=CE), **options), rows())
+    found, metrics = gradients(make(trainers, folder, Algorithm(), **options), rows())
     same(found, expected)
     assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
     assert metrics["rows_trained"] == 3, "the rollout without chosen tokens and without an advantage costs nothing"
@@ -104,16 +102,16 @@ def test_it_is_added_to_the_policys_loss(trainers: list[TorchTrainer], folder: P
     sampled = [[4, 5, 10], [4, 7, 8], [4, 8], [4]]
     weights = [[*ce, *((place, 2 / 9) for place in own)] for ce, own in zip(BY_HAND, sampled, strict=True)]
     loss, expected = by_torch(folder, weights)
-    algorithm = Algorithm(ce=CE, loss="reinforce", aggregation="token-mean")
+    algorithm = Algorithm(loss="reinforce", aggregation="token-mean")
     found, metrics = gradients(make(trainers, folder, algorithm, grad_clip=1e9), rows(advantage=2.0))
     same(found, expected)
     assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
 
 
 def test_metrics_of_the_policy_are_those_of_sampled_tokens(trainers: list[TorchTrainer], folder: Path) -> None:
-    plain = [replace(row, ce=None) for row in rows(advantage=1.0)]
+    plain = [replace(row, streams=RowStreams()) for row in rows(advantage=1.0)]
     without = make(trainers, folder, Algorithm()).step(plain)
-    metrics = make(trainers, folder, Algorithm(ce=CE)).step(rows(advantage=1.0))
+    metrics = make(trainers, folder, Algorithm()).step(rows(advantage=1.0))
     expected, _ = by_torch(folder, [[(place, 1 / 6) for place, _ in chosen] for chosen in BY_HAND])
     assert metrics["ce_loss"] == pytest.approx(expected, rel=1e-5), "the mean over tokens, in nats"
     for name in ("ratio_mean", "entropy", "logprob_difference_mean", "approx_kl", "ratio_max", "clip_high_fraction"):
@@ -123,20 +121,17 @@ def test_metrics_of_the_policy_are_those_of_sampled_tokens(trainers: list[TorchT
 @pytest.mark.parametrize(
     "algorithm",
     [
-        Algorithm(
-            ce=CE, importance={"level": "rollout"}, loss="gspo", sequence="rollout", clip_low=3e-4, clip_high=4e-4
-        ),  # type: ignore[arg-type]
-        Algorithm(ce=CE, kl={"weight": 0.1}, entropy_weight=0.1),  # type: ignore[arg-type]
-        Algorithm(ce=CE, loss="examples.rules.losses:m2po", updates_per_step=2, mini_batches=2),
+        Algorithm(importance={"level": "rollout"}, loss="gspo", sequence="rollout", clip_low=3e-4, clip_high=4e-4),  # type: ignore[arg-type]
+        Algorithm(kl={"weight": 0.1}, entropy_weight=0.1),  # type: ignore[arg-type]
+        Algorithm(loss="examples.rules.losses:m2po", updates_per_step=2, mini_batches=2),
     ],
     ids=["sequences", "penalties", "several updates"],
 )
 def test_other_terms_do_not_see_chosen_tokens(trainers: list[TorchTrainer], folder: Path, algorithm: Algorithm) -> None:
-    """With a weight of nearly 0 a step is the same as without the term."""
-    small = algorithm.model_copy(update={"ce": CrossEntropy(weight=1e-9)})
+    """With a coefficient of nearly 0 a step is the same as without the term."""
+    small = rows(advantage=1.0, coefficient=1e-9)
+    plain = [replace(row, streams=RowStreams()) for row in small]
     options = {"learning_rate": 1e-3, "micro_batch_tokens": 12}
-    first = make(trainers, folder, small, **options)
-    second = make(trainers, folder, algorithm.model_copy(update={"ce": None}), **options)
-    metrics, other = first.step(rows(advantage=1.0)), second.step([replace(r, ce=None) for r in rows(advantage=1.0)])
+    metrics, other = (make(trainers, folder, algorithm, **options).step(batch) for batch in (small, plain))
     for name in other.keys() - {"packed_tokens", "micro_batches"}:
         assert metrics[name] == pytest.approx(other[name], rel=1e-3, abs=1e-6), name

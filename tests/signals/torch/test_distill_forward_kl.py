@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,9 @@ from lightning_core.model import head
 from lightning_core.model.constraint import Constraints
 from lightning_core.model.head import linear_logprobs
 from lightning_core.model.source import load_model
-from lightning_core.signals.distill.section import Distill
 from lightning_core.trainers.torch.forward_kl import MIN_OTHERS, ForwardKl
 from lightning_core.trainers.torch.trainer import TorchTrainer
-from lightning_core.transitions import Candidates, Row
+from lightning_core.transitions import Candidates, Row, RowStreams
 from tests.model.families import FAMILIES, make_family
 from tests.signals.torch.test_cross_entropy import gradients, make, same
 from tests.tiny_model import make_tiny_model
@@ -74,11 +73,6 @@ def sampled(row: Row) -> Tensor:
     return torch.from_numpy(row.mask)
 
 
-def algorithm(teacher: Path, candidates: int, **settings: Any) -> Algorithm:
-    distill = Distill(teacher=str(teacher), divergence="forward", candidates=candidates, weight=WEIGHT)
-    return Algorithm(distill=distill, reward_weight=0.0, **settings)
-
-
 def divergence(teacher_TK: Tensor, policy_TK: Tensor) -> Tensor:
     """KL [T] of the distributions over K tokens and the rest, from their logprobs."""
 
@@ -90,12 +84,13 @@ def divergence(teacher_TK: Tensor, policy_TK: Tensor) -> Tensor:
     return torch.nn.functional.kl_div(whole(policy_TK).log(), whole(teacher_TK), reduction="none").sum(-1)
 
 
-def taught(batch: Sequence[Row], found: dict[str, Candidates]) -> list[Row]:
+def taught(batch: Sequence[Row], candidates: Mapping[str, Candidates]) -> list[Row]:
     """``batch`` with the candidates of the rollouts a and b."""
+    found = {call: replace(one, weight=WEIGHT) for call, one in candidates.items()}
     return [
         row
         if row.rollout == "c"
-        else replace(row, segments=tuple(replace(s, candidates=found[s.call]) for s in row.segments))
+        else replace(row, streams=RowStreams(candidates={s.call: found[s.call] for s in row.segments}))
         for row in batch
     ]
 
@@ -132,8 +127,8 @@ def test_the_tokens_have_the_weights_of_the_aggregation(
     trainers: list[TorchTrainer], folder: Path, teacher: Path, aggregation: dict[str, Any], weights: Sequence[float]
 ) -> None:
     batch = rows()
-    trainer = make(trainers, folder, algorithm(teacher, 3, **aggregation), grad_clip=1e9)
-    found, _ = gradients(trainer, taught(batch, dict(trainer.teacher_candidates(batch))))
+    trainer = make(trainers, folder, Algorithm(**aggregation), grad_clip=1e9)
+    found, _ = gradients(trainer, taught(batch, trainer.scorer(str(teacher)).candidates(batch, 3)))
     same(found, by_torch(folder, teacher, 3, weights)[1])
 
 
@@ -152,8 +147,8 @@ def test_loss_and_gradient_are_those_of_the_divergence(
     monkeypatch.setattr(head, "ROWS_PER_COPY", 4)
     folder = request.getfixturevalue(policy)
     batch = rows()
-    trainer = make(trainers, folder, algorithm(teacher, count), grad_clip=1e9, micro_batch_tokens=micro_batch)
-    found, metrics = gradients(trainer, taught(batch, dict(trainer.teacher_candidates(batch))))
+    trainer = make(trainers, folder, Algorithm(), grad_clip=1e9, micro_batch_tokens=micro_batch)
+    found, metrics = gradients(trainer, taught(batch, trainer.scorer(str(teacher)).candidates(batch, count)))
 
     assert (trainer.path.geometry is None) == (policy == "hybrid")
     divergences, expected = by_torch(folder, teacher, count, (1 / 12, 1 / 9))
@@ -168,7 +163,7 @@ def test_candidates_are_the_teachers_most_likely_tokens(
     trainers: list[TorchTrainer], folder: Path, teacher: Path
 ) -> None:
     batch = rows()
-    found = make(trainers, folder, algorithm(teacher, 4)).teacher_candidates(batch)
+    found = make(trainers, folder, Algorithm()).scorer(str(teacher)).candidates(batch, 4)
     for row in batch:
         top = logprobs(teacher, row)[0].topk(4)
         for segment in row.segments:
@@ -182,7 +177,7 @@ def test_tokens_that_were_not_allowed_have_no_share(trainers: list[TorchTrainer]
     (row,) = batch = rows()[1:2]
     one = np.array([[40, 1, 2], [10_000, 40, 2], [40, 1, 2]], dtype=np.uint32)  # some are beyond the vocabulary
     allowed = np.where(one == 40, np.float32(0), np.float32(-np.inf))
-    trainer = make(trainers, folder, algorithm(teacher, 3))
+    trainer = make(trainers, folder, Algorithm())
     known = {row.segments[0].call: Candidates(token_ids_TK=one, logprobs_TK=allowed)}
     metrics = trainer.step(taught(batch, known))
     expected = -logprobs(folder, row)[0][sampled(row)][:, 40].mean().detach()
@@ -192,8 +187,8 @@ def test_tokens_that_were_not_allowed_have_no_share(trainers: list[TorchTrainer]
 @pytest.mark.parametrize("count", [3, 10_000], ids=["three tokens", "all tokens"])
 def test_a_teacher_that_agrees_changes_nothing(trainers: list[TorchTrainer], folder: Path, count: int) -> None:
     batch = rows()
-    trainer = make(trainers, folder, algorithm(folder, count))
-    found, metrics = gradients(trainer, taught(batch, dict(trainer.teacher_candidates(batch))))
+    trainer = make(trainers, folder, Algorithm())
+    found, metrics = gradients(trainer, taught(batch, trainer.scorer(str(folder)).candidates(batch, count)))
     assert metrics["teacher_forward_kl"] == pytest.approx(0, abs=1e-5)
     assert max(float(gradient.abs().max()) for gradient in found.values()) < 1e-5
 
@@ -201,8 +196,8 @@ def test_a_teacher_that_agrees_changes_nothing(trainers: list[TorchTrainer], fol
 def test_candidates_beyond_the_policys_vocabulary_are_not_named(trainers: list[TorchTrainer], folder: Path) -> None:
     """A teacher of the same tokenizer can have rows for tokens that do not exist."""
     batch = rows()
-    trainer = make(trainers, folder, algorithm(folder, 50))
-    found = trainer._teacher.candidates(batch, vocabulary=30)
+    scorer = make(trainers, folder, Algorithm()).scorer(str(folder))
+    found = replace(scorer, vocabulary=30).candidates(batch, 50)
     for candidates in found.values():
         assert candidates.token_ids_TK.max() < 30
         assert np.exp(candidates.logprobs_TK).sum(-1) == pytest.approx(1.0, abs=1e-4)
@@ -210,11 +205,11 @@ def test_candidates_beyond_the_policys_vocabulary_are_not_named(trainers: list[T
 
 def test_candidates_are_among_the_allowed_tokens(trainers: list[TorchTrainer], folder: Path) -> None:
     """The teacher's distribution at a constrained token is that of sampling."""
-    trainer = make(trainers, folder, algorithm(folder, 1000))
+    trainer = make(trainers, folder, Algorithm())
     tokens = trainer.tokenizer.encode("true", add_special_tokens=False)
     params = SamplingParams(max_tokens=8, stop_token_ids=frozenset({258}), json_schema=json.dumps({"type": "boolean"}))
     row = make_row(([5, 6, 7], False), (tokens, True), temperature=TEMPERATURE, constraint=params.constraint)
-    (found,) = trainer.teacher_candidates([row]).values()
+    (found,) = trainer.scorer(str(folder)).candidates([row], 1000).values()
     allowed = Constraints(trainer.tokenizer, found.token_ids_TK.shape[1]).allowed(params.constraint or "", tokens)
     for ids_K, logprobs_K, allowed_V in zip(found.token_ids_TK, found.logprobs_TK, allowed, strict=True):
         assert set(ids_K[np.isfinite(logprobs_K)].tolist()) == set(np.flatnonzero(allowed_V).tolist())
