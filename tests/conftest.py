@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -18,9 +19,21 @@ from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing.contract import answer_prompt
 from lightning_core.testing.playground import Playground
 from lightning_core.testing.recording_server import RecordingServer, recording_server
+from tests.budget import Budget
 from tests.program_runs import Program
 
 _MISSING = object()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Budget(config))
+
+
+def pytest_collection_finish() -> None:
+    """Every later collection of garbage would go through all modules and tests again."""
+    gc.collect()
+    gc.freeze()
+
 
 if find_spec("hypothesis") is not None:  # not installed in the cluster's environment
     from hypothesis import HealthCheck, settings

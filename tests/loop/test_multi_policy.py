@@ -35,7 +35,7 @@ def settings(model: Path, runs: Path, policies: dict[str, Any], **sections: dict
         "tasks": {"train": "tests.two_bandits:tasks"},
         "policy": {"model": str(model), "max_context": 256, "dtype": "float32"},
         "credit": {"rewards": "explicit", "group_by": ["task", "agent"]},
-        "rollouts": {"tasks_per_step": 4, "group_size": 6, "max_tokens": 4},
+        "rollouts": {"tasks_per_step": 4, "group_size": 6, "max_tokens": 4, "executor": "task"},
         "trainer": {"steps": 12, "learning_rate": 5e-3},
         "run": {"dir": str(runs), "name": "run"},
     }

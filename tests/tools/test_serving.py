@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = {
         "tasks": {"train": "tests.bandit:tasks"},
         "policy": {"model": str(model), "max_context": 256, "dtype": "float32"},
-        "rollouts": {"tasks_per_step": 2, "group_size": 8, "max_tokens": 6},
+        "rollouts": {"tasks_per_step": 2, "group_size": 8, "max_tokens": 6, "executor": "task"},
         "trainer": {"steps": 2, "learning_rate": 5e-3, "checkpoint_every": 1},
         "run": {"dir": str(folder), "name": "run"},
     }
