@@ -3,7 +3,7 @@
 # its environment first, once, and again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
-# pip listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build of torch.
+# pip, which installs torch, listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build. uv installs the rest, in seconds.
 
 PYTHON ?= python3
 ARGS ?=
@@ -23,6 +23,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 # Python compiles what it imports, once, and these packages have tens of thousands of modules.
 INSTALL := install --no-compile
+UV := uv pip install -q
 unexport PYTHONDONTWRITEBYTECODE
 TORCH := torch==2.13.0
 # The chat templates in its wheel; nothing of it is imported.
@@ -123,48 +124,50 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than Python 3.11: set PYTHON=/path/to/one" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) $(INSTALL) -c constraints.txt "$(TORCH)"
-	$(PIP) $(INSTALL) -c constraints.txt -e '.[all,dev,dev-models]'
-	$(PIP) $(INSTALL) --no-deps $(TEMPLATES) $(BFCL)
+	$(PIP) $(INSTALL) -c constraints.txt "$(TORCH)" uv
+	$(BIN)/$(UV) --python $(BIN)/python -c constraints.txt -e '.[all,dev,dev-models]'
+	$(BIN)/$(UV) --python $(BIN)/python --no-deps $(TEMPLATES) $(BFCL)
 	touch $(INSTALLED)
 
 $(VENV)/.installed-view: $(INSTALLED)
-	$(PIP) $(INSTALL) -c constraints.txt -e '.[dev-view]'
+	$(BIN)/$(UV) --python $(BIN)/python -c constraints.txt -e '.[dev-view]'
 	touch $@
 
-# With uv, which installs these in seconds.
 $(LOWEST)/.installed: pyproject.toml constraints.txt .ci/lowest.py
 	$(PYTHON) -m venv $(LOWEST)
 	$(PYTHON) .ci/lowest.py constraints > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check --no-input install -q uv
-	$(LOWEST)/bin/uv pip install -q --python $(LOWEST)/bin/python -c $(LOWEST)/constraints.txt \
+	$(LOWEST)/bin/$(UV) --python $(LOWEST)/bin/python -c $(LOWEST)/constraints.txt \
 		-e ".[$$($(PYTHON) .ci/lowest.py extras),dev]"
 	touch $(LOWEST)/.installed
 
 $(FRAMEWORKS)/%/.installed: pyproject.toml tests/frameworks/%/requirements.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)/$*
 	$(FRAMEWORKS)/$*/bin/python -m pip --disable-pip-version-check --no-input install -q uv
-	$(FRAMEWORKS)/$*/bin/uv pip install -q --python $(FRAMEWORKS)/$*/bin/python -r tests/frameworks/$*/requirements.txt
-	$(FRAMEWORKS)/$*/bin/uv pip install -q --python $(FRAMEWORKS)/$*/bin/python --no-deps -e .
+	$(FRAMEWORKS)/$*/bin/$(UV) --python $(FRAMEWORKS)/$*/bin/python -r tests/frameworks/$*/requirements.txt
+	$(FRAMEWORKS)/$*/bin/$(UV) --python $(FRAMEWORKS)/$*/bin/python --no-deps -e .
 	touch $(FRAMEWORKS)/$*/.installed
 
 $(TRACKERS)/.installed: pyproject.toml tests/trackers/requirements.txt
 	$(PYTHON) -m venv $(TRACKERS)
 	$(TRACKERS)/bin/python -m pip --disable-pip-version-check --no-input install -q uv
-	$(TRACKERS)/bin/uv pip install -q --python $(TRACKERS)/bin/python -r tests/trackers/requirements.txt
-	$(TRACKERS)/bin/uv pip install -q --python $(TRACKERS)/bin/python --no-deps -e .
+	$(TRACKERS)/bin/$(UV) --python $(TRACKERS)/bin/python -r tests/trackers/requirements.txt
+	$(TRACKERS)/bin/$(UV) --python $(TRACKERS)/bin/python --no-deps -e .
 	touch $(TRACKERS)/.installed
 
 # The packages of the extra alone: the site reads the source without importing it.
 $(DOCS)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip --disable-pip-version-check --no-input install -q \
+	$(DOCS)/bin/python -m pip --disable-pip-version-check --no-input install -q uv
+	$(DOCS)/bin/$(UV) --python $(DOCS)/bin/python \
 		$$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	touch $(DOCS)/.installed
 
 # An environment of its own, since verl admits no transformers as new as ours.
 $(CLUSTER)/.installed: pyproject.toml tests/cluster/lock.txt tests/cluster/alias/pyproject.toml
 	$(PYTHON) -m venv $(CLUSTER)
-	$(CLUSTER)/bin/python -m pip --disable-pip-version-check --no-input $(INSTALL) --no-deps -r tests/cluster/lock.txt
-	$(CLUSTER)/bin/python -m pip --disable-pip-version-check --no-input $(INSTALL) --no-deps ./tests/cluster/alias -e .
+	$(CLUSTER)/bin/python -m pip --disable-pip-version-check --no-input $(INSTALL) -q --no-deps uv \
+		"$$(grep '^torch==' tests/cluster/lock.txt)"
+	$(CLUSTER)/bin/$(UV) --python $(CLUSTER)/bin/python --no-deps -r tests/cluster/lock.txt
+	$(CLUSTER)/bin/$(UV) --python $(CLUSTER)/bin/python --no-deps ./tests/cluster/alias -e .
 	touch $(CLUSTER)/.installed
