@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import ssl
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -43,6 +45,14 @@ if find_spec("hypothesis") is not None:  # not installed in the cluster's enviro
         "lightning", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("lightning")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_ssl_context() -> Iterator[None]:
+    """Reading the certificates is nearly all that it takes to create a client, and clients may share what was read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield
 
 
 @pytest.fixture(autouse=True)
