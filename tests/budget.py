@@ -13,6 +13,22 @@ import pytest
 
 from tests import warm
 
+LONGEST = (
+    "tests/tools/export",
+    "tests/observers/monitors/test_planted_faults.py",
+    "tests/loop",
+    "tests/tools/cli/test_init.py",
+    "tests/tools/doctor",
+    "tests/integrations/test_silent_programs.py",
+    "tests/integrations/test_third_party.py",
+    "tests/integrations/test_identity.py",
+    "tests/propagation/test_processes.py",
+    "tests/propagation/test_programs.py",
+    "tests/rollouts/test_executors.py",
+    "tests/model/test_families.py",
+)
+"""Folders and files that run first: a long file that starts last leaves the other processes idle."""
+
 
 class Budget:
     """The CPU seconds, the seconds and the number of the tests of each folder. CPU seconds include programs that a test waited for."""
@@ -21,6 +37,9 @@ class Budget:
         self._root = config.rootpath
         self._output: dict[str, Any] | None = getattr(config, "workeroutput", None)
         self._spent: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0])
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: self._place(item.path))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -51,6 +70,10 @@ class Budget:
 
     def _add(self, folder: str, *spent: float) -> None:
         self._spent[folder] = [a + b for a, b in zip(self._spent[folder], spent, strict=True)]
+
+    def _place(self, path: Path) -> int:
+        found = (place for place, name in enumerate(LONGEST) if path.is_relative_to(self._root / name))
+        return next(found, len(LONGEST))
 
     def _folder(self, path: Path) -> str:
         return path.parent.relative_to(self._root).as_posix()
