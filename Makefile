@@ -1,9 +1,9 @@
 # make demo | demo-sql | test | models | test-numeric | test-pythons | test-lowest | test-frameworks | test-trackers | test-vllm | test-verl |
-# test-parity | test-containers | test-view | test-first-hour | docs | lint | test-pythons-long | test-verl-long | agents | agents-short: each makes
-# its environment first, once, and again when what it is made from changes.
+# test-parity | test-containers | test-view | test-first-hour | docs | lint | agents | agents-short; test-numeric-long | test-pythons-long |
+# test-lowest-long | test-verl-long: each makes its environment first, once, and again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
-# pip listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build of torch.
+# pip, which installs torch, listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build. uv installs the rest, in seconds.
 
 PYTHON ?= python3
 ARGS ?=
@@ -16,13 +16,18 @@ DOCS := .venv-docs
 BIN := $(VENV)/bin
 # One process leaves much of two cores idle, and so do two that start programs and wait for them. A file stays in one process.
 TWICE := -n 2 --dist loadfile
-THRICE := -n 3 --dist loadfile
+# tests/budget.py orders the files.
+THRICE := -n 3 --dist loadfile --no-loadscope-reorder
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+NUMERIC := tests/backends/torch tests/examples/test_rules_losses.py tests/model tests/signals/torch tests/trainers
+EACH_INTEGRATION := $(patsubst %,tests/integrations/test_%.py,contract autogen_agentchat autogen_core genai_spans langchain langgraph openai_agents)
 # With more threads than cores, torch's mostly wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 # Python compiles what it imports, once, and these packages have tens of thousands of modules.
 INSTALL := install --no-compile
+UV := uv pip install -q
 unexport PYTHONDONTWRITEBYTECODE
 TORCH := torch==2.13.0
 # The chat templates in its wheel; nothing of it is imported.
@@ -30,7 +35,7 @@ TEMPLATES := trl==1.16.0
 # Tasks and checker of examples/bfcl; of its dependencies, that part needs only mpmath, which comes with torch.
 BFCL := bfcl-eval==2026.3.23
 
-.PHONY: demo demo-sql test models test-numeric test-pythons test-pythons-long test-lowest test-frameworks test-trackers test-vllm test-verl test-verl-long \
+.PHONY: demo demo-sql test models test-numeric test-numeric-long test-pythons test-pythons-long test-lowest test-lowest-long test-frameworks test-trackers test-vllm test-verl test-verl-long \
 	test-parity test-containers test-view test-first-hour agents agents-short docs lint environment
 
 demo: $(INSTALLED)
@@ -42,9 +47,13 @@ demo-sql: $(INSTALLED)
 test: $(INSTALLED)
 	$(ONE_THREAD) $(BIN)/python -m pytest $(THRICE) $(ARGS)
 
-# The tests that compare numbers, once more with the kernels of a CPU that has AVX2 and nothing newer.
+# The tests that compare numbers, once more with the kernels of a CPU that has AVX2 and nothing newer: those of kernels, losses and
+# gradients. The long form has exported models and supervised fine-tuning too.
 test-numeric: $(INSTALLED)
-	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(ONE_THREAD) $(BIN)/python -m pytest $(TWICE) -m "numeric and not slow" $(ARGS)
+	$(AVX2) $(ONE_THREAD) $(BIN)/python -m pytest $(TWICE) -m "numeric and not slow" $(NUMERIC) $(ARGS)
+
+test-numeric-long: $(INSTALLED)
+	$(AVX2) $(ONE_THREAD) $(BIN)/python -m pytest $(TWICE) -m numeric $(ARGS)
 
 # How far each family of models is from transformers alone: path, sampled logprobs, gradient, export.
 models: $(INSTALLED)
@@ -58,8 +67,12 @@ test-pythons:
 test-pythons-long:
 	$(PYTHON) .ci/pythons.py --all $(ARGS)
 
-# The integrations with the lowest versions of the frameworks that their extras allow.
+# The integrations with the lowest versions of the frameworks that their extras allow: the contract suite and the tests of each one. The
+# long form has all tests with these frameworks.
 test-lowest: $(LOWEST)/.installed
+	$(ONE_THREAD) $(LOWEST)/bin/python -m pytest $(TWICE) -m "not slow" $(EACH_INTEGRATION) $(ARGS)
+
+test-lowest-long: $(LOWEST)/.installed
 	$(ONE_THREAD) $(LOWEST)/bin/python -m pytest $(TWICE) -m "not slow" tests/integrations $(ARGS)
 
 # Agents of other frameworks. Two environments, since these frameworks cannot all be installed into one.
@@ -123,48 +136,50 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than Python 3.11: set PYTHON=/path/to/one" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) $(INSTALL) -c constraints.txt "$(TORCH)"
-	$(PIP) $(INSTALL) -c constraints.txt -e '.[all,dev,dev-models]'
-	$(PIP) $(INSTALL) --no-deps $(TEMPLATES) $(BFCL)
+	$(PIP) $(INSTALL) -c constraints.txt "$(TORCH)" uv
+	$(BIN)/$(UV) --python $(BIN)/python -c constraints.txt -e '.[all,dev,dev-models]'
+	$(BIN)/$(UV) --python $(BIN)/python --no-deps $(TEMPLATES) $(BFCL)
 	touch $(INSTALLED)
 
 $(VENV)/.installed-view: $(INSTALLED)
-	$(PIP) $(INSTALL) -c constraints.txt -e '.[dev-view]'
+	$(BIN)/$(UV) --python $(BIN)/python -c constraints.txt -e '.[dev-view]'
 	touch $@
 
-# With uv, which installs these in seconds.
 $(LOWEST)/.installed: pyproject.toml constraints.txt .ci/lowest.py
 	$(PYTHON) -m venv $(LOWEST)
 	$(PYTHON) .ci/lowest.py constraints > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check --no-input install -q uv
-	$(LOWEST)/bin/uv pip install -q --python $(LOWEST)/bin/python -c $(LOWEST)/constraints.txt \
+	$(LOWEST)/bin/$(UV) --python $(LOWEST)/bin/python -c $(LOWEST)/constraints.txt \
 		-e ".[$$($(PYTHON) .ci/lowest.py extras),dev]"
 	touch $(LOWEST)/.installed
 
 $(FRAMEWORKS)/%/.installed: pyproject.toml tests/frameworks/%/requirements.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)/$*
 	$(FRAMEWORKS)/$*/bin/python -m pip --disable-pip-version-check --no-input install -q uv
-	$(FRAMEWORKS)/$*/bin/uv pip install -q --python $(FRAMEWORKS)/$*/bin/python -r tests/frameworks/$*/requirements.txt
-	$(FRAMEWORKS)/$*/bin/uv pip install -q --python $(FRAMEWORKS)/$*/bin/python --no-deps -e .
+	$(FRAMEWORKS)/$*/bin/$(UV) --python $(FRAMEWORKS)/$*/bin/python -r tests/frameworks/$*/requirements.txt
+	$(FRAMEWORKS)/$*/bin/$(UV) --python $(FRAMEWORKS)/$*/bin/python --no-deps -e .
 	touch $(FRAMEWORKS)/$*/.installed
 
 $(TRACKERS)/.installed: pyproject.toml tests/trackers/requirements.txt
 	$(PYTHON) -m venv $(TRACKERS)
 	$(TRACKERS)/bin/python -m pip --disable-pip-version-check --no-input install -q uv
-	$(TRACKERS)/bin/uv pip install -q --python $(TRACKERS)/bin/python -r tests/trackers/requirements.txt
-	$(TRACKERS)/bin/uv pip install -q --python $(TRACKERS)/bin/python --no-deps -e .
+	$(TRACKERS)/bin/$(UV) --python $(TRACKERS)/bin/python -r tests/trackers/requirements.txt
+	$(TRACKERS)/bin/$(UV) --python $(TRACKERS)/bin/python --no-deps -e .
 	touch $(TRACKERS)/.installed
 
 # The packages of the extra alone: the site reads the source without importing it.
 $(DOCS)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip --disable-pip-version-check --no-input install -q \
+	$(DOCS)/bin/python -m pip --disable-pip-version-check --no-input install -q uv
+	$(DOCS)/bin/$(UV) --python $(DOCS)/bin/python \
 		$$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	touch $(DOCS)/.installed
 
 # An environment of its own, since verl admits no transformers as new as ours.
 $(CLUSTER)/.installed: pyproject.toml tests/cluster/lock.txt tests/cluster/alias/pyproject.toml
 	$(PYTHON) -m venv $(CLUSTER)
-	$(CLUSTER)/bin/python -m pip --disable-pip-version-check --no-input $(INSTALL) --no-deps -r tests/cluster/lock.txt
-	$(CLUSTER)/bin/python -m pip --disable-pip-version-check --no-input $(INSTALL) --no-deps ./tests/cluster/alias -e .
+	$(CLUSTER)/bin/python -m pip --disable-pip-version-check --no-input $(INSTALL) -q --no-deps uv \
+		"$$(grep '^torch==' tests/cluster/lock.txt)"
+	$(CLUSTER)/bin/$(UV) --python $(CLUSTER)/bin/python --no-deps -r tests/cluster/lock.txt
+	$(CLUSTER)/bin/$(UV) --python $(CLUSTER)/bin/python --no-deps ./tests/cluster/alias -e .
 	touch $(CLUSTER)/.installed

@@ -18,7 +18,7 @@ def settings(model: Path, runs: Path, **sections: dict[str, Any]) -> dict[str, A
     base: dict[str, dict[str, Any]] = {
         "tasks": {"train": "tests.bandit:tasks", "eval": "tests.bandit:held_out"},
         "policy": {"model": str(model), "max_context": 256, "dtype": "float32"},
-        "rollouts": {"tasks_per_step": 4, "group_size": 8, "max_tokens": 4, "temperature": 1.0},
+        "rollouts": {"tasks_per_step": 4, "group_size": 8, "max_tokens": 4, "temperature": 1.0, "executor": "task"},
         "trainer": {"steps": 12, "learning_rate": 5e-3, "checkpoint_every": 2},
         "run": {"dir": str(runs), "name": "run"},
     }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import ssl
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -18,9 +21,21 @@ from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing.contract import answer_prompt
 from lightning_core.testing.playground import Playground
 from lightning_core.testing.recording_server import RecordingServer, recording_server
+from tests.budget import Budget
 from tests.program_runs import Program
 
 _MISSING = object()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Budget(config))
+
+
+def pytest_collection_finish() -> None:
+    """Every later collection of garbage would go through all modules and tests again."""
+    gc.collect()
+    gc.freeze()
+
 
 if find_spec("hypothesis") is not None:  # not installed in the cluster's environment
     from hypothesis import HealthCheck, settings
@@ -30,6 +45,14 @@ if find_spec("hypothesis") is not None:  # not installed in the cluster's enviro
         "lightning", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("lightning")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_ssl_context() -> Iterator[None]:
+    """Reading the certificates is nearly all that it takes to create a client, and clients may share what was read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,8 @@ required.
 """
 _END = """
 `make test` runs the integrations' tests with the newest versions (exact versions in
-`constraints.txt`), `make test-lowest` with the lowest versions that the extras allow.
+`constraints.txt`), `make test-lowest` the contract suite and the tests of each integration with the
+lowest versions that the extras allow, and `make test-lowest-long` all of them with those.
 
 ## Names of agents
 

@@ -45,7 +45,7 @@ def settings(
     base: dict[str, dict[str, Any]] = {
         "tasks": {"train": {"source": "tests.tools.sft.sft_agents:tasks", "args": {"count": 2}}},
         "policy": {"model": str(model), "max_context": 2048, "dtype": "float32"},
-        "rollouts": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 6},
+        "rollouts": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 6, "executor": "task"},
         "algorithm": {"ce": ce},
         "trainer": {"steps": 1, "learning_rate": 3e-3, "checkpoint_every": 0},
         "run": {"dir": str(runs), "name": "run"},

@@ -40,7 +40,7 @@ def settings(model: Path, runs: Path, distill: dict[str, Any], **sections: Any) 
     base: dict[str, dict[str, Any]] = {
         "tasks": {"train": {"source": "tests.bandit:tasks", "args": {"count": 8}}},
         "policy": {"model": str(model), "max_context": 2048, "dtype": "float32"},
-        "rollouts": {"tasks_per_step": 4, "group_size": 16, "max_tokens": 8},
+        "rollouts": {"tasks_per_step": 4, "group_size": 16, "max_tokens": 8, "executor": "task"},
         "algorithm": {"distill": distill, "reward_weight": 0.0},
         "trainer": {"steps": 10, "learning_rate": 3e-3, "checkpoint_every": 0},
         "run": {"dir": str(runs), "name": "run"},

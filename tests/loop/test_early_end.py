@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +19,7 @@ from lightning_core.loop import evaluate
 from lightning_core.observers.progress import SilentProgress
 from lightning_core.records.checkpoints import best_checkpoint, checkpoints
 from lightning_core.records.store import Store
-from tests import bandit
+from tests import bandit, warm
 from tests.bandit_runs import settings
 from tests.tiny_model import make_tiny_model
 
@@ -173,7 +171,7 @@ def test_an_interrupted_evaluation_is_repeated_on_resume(
     }
     file = tmp_path / "config.yaml"
     file.write_text(dump_config(config(model, tmp_path, **sections)))
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(int(number)), str(file)], check=False, timeout=280)
+    done = warm.run(["-c", PROGRAM, str(int(number)), str(file)])
     assert done.returncode != 0
     folder = tmp_path / "run"
     assert [path.name for path in checkpoints(folder)] == ["step-000001"]

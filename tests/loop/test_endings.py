@@ -6,8 +6,6 @@ import itertools
 import json
 import math
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from lightning_core.loop import evaluate
 from lightning_core.records.checkpoints import checkpoints
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import Interrupted, interruptible, uninterrupted
-from tests import bandit
+from tests import bandit, warm
 from tests.bandit_runs import settings
 from tests.tiny_model import make_tiny_model
 
@@ -154,8 +152,7 @@ def test_a_signal_saves_a_checkpoint_and_says_how_to_resume(model: Path, tmp_pat
     file = tmp_path / "config.json"
     merged = {**SMALL, "rollouts": {**SMALL["rollouts"], "concurrency": 1}}
     file.write_text(json.dumps({**settings(model, tmp_path, **merged), "agent": "tests.bandit:solve_then_signal"}))
-    command = [sys.executable, "-c", PROGRAM, str(int(number)), "train", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = warm.run(["-c", PROGRAM, str(int(number)), "train", str(file)])
     assert done.returncode == 128 + number, done.stderr
     assert saved(tmp_path) == ["step-000002"]
     by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"

@@ -33,7 +33,7 @@ def settings(model: Path, runs: Path, **sections: Any) -> dict[str, Any]:
         "policy": {"model": str(model), "max_context": 2048, "dtype": "float32"},
         "credit": {"rewards": "counterfactual", "advantage": "rloo"},
         "rollouts": {
-            "tasks_per_step": 2, "group_size": 3, "max_tokens": 4, "forks": {"points": 2, "samples": 2},
+            "tasks_per_step": 2, "group_size": 3, "max_tokens": 4, "executor": "task", "forks": {"points": 2, "samples": 2},
         },
         "trainer": {"steps": 2, "learning_rate": 5e-3},
         "run": {"dir": str(runs), "name": "run"},

@@ -2,10 +2,7 @@
 
 import contextvars
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from lightning_core.observers.progress import SilentProgress
 from lightning_core.records.store import Store
 from lightning_core.trace import LOGPROBS_AFTER, OUTPUT_IDS
 from lightning_core.trainers.torch.trainer import TorchTrainer
-from tests import bandit
+from tests import bandit, warm
 from tests.bandit_runs import RUN, settings
 from tests.tiny_model import make_tiny_model
 
@@ -80,15 +77,14 @@ def test_a_killed_run_resumes_exactly_where_it_stopped(model: Path, tmp_path: Pa
     )
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))
-    command = [sys.executable, "-c", RUN, str(file)]
-    subprocess.run([*command, "run.name=whole"], check=True, capture_output=True, env={**os.environ})
+    fit(config=load_config(str(file), ["run.name=whole"]))  # in this process, which has another seed of hashes
+    command = ["-c", RUN, str(file)]
 
-    with subprocess.Popen([*command, "run.name=cut"], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    with warm.Warm([*command, "run.name=cut"]) as process:
         for line in process.stdout:
             if line.startswith("step 3"):
                 process.send_signal(signal.SIGKILL)
-    subprocess.run([*command, "run.name=cut", "run.resume=true"], check=True, capture_output=True)
+    warm.run([*command, "run.name=cut", "run.resume=true"], check=True)
 
     def read(name: str) -> list[dict[str, Any]]:
         lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()

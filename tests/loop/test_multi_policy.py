@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,7 +18,7 @@ from lightning_core.loop import Result
 from lightning_core.records.store import Store
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.serving import open_serving
-from tests import two_bandits
+from tests import two_bandits, warm
 from tests.bandit_runs import RUN
 from tests.tiny_model import make_tiny_model
 
@@ -38,7 +35,7 @@ def settings(model: Path, runs: Path, policies: dict[str, Any], **sections: dict
         "tasks": {"train": "tests.two_bandits:tasks"},
         "policy": {"model": str(model), "max_context": 256, "dtype": "float32"},
         "credit": {"rewards": "explicit", "group_by": ["task", "agent"]},
-        "rollouts": {"tasks_per_step": 4, "group_size": 6, "max_tokens": 4},
+        "rollouts": {"tasks_per_step": 4, "group_size": 6, "max_tokens": 4, "executor": "task"},
         "trainer": {"steps": 12, "learning_rate": 5e-3},
         "run": {"dir": str(runs), "name": "run"},
     }
@@ -109,14 +106,13 @@ def test_a_killed_run_resumes_exactly_where_it_stopped(model: Path, tmp_path: Pa
     )  # fmt: skip
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))
-    command = [sys.executable, "-c", RUN, str(file)]
-    subprocess.run([*command, "run.name=whole"], check=True, capture_output=True, env={**os.environ})
-    with subprocess.Popen([*command, "run.name=cut"], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    fit(config=load_config(str(file), ["run.name=whole"]))  # in this process, which has another seed of hashes
+    command = ["-c", RUN, str(file)]
+    with warm.Warm([*command, "run.name=cut"]) as process:
         for line in process.stdout:
             if line.startswith("step 2"):
                 process.send_signal(signal.SIGKILL)
-    subprocess.run([*command, "run.name=cut", "run.resume=true"], check=True, capture_output=True)
+    warm.run([*command, "run.name=cut", "run.resume=true"], check=True)
 
     def read(name: str) -> list[dict[str, Any]]:
         lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()

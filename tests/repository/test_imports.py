@@ -19,6 +19,16 @@ def test_the_core_loads_no_framework_and_no_torch():
     assert done.stdout.strip() == "[]"
 
 
+def test_a_worker_process_loads_no_configuration():
+    """Building the sections takes as long as everything else that it loads."""
+    program = (
+        "import sys, lightning_core.rollouts.executors.launcher, lightning_core.rollouts.executors.worker\n"
+        "print(sorted({'pydantic', 'yaml', 'lightning_core.credit', 'lightning_core.config.config'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_public_names_exist():
     assert len(lightning_core.__all__) <= 22
     for name in lightning_core.__all__:

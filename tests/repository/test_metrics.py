@@ -29,7 +29,7 @@ def metrics_of(model: Path, runs: Path, solve: Any, sections: dict[str, dict[str
     """The names of one step's metrics."""
     base: dict[str, dict[str, Any]] = {
         "policy": {"model": str(model), "max_context": 2048, "dtype": "float32"},
-        "rollouts": {"tasks_per_step": 2, "group_size": 4, "max_tokens": 4},
+        "rollouts": {"tasks_per_step": 2, "group_size": 4, "max_tokens": 4, "executor": "task"},
         "trainer": {"steps": 1, "checkpoint_every": 0},
         "run": {"dir": str(runs)},
     }

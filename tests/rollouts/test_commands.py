@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import tempfile
 from pathlib import Path
@@ -111,31 +110,33 @@ def test_the_last_line_with_a_reward_counts(tmp_path: Path) -> None:
     assert rollout.reward == 0.5
 
 
-@pytest.mark.parametrize("reward", ['"much"', "null", "NaN", "1e400", "9" * 400, "[" * 100_000, "true and false"])
+TASK = "task = json.load(open(os.environ['LIGHTNING_TASK_FILE'])); ask('hi');"
+
+
 @pytest.mark.parametrize("file", [None, "reward.json"])
-def test_what_is_no_number_is_the_programs_failure(tmp_path: Path, reward: str, file: str | None) -> None:
+def test_what_is_no_number_is_the_programs_failure(tmp_path: Path, file: str | None) -> None:
     """The model may have written it, so it must not stop the run."""
-    text = f'{{"reward": {reward}}}'
-    write = f"print({text!r})" if file is None else f"open({file!r}, 'w').write({text!r})"
+    rewards = ('"much"', "null", "NaN", "1e400", "9" * 400, "[" * 100_000, "true and false")
+    tasks = [{"id": str(n), "text": f'{{"reward": {reward}}}'} for n, reward in enumerate(rewards)]
+    write = "print(task['text'])" if file is None else f"open({file!r}, 'w').write(task['text'])"
     fields = {} if file is None else {"reward_file": file}
-    (rollout,) = roll_out(tmp_path, program(f"ask('hi'); {write}; sys.exit(1)", **fields))
-    assert (rollout.status, rollout.reward) == ("failed", 0.0)
+    rollouts = roll_out(tmp_path, program(f"{TASK} {write}; sys.exit(1)", **fields), tasks)
+    assert [(r.status, r.reward) for r in rollouts] == [("failed", 0.0)] * 7
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        ("os.symlink('/etc/passwd', 'r')", "r is a link that leads out of the working folder"),
-        ("os.symlink('/dev/zero', 'r')", "r is a link that leads out of the working folder"),
-        ("os.mkfifo('r')", "r is not a file"),
-        ("os.mkdir('r')", "r is not a file"),
-        ("open('r', 'wb').write(b'\\xff')", "expected a finite number"),
-    ],
-)
-def test_a_reward_file_that_is_none_is_the_programs_failure(tmp_path: Path, make: str, message: str) -> None:
-    (rollout,) = roll_out(tmp_path, program(f"ask('hi'); {make}", reward_file="r"))
-    assert rollout.status == "failed"
-    assert re.search(message, str(rollout.error)), rollout.error
+def test_a_reward_file_that_is_none_is_the_programs_failure(tmp_path: Path) -> None:
+    made = {
+        "os.symlink('/etc/passwd', 'r')": "r is a link that leads out of the working folder",
+        "os.symlink('/dev/zero', 'r')": "r is a link that leads out of the working folder",
+        "os.mkfifo('r')": "r is not a file",
+        "os.mkdir('r')": "r is not a file",
+        "open('r', 'wb').write(b'\\xff')": "expected a finite number",
+    }
+    tasks = [{"id": str(n), "make": make} for n, make in enumerate(made)]
+    rollouts = roll_out(tmp_path, program(f"{TASK} exec(task['make'])", reward_file="r"), tasks)
+    for rollout, message in zip(rollouts, made.values(), strict=True):
+        assert rollout.status == "failed"
+        assert message in str(rollout.error)
 
 
 def test_a_program_that_fails_has_failed_and_one_without_a_reward_is_a_mistake(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -30,7 +28,7 @@ from lightning_core.tools import serving
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.serving import RecentMemory, ServingEndpoint, open_serving
 from lightning_core.trainers import Trainer, make_trainer
-from tests import bandit
+from tests import bandit, warm
 from tests.tiny_model import make_tiny_model
 
 QUESTION = [{"role": "user", "content": "say 7"}]
@@ -44,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = {
         "tasks": {"train": "tests.bandit:tasks"},
         "policy": {"model": str(model), "max_context": 256, "dtype": "float32"},
-        "rollouts": {"tasks_per_step": 2, "group_size": 8, "max_tokens": 6},
+        "rollouts": {"tasks_per_step": 2, "group_size": 8, "max_tokens": 6, "executor": "task"},
         "trainer": {"steps": 2, "learning_rate": 5e-3, "checkpoint_every": 1},
         "run": {"dir": str(folder), "name": "run"},
     }
@@ -230,12 +228,9 @@ def test_a_port_that_is_taken(run: Path, served: ServingEndpoint):
 
 
 def test_the_command_serves_the_newest_checkpoint_until_it_is_stopped(run: Path, served: ServingEndpoint):
-    command = [sys.executable, "-m", "lightning_core.tools.cli.main", "serve", str(run), "--port", "0"]
+    command = ["-m", "lightning_core.tools.cli.main", "serve", str(run), "--port", "0"]
     environment = {**os.environ, "LIGHTNING_API_KEY": "of the environment", "PYTHONPATH": os.getcwd()}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        assert process.stdout is not None
+    with warm.Warm(command, env=environment) as process:
         shown = [process.stdout.readline() for _ in range(7)]
         try:
             assert shown[-1].startswith("stop "), shown
@@ -246,7 +241,7 @@ def test_the_command_serves_the_newest_checkpoint_until_it_is_stopped(run: Path,
                 ask(url, "another")
         finally:
             process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.stdout.read(), process.errors()
     assert (process.returncode, out, err) == (0, "stopped\n", "")
 
 

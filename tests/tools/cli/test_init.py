@@ -15,6 +15,7 @@ from lightning_core.config import load_config
 from lightning_core.rollouts.tasks import held_out_tasks, shared_tasks, training_tasks
 from lightning_core.tools.cli.init import TEMPLATES, template_files
 from lightning_core.tools.cli.main import main
+from tests import warm
 from tests.tiny_model import make_tiny_model
 
 ROOT = Path(__file__).parents[3]
@@ -27,16 +28,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a Python module in ``folder``, with this interpreter and its path."""
+    """Run a Python module in ``folder``, with the path of this interpreter."""
     path = os.pathsep.join(part for part in sys.path if part)
-    return subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return warm.run(["-m", *command], cwd=folder, env={**os.environ, "PYTHONPATH": path})
 
 
 def need(template: str) -> None:

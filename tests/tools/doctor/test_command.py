@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 from docs._generate.doctor import update
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.doctor.examine import CHECKS
+from tests import warm
 
 pytestmark = pytest.mark.slow
 
@@ -80,21 +79,8 @@ def test_a_wrong_configuration_is_exit_code_2(config: Path, capsys: pytest.Captu
 
 @pytest.mark.usefixtures("with_torch")
 def test_what_an_agent_prints_is_not_in_the_json(config: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "lightning_core.tools.cli",
-        "doctor",
-        str(config),
-        "--no-model",
-        "--json",
-        "--tasks",
-        "1",
-    ]
-    done = subprocess.run(
-        [*command, "agent=tests.tools.doctor.agents:prints", "rollouts.executor=process"],
-        capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
+    command = ["-m", "lightning_core.tools.cli", "doctor", str(config), "--no-model", "--json", "--tasks", "1"]
+    done = warm.run([*command, "agent=tests.tools.doctor.agents:prints", "rollouts.executor=process"], check=True)
     assert "speakers" in {finding["name"] for finding in json.loads(done.stdout)}
     assert "printed by the agent" in done.stderr
 
@@ -106,12 +92,9 @@ def test_an_interrupt_leaves_nothing_behind(config: Path, tmp_path: Path, number
     scratch.mkdir()
     environment = {**os.environ, "TMPDIR": str(scratch)}
     options = ["doctor", str(config), "--no-model", "agent=tests.tools.doctor.agents:hangs"]
-    with subprocess.Popen(
-        [sys.executable, "-c", DOCTOR, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-    ) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if b"hanging" in line:
+    with warm.Warm(["-c", DOCTOR, *options], env=environment, merged=True) as process:
+        for line in process.stdout:
+            if "hanging" in line:
                 break
         process.send_signal(number)
         assert process.wait(timeout=60) == 128 + number

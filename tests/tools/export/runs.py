@@ -20,12 +20,16 @@ TOLERANCE = 1e-4
 """Largest difference between two float32 logprobs of the same weights and tokens."""
 
 
+FEW: dict[str, dict[str, Any]] = {"tasks": {"eval": None}, "rollouts": {"group_size": 4}}
+"""The sections of `train` for a model that is slow on a CPU."""
+
+
 def train(folder: Path, model: Path, *, name: str = "run", **sections: dict[str, Any]) -> Path:
     """The folder of a run of two steps on ``model``, with a checkpoint after each and held-out tasks."""
     defaults: dict[str, dict[str, Any]] = {
         "tasks": {"train": "tests.bandit:tasks", "eval": "tests.bandit:held_out"},
         "policy": {"model": str(model), "max_context": 256, "dtype": "float32"},
-        "rollouts": {"tasks_per_step": 2, "group_size": 8, "max_tokens": 6},
+        "rollouts": {"tasks_per_step": 2, "group_size": 8, "max_tokens": 6, "executor": "task"},
         "trainer": {"steps": 2, "learning_rate": 5e-3, "checkpoint_every": 1},
         "run": {"dir": str(folder), "name": name},
     }

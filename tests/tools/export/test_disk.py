@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from lightning_core.records.checkpoints import checkpoints
 from lightning_core.tools.cli.main import main
+from tests import warm
 from tests.tools.export.runs import train
 
 LIMITED = """
@@ -37,26 +37,17 @@ sys.exit(main(sys.argv[1:]))
 
 
 def limited(size: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", LIMITED, str(size), *map(str, arguments)]
     # Python would cut the bytecode of its modules at the limit too, and every later program would fail to load it.
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env)
+    return warm.run(["-c", LIMITED, str(size), *map(str, arguments)], env=env)
 
 
 def kill_export(run: Path, out: Path, number: int) -> tuple[int, str]:
     """The exit code and the messages of an export that gets the signal ``number`` when its weights are written."""
-    # A signal that this process ignores, as under nohup, would be ignored there too.
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    try:
-        command = [sys.executable, "-c", SLOW, "export", str(run), str(out)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    with process:
-        assert process.stdout is not None
+    with warm.Warm(["-c", SLOW, "export", str(run), str(out)]) as process:
         assert process.stdout.readline() == "writing\n"
         process.send_signal(number)
-        return process.wait(timeout=30), process.communicate()[1]
+        return process.wait(timeout=30), process.errors()
 
 
 @pytest.mark.parametrize("size", [100, 100_000], ids=["the configuration", "the weights"])
@@ -117,9 +108,7 @@ def test_the_next_export_removes_the_folder_of_a_killed_one_but_not_of_a_live_on
     (left,) = tmp_path.iterdir()
     assert (left / "model.safetensors").exists()
     (tmp_path / ".out-settings").mkdir()
-    command = [sys.executable, "-c", SLOW, "export", str(run("full")), str(out)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as live:
-        assert live.stdout is not None
+    with warm.Warm(["-c", SLOW, "export", str(run("full")), str(out)]) as live:
         assert live.stdout.readline() == "writing\n"
         assert not left.exists()
         assert main(["export", str(run("full")), str(out)]) == 0
@@ -142,6 +131,5 @@ def test_the_umask_decides_who_may_read_exports_and_checkpoints(base: Path, tmp_
 
 
 def test_an_export_shows_no_progress_bar_in_a_pipe(run: Callable[[str], Path], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "lightning_core.tools.cli", "export", str(run("full")), str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = warm.run(["-m", "lightning_core.tools.cli", "export", str(run("full")), str(tmp_path / "out")])
     assert (done.returncode, done.stderr) == (0, "")

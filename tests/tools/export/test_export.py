@@ -24,7 +24,7 @@ from lightning_core.tools.export.card import make_card
 from lightning_core.tools.export.source import find_trained
 from tests.loop import test_early_end as early_end
 from tests.model.families import FAMILIES, make_family
-from tests.tools.export.runs import TOLERANCE, difference, model_logprobs, sequences, train, trainer_logprobs
+from tests.tools.export.runs import FEW, TOLERANCE, difference, model_logprobs, sequences, train, trainer_logprobs
 
 pytestmark = [
     pytest.mark.numeric,
@@ -152,7 +152,7 @@ def test_the_model_card_lists_the_settings_that_differ_from_the_defaults(run: Ca
     assert yaml.safe_load(text[1]) == {
         "credit": {"advantage_args": {"floor": 0.5}, "air": {"tool_error": -0.1}},
         "algorithm": {"mini_batches": 2, "truncated": "mask"},
-        "rollouts": {"tasks_per_step": 2, "max_tokens": 6},
+        "rollouts": {"tasks_per_step": 2, "max_tokens": 6, "executor": "task"},
         "trainer": {"steps": 2, "learning_rate": 0.005, "schedule": "cosine", "checkpoint_every": 1},
     }
 
@@ -226,7 +226,7 @@ def test_adapters_that_peft_refuses_are_refused(
     adapter = tmp_path / "adapter"
     for name, targets in {"all": None, "attention": ["q_proj", "o_proj"]}.items():
         policy = {"tuning": "lora", "lora": {"target_modules": targets}, "max_context": 128}
-        run = train(tmp_path, base, name=name, policy=policy)
+        run = train(tmp_path, base, name=name, policy=policy, **FEW)
         if targets is None:
             message = refused(capsys, run, adapter, "--format", "peft")
             assert "out_proj" in message
@@ -250,10 +250,11 @@ def test_mixtures_of_experts_are_exported_by_the_names_of_their_base(
     glm4_moe has shared experts, whose adapters peft takes for those of its fused experts.
     """
     base = make_family(FAMILIES[family], tmp_path / "model")
-    run = train(tmp_path, base, policy={"tuning": "lora", "max_context": 128})
+    run = train(tmp_path, base, policy={"tuning": "lora", "max_context": 128}, **FEW)
     ids, expected = IDS[:1], trainer_logprobs(run, NEWEST, IDS[:1])
     out = export(run, tmp_path / "out", "--dtype", "float32")
     assert difference(model_logprobs(AutoModelForCausalLM.from_pretrained(out), ids), expected) < TOLERANCE
+    assert difference(model_logprobs(AutoModelForCausalLM.from_pretrained(base), ids), expected) > 10 * TOLERANCE
     names = [list(load_file(folder / "model.safetensors")) for folder in (base, out)]
     assert names[0] == names[1], "transformers has the experts of a layer in one tensor"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tests.tools.export.runs import TOLERANCE, difference, sequences, train, tra
 # The first export downloads the converter.
 pytestmark = pytest.mark.timeout(1200)
 
-IDS = sequences(40_000, count=2)
+IDS = sequences(40_000, count=1)
 PLACES = [1, 3, 20, 59]
 """The tokens of a sequence whose logprobs are compared."""
 NEWEST = "step-000002"
@@ -57,8 +58,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return get
 
 
-def export(run: Path, out: Path, dtype: str) -> Any:
-    """llama.cpp's server with the exported file."""
+@pytest.fixture(scope="module")
+def server(run: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any]:
+    """llama.cpp's server with the run of a tuning, exported with a dtype."""
+
+    @functools.cache
+    def get(tuning: str, dtype: str) -> Any:
+        return start(run(tuning), tmp_path_factory.mktemp("exported") / "out", dtype)
+
+    return get
+
+
+def start(run: Path, out: Path, dtype: str) -> Any:
     assert main(["export", str(run), str(out), "--format", "gguf", "--dtype", dtype]) == 0
     (file,) = out.glob("*.gguf")
     assert str(out.parent).encode() not in file.read_bytes(), "a folder of this machine"
@@ -85,26 +96,22 @@ def logprob(server: Any, context: list[int], token: int) -> float:
     ("tuning", "dtype", "tolerance"),
     [
         ("full", "float32", TOLERANCE),
-        ("lora", "float32", TOLERANCE),
         ("lora", "float16", 0.02),
         ("lora", "bfloat16", 0.2),
         ("lora", "q8_0", 0.5),
     ],
 )
 def test_llama_cpp_gives_the_logprobs_of_the_trainer(
-    run: Callable[[str], Path], tmp_path: Path, tuning: str, dtype: str, tolerance: float
+    run: Callable[[str], Path], server: Callable[[str, str], Any], tuning: str, dtype: str, tolerance: float
 ) -> None:
     expected = [logprobs[[place - 1 for place in PLACES]] for logprobs in trainer_logprobs(run(tuning), NEWEST, IDS)]
-    server = export(run(tuning), tmp_path / "out", dtype)
-    found = [np.array([logprob(server, tokens[:place], tokens[place]) for place in PLACES]) for tokens in IDS]
+    exported = server(tuning, dtype)
+    found = [np.array([logprob(exported, tokens[:place], tokens[place]) for place in PLACES]) for tokens in IDS]
     assert difference(found, expected) < tolerance
 
 
-def test_llama_cpp_reads_text_as_the_tokenizer_does_and_has_the_template(
-    run: Callable[[str], Path], tmp_path: Path
-) -> None:
-    server = export(run("lora"), tmp_path / "out", "float16")
-    url = server.listening_address
+def test_llama_cpp_reads_text_as_the_tokenizer_does_and_has_the_template(server: Callable[[str, str], Any]) -> None:
+    url = server("lora", "float16").listening_address
     tokenizer = AutoTokenizer.from_pretrained(fetch_demo_model())
     text = "<|im_start|>user\nHow many are 12 + 345?\n  it's naïve 🚀<|im_end|>\n"
     found = httpx.post(f"{url}/tokenize", json={"content": text, "add_special": False, "parse_special": True}).json()

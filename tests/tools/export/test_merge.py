@@ -17,7 +17,7 @@ from lightning_core.tools.cli.main import main
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.trainers.torch.vllm_trainer import VllmTrainer
 from tests.model.families import FAMILIES, make_family
-from tests.tools.export.runs import TOLERANCE, difference, model_logprobs, sequences, train, trainer_logprobs
+from tests.tools.export.runs import FEW, TOLERANCE, difference, model_logprobs, sequences, train, trainer_logprobs
 from tests.trainers.sections import parts
 
 pytestmark = [
@@ -54,7 +54,7 @@ def test_a_layer_in_two_places_is_merged_in_both() -> None:
 def test_layers_that_share_a_weight_keep_their_own_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Zamba2 has the weights of one attention block in several layers."""
     base = make_family(FAMILIES["zamba2"], tmp_path / "model")
-    run = train(tmp_path, base, policy=ATTENTION)
+    run = train(tmp_path, base, policy=ATTENTION, **FEW)
     assert main(["export", str(run), str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert (

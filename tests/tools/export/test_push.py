@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
+
 TOKEN = "hf_a_token"
+COMMAND = """
+import importlib, sys
+from huggingface_hub import constants
+importlib.reload(constants)
+from lightning_core.tools.cli.main import main
+sys.exit(main())
+"""
 
 
 class Hub(ThreadingHTTPServer):
@@ -77,17 +85,14 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def push(run: Callable[[str], Path], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs the command in a process of its own, since the Hub's address is read when its client is imported."""
+    """Runs the command in a process of its own, which reads the Hub's address from the environment again."""
 
     def export(url: str, token: str | None = TOKEN) -> subprocess.CompletedProcess[str]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
         environment |= {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home")}
         environment |= {} if token is None else {"HF_TOKEN": token}
         arguments = ["export", str(run("lora")), str(tmp_path / "out"), "--push", "me/model"]
-        return subprocess.run(
-            [sys.executable, "-m", "lightning_core.tools.cli", *arguments],
-            env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        return warm.run(["-c", COMMAND, *arguments], env=environment)
 
     return export
 

@@ -1,0 +1,83 @@
+"""Seconds of each folder of tests, printed at the end of a run: what takes long is then found in the log and not by guessing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import warm
+
+LONGEST = (
+    "tests/tools/export",
+    "tests/observers/monitors/test_planted_faults.py",
+    "tests/loop",
+    "tests/tools/cli/test_init.py",
+    "tests/tools/doctor",
+    "tests/integrations/test_silent_programs.py",
+    "tests/integrations/test_third_party.py",
+    "tests/integrations/test_identity.py",
+    "tests/propagation/test_processes.py",
+    "tests/propagation/test_programs.py",
+    "tests/rollouts/test_executors.py",
+    "tests/model/test_families.py",
+)
+"""Folders and files that run first: a long file that starts last leaves the other processes idle."""
+
+
+class Budget:
+    """The CPU seconds, the seconds and the number of the tests of each folder. CPU seconds include programs that a test waited for."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._root = config.rootpath
+        self._output: dict[str, Any] | None = getattr(config, "workeroutput", None)
+        self._spent: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0])
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: self._place(item.path))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        cpu, wall = _cpu_seconds(), time.perf_counter()
+        done = yield
+        self._add(self._folder(item.path), _cpu_seconds() - cpu, time.perf_counter() - wall, 1)
+        return done
+
+    def pytest_sessionfinish(self) -> None:
+        if self._output is not None:
+            self._output["budget"] = dict(self._spent)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Add what a process of pytest-xdist has spent."""
+        for folder, spent in getattr(node, "workeroutput", {}).get("budget", {}).items():
+            self._add(folder, *spent)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if len(self._spent) < 2:
+            return
+        terminalreporter.section("seconds by folder")
+        terminalreporter.line(f"{'CPU':>7} {'wall':>7} {'tests':>6}")
+        total = [sum(column) for column in zip(*self._spent.values(), strict=True)]
+        rows = sorted(self._spent.items(), key=lambda row: -row[1][0])
+        for folder, (cpu, wall, tests) in [*rows, ("all, without starting and collecting", total)]:
+            terminalreporter.line(f"{cpu:7.1f} {wall:7.1f} {tests:6}  {folder}")
+
+    def _add(self, folder: str, *spent: float) -> None:
+        self._spent[folder] = [a + b for a, b in zip(self._spent[folder], spent, strict=True)]
+
+    def _place(self, path: Path) -> int:
+        found = (place for place, name in enumerate(LONGEST) if path.is_relative_to(self._root / name))
+        return next(found, len(LONGEST))
+
+    def _folder(self, path: Path) -> str:
+        return path.parent.relative_to(self._root).as_posix()
+
+
+def _cpu_seconds() -> float:
+    return sum(os.times()[:4]) + warm.cpu_seconds()
