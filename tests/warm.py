@@ -36,7 +36,7 @@ IMPORTED = (
     "lightning_core.tools.cli.main",
     "lightning_core.loop",
     "lightning_core.tools.export.export",
-    "lightning_core.trainers.torch.make",
+    "lightning_core.trainers.torch.factory",
 )
 _MESSAGE = 200_000
 """The most bytes of a program with its arguments and environment."""
