@@ -12,7 +12,7 @@ from lightning_core.config.algorithm import CLIPS, Algorithm
 from lightning_core.config.checks import check_algorithm, check_credit
 from lightning_core.config.checks_verl import check_verl_credit, check_verl_loss
 from lightning_core.config.config import Config
-from lightning_core.config.credit import FLAT
+from lightning_core.config.credit import RULE_ARGUMENT_KEYS
 from lightning_core.config.imports import import_callable, user_code
 from lightning_core.config.resolve import policy_settings
 from lightning_core.config.rule_names import find_rule, function_of
@@ -29,7 +29,7 @@ from lightning_core.credit import (
 )
 from lightning_core.credit.air import CallReward
 from lightning_core.credit.registry import Loss
-from lightning_core.credit.signals import ToolSignal
+from lightning_core.credit.tool_outcomes import ToolOutcome
 from lightning_core.errors import ConfigError
 from lightning_core.trace import Call
 
@@ -75,7 +75,7 @@ def credit_rules(c: configured.CreditSection, *, group_size: int = 2, refill: in
         group_by=None if c.group_by is None else [function_of(key, key="credit.group_by") for key in c.group_by],
         air=None if c.air is None else _air(c.air),
         terms=[term for signal in signal_sections().values() for term in signal.terms(c)],
-        **{name: getattr(c, name) for name in FLAT},
+        **{name: getattr(c, name) for name in RULE_ARGUMENT_KEYS},
     )
 
 
@@ -113,7 +113,7 @@ def _call_reward(name: str, key: str) -> CallReward:
         pass
 
     @functools.wraps(function)
-    def reward(call: Call, tools: Sequence[ToolSignal]) -> float:
+    def reward(call: Call, tools: Sequence[ToolOutcome]) -> float:
         with user_code(f"{key}: {name} failed"):
             return function(call, tools)
 

@@ -10,7 +10,7 @@ from lightning_core.config.checks_monitors import check_monitors
 from lightning_core.config.checks_trainer import check_trainer
 from lightning_core.config.checks_verl import check_verl
 from lightning_core.config.command import CommandSection
-from lightning_core.config.credit import FLAT, CreditSection
+from lightning_core.config.credit import RULE_ARGUMENT_KEYS, CreditSection
 from lightning_core.config.policies import PolicyCredit
 from lightning_core.config.resolve import policy_settings
 from lightning_core.config.rule_names import argument_problems, declared, example_of, goes_with, with_parameter
@@ -282,13 +282,13 @@ def check_credit(
 
 
 def _check_rewards(c: CreditSection, rule: RewardRule) -> Iterator[tuple[KeyPath, str]]:
-    for key in FLAT:
+    for key in RULE_ARGUMENT_KEYS:
         value, parameter = getattr(c, key), rule.parameters.get(key)
         if parameter is not None and parameter.required and value is None:
             yield ("credit", "rewards"), f"{rule.name!r} needs credit.{key}{example_of(parameter)}"
         if parameter is None and value is not None:
             yield ("credit", key), goes_with(with_parameter(REWARD_RULES, key), c.rewards)
-    yield from argument_problems(rule, c.rewards_args, ("credit", "rewards_args"), flat=FLAT)
+    yield from argument_problems(rule, c.rewards_args, ("credit", "rewards_args"), flat=RULE_ARGUMENT_KEYS)
 
 
 def _reward_rules(c: Sections) -> dict[str, RewardRule | None]:

@@ -20,7 +20,7 @@ Anchor = Literal["exact", "normalised"]
 GroupBy = Annotated[tuple[GroupKeyName, ...], Field(strict=False)]
 Arguments = dict[str, Any]
 
-FLAT = ("gamma", "lam", "step_weight", "anchor")
+RULE_ARGUMENT_KEYS = ("gamma", "lam", "step_weight", "anchor")
 """Arguments of reward rules that have their own key in the section."""
 
 
@@ -52,7 +52,7 @@ class Rule(Section):
     """A custom rule."""
 
     function: CallableName
-    """`module:callable`, called as `function(call, tools)` with a `Call` and the `ToolSignal`s of its tool calls. It
+    """`module:callable`, called as `function(call, tools)` with a `Call` and the `ToolOutcome`s of its tool calls. It
     returns a number."""
     weight: float = 1.0
     """Coefficient of the function's result."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lightning_core.config.credit import FLAT, CreditSection, Critic
+from lightning_core.config.credit import RULE_ARGUMENT_KEYS, CreditSection, Critic
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyCredit
 from lightning_core.config.rule_names import reward_rule
 from lightning_core.config.sections import Sections
@@ -76,7 +76,7 @@ def _settings(c: Sections, own: NamedPolicy) -> PolicySettings:
 def _credit(common: CreditSection, own: PolicyCredit) -> CreditSection:
     given = {key: value for key in PolicyCredit.model_fields if (value := getattr(own, key)) is not None}
     if own.rewards is not None:
-        given = {**dict.fromkeys((*FLAT, "critic")), "rewards_args": {}, **given}
+        given = {**dict.fromkeys((*RULE_ARGUMENT_KEYS, "critic")), "rewards_args": {}, **given}
     if own.advantage is not None:
         given = {"advantage_args": {}, **given}
     return common.model_copy(update=given)

@@ -14,10 +14,10 @@ from typing import Any
 
 from lightning_core.capture.selectors import find_selector
 from lightning_core.credit.episode import Episode
-from lightning_core.credit.signals import ToolSignal, tool_signals
+from lightning_core.credit.tool_outcomes import ToolOutcome, tool_outcomes
 from lightning_core.trace import Call, Reward, check_reward
 
-CallReward = Callable[[Call, Sequence[ToolSignal]], float]
+CallReward = Callable[[Call, Sequence[ToolOutcome]], float]
 """A custom rule: takes a call and the outcomes of its tool calls, returns the call's reward."""
 
 
@@ -79,8 +79,8 @@ def air_sum(episodes: Sequence[Episode]) -> float:
 
 
 def _rewards(episode: Episode, air: Air, repeated: Sequence[Call]) -> Iterator[Reward]:
-    by_call: dict[str, list[ToolSignal]] = {}
-    for signal in tool_signals(episode.trace):
+    by_call: dict[str, list[ToolOutcome]] = {}
+    for signal in tool_outcomes(episode.trace):
         if signal.call is not None:
             by_call.setdefault(signal.call, []).append(signal)
     calls = {call.id: call for call in episode.trace.calls}
@@ -115,7 +115,7 @@ def _overlong(call: Call, ramp: int) -> float:
     return min(1.0, max(0.0, (len(call.output_ids) - (call.max_tokens - ramp)) / ramp))
 
 
-def _of_tool(signal: ToolSignal, air: Air) -> float:
+def _of_tool(signal: ToolOutcome, air: Air) -> float:
     if signal.status == "ok":
         return air.tool_ok
     if signal.status == "unused":

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from lightning_core.model.compute import ModelPath, logits
+from lightning_core.model.compute import ComputePlan, logits
 
 
 @torch.no_grad()
-def called_layers(model: Any, path: ModelPath, layers: Collection[str]) -> set[str]:
+def called_layers(model: Any, path: ComputePlan, layers: Collection[str]) -> set[str]:
     """The modules among ``layers`` that a forward pass of 64 tokens calls, and whose hooks therefore run."""
     called: set[str] = set()
     modules = dict(model.named_modules())
@@ -46,7 +46,7 @@ def untouched(model: Any, layers: Collection[str]) -> Mapping[str, float]:
     return {name: size / total for name, size in sizes.most_common()}
 
 
-def reach(model: Any, path: ModelPath, layers: Collection[str]) -> str:
+def reach(model: Any, path: ComputePlan, layers: Collection[str]) -> str:
     """What adapters on ``layers`` change and what not, for people."""
     called = called_layers(model, path, layers)
     text = f"LoRA adapts {len(layers)} linear layers"

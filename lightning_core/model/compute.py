@@ -31,7 +31,7 @@ _WINDOW = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelPath:
+class ComputePlan:
     """How a model is computed."""
 
     geometry: Geometry | None = None
@@ -50,7 +50,7 @@ class ModelPath:
         return f"plain path{'' if self.cache else ' without a cache'} ({self.reason})"
 
 
-def choose_path(model: Any) -> ModelPath:
+def choose_path(model: Any) -> ComputePlan:
     """The path of ``model``; on the tree path the model is switched to tree attention.
 
     Raises `TrainingError` if its forward pass fails, or its logits are not finite or depend on later tokens.
@@ -60,25 +60,25 @@ def choose_path(model: Any) -> ModelPath:
         expected = _own_logits(model, tokens)
         previous = model.config.get_text_config()._attn_implementation
         try:
-            return ModelPath(geometry=_tree_geometry(model, tokens, expected), replaced=previous)
+            return ComputePlan(geometry=_tree_geometry(model, tokens, expected), replaced=previous)
         except UnsupportedAttention as found:
             return plain_path(model, str(found), attention=previous)
 
 
 @torch.no_grad()
-def plain_path(model: Any, reason: str, *, attention: str | None) -> ModelPath:
+def plain_path(model: Any, reason: str, *, attention: str | None) -> ComputePlan:
     """The plain path, because of ``reason``. ``attention``: the name of the model's own attention function."""
     if attention is not None and model.config.get_text_config()._attn_implementation != attention:
         model.set_attn_implementation(attention)
-    return ModelPath(cache=_cache_name(model, torch.arange(8, device=_device(model))), reason=reason)
+    return ComputePlan(cache=_cache_name(model, torch.arange(8, device=_device(model))), reason=reason)
 
 
-def logits(model: Any, path: ModelPath, tokens_S: Tensor) -> Tensor:
+def logits(model: Any, path: ComputePlan, tokens_S: Tensor) -> Tensor:
     """The logits [S, V], float32, of one sequence."""
     return model(**inputs(path, tokens_S)).logits[0].float()
 
 
-def inputs(path: ModelPath, tokens_S: Tensor) -> dict[str, Any]:
+def inputs(path: ComputePlan, tokens_S: Tensor) -> dict[str, Any]:
     """The arguments of a model, or of its decoder, for one sequence."""
     found: dict[str, Any] = {"input_ids": tokens_S[None], "use_cache": False}
     if path.geometry is not None:

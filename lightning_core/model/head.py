@@ -43,7 +43,7 @@ class OutputHead:
     """Computes logprobs from a model's last hidden states."""
 
     def __init__(self, model: Any, geometry: Geometry | None) -> None:
-        """``model``: as it is trained, with adapters. ``geometry``: see `ModelPath`.
+        """``model``: as it is trained, with adapters. ``geometry``: see `ComputePlan`.
 
         Raises `TrainingError` if its logits depend on more than the last hidden states.
         """

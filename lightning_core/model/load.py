@@ -11,7 +11,7 @@ import torch
 from lightning_core.chat.chat import Chat
 from lightning_core.errors import ConfigError
 from lightning_core.model.adapters import Adapters
-from lightning_core.model.compute import ModelPath, choose_path
+from lightning_core.model.compute import ComputePlan, choose_path
 from lightning_core.model.constraint import Constraints
 from lightning_core.model.precision import choose_dtype, set_product_precision
 from lightning_core.model.recompute import recompute_layers
@@ -33,7 +33,7 @@ class LoadedModel:
     model: Any
     tokenizer: Any
     device: torch.device
-    path: ModelPath
+    path: ComputePlan
     adapters: Adapters
     stop_token_ids: frozenset[int]
     constraints: Constraints

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_core.errors import ConfigError
 from lightning_core.model.attention import Geometry
-from lightning_core.model.compute import ModelPath, decoder_name, inputs
+from lightning_core.model.compute import ComputePlan, decoder_name, inputs
 
 _PROBE_TOKENS = 64
 
@@ -21,7 +21,7 @@ def cached_bytes(geometry: Geometry, dtype: torch.dtype) -> int:
     return 2 * geometry.layers * geometry.kv_heads * geometry.width * dtype.itemsize
 
 
-def trained_bytes(model: Any, path: ModelPath, trained: Iterable[Tensor], *, entropy: bool) -> int:
+def trained_bytes(model: Any, path: ComputePlan, trained: Iterable[Tensor], *, entropy: bool) -> int:
     """Bytes that a forward pass keeps for the backward pass, per token. Measured with a pass of 64 tokens.
 
     The model must be set up for training; ``trained``: its weights that are not its parameters, such as adapters.

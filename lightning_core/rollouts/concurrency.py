@@ -51,7 +51,7 @@ def _nothing() -> None:
     """No attempt runs."""
 
 
-class Slots:
+class ConcurrencyLimit:
     """``count`` slots."""
 
     def __init__(self, count: int) -> None:

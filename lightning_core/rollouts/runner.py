@@ -39,7 +39,7 @@ from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import ConfigError, InfrastructureError, RewardError, describe, show
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout, Task
-from lightning_core.rollouts.concurrency import Slot, Slots
+from lightning_core.rollouts.concurrency import ConcurrencyLimit, Slot
 from lightning_core.rollouts.executors.choose import choose_executor
 from lightning_core.rollouts.executors.executor import Assignment, DisplacedError, ExecutorError, Returned
 from lightning_core.rollouts.executors.off_loop import SECONDS, off_loop
@@ -100,7 +100,7 @@ class Runner:
         self._closing = ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="lightning-closing")
         self._removing = ThreadPoolExecutor(_REMOVING_THREADS, thread_name_prefix="lightning-removing")
         self._removals: deque[Future[None]] = deque(maxlen=settings.concurrency)
-        self._slots = Slots(settings.concurrency)
+        self._slots = ConcurrencyLimit(settings.concurrency)
         self._thread = threading.Thread(target=self._loop.run_forever, name="lightning-runner", daemon=True)
 
     def __enter__(self) -> Self:

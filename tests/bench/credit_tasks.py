@@ -15,7 +15,7 @@ from typing import Any
 from openai import OpenAI
 
 from lightning_core import trainable
-from lightning_core.credit.signals import ToolSignal
+from lightning_core.credit.tool_outcomes import ToolOutcome
 from lightning_core.trace import Call
 
 LETTERS = "abcdef"
@@ -114,7 +114,7 @@ def tool(task: dict[str, Any]) -> float:
 # --- the signal for automatic intermediate rewards: whether the environment could execute the agent's request
 
 
-def went_well(call: Call, tools: Sequence[ToolSignal]) -> float:
+def went_well(call: Call, tools: Sequence[ToolOutcome]) -> float:
     """1 if the environment could execute the request of this response, else 0."""
     del tools
     kind, shown = str(call.messages[-1]["content"])[:2]

@@ -14,7 +14,7 @@ from lightning_core import load_config
 from lightning_core.config.build_rules import policy_rules
 from lightning_core.credit import Air, CreditRules, Episode, FormatRule, assign_credit
 from lightning_core.credit.gae import turn_gae
-from lightning_core.credit.signals import ToolSignal
+from lightning_core.credit.tool_outcomes import ToolOutcome
 from lightning_core.errors import ConfigError, CreditError, RewardError
 from lightning_core.trace import Call, Reward
 from tests.credit.episodes import call, calls_tools, episode, from_calls, tool
@@ -294,7 +294,7 @@ def nothing(episode: Episode) -> None:
 def test_air_of_formats_and_of_ones_own_rules():
     def wordy(one: Call, signals: object) -> float:
         assert isinstance(signals, list)
-        assert all(isinstance(s, ToolSignal) for s in signals)
+        assert all(isinstance(s, ToolOutcome) for s in signals)
         return float(len(signals))
 
     formats = [FormatRule(pattern=r"^Answer:.*42$", weight=0.5), FormatRule(pattern="42", weight=9.0, agents=["b"])]

@@ -20,7 +20,7 @@ from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run, reward, rollout, scope
 from lightning_core.capture.tool_results import RESULT
 from lightning_core.chat.chat import Chat
-from lightning_core.credit.signals import tool_signals
+from lightning_core.credit.tool_outcomes import tool_outcomes
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.otel import exporting, spans_to_otlp, spans_to_protobuf
 from lightning_core.testing import Playground
@@ -109,7 +109,7 @@ def test_a_process_with_its_own_tracing(knows_traceparent: bool) -> None:
     assert (tool.kind, tool.parent, tool.agent) == ("tool", solver.id, "solver")
     assert (first.parent, second.parent) == (solver.id, solver.id)
     assert [event.kind for event in trace.events] == ["rollout", "agent", "tool"]
-    assert [(s.call, s.status) for s in tool_signals(trace)] == [(first.id, "ok")]
+    assert [(s.call, s.status) for s in tool_outcomes(trace)] == [(first.id, "ok")]
     assert ("lightning.origin.trace_id" in solver.attributes) is not knows_traceparent
 
 

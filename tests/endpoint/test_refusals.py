@@ -13,7 +13,7 @@ from rich.console import Console
 
 from lightning_core.capture import reward
 from lightning_core.credit import Air, CreditRules, assign_credit
-from lightning_core.credit.signals import tool_signals
+from lightning_core.credit.tool_outcomes import tool_outcomes
 from lightning_core.endpoint.server import Limits, Routing
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.jobs import to_episodes
@@ -149,7 +149,7 @@ def test_refused_calls_train_nothing_and_break_nothing():
     assert [t.call for t in transitions] == [call.id for call in trace.calls if call.refused is None]
     assert len(transitions_to_rows(transitions)) == 2
     assert [t.call for t in episode.transitions] == [t.call for t in transitions]
-    assert tool_signals(trace) == ()
+    assert tool_outcomes(trace) == ()
     assert "hello" in judge_prompt([trace, trace], None)
     credit = assign_credit([episode], CreditRules(air=Air(truncated=-1.0, tool_error=-1.0)))
     assert set(credit.values) == {t.call for t in transitions}

@@ -41,7 +41,7 @@ from pydantic import BaseModel
 from lightning_core.capture import current_address, reward
 from lightning_core.capture.integration import Installed
 from lightning_core.capture.mark import get_mark, trainable
-from lightning_core.credit.signals import tool_signals
+from lightning_core.credit.tool_outcomes import tool_outcomes
 from lightning_core.errors import ConfigError
 from lightning_core.testing import Playground, tool_call
 from lightning_core.testing.contract import (
@@ -289,7 +289,7 @@ def test_a_handoff(how: str) -> None:
         "Triage",
         "History",
     )
-    (signal,) = tool_signals(trace)
+    (signal,) = tool_outcomes(trace)
     assert (signal.tool, signal.call, signal.status) == ("transfer_to_history", trace.calls[0].id, "ok")
 
 
@@ -364,7 +364,7 @@ def test_a_tool_that_does_not_exist_ends_the_run(how: str) -> None:
     (event,) = tools(rollout.trace)
     assert (event.name, event.agent) == ("multiply", "Writer")
     assert "not found in agent Writer" in str(event.error)
-    assert [signal.status for signal in tool_signals(rollout.trace)] == ["error"]
+    assert [signal.status for signal in tool_outcomes(rollout.trace)] == ["error"]
 
 
 def test_an_unknown_tool_is_reported_to_the_model() -> None:
@@ -450,7 +450,7 @@ def test_tools_of_an_mcp_server(divisor: int) -> None:
     ):
         run_async(work())
     assert speakers(rollout.trace) == ["Solver", "Solver"]
-    (signal,) = tool_signals(rollout.trace)
+    (signal,) = tool_outcomes(rollout.trace)
     assert (signal.tool, signal.call, signal.arguments) == (
         "divide",
         rollout.trace.calls[0].id,
@@ -588,7 +588,7 @@ def test_models(monkeypatch: pytest.MonkeyPatch, how: str, model: Any, settings:
         assert run(agent, "1 + 2?", how, run_config=config).final_output == "3"
     assert speakers(rollout.trace) == ["writer", "writer"]
     assert [event.attributes["gen_ai.tool.call.result"] for event in tools(rollout.trace)] == ["3"]
-    assert [signal.status for signal in tool_signals(rollout.trace)] == ["ok"]
+    assert [signal.status for signal in tool_outcomes(rollout.trace)] == ["ok"]
     assert user_message(rollout.trace.calls[0]) == "1 + 2?"
 
 

@@ -21,7 +21,7 @@ from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import outside_rollout, rollout, scope
 from lightning_core.capture.spans import to_record
 from lightning_core.chat.chat import Chat
-from lightning_core.credit.signals import tool_signals
+from lightning_core.credit.tool_outcomes import tool_outcomes
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.otel import read_traces, spans_from_otlp, spans_to_otlp, spans_to_protobuf
 from lightning_core.testing import Playground
@@ -198,7 +198,7 @@ def test_a_graph_of_langgraph(recorder: Recorder, served: str) -> None:
     (used,) = events(trace, "tool")
     assert (used.name, used.agent) == ("add", "tools")
     assert inside(trace, used, "tools")
-    (signal,) = tool_signals(trace)
+    (signal,) = tool_outcomes(trace)
     assert (signal.tool, signal.call, signal.agent, signal.status) == ("add", trace.calls[1].id, "writer", "ok")
 
 
@@ -467,7 +467,7 @@ def test_events_of_spans_come_through_otlp() -> None:
 def test_what_others_write_wrongly_costs_no_more_than_itself(attributes: dict[str, Any]) -> None:
     (trace,) = read_traces([span(1, None, {k: v for k, v in attributes.items() if k != "lightning.task.id"})])
     assert len(trace.calls) + len(trace.events) == 2
-    tool_signals(trace)
+    tool_outcomes(trace)
     assert trace.rewards == ()
     assert all(call.policy_version is None for call in trace.calls)
 

@@ -28,7 +28,7 @@ from lightning_core.backends.torch.rows import ActiveRow, Lane
 from lightning_core.backends.torch.tree_lane import TreeLane
 from lightning_core.errors import InfrastructureError, PolicyRequestError
 from lightning_core.model.adapters import Adapters
-from lightning_core.model.compute import ModelPath
+from lightning_core.model.compute import ComputePlan
 from lightning_core.model.constraint import Constraints, Walk
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class SampledModel:
     """A model, or an adapter of one, that the backend serves under one name."""
 
     model: Any
-    path: ModelPath
+    path: ComputePlan
     """As `choose_path` returned it for ``model``."""
     adapters: Adapters | None = None
     """The adapters of ``model``; names with the same model share their batches."""
@@ -348,7 +348,7 @@ class TorchBackend:
             self._deliver(request, error)
 
 
-def make_lane(model: Any, path: ModelPath, adapters: Adapters | None = None) -> Lane:
+def make_lane(model: Any, path: ComputePlan, adapters: Adapters | None = None) -> Lane:
     """The lane for a model on ``path``. ``adapters``: those of ``model``, if it has any."""
     if path.geometry is not None:
         return TreeLane(model, path.geometry, adapters=adapters)

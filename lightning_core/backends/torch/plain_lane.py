@@ -34,7 +34,7 @@ class PlainLane:
     """The `Lane` of a model on the plain path."""
 
     def __init__(self, model: Any, *, cache: str | None, adapters: Adapters | None = None) -> None:
-        """``cache``: see `ModelPath.cache`."""
+        """``cache``: see `ComputePlan.cache`."""
         self._model = model
         self._cache_name = cache
         last_only = "logits_to_keep" in signature(type(model).forward).parameters

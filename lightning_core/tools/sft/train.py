@@ -60,7 +60,7 @@ class Passes:
 
 
 @dataclass(slots=True, kw_only=True)
-class Learnt:
+class SftResult:
     """The result of `sft`."""
 
     folder: Path
@@ -74,7 +74,7 @@ class Learnt:
 
 def sft(
     sources: Sequence[str | Path], *, config: Config, selection: Selection, passes: Passes, progress: Progress
-) -> Learnt:
+) -> SftResult:
     """Train the policies of ``config`` on the recorded rollouts in ``sources``; see `read_examples`.
 
     Raises `ConfigError` if there is nothing to learn from, and errors of the trainer.
@@ -107,9 +107,9 @@ def sft(
         learner = make_trainer(supervised, samples=False).learner
         stack.callback(learner.close)
         store = stack.enter_context(Store(folder / "store.db"))
-        school = _School(supervised, passes, learner, folder, store, observers, rows)
+        school = SftLoop(supervised, passes, learner, folder, store, observers, rows)
         school.learn([trace.rollout for trace in learnt], [trace.rollout for trace in held])
-        found = Learnt(
+        found = SftResult(
             folder=folder,
             checkpoint=checkpoints(folder)[-1],
             losses=school.losses,
@@ -144,7 +144,7 @@ def split(traces: Sequence[Trace], share: float, *, seed: int) -> tuple[list[Tra
     return [t for t in traces if t.task_id not in held], [t for t in traces if t.task_id in held]
 
 
-class _School:
+class SftLoop:
     """The passes over the rollouts."""
 
     def __init__(
@@ -274,7 +274,7 @@ def _overview(
     return "; ".join(parts)
 
 
-def _record(found: Learnt, sources: Sequence[str | Path], selection: Selection, passes: Passes) -> None:
+def _record(found: SftResult, sources: Sequence[str | Path], selection: Selection, passes: Passes) -> None:
     document = {
         "sources": [str(Path(source).resolve()) for source in sources],
         "min_reward": selection.min_reward,

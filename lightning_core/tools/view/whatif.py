@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from lightning_core.config import Config, load_config
-from lightning_core.config.credit import FLAT, CreditSection
+from lightning_core.config.credit import RULE_ARGUMENT_KEYS, CreditSection
 from lightning_core.config.resolve import policy_settings
 from lightning_core.config.source import parse_scalar
 from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, REWARD_RULES
@@ -76,7 +76,7 @@ def make_form(config: Config, policy: str, given: Mapping[str, str], groups: Seq
     ``groups``: the URL's group keys; None if it has none.
     """
     credit = policy_settings(config)[policy].credit
-    flat = {key: getattr(credit, key) for key in FLAT}
+    flat = {key: getattr(credit, key) for key in RULE_ARGUMENT_KEYS}
     rewards, advantage = given.get(REWARDS) or credit.rewards, given.get(ADVANTAGE) or credit.advantage
     known = {credit.rewards: {**flat, **credit.rewards_args}}
     keys = _group_keys(credit, given, groups)
@@ -119,11 +119,11 @@ def changed_config(
     keys = _group_keys(credit, given, groups)
     for key in keys or ():
         _rule_name(GROUP_KEYS, key, key if key in (credit.group_by or ()) else "", "group_by")
-    flat = {key: getattr(credit, key) for key in FLAT}
+    flat = {key: getattr(credit, key) for key in RULE_ARGUMENT_KEYS}
     reward_args = _arguments(REWARDS, rewards, {**flat, **credit.rewards_args}, given)
     settings: dict[str, Any] = {
         "rewards": rewards,
-        **{key: reward_args.pop(key, None) for key in FLAT},
+        **{key: reward_args.pop(key, None) for key in RULE_ARGUMENT_KEYS},
         "rewards_args": reward_args,
         "advantage": advantage,
         "advantage_args": _arguments(ADVANTAGE, advantage, credit.advantage_args, given),

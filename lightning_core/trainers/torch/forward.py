@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_core.model.attention import NAME, TreeAttention
-from lightning_core.model.compute import ModelPath, decoder_name
+from lightning_core.model.compute import ComputePlan, decoder_name
 from lightning_core.model.constraint import Constraints
 from lightning_core.model.forest import plan_blocks
 from lightning_core.model.head import OutputHead
@@ -26,7 +26,7 @@ from lightning_core.transitions import Row
 class Forward:
     """Forward passes through one model, with the adapter that is active when they run."""
 
-    def __init__(self, model: Any, path: ModelPath, constraints: Constraints) -> None:
+    def __init__(self, model: Any, path: ComputePlan, constraints: Constraints) -> None:
         self._decoder = getattr(model, decoder_name(model))
         self._geometry = path.geometry
         self._constraints = constraints

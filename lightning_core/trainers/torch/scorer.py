@@ -10,7 +10,7 @@ import torch
 
 from lightning_core.config.resolve import PolicySettings
 from lightning_core.errors import ConfigError
-from lightning_core.model.compute import ModelPath
+from lightning_core.model.compute import ComputePlan
 from lightning_core.model.load import LoadedModel
 from lightning_core.trace import Floats
 from lightning_core.trainers.torch.build import load_policy
@@ -24,7 +24,7 @@ class RowScorer:
     """A `Scorer` with one model."""
 
     forward: Forward | Reference
-    path: ModelPath
+    path: ComputePlan
     budget: int
     """Tokens of a micro-batch."""
     vocabulary: int
@@ -59,7 +59,7 @@ class RowScorer:
         return pack(rows, range(len(rows)), budget=self.budget)
 
 
-def load_other(model: str, settings: PolicySettings, own: LoadedModel) -> tuple[Reference, ModelPath]:
+def load_other(model: str, settings: PolicySettings, own: LoadedModel) -> tuple[Reference, ComputePlan]:
     """Another ``model`` than the policy's ``own``. Raises `ConfigError` if it cannot be loaded, or has another vocabulary."""
     other: Mapping[str, int]
     try:

@@ -21,7 +21,7 @@ from lightning_core.config.build_rules import checked_loss
 from lightning_core.config.resolve import PolicySettings
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.errors import TrainingError
-from lightning_core.model.compute import ModelPath
+from lightning_core.model.compute import ComputePlan
 from lightning_core.model.folders import whole
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.merge import layers_of, unmergeable
@@ -166,7 +166,7 @@ class TorchTrainer:
         return self._memory.cache_tokens
 
     @property
-    def path(self) -> ModelPath:
+    def path(self) -> ComputePlan:
         """How the model is computed."""
         return self._loaded.path
 
@@ -207,7 +207,7 @@ class TorchTrainer:
 
     def scorer(self, model: str) -> RowScorer:
         """See `Learner.scorer`."""
-        path: ModelPath = self._loaded.path
+        path: ComputePlan = self._loaded.path
         forward: Forward | Reference
         if model == POLICY:
             forward = self._updater.forward

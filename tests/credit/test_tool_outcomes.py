@@ -12,7 +12,7 @@ from langchain_openai import ChatOpenAI
 
 from lightning_core.capture import reward, rollout
 from lightning_core.capture.integration import Installed
-from lightning_core.credit.signals import ToolSignal, tool_signals
+from lightning_core.credit.tool_outcomes import ToolOutcome, tool_outcomes
 from lightning_core.errors import CaptureError
 from lightning_core.testing import Playground
 from lightning_core.trace import Event, Trace
@@ -51,11 +51,11 @@ def test_each_outcome_belongs_to_the_requesting_call_in_any_order() -> None:
     events = (tool_event(3, "look", "y", error="boom"), tool_event(4, "look", "x"), tool_event(5, "count", None))
     trace = Trace(rollout="r", task_id="t", task=None, calls=(first, second), events=events, rewards=())
     seen = {"arguments": "{}", "result": "42"}
-    assert tool_signals(trace) == (
-        ToolSignal(tool="look", call="c2", agent="b", status="error", error="boom", **seen),
-        ToolSignal(tool="look", call="c1", agent="a", status="ok", **seen),
-        ToolSignal(tool="count", call=None, agent="runner", status="ok", **seen),
-        ToolSignal(tool="go", call="c2", agent="b", status="unused", arguments="{}"),
+    assert tool_outcomes(trace) == (
+        ToolOutcome(tool="look", call="c2", agent="b", status="error", error="boom", **seen),
+        ToolOutcome(tool="look", call="c1", agent="a", status="ok", **seen),
+        ToolOutcome(tool="count", call=None, agent="runner", status="ok", **seen),
+        ToolOutcome(tool="go", call="c2", agent="b", status="unused", arguments="{}"),
     )
 
 
@@ -80,7 +80,7 @@ def test_a_real_agents_tools_and_rewards(playground: Playground) -> None:
             reward(1.0 if divisor else -0.5, call=answer.response_metadata["id"], name="tool")
         reward(0.25, agent="solver")
     trace = run.trace
-    good, bad = tool_signals(trace)
+    good, bad = tool_outcomes(trace)
     assert (good.status, good.result, good.call, good.agent) == ("ok", "0.5", trace.calls[0].id, "solver")
     assert (bad.status, bad.error, bad.call) == ("error", "division by zero", trace.calls[2].id)
     assert [(r.value, r.call, r.agent) for r in trace.rewards] == [

@@ -15,7 +15,7 @@ from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT, Call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolSignal:
+class ToolOutcome:
     """One execution of a tool, or a tool call that was never executed."""
 
     tool: str
@@ -30,19 +30,19 @@ class ToolSignal:
     result: str | None = None
 
 
-def tool_signals(trace: Trace) -> tuple[ToolSignal, ...]:
+def tool_outcomes(trace: Trace) -> tuple[ToolOutcome, ...]:
     """The tool outcomes of a rollout: executed tools by start, then the others in call order.
 
     ``trace``: the trace of a complete rollout. A response with several tool calls has several signals.
     """
     requested = {str(request["id"]): (call, request) for call in trace.calls for request in _tool_calls(call)}
-    signals: list[ToolSignal] = []
+    signals: list[ToolOutcome] = []
     for event in trace.events:
         if event.kind != "tool":
             continue
         call, _ = requested.get(str(event.attributes.get(TOOL_CALL_ID)), (None, None))
         signals.append(
-            ToolSignal(
+            ToolOutcome(
                 tool=event.name,
                 call=None if call is None else call.id,
                 agent=event.agent if call is None else call.agent,
@@ -59,7 +59,7 @@ def tool_signals(trace: Trace) -> tuple[ToolSignal, ...]:
             arguments = function.get("arguments")
             text = arguments if isinstance(arguments, str) else json.dumps(arguments)
             signals.append(
-                ToolSignal(tool=str(function["name"]), call=call.id, agent=call.agent, status="unused", arguments=text)
+                ToolOutcome(tool=str(function["name"]), call=call.id, agent=call.agent, status="unused", arguments=text)
             )
     return tuple(signals)
 
