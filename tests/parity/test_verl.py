@@ -99,7 +99,8 @@ def test_losses(
 
 @pytest.mark.parametrize("importance", [None, Importance(high=1.5)], ids=["", "importance"])
 @pytest.mark.parametrize(
-    ("loss", "name", "clips"), [("dppo-tv", "dppo_tv", (0.005, 0.006)), ("dppo-kl", "dppo_kl", (0.001, 0.002))]
+    ("loss", "name", "clips"),
+    [("dppo-tv", "dppo_tv", (0.005, 0.006)), ("examples.rules.losses:dppo_kl", "dppo_kl", (0.001, 0.002))],
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_gradients_of_dppo(

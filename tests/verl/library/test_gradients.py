@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
-from lightning_core.signals.cross_entropy.section import CrossEntropy
 from lightning_core.transitions import Row
 from tests.tiny_model import make_tiny_model
 from tests.verl.library.embedded import Embedded
@@ -27,7 +26,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "gspo-call": {"loss": "gspo", "sequence": "call", "clip_low": 0.02, "clip_high": 0.03},
     "cispo": {"loss": "cispo", **CLIPS},
     "dppo-tv": {"loss": "dppo-tv", "clip_low": 3e-4, "clip_high": 4e-4},
-    "dppo-kl": {"loss": "dppo-kl", "clip_low": 2e-5, "clip_high": 3e-5},
+    "dppo-kl": {"loss": "examples.rules.losses:dppo_kl", "clip_low": 2e-5, "clip_high": 3e-5},
     "reinforce": {"loss": "reinforce"},
 }
 AGGREGATIONS: dict[str, dict[str, Any]] = {
@@ -62,7 +61,7 @@ def test_losses(embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Row], 
 
 def test_m2po_in_one_micro_batch(embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Row]) -> None:
     """verl computes a loss for each micro-batch, so the second moment is that of one."""
-    algorithm = Algorithm(loss="m2po")
+    algorithm = Algorithm(loss="examples.rules.losses:m2po")
     expected, metrics = embedded.gradients(rows, algorithm)
     assert metrics["clip_high_fraction"] > 0
     assert_same(verl_trainer.gradients(rows, algorithm, multiple=8, micro=8), expected)
@@ -109,7 +108,7 @@ def test_cross_entropy(embedded: Embedded, verl_trainer: VerlTrainer, loss: str,
         replace(row, advantages=reward_weight * row.advantages)
         for row in with_ce(make_rows(embedded.logprobs, temperature=1.0))
     ]
-    algorithm = Algorithm(**LOSSES[loss], ce=CrossEntropy(weight=0.5))
+    algorithm = Algorithm(**LOSSES[loss])
     expected, metrics = embedded.gradients(rows, algorithm)
     assert metrics["ce_loss"] > 0
     for batching in ({"micro": 4}, {"micro": 1}):
