@@ -35,9 +35,11 @@ from langchain_core.caches import InMemoryCache
 from lightning_core.capture import scope
 from lightning_core.errors import InfrastructureError, StrayCallError, TrainingError
 from lightning_core.rollouts.counts import count_rollouts
+from lightning_core.rollouts.rows import to_rows
 from lightning_core.testing.playground import Playground
 from lightning_core.testing.recording_server import recording_server
 from lightning_core.trace import Trace
+from lightning_core.transitions import Streams
 from tests.integrations.identity.chat_models import chat_model
 from tests.integrations.identity.clients import ask, ask_async, new_client
 from tests.integrations.silent_programs import workers
@@ -150,10 +152,12 @@ def test_attempts_that_a_cache_answers_are_counted(program: Program, caplog: pyt
     scenario = Scenario(as_writer(lambda url: model.invoke(WRITER)))
     groups = program.run(solve_with(scenario, program.provider.url), rollouts={"concurrency": 1})
     collector, episodes = program.collector, program.episodes
+    credit = collector.credit(episodes)
+    rows = to_rows(collector.config.algorithm, episodes, credit, Streams())
     with caplog.at_level(logging.WARNING):
-        batch = collector.batch(groups, episodes, collector.credit(episodes))
+        counts = collector.count(groups, episodes, credit, rows, Streams())
     assert count_rollouts([r for g in groups for r in g.rollouts])["rollouts_without_calls"] == 1
-    assert batch.counts["rollouts_without_calls"] == 1
+    assert counts["rollouts_without_calls"] == 1
     assert "in 1 of 2 rollouts no trained agent made a model call" in caplog.text
 
 

@@ -91,8 +91,8 @@ def our_loss(step: Step, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     objective.references.update(enumerate(at_tokens(step.reference)))
     loss = torch.zeros(())
     for values in [step.proximal, new] if algorithm.importance is not None else [new]:
-        if objective.needs_survey():
-            objective.survey([logprobs_E.detach() for logprobs_E in at_tokens(values)])
+        if objective.needs_all_logprobs():
+            objective.precompute_logprobs([logprobs_E.detach() for logprobs_E in at_tokens(values)])
         entropies = at_tokens(step.entropy) if algorithm.entropy_weight else [None] * len(batches)
         found = [
             objective.loss(number, logprobs_E, entropy_E).loss

@@ -103,7 +103,7 @@ def test_calls_are_counted_for_all_and_for_each_policy() -> None:
 def test_what_a_judge_adds_is_a_mean_over_rollouts() -> None:
     given = episode("r", 1.0)
     judged = replace(given, rewards=(*given.rewards, Reward(value=0.5, name="judge")))
-    counts = {**count_rollouts([rollout()]), "rows": 1, **count_rewards([judged, given], judged=["judge"])}
+    counts = {**count_rollouts([rollout()]), "rows": 1, **count_rewards([judged, given])}
     assert counts_to_metrics(counts)["reward_judge"] == 0.25
 
 

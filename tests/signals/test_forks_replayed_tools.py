@@ -156,7 +156,6 @@ def test_a_dropped_fork_names_the_tool_that_ran() -> None:
 
 def test_names_select_tools_and_unknown_ones_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     assert kept_tools(Forks()) is None
-    assert kept_tools(None) is None
     assert kept_tools(Forks(tools="recorded")) == MARKED
     named = kept_tools(Forks.model_validate({"tools": ["look_up", "serch"]}))
     with running(agents.looks_up) as runner:

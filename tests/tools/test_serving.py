@@ -76,7 +76,7 @@ def token_ids(url: str, key: str = "secret") -> list[int]:
 def greedy(trainer: Trainer) -> list[int]:
     """Responses of the trained policy at temperature 0, through an endpoint that serves the trainer itself."""
     routing = Routing(max_tokens=6)
-    with ServingEndpoint(trainer.backend, Chat(trainer.tokenizer), routing=routing) as endpoint:
+    with ServingEndpoint(trainer.backend, trainer.chats["policy"], routing=routing) as endpoint:
         return token_ids(endpoint.url)
 
 
@@ -85,9 +85,9 @@ def test_the_checkpoint_responds_as_the_trained_policy(run: Path, served: Servin
     for checkpoint in (None, "step-000001", "step-000002"):
         trainer = make_trainer(load_config(run / "config.yaml"))
         if checkpoint is not None:
-            trainer.load(run / "checkpoints" / checkpoint, weights_only=True)
+            trainer.learner.load(run / "checkpoints" / checkpoint, weights_only=True)
         answers.append(greedy(trainer))
-        trainer.close()
+        trainer.learner.close()
     untrained, first, second = answers
     assert untrained != first != second, "else this test could not tell one from another"
     assert token_ids(served.url) == second

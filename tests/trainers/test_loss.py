@@ -86,7 +86,7 @@ def test_the_ratio_and_the_clip_are_those_of_a_call() -> None:
         make_row(([1], False), ([6, 7], True), advantage=0.5, rollout="r1", logprobs=[-1.0, -1.0]),
     ]
     objective = Objective(TURN_PPO, rows, pack_rows(rows, range(2), budget=1), torch.device("cpu"))
-    assert not objective.needs_survey(), "a call is in one row"
+    assert not objective.needs_all_logprobs(), "a call is in one row"
     # log r: 0.1 and 0.3, mean 0.2; −0.1; 0.6 and 0, mean 0.3, which is clipped to 1.3
     logprobs = [torch.tensor([-1.9, -1.7, -1.1]).requires_grad_(), torch.tensor([-0.4, -1.0]).requires_grad_()]
     found = [objective.loss(batch, own) for batch, own in enumerate(logprobs)]

@@ -293,8 +293,8 @@ def losses_of_two_rows(algorithm: Algorithm) -> list[float]:
     """The losses of the two rows of a rollout whose three tokens have the log ratios 0.1 and 0.2, and 0.4 to the sampler."""
     objective = objective_of([make_row(([1], False), ([2, 3], True)), make_row(([5], False), ([4], True))], algorithm)
     logprobs = [torch.tensor([-0.9, -0.8]), torch.tensor([-0.6])]
-    if objective.needs_survey():
-        objective.survey(logprobs)
+    if objective.needs_all_logprobs():
+        objective.precompute_logprobs(logprobs)
     return [objective.loss(batch, own).loss.item() for batch, own in enumerate(logprobs)]
 
 

@@ -97,12 +97,12 @@ def test_logprobs_are_those_of_the_current_weights(trainers: list[TorchTrainer],
     trainer = make(trainers, tiny_llama, learning_rate=1e-2)
     first, second = sampled_rows(trainer)[:2]
     rows = [first, second]
-    found = trainer.logprobs(rows)
+    found = trainer.scorer("policy").logprobs(rows)
     for row in rows:
         (segment,) = row.segments
         np.testing.assert_allclose(found[segment.call], row.logprobs[segment.start : segment.stop], atol=1e-4)
     trainer.step(sampled_rows(trainer, seed=1))
-    after = trainer.logprobs(rows)
+    after = trainer.scorer("policy").logprobs(rows)
     assert all(np.abs(after[call] - before).max() > 1e-3 for call, before in found.items())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import textwrap
 from collections.abc import Iterator
@@ -27,11 +28,12 @@ from verl.workers.rollout.replica import TokenOutput
 
 from lightning_core.config import load_config
 from lightning_core.errors import ConfigError
+from lightning_core.trainers.verl import plugin
 from lightning_core.trainers.verl.compose import compose_config
 from lightning_core.trainers.verl.dataset import TaskDataset, write_tasks
 from lightning_core.trainers.verl.estimator import ESTIMATOR
 from lightning_core.trainers.verl.manager import LightningManager
-from lightning_core.trainers.verl.policy_loss import loss_mode
+from lightning_core.trainers.verl.policy_loss import OWN_LOSS, loss_mode
 from lightning_core.trainers.verl.prompts import read_prompts
 from lightning_core.trainers.verl.rows import PromptGroup, train_rows, validation_row
 from lightning_core.trainers.verl.settings import MANAGER, defaults, translate
@@ -157,12 +159,17 @@ def test_dataset_is_made_and_read_as_it_expects(tmp_path: Path) -> None:
     assert again["rm_scores"].sum(dim=1).tolist() == [0.5, 0.5]
 
 
-def test_estimator_and_losses_are_registered() -> None:
+def test_estimator_and_losses_are_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ESTIMATOR in core_algos.ADV_ESTIMATOR_REGISTRY, moved(
         "the entry point group verl.plugins", "not read", "read"
     )
     for loss in ("ppo", "dual-clip", "gspo", "cispo", "dppo-tv", "reinforce"):
         assert loss_mode(loss) in core_algos.POLICY_LOSS_REGISTRY
+    own = "examples.rules.losses:m2po"
+    monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", {})
+    monkeypatch.setenv(OWN_LOSS, own)
+    importlib.reload(plugin)
+    assert loss_mode(own) in core_algos.POLICY_LOSS_REGISTRY, "the custom loss of a run"
 
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {

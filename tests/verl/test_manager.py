@@ -26,7 +26,6 @@ from lightning_core.config import dump_config, load_config
 from lightning_core.errors import InfrastructureError, RewardError
 from lightning_core.model.source import load_tokenizer
 from lightning_core.records.store import Store
-from lightning_core.rollouts.counts import counts_to_metrics
 from lightning_core.testing.recording_server import recording_server
 from lightning_core.trainers.verl.compose import compose_config
 from lightning_core.trainers.verl.dataset import TASK
@@ -216,9 +215,9 @@ def test_flat_groups_are_marked_as_often_as_may_be_replaced(start: Start, tmp_pa
     assert (metrics["rows"], metrics["rows_per_rollout"], len(credited)) == (3, 1, 1)
     assert metrics["reward"] == 0.5
     embedded = collect_step(
-        load_config(tmp_path / "config.yaml"), ScriptedAgents(), tmp_path, [{"id": "a"}, {"id": "b"}]
+        load_config(tmp_path / "config.yaml"), ScriptedAgents(), tmp_path / "embedded", [{"id": "a"}, {"id": "b"}]
     )
-    assert set(metrics) == {*counts_to_metrics(embedded.counts), "step", "rows_padding_share"}
+    assert set(metrics) == {*embedded.metrics, "step", "rows_padding_share"}
 
 
 def test_a_judge_separates_attempts_with_equal_rewards(start: Start, tmp_path: Path) -> None:
@@ -280,6 +279,7 @@ def test_tokens_with_a_cross_entropy_are_marked_where_no_token_was_sampled(start
     for row in found:
         marked = row["rm_scores"] != 0
         assert not (marked & row["response_mask"].bool()).any()
+        assert set(row["rm_scores"][marked].tolist()) == {0.5}, "the weight"
         assert tokenizer.decode(row["responses"][marked].tolist()) == "and now?"
 
 

@@ -15,7 +15,6 @@ from lightning_core.config.build_rules import policy_rules
 from lightning_core.credit import assign_by_policy
 from lightning_core.records.report import read_metrics, read_summary
 from lightning_core.records.store import Store
-from lightning_core.rollouts.counts import counts_to_metrics
 from lightning_core.rollouts.selection import trained_agents
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.rollouts.collected import ScriptedAgents, collect_step
@@ -62,9 +61,7 @@ def test_metrics_of_rollouts_have_the_names_of_the_embedded_trainer(
     embedded = collect_step(config, ScriptedAgents(agents=("writer", "reviewer")), tmp_path, [{"id": "a"}, {"id": "b"}])
     own = {"step", "rows_padding_share"}
     for metrics in read_metrics(run.folder / "metrics.jsonl"):
-        assert {name for name in metrics if not name.startswith("verl/")} - own == set(
-            counts_to_metrics(embedded.counts)
-        )
+        assert {name for name in metrics if not name.startswith("verl/")} - own == set(embedded.metrics)
         assert (metrics["rows_per_rollout"], metrics["groups"]) == (2, 2)
         assert sum(value for name, value in metrics.items() if name.startswith("context_")) == 24
 

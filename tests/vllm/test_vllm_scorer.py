@@ -33,7 +33,7 @@ def scorer(url: str, folder: Path, count: int = 0) -> ServerScorer:
 def test_candidates_are_the_most_likely_tokens(server: str, backend: VllmBackend, model: Path) -> None:
     rng = np.random.default_rng(1)
     row = make_row(*[(rng.integers(0, 200, size=n).tolist(), n % 2 == 1) for n in (30, 7, 12, 1)])
-    found = scorer(server, model, 5).candidates([row], vocabulary=10_000)
+    found = scorer(server, model, 5).candidates([row], 5)
     with torch.no_grad():
         network: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         logits = network(torch.tensor(row.token_ids.astype(np.int64))[None]).logits[0].log_softmax(-1)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lightning_core import fit, load_config
 from lightning_core.trainers.torch.factory import make_torch_trainer
 from lightning_core.trainers.torch.multi_policy import MultiPolicyTrainer
+from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests import bandit, two_bandits
 from tests.trainers.rows import make_row
 
@@ -48,10 +49,11 @@ def sequences(vocabulary: int, *, count: int = 3, length: int = 60) -> list[list
 
 def trainer_logprobs(run: Path, checkpoint: str, ids: list[list[int]], policy: str = "policy") -> list[NDArray[Any]]:
     """The logprob of each token but the first, from the trainer's own forward pass with the checkpoint's weights."""
-    trainer = make_torch_trainer(load_config(run / "config.yaml", ["policy.backend=torch"]))
+    trainer = make_torch_trainer(load_config(run / "config.yaml", ["policy.backend=torch"])).learner
     try:
         trainer.load(run / "checkpoints" / checkpoint, weights_only=True)
         own = trainer.policies[policy] if isinstance(trainer, MultiPolicyTrainer) else trainer
+        assert isinstance(own, TorchTrainer)
         rows = [make_row((tokens[:1], False), (tokens[1:], True), rollout=str(i)) for i, tokens in enumerate(ids)]
         found: list[NDArray[Any]] = []
         for index in range(len(rows)):

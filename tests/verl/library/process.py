@@ -22,7 +22,10 @@ with warnings.catch_warnings():
     import verl.workers.engine
 
     # The entry point loads it only if the distribution is installed with it.
-    import lightning_core.trainers.verl.plugin  # noqa: F401
+    from lightning_core.trainers.verl.plugin import register_loss
+
+for name in ("dppo_kl", "m2po"):
+    register_loss(f"examples.rules.losses:{name}")
 
 assert verl.utils.device.get_device_name() == "cpu", "verl was imported before, for another platform"
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_core.transitions import Row
+from lightning_core.transitions import Row, RowStreams
 from tests.trainers.rows import make_row
 
 TEMPERATURE = 0.8
@@ -66,10 +66,10 @@ def with_ce(rows: Sequence[Row]) -> list[Row]:
     found = list(rows)
     for number, places in ((0, (15, 16)), (1, (6, 7)), (2, (13, 14))):
         row = rows[number]
-        ce = np.zeros(len(row.mask), dtype=np.bool_)
-        ce[list(places)] = True
-        assert not (ce & row.mask).any()
-        found[number] = replace(row, ce=ce)
+        coefficients = np.zeros(len(row.mask), dtype=np.float32)
+        coefficients[list(places)] = 0.5
+        assert not coefficients[row.mask].any()
+        found[number] = replace(row, streams=RowStreams(cross_entropy=coefficients))
     return found
 
 

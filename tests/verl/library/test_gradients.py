@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
-from lightning_core.signals.cross_entropy.section import CrossEntropy
 from lightning_core.trainers.verl.plugin import register_loss
 from lightning_core.transitions import Row
 from tests.tiny_model import make_tiny_model
@@ -113,7 +112,7 @@ def test_cross_entropy(embedded: Embedded, verl_trainer: VerlTrainer, loss: str,
         replace(row, advantages=reward_weight * row.advantages)
         for row in with_ce(make_rows(embedded.logprobs, temperature=1.0))
     ]
-    algorithm = Algorithm(**LOSSES[loss], ce=CrossEntropy(weight=0.5))
+    algorithm = Algorithm(**LOSSES[loss])
     expected, metrics = embedded.gradients(rows, algorithm)
     assert metrics["ce_loss"] > 0
     for batching in ({"micro": 4}, {"micro": 1}):

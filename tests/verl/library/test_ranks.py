@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
-from lightning_core.signals.cross_entropy.section import CrossEntropy
 from lightning_core.transitions import Row
 from tests.verl.library.embedded import Embedded
 from tests.verl.library.rank import Job
@@ -69,7 +68,7 @@ def test_two_ranks(
         *((rows, algorithm, two) for algorithm in algorithms),
         (
             with_ce(make_rows(embedded.logprobs, temperature=1.0)),
-            Algorithm(ce=CrossEntropy(weight=0.5), importance=Importance(high=1.2), **CLIPS),
+            Algorithm(importance=Importance(high=1.2), **CLIPS),
             two,
         ),
         # One rank has only padding.

@@ -214,7 +214,11 @@ class VerlTrainer:
 
         Micro-batches have ``micro`` rows, or as many as fit into ``budget`` tokens.
         """
-        settings = [*_settings(algorithm), f"actor_rollout_ref.actor.ppo_mini_batch_size={multiple}"]
+        trains_unsampled = any(row.streams.cross_entropy is not None for row in rows)
+        settings = [
+            *_settings(algorithm, trains_unsampled=trains_unsampled),
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={multiple}",
+        ]
         settings.append(f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro}")
         if budget is not None:
             settings.append("actor_rollout_ref.actor.use_dynamic_bsz=true")
@@ -269,11 +273,11 @@ def _overrides(folder: Path) -> list[str]:
     ]
 
 
-def _settings(algorithm: Algorithm) -> list[str]:
-    """verl's settings for ``algorithm``."""
+def _settings(algorithm: Algorithm, *, trains_unsampled: bool) -> list[str]:
+    """verl's settings for ``algorithm``. ``trains_unsampled``: whether there is a cross-entropy."""
     actor, correction = "actor_rollout_ref.actor", "algorithm.rollout_correction"
     found = {
-        f"{actor}.policy_loss.loss_mode": loss_mode(algorithm.loss, algorithm.sequence, ce=algorithm.ce is not None),
+        f"{actor}.policy_loss.loss_mode": loss_mode(algorithm.loss, algorithm.sequence, ce=trains_unsampled),
         f"{actor}.clip_ratio_low": algorithm.clip_low,
         f"{actor}.clip_ratio_high": algorithm.clip_high,
         f"{actor}.clip_ratio_c": algorithm.clip_dual,
@@ -283,8 +287,8 @@ def _settings(algorithm: Algorithm) -> list[str]:
         f"algorithm.{SETTINGS}.sequence": algorithm.sequence or "null",
         f"algorithm.{SETTINGS}.constant_tokens": algorithm.constant_tokens or "null",
         f"algorithm.{SETTINGS}.mini_batches": 1,
-        f"algorithm.{SETTINGS}.ce_weight": algorithm.ce.weight if algorithm.ce else "null",
-        "actor_rollout_ref.rollout.temperature": 1.0 if algorithm.ce else TEMPERATURE,
+        f"algorithm.{SETTINGS}.cross_entropy": trains_unsampled,
+        "actor_rollout_ref.rollout.temperature": 1.0 if trains_unsampled else TEMPERATURE,
         # The ratio is to the sampling policy; the logprobs are not computed again.
         f"{correction}.bypass_mode": algorithm.importance is None,
     }
