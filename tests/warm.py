@@ -36,7 +36,7 @@ IMPORTED = (
     "lightning_core.tools.cli.main",
     "lightning_core.loop",
     "lightning_core.tools.export.export",
-    "lightning_core.trainers.torch.make",
+    "lightning_core.trainers.torch.factory",
 )
 _MESSAGE = 200_000
 """The most bytes of a program with its arguments and environment."""
@@ -205,8 +205,11 @@ def _become(kind: str, program: str, arguments: list[str], environment: dict[str
 
 if __name__ == "__main__":
     for name in IMPORTED:
-        with suppress(ImportError):  # torch is not in every environment
+        try:
             import_module(name)
+        except ModuleNotFoundError as error:  # torch is not in every environment
+            if error.name is None or error.name.startswith("lightning_core"):
+                raise
     gc.freeze()  # a collection would copy the pages that the programs share
     (kind, program, *arguments), environment, folder = _serve(socket.socket(fileno=int(sys.argv[1])))
     _become(kind, program, arguments, environment, folder)
