@@ -205,8 +205,11 @@ def _become(kind: str, program: str, arguments: list[str], environment: dict[str
 
 if __name__ == "__main__":
     for name in IMPORTED:
-        with suppress(ImportError):  # torch is not in every environment
+        try:
             import_module(name)
+        except ModuleNotFoundError as error:  # torch is not in every environment
+            if error.name is None or error.name.startswith("lightning_core"):
+                raise
     gc.freeze()  # a collection would copy the pages that the programs share
     (kind, program, *arguments), environment, folder = _serve(socket.socket(fileno=int(sys.argv[1])))
     _become(kind, program, arguments, environment, folder)

@@ -27,10 +27,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a Python module in ``folder``, with the path of this interpreter."""
-    path = os.pathsep.join(part for part in sys.path if part)
-    return warm.run(["-m", *command], cwd=folder, env={**os.environ, "PYTHONPATH": path})
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """With the path of this interpreter."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
 
 
 def need(template: str) -> None:
@@ -39,10 +39,11 @@ def need(template: str) -> None:
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_the_test_of_each_template_passes(template: str, folder: Path) -> None:
+def test_the_test_of_each_template_passes(template: str, folder: Path, environment: dict[str, str]) -> None:
     need(template)
     assert main(["init", template]) == 0
-    done = run("pytest", "-p", "no:cacheprovider", folder=folder)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
     assert "warning" not in done.stdout
@@ -67,14 +68,15 @@ def test_the_configuration_is_valid_and_no_held_out_task_is_trained_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_each_template_trains_as_it_is(template: str, folder: Path) -> None:
+def test_each_template_trains_as_it_is(template: str, folder: Path, environment: dict[str, str]) -> None:
     pytest.importorskip("torch")
     need(template)
     model = make_tiny_model(folder / "model")
     assert main(["init", template, "mine"]) == 0
     tiny = [f"policy.model={model}", "policy.train_layers=1", "policy.max_context=2048", "eval.tasks=2"]
     steps = ["trainer.steps=2", "rollouts.tasks_per_step=2", "rollouts.group_size=2"]
-    done = run("lightning_core.tools.cli", "train", *tiny, *steps, folder=folder / "mine")
+    command = ["-m", "lightning_core.tools.cli", "train", *tiny, *steps]
+    done = warm.run(command, cwd=folder / "mine", env=environment)
     assert re.search(r"12 +answered +policy \(trained\)", done.stdout), done.stdout + done.stderr
     summary = json.loads((folder / "mine" / "runs" / "latest" / "summary.json").read_text())
     assert (summary["steps"], summary["rollouts"], summary["eval_tasks"]) == (2, 8, 2)

@@ -49,7 +49,7 @@ def sequences(vocabulary: int, *, count: int = 3, length: int = 60) -> list[list
 
 def trainer_logprobs(run: Path, checkpoint: str, ids: list[list[int]], policy: str = "policy") -> list[NDArray[Any]]:
     """The logprob of each token but the first, from the trainer's own forward pass with the checkpoint's weights."""
-    trainer = make_torch_trainer(load_config(run / "config.yaml", ["policy.backend=torch"])).learner
+    trainer: Any = make_torch_trainer(load_config(run / "config.yaml", ["policy.backend=torch"])).learner
     try:
         trainer.load(run / "checkpoints" / checkpoint, weights_only=True)
         own = trainer.policies[policy] if isinstance(trainer, MultiPolicyTrainer) else trainer
