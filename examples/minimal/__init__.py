@@ -1,0 +1,1 @@
+"""The whole algorithm on the public API, in one file."""
