@@ -128,7 +128,7 @@ def evaluate(
             observers=display,
             reward_function=inputs.reward,
             checkpoint=checkpoint,
-            weights_only=True,  # only a run's newest checkpoint has the optimiser's state
+            weights_only=True,  # only a run's newest checkpoint has the optimizer's state
         ) as session,
     ):
         found = session.evaluate(inputs.eval_tasks, "eval_manual")

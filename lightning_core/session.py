@@ -232,7 +232,7 @@ class TrainingSession:
         return bool(self.store.rollouts(phase=phase, step=self.steps, last=1))
 
     def save_checkpoint(self) -> Path:
-        """Write a checkpoint. Delete those beyond ``trainer.keep_checkpoints``, and the optimiser's state of the rest.
+        """Write a checkpoint. Delete those beyond ``trainer.keep_checkpoints``, and the optimizer's state of the rest.
 
         The best one is kept.
         """

@@ -150,7 +150,7 @@ class Call:
     max_tokens: int | None = None
     """The response's limit: the smallest of the request's, the configured one and the room in the context."""
     context: str | None
-    """How the prompt relates to earlier calls: new, clean, realigned or forked (``chat/chat.py``)."""
+    """The relation of the prompt to earlier calls: new, clean, realigned or forked (``chat/chat.py``)."""
     context_reason: str | None
     error: str | None
     refused: str | None = None

@@ -1,6 +1,6 @@
 """Reads word problems written by people: MAWPS and ASDiv-A with SVAMP, or GSM8K.
 
-Set the folder of a copy; its files are recognised by their names and fields::
+Set the folder of a copy; its files are recognized by their names and fields::
 
     tasks:
       train: {source: "examples.math_tool.word_problems:train", args: {folder: data/svamp, operations: 1}}

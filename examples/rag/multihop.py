@@ -42,7 +42,7 @@ ANSWER_WORDS = 5
 PASSAGE_WORDS = 50
 """The words of a passage that a search shows."""
 TITLE_WEIGHT = 3
-"""How often the words of a title count in a search."""
+"""The weight of the words of a title in a search."""
 
 _QUALIFIER = re.compile(r"\s*\([^()]*\)$")
 

@@ -1,4 +1,4 @@
-"""What a gold query says about its example: its subset, whether rows are ordered, and whether its result can be matched fairly."""
+"""Facts of an example from its gold query: its subset, whether rows are ordered, and whether its result can be matched fairly."""
 
 from __future__ import annotations
 

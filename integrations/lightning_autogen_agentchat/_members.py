@@ -15,7 +15,7 @@ _HOLDERS = ("_participants", "_team", "_wrapped_agent", "_agent", "_workbench", 
 """Attributes of teams, agents, workbenches and tools that hold agents."""
 
 _TEAMS_OWN = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
-"""How the types that a team registers on a runtime end: with the team's id."""
+"""The end of the types that a team registers on a runtime: the team's id."""
 
 
 def members(obj: Any) -> set[str]:

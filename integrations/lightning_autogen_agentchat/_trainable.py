@@ -93,7 +93,7 @@ def _copy_team(team: Any, participants: list[Any]) -> Any:
         emit_team_events=team._emit_team_events,
     )
     marked._message_factory = team._message_factory  # has the message types passed to the original
-    if hasattr(team, "_input_participants"):  # GraphFlow's own list, from which it is serialised
+    if hasattr(team, "_input_participants"):  # GraphFlow's own list, from which it is serialized
         marked._input_participants = participants
     return marked
 

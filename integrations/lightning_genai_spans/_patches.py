@@ -1,4 +1,4 @@
-"""What is wrapped, with the reason for each.
+"""The wrapped functions, with the reason for each.
 
 - ``opentelemetry.sdk.trace.Span.start`` (public), which every provider's spans go through: it links a span to its parent and to the
   current scope. A span processor would have to be added to each provider, and cannot be removed.

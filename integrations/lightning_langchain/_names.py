@@ -23,7 +23,7 @@ def run_name(runnable: Any, config: Any) -> str | None:
 
 
 def internal_source(config: Any) -> str | None:
-    """What LangChain makes this model call for (``summarization``, ``tool_selection``); None for the program's own calls."""
+    """The purpose for which LangChain makes this model call (``summarization``, ``tool_selection``); None for the program's own calls."""
     if not isinstance(config, Mapping):
         return None
     metadata = cast("Mapping[str, Any]", config).get("metadata")

@@ -5,7 +5,7 @@ runs in a turn has the name of the turn. Wrapped, besides public methods:
 
 - ``gather_with_cancel``, which runs the methods of RunHooks and AgentHooks.
 - ``maybe_filter_model_input`` (``call_model_input_filter``), ``prepare_input_with_session`` (``session_input_callback``) and
-  ``save_result_to_session`` (sessions that compact or summarise), ``function_needs_approval`` and
+  ``save_result_to_session`` (sessions that compact or summarize), ``function_needs_approval`` and
   ``maybe_invoke_function_tool_failure_error_function``.
 """
 

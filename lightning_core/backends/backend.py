@@ -40,7 +40,7 @@ class SamplingParams:
 
     @property
     def constraint(self) -> str | None:
-        """What determines the allowed tokens, as JSON; None if all tokens are allowed."""
+        """The constraint on tokens, as JSON; None if all tokens are allowed."""
         if self.json_schema is None:
             return None
         wanted = {"json_schema": json.loads(self.json_schema), "stop_token_ids": sorted(self.stop_token_ids)}

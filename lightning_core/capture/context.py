@@ -1,4 +1,4 @@
-"""What the context variable holds, and how it reaches other threads and tasks.
+"""The content of the context variable, and its way to other threads and tasks.
 
 Only the scope travels, nothing else of the context.
 """
@@ -152,7 +152,7 @@ def bind_coroutine(work: Coroutine[Any, Any, _T]) -> Coroutine[Any, Any, _T]:
 
 
 def hand_on(*carried: object) -> Scope | Outside | None:
-    """What the context holds, to give it to other work, which refers to the objects ``carried``."""
+    """The content of the context for other work, which refers to the objects ``carried``."""
     scope = inherited_scope()
     if scope is None or scope.run.ended:
         return current.get()

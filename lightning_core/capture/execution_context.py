@@ -1,4 +1,4 @@
-"""Who runs: the current thread and asyncio task.
+"""Identifies the current thread and asyncio task.
 
 To tell them apart, neither identifiers of threads nor those of objects will do: both are reused.
 """
@@ -52,6 +52,6 @@ def is_running(worker: threading.Thread | asyncio.Task[Any]) -> bool:
 
 
 def name_of(worker: threading.Thread | asyncio.Task[Any]) -> str:
-    """What a task or thread is called in messages."""
+    """Display name of a task or thread."""
     kind, name = ("thread", worker.name) if isinstance(worker, threading.Thread) else ("task", worker.get_name())
     return f"{kind} {name!r}"

@@ -102,7 +102,7 @@ def find_conflicts(distribution: Distribution | None, extra: str) -> list[Confli
 
 
 def find_framework_conflicts(entry: EntryPoint, hosts: frozenset[str]) -> list[Conflict]:
-    """What prevents the integration of ``entry``: missing ``hosts`` and unsupported versions.
+    """The obstacles to the integration of ``entry``: missing ``hosts`` and unsupported versions.
 
     The clients that its extra brings may be missing, since agents can use others.
     """

@@ -125,7 +125,7 @@ def make_marked_class(
         arguments = tuple(cls if argument is type(self) else argument for argument in arguments)
         return _restore_instance, (make, spec, function, arguments), *rest
 
-    # Same name and module, because hosts use both when they serialise and as keys of caches.
+    # Same name and module, because hosts use both when they serialize and as keys of caches.
     body = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     body |= {"__reduce_ex__": reduce, **(methods or {})}
     return set_mark(types.new_class(cls.__name__, (cls,), exec_body=lambda space: space.update(body)), spec)

@@ -82,12 +82,12 @@ class Run:
         self.strict = strict
         self.counters: Counter[str] = Counter()
         self.failures: list[str] = []
-        """What could not be recorded; a strict rollout raises at its end if there is any."""
+        """The records that failed; a strict rollout raises at its end if there is any."""
         self.permanent: set[str] = set()
         """Infrastructure failures that another attempt cannot avoid, such as a wrong API key."""
         self._infrastructure: list[str] = []
         self._unlisted = 0
-        """How many more infrastructure failures there were."""
+        """The number of further infrastructure failures."""
         self.rollout = ""
         """Trace id, 32 hexadecimal digits; empty until the run is opened."""
         self.ended = False

@@ -179,7 +179,7 @@ def scope(
 
     ``agent``: model calls inside belong to the agent ``name``. ``node``: a node of a graph; model calls inside belong to it only
     if no enclosing agent is marked, or if the configuration selects it by this name. ``auxiliary``: a node whose model calls
-    never belong to an enclosing agent, such as a hook that summarises its messages. ``tool``: the agent stays the same.
+    never belong to an enclosing agent, such as a hook that summarizes its messages. ``tool``: the agent stays the same.
     ``function``: as ``tool``, for a function that a tool may consist of; its span is not a tool's.
     Exceptions are recorded on the span and propagate.
     """

@@ -1,11 +1,11 @@
-"""Recognises model calls by the shape of a request, on any host.
+"""Recognizes model calls by the shape of a request, on any host.
 
 A POST is a model call if its JSON body has ``model`` and a conversation: a list ``messages`` or ``contents`` of objects with roles.
 With ``input`` or ``prompt`` instead it is one unless the path names another service, such as images, audio, embeddings, files or batches.
 Instead of ``model`` the path may name the model, as for Gemini, Azure and Bedrock.
 
-Paths of the endpoint's own wire formats are recognised by their suffix, so bodies that cannot be read without consuming them (streams,
-bodies compressed with other than gzip or deflate) are recognised there and nowhere else. ``/messages`` and ``/responses`` are paths of
+Paths of the endpoint's own wire formats are recognized by their suffix, so bodies that cannot be read without consuming them (streams,
+bodies compressed with other than gzip or deflate) are recognized there and nowhere else. ``/messages`` and ``/responses`` are paths of
 other services too: the body must have the fields of the format, and one that is not read or names no model needs a version or provider
 before the suffix, as in ``/v1/messages``.
 """

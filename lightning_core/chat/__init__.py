@@ -1,1 +1,1 @@
-"""Converts messages to tokens and back. No other package tokenises."""
+"""Converts messages to tokens and back. No other package tokenizes."""

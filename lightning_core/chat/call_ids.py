@@ -13,7 +13,7 @@ _NUMBERED = re.compile(r"functions\.[\w.-]+:\d+")
 
 
 class IdStyle(Enum):
-    """What a template accepts as the id of a call."""
+    """The ids of calls that a template accepts."""
 
     ANY = "any"
     SHORT = "short"

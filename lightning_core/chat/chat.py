@@ -1,6 +1,6 @@
 """Converts messages to tokens and sampled tokens to messages.
 
-Text is tokenised once, before sampling.
+Text is tokenized once, before sampling.
 
 A later turn of a conversation reuses the recorded ids of (prompt ‖ response); only new text is rendered and encoded. The context of a
 prompt is one of
@@ -8,7 +8,7 @@ prompt is one of
 - ``new``: it does not start with recorded tokens;
 - ``clean``: it starts with recorded tokens, and the client sent the response back unchanged;
 - ``realigned``: it starts with recorded tokens, although the client sent the response back in another form (stripped, or a tool call
-  serialised differently), or the template now writes other white space around earlier turns;
+  serialized differently), or the template now writes other white space around earlier turns;
 - ``forked``: it would, but the template now renders earlier turns differently (it removes earlier reasoning, or moves the tools to the
   last question), so everything is encoded again.
 

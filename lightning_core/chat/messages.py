@@ -104,7 +104,7 @@ def keys(messages: Sequence[Message], setting: str) -> list[str]:
 
     ``setting``: the tools and the instruction.
 
-    The key does not depend on the ids of calls, on white space around a response, on how arguments are serialised, on reasoning,
+    The key does not depend on the ids of calls, on white space around a response, on how arguments are serialized, on reasoning,
     which clients leave out, or on the name of an assistant message, which LangChain adds.
     """
     found: list[str] = []

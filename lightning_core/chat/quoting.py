@@ -1,7 +1,7 @@
 """Quotes text that looks like a special token, so that it is encoded as plain text.
 
 While a template is rendered, a quoted token is replaced by its number in brackets. The brackets are printable, so that templates may
-serialise them as JSON or Python; brackets in the text itself are quoted too.
+serialize them as JSON or Python; brackets in the text itself are quoted too.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from lightning_core.errors import PolicyRequestError
 
 
 def continuation(prompt: str, conversation: str, stops: Sequence[str], go_on: Callable[[], str]) -> str:
-    """What follows ``prompt`` in ``conversation``, up to and with the text that ends a response.
+    """The text after ``prompt`` in ``conversation``, up to and with the text that ends a response.
 
     ``prompt``: rendered with the generation prompt. ``conversation``: the same messages and the response. ``go_on``: returns the
     conversation with one more message, for templates that end a response with the start of the next message, as GLM's. Raises

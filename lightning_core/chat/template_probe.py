@@ -66,7 +66,7 @@ _STYLES = [
 
 
 class Traits:
-    """What ``template`` supports.
+    """The features that ``template`` supports.
 
     ``specials``: the special tokens of the vocabulary. Raises `ConfigError` if the template does not end a response with a special token
     and the tokenizer has no eos token, or if it writes tool calls in a format that no parser reads.

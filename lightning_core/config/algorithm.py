@@ -76,9 +76,9 @@ class Algorithm(Section):
     importance: Importance | None = None
     """Importance correction; null: none, and the loss takes its ratio to the sampler's logprobs."""
     updates_per_step: Count = 1
-    """Passes over a step's rows (PPO epochs), each with one optimiser update per mini-batch."""
+    """Passes over a step's rows (PPO epochs), each with one optimizer update per mini-batch."""
     mini_batches: Count = 1
-    """Number of parts that a step's rollouts are split into, each with its own optimiser update. The rows of a rollout
+    """Number of parts that a step's rollouts are split into, each with its own optimizer update. The rows of a rollout
     stay together. Each part is weighted as a step of its own."""
     truncated: Literal["train", "mask"] = "train"
     """Responses that reached the token limit. `mask`: not trained on; their tokens remain context of later calls.

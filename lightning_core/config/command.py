@@ -17,7 +17,7 @@ _FIELDS = r"""(?:\[[^\[\]{}'"]+\])*"""
 PLACEHOLDER = re.compile(
     rf"(?<!\$)(?:\{{(?P<literal>\{{(?:task{_FIELDS}|url)\}})\}}|\{{(?:task(?P<fields>{_FIELDS})|url)\}})"
 )
-"""What is replaced in a `Template`; ``literal``: it stands for itself."""
+"""The placeholders of a `Template`; ``literal``: not replaced."""
 _LOOKS_LIKE_ONE = re.compile(r"(?<![${])\{(?:task|url)\b[^{}\n]*\}")
 
 

@@ -81,7 +81,7 @@ class Tasks(Section):
     field `split`, if they have one."""
     allow_overlap: bool = False
     """Whether held-out tasks may be training tasks too, equal in everything but `id` and `split`. The held-out reward
-    then does not show whether the policy generalises."""
+    then does not show whether the policy generalizes."""
 
 
 class Auxiliary(Section):
@@ -190,7 +190,7 @@ class Policy(Section):
 
 @with_signal_keys("rollouts")
 class Rollouts(Section):
-    """How rollouts are run during training."""
+    """Rollouts during training."""
 
     tasks_per_step: Count = 8
     """Number of different tasks per step."""
@@ -210,7 +210,7 @@ class Rollouts(Section):
     timeout_seconds: Positive = 120.0
     """Time limit of a rollout, and of the reward function."""
     on_timeout: Literal["fail", "leave_out"] = "fail"
-    """What a rollout that exceeds the time limit counts as. `fail`: failed, with the reward so far, else 0, if a model
+    """The outcome of a rollout that exceeds the time limit. `fail`: failed, with the reward so far, else 0, if a model
     call of it was answered. `leave_out`: an infrastructure failure. Without an answered call, or if one call took more
     than half of the time, it always is one."""
     executor: Literal["auto", "task", "thread", "process", "command"] = "auto"
@@ -329,7 +329,7 @@ class RunSection(Section):
     """Experiment trackers that get configuration, metrics, evaluations and results: `tensorboard`, `wandb`, `mlflow`,
     `trackio`, or your own as `module:callable`; see docs/trackers.md. Each needs the extra of its name."""
     report_checkpoint: bool = False
-    """Whether trackers with artefacts also get the last checkpoint, without the optimiser's state."""
+    """Whether trackers with artifacts also get the last checkpoint, without the optimizer's state."""
 
 
 AgentEntry = Annotated[

@@ -25,7 +25,7 @@ class Compared:
     groups: Sequence[Sequence[Value]]
     """The groups that the advantage rule got: ``keyed``, or the whole batch as one group."""
     own: Mapping[str, float]
-    """What the advantage rule returned, by id of the calls that were compared."""
+    """The result of the advantage rule, by id of the calls that were compared."""
     advantages: Mapping[str, float]
     """By call id, without the component's weight. A term has those of its own calls. They differ from ``own`` if the component
     accumulates them (`Component.accumulate`)."""
@@ -59,8 +59,8 @@ def compare_episodes(
         rewarded = {e.rollout: values_of(e, rules.reward_rule, rules.reward_arguments, values) for e in own}
         found = _by_call(own, {rollout: parts[0].values for rollout, parts in rewarded.items()})
         totals |= {call: totals[call] + (1.0 if term is None else term.weight) * v for call, v in found.items()}
-        learnt = {rollout: parts[0].targets for rollout, parts in rewarded.items() if parts[0].targets is not None}
-        targets |= _by_call([e for e in own if e.rollout in learnt], learnt)
+        learned = {rollout: parts[0].targets for rollout, parts in rewarded.items() if parts[0].targets is not None}
+        targets |= _by_call([e for e in own if e.rollout in learned], learned)
         compared += _compare(own, rules, rewarded, term)
     return ValueComparison(values=totals, targets=targets, compared=compared)
 

@@ -31,7 +31,7 @@ class Episode:
     rewards: Sequence[Reward]
     """The trace's rewards, then derived ones: automatic intermediate rewards and a judge's scores."""
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What signals add for rules: facts of the whole step (`facts.step_fact`), and a critic's values by call id as ``critic``."""
+    """Additions of signals for rules: facts of the whole step (`facts.step_fact`), and a critic's values by call id as ``critic``."""
 
     @property
     def rollout(self) -> str:

@@ -40,7 +40,7 @@ class Explanation:
     groups: Sequence[GroupExplanation]
     advantage: float
     accumulated: float = 0.0
-    """What the advantages of later calls add, with a rule that accumulates them (`Component.accumulate`)."""
+    """The part that advantages of later calls add, with a rule that accumulates them (`Component.accumulate`)."""
 
 
 def explain_credit(

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation over turns (arXiv 1506.02438, 2510.16907, 2512.17008)."""
+"""Generalized advantage estimation over turns (arXiv 1506.02438, 2510.16907, 2512.17008)."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class RewardRule(DeclaredRule):
     """The signals that it reads, such as ``forks``, ``information_gain`` or ``critic``. With ``critic``, call
     ``rule(episode, expected, *, …)`` with the critic's value of each call."""
     baseline: str | None = None
-    """What its values were compared with already, so that they are not to be compared within groups: "the critic", for example."""
+    """The baseline that its values already have, so they are not compared within groups: "the critic", for example."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ class Loss(DeclaredRule):
     """``loss(logprobs_E, log_ratio_E, advantages_E, *, …)`` returns `TokenLosses` or [E]."""
 
     ratio: Literal["token", "sequence"] | None = "token"
-    """What ``log_ratio_E`` is the ratio of. None: the loss uses no ratio, so only the first update of a step is correct."""
+    """The unit of the ratio in ``log_ratio_E``. None: the loss uses no ratio, so only the first update of a step is correct."""
     whole_batch: bool = False
     """Whether a token's loss depends on the other tokens of its mini-batch. If so, the function is called with all of them."""
 

@@ -16,7 +16,7 @@ _COMMON = ("gamma", "lam", "step_weight", "anchor")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditRules:
-    """How credit is assigned. Raises `CreditError` for an unknown name or argument.
+    """The rules of credit assignment. Raises `CreditError` for an unknown name or argument.
 
     ``gamma``, ``lam``, ``step_weight`` and ``anchor`` are passed to a reward rule that has the parameter. None: the rule's default.
     """

@@ -33,7 +33,7 @@ class ChatRequest:
     stream: bool = False
     requirements: OutputRequirements = field(default_factory=OutputRequirements)
     history: Sequence[Message] | None = None
-    """What the dialect needs of the conversation before the response in a later request that names it.
+    """The conversation before the response, for a later request that names it.
 
     None if the format has no such requests.
     """
@@ -83,7 +83,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseContext:
-    """What is known about a response before it is sampled."""
+    """The known facts of a response before it is sampled."""
 
     request: ChatRequest
     call: str

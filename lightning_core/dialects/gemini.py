@@ -208,7 +208,7 @@ def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequenc
 
 
 def _given(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the client sent, in camel case."""
+    """The request of the client, in camel case."""
     return camel_case({name: value for name, value in body.items() if name not in FROM_URL}, _ENTERED)
 
 

@@ -10,7 +10,7 @@ from lightning_core.dialects.openai_custom_tools import custom_function, read_in
 from lightning_core.errors import PolicyRequestError
 
 _BOOKKEEPING = frozenset({"annotations", "cache_control", "id", "index", "provider_specific_fields"})
-"""What clients add to the parts of an earlier response, or for another provider's cache."""
+"""The fields that clients add to the parts of an earlier response, or for another provider's cache."""
 
 _ONLY_ASSISTANT = UnsupportedField("only an assistant message has tool calls", unless=([],))
 _ONLY_TOOL = UnsupportedField("only a message of the role 'tool' has it")

@@ -66,7 +66,7 @@ INCLUDED = frozenset({
     LOGPROBS, "code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results",
     "message.input_image.image_url", "reasoning.encrypted_content", "web_search_call.action.sources", "web_search_call.results",
 })  # fmt: skip
-"""What ``include`` may name. All but the logprobs concern what no response here contains."""
+"""The values of ``include``. All but the logprobs concern content that no response here has."""
 
 TOOL_CHOICE = Fields(supported=frozenset({"type", "name"}))
 FORMATS = {

@@ -1,4 +1,4 @@
-"""What a request requires of the response: JSON, a JSON schema, or a tool call.
+"""The form that a request requires of the response: JSON, a JSON schema, or a tool call.
 
 Requirements are added to the prompt as an instruction. A schema also constrains sampling (``SamplingParams.json_schema``); a tool call
 does not, so the model may fail to make it.
@@ -24,7 +24,7 @@ class OutputRequirements:
     schema: Mapping[str, Any] | None = None
     """A JSON schema of the response; the empty one means any JSON object."""
     description: str | None = None
-    """What the schema is for, for the model."""
+    """The purpose of the schema, for the model."""
     tool: str | None = None
     """The name of the tool to call, or `ANY_TOOL`."""
     one_call: bool = False

@@ -81,7 +81,7 @@ class ChildRecord(_Strict):
 
     span: ChildSpan | None = None
     count: tuple[_Text, _Text | None, _Times] | None = None
-    """What was not recorded, the detail, and how often."""
+    """The kind of record that is missing, the detail, and the number of times."""
     infrastructure: tuple[_Text, _Times] | None = None
     """The failure, and how often."""
     declared: Annotated[list[_Text], Field(max_length=1000)] | None = None

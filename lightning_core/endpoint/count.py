@@ -29,7 +29,7 @@ _COMPACT = "compact"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCount:
-    """How a wire format counts tokens."""
+    """The token count of a wire format."""
 
     dialect: Dialect
     path: str
@@ -101,7 +101,7 @@ async def compact(responder: Responder, forwarder: Forwarder, incoming: Incoming
         return await _forward(forwarder, incoming, _COMPACT, request.model, model, sent)
     raise PolicyRequestError(
         f"{model!r} cannot compact a conversation, because a compacted item is text that only its provider can read. Send the whole "
-        "conversation to /v1/responses, or previous_response_id; to shorten it, drop or summarise items in the agent",
+        "conversation to /v1/responses, or previous_response_id; to shorten it, drop or summarize items in the agent",
         status=404,
     )
 

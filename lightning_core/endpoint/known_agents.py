@@ -1,4 +1,4 @@
-"""Which agents a program has, as far as the run has seen, and which calls must wait until that is known.
+"""The agents of a program that the run has seen, and the calls that must wait until they are known.
 
 No call reaches a provider because of a wrong selection:
 
@@ -28,7 +28,7 @@ Verdict = Literal["keep", "repeat"] | ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Who makes a call, and the policy that answers it."""
+    """The agent of a call, and the policy that answers it."""
 
     address: Address
     policy: str | None
@@ -49,7 +49,7 @@ class Speakers:
         self._declared: set[str] = set()
 
     def decide(self, session: Session, address: Address, *, names_served_model: bool) -> Decision:
-        """Who makes the call at ``address``, and who answers it.
+        """The agent of the call at ``address``, and the policy that answers it.
 
         ``names_served_model``: the request names another model served here than a policy, so that no provider is involved.
         """

@@ -20,7 +20,7 @@ _Key = tuple[str | None, str | None, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What to repeat of a recorded rollout."""
+    """The part of a recorded rollout to repeat."""
 
     calls: Sequence[Call]
     """The calls that are answered with their recorded responses."""

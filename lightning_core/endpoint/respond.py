@@ -26,7 +26,7 @@ from lightning_core.errors import PolicyRequestError
 from lightning_core.trace import POLICY
 
 _LARGE = 256 << 10
-"""Bytes of a request from which on tokenising would delay other requests, so that it runs on another thread."""
+"""Bytes of a request from which on tokenizing would delay other requests, so that it runs on another thread."""
 
 
 class Responder:
@@ -54,7 +54,7 @@ class Responder:
         return await self._sample(dialect, incoming, request, model, trained=trained)
 
     def _decide(self, incoming: IncomingRequest, requested: str) -> Decision:
-        """Who makes the call. An auxiliary call of a trained agent gets a name of its own, and is not trained on."""
+        """The agent of the call. An auxiliary call of a trained agent gets a name of its own, and is not trained on."""
         models, policies = self._backend.models, {POLICY, *incoming.session.routing.policies.values()}
         decision = self._speakers.decide(
             incoming.session, incoming.address, names_served_model=requested in models and requested not in policies
@@ -66,7 +66,7 @@ class Responder:
         return Decision(address=address, policy=None, here=decision.policy)
 
     def read(self, dialect: Dialect, incoming: IncomingRequest, path: str) -> tuple[str | Target, ChatRequest, bool]:
-        """What answers ``incoming``, the request, and whether it is trained. ``path``: that of an upstream server."""
+        """The model that answers the request ``incoming``, and whether it is trained. ``path``: of an upstream server."""
         requested, routing = model_name(incoming.body), incoming.session.routing
         decision = self._decide(incoming, requested)
         incoming.address = decision.address

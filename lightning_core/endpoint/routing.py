@@ -1,4 +1,4 @@
-"""Which model answers which agent: the configured routing, without state."""
+"""The configured routing from agents to models, without state."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class AuxiliaryCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Which model answers which agent, for all rollouts of a phase."""
+    """The routing from agents to models, for all rollouts of a phase."""
 
     select: Literal["named", "marked", "all"] = "named"
-    """Which agents are trained: those in ``trained``, those marked in code, or all. Never those in ``frozen``."""
+    """The agents that are trained: those in ``trained``, those marked in code, or all. Never those in ``frozen``."""
     trained: frozenset[str] = frozenset()
     """Selectors, as are the keys of ``policies`` and ``frozen``; see `lightning_core.capture.selectors`."""
     policies: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -62,8 +62,8 @@ __all__ = ["Limits", "PolicyEndpoint", "Routing"]
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 3600
-"""How long an idle connection is kept open. Longer than clients do (httpx: 5 s, aiohttp: 15 s), because a request that is sent while the
-server closes the connection is lost."""
+"""Seconds that an idle connection is kept open. Longer than clients do (httpx: 5 s, aiohttp: 15 s), because a request that is sent while
+the server closes the connection is lost."""
 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 

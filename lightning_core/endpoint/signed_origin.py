@@ -1,4 +1,4 @@
-"""Which origins of requests are believed: those that code of the rollout signed.
+"""Origins of requests that code of the rollout signed; only these are believed.
 
 A program that only has a key must not choose where the endpoint sends requests.
 """

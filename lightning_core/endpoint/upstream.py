@@ -27,7 +27,7 @@ class Target:
     url: str
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     credentials: str = "no key"
-    """Whose key is sent, for people."""
+    """Description of the key's owner, for display."""
 
     @property
     def shown(self) -> str:

@@ -1,4 +1,4 @@
-"""How the commands and their worker processes print log messages."""
+"""The log format of commands and their worker processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which weights of a model its adapters change."""
+"""The weights of a model that its adapters change."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def untouched(model: Any, layers: Collection[str]) -> Mapping[str, float]:
 
 
 def reach(model: Any, path: ComputePlan, layers: Collection[str]) -> str:
-    """What adapters on ``layers`` change and what not, for people."""
+    """Report which weights the adapters on ``layers`` change, and which they do not."""
     called = called_layers(model, path, layers)
     text = f"LoRA adapts {len(layers)} linear layers"
     if idle := sorted(set(layers) - called):

@@ -78,7 +78,7 @@ class Adapters:
         The weights have the dtype of the model's.
 
         ``targets``: names of layers, or their last parts; None for every linear layer except the output layer. B is
-        initialised to 0, so the output is that of the base until the first update. Raises `ConfigError` for a name that
+        initialized to 0, so the output is that of the base until the first update. Raises `ConfigError` for a name that
         matches no layer.
         """
         if name in self._adapters:

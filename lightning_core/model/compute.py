@@ -32,7 +32,7 @@ _WINDOW = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputePlan:
-    """How a model is computed."""
+    """The plan by which a model is computed."""
 
     geometry: Geometry | None = None
     """The shape of its attention on the tree path; None on the plain path."""

@@ -33,7 +33,7 @@ def retries_once() -> Generator[None]:
 
 
 def explain_hub(text: str) -> str | None:
-    """What transformers' error ``text`` says of a model that is no folder; None if it is about something else."""
+    """A short message for an error of the Hub in transformers' ``text``; None for other errors."""
     if "couldn't connect to" in text:
         return (
             "it is not a folder here, and the Hugging Face Hub cannot be reached to look for it; check the name and the connection, "

@@ -1,4 +1,4 @@
-"""What torch can use of this machine, and the memory of this process."""
+"""The part of this machine that torch can use, and the memory of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory a token needs in the sampler's cache and in a training pass, and how the free memory is divided."""
+"""The memory of a token in the sampler's cache and in a training pass, and the division of the free memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def trained_bytes(model: Any, path: ComputePlan, trained: Iterable[Tensor], *, e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """What a trainer does with the free memory."""
+    """The use of the free memory by a trainer."""
 
     cache_tokens: int
     """Tokens that the sampler keeps for later prompts."""

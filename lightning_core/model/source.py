@@ -199,7 +199,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
 
     Raises `ConfigError` if there is none, or it is damaged.
     """
-    transformers = _transformers("tokenising")
+    transformers = _transformers("tokenizing")
     check_tokenizer_files(path)
     with refusing(path, "tokenizer of"):
         return transformers.AutoTokenizer.from_pretrained(str(path), **_options(path))

@@ -31,7 +31,7 @@ class Tuning:
     parameters: Mapping[str, torch.nn.Parameter]
     """The weights that the model computes with."""
     masters: Mapping[str, Tensor]
-    """The weights that the optimiser updates: the same tensors, or float32 copies if the model's dtype is smaller.
+    """The weights that the optimizer updates: the same tensors, or float32 copies if the model's dtype is smaller.
     (At a learning rate of 1e-5 most updates of bfloat16 weights are smaller than their rounding.)"""
     base: tuple[Any, Callable[[], AbstractContextManager[Any]]] | None
     """The initial model and the context manager to enter while it runs; None if it is not kept."""

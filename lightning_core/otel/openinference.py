@@ -15,7 +15,7 @@ from lightning_core.otel.flattened import as_text, nested_object, numbered_value
 
 _KIND = "openinference.span.kind"
 _METHOD = re.compile(r"\.(?:a?run|a?kickoff|_execute_core|execute)$")
-"""What instrumentors add to an agent's name: the method that ran it."""
+"""The suffixes that instrumentors add to an agent's name: the method that ran it."""
 
 
 def from_openinference(name: str, attributes: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -1,1 +1,1 @@
-"""What a run leaves behind: store, report, checkpoints, progress."""
+"""The files of a run: store, metrics, report, checkpoints."""

@@ -1,4 +1,4 @@
-"""A run's checkpoints: their paths, how long they keep the optimiser's state, and which one is the best."""
+"""A run's checkpoints: their paths, how long they keep the optimizer's state, and which one is the best."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def checkpoint_step(checkpoint: Path) -> int:
 
 
 def drop_optimizer(checkpoint: Path) -> None:
-    """Remove the optimiser's state from ``checkpoint``.
+    """Remove the optimizer's state from ``checkpoint``.
 
     It can still be evaluated, served and exported, but training cannot resume from it.
     """
@@ -37,7 +37,7 @@ def drop_optimizer(checkpoint: Path) -> None:
 def delete_old(folder: Path, keep: int) -> None:
     """Delete all checkpoints of the run in ``folder`` but the newest ``keep`` and the best.
 
-    Only the newest keeps the optimiser's state.
+    Only the newest keeps the optimizer's state.
     """
     found, best = checkpoints(folder), best_checkpoint(folder)
     for old in found[:-1]:

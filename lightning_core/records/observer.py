@@ -1,4 +1,4 @@
-"""How a run is watched: the protocol of its observers, and the calls to all of them.
+"""The protocol of a run's observers, and the calls to all of them.
 
 `lightning_core.observers.open` lists the observers.
 """

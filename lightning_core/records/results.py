@@ -59,7 +59,7 @@ class Result:
 
 
 class Recorded(NamedTuple):
-    """What a run has recorded."""
+    """The records of a run so far."""
 
     lines: Sequence[Mapping[str, Any]]
     """The steps as in ``metrics.jsonl``, oldest first."""

@@ -1,4 +1,4 @@
-"""Which rewards count as solved; ``eval.solved``."""
+"""The rewards that count as solved; ``eval.solved``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's summary shows besides the mean rewards: solved tasks, failures, monitors that were raised, sample answers."""
+"""The parts of a summary besides the mean rewards: solved tasks, failures, raised monitors, sample answers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Answers:
 
     task: str
     change: RewardChange
-    """What the task's mean reward did."""
+    """The change of the task's mean reward."""
     reward_before: float
     reward_after: float
     before: str | None
@@ -61,7 +61,7 @@ class Answers:
 
 
 def solved_tasks(before: Rewards, after: Rewards, *, solved: float) -> SolvedTasks:
-    """How many tasks are solved in two evaluations. ``solved``: the reward."""
+    """The number of tasks that are solved in two evaluations. ``solved``: the reward."""
     both = [task for task in before if task in after]
     first, last = (sum(is_solved(fmean(rewards[task]), solved) for task in both) for rewards in (before, after))
     return SolvedTasks(tasks=len(both), before=first, after=last)

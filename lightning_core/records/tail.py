@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 
 class NewLines(NamedTuple):
-    """What `MetricsTail.read` found."""
+    """The result of `MetricsTail.read`."""
 
     lines: list[dict[str, Any]]
     """The metrics of the steps that are new, oldest first."""

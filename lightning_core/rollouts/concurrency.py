@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 
 _MIN_SILENCE_SECONDS = 0.25
 _TIMES_LONGEST = 3.0
-"""How many times longer than usual a silence must be."""
+"""The factor by which a silence must be longer than usual."""
 _ENOUGH = 8
 """Rollouts that must have ended before a silence counts as long."""
 _RECENT = 256

@@ -1,4 +1,4 @@
-"""What is logged about attempts that fail: each reason a few times, with the lines of the program that raised it."""
+"""The log of attempts that fail: each reason a few times, with the lines of the program that raised it."""
 
 from __future__ import annotations
 

@@ -45,16 +45,16 @@ _CLOSED = re.compile(
     ),
     re.IGNORECASE,
 )
-"""What clients say when an object that several rollouts share was closed, or when their rollout has ended."""
+"""The errors of clients when an object that several rollouts share was closed, or when their rollout has ended."""
 _MOST_OF_THE_TIME = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known about a finished attempt."""
+    """The evidence about a finished attempt."""
 
     error: BaseException | None = None
-    """What ended it; None if the agent returned and the reward is valid."""
+    """The error that ended it; None if the agent returned and the reward is valid."""
     calls: Sequence[Call] = ()
     failures: Sequence[str] = ()
     """Infrastructure failures of its model calls, without those that a retry recovered."""

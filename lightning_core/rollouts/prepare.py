@@ -16,7 +16,7 @@ from lightning_core.rollouts.tasks import check_overlap, given_tasks, held_out_t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What runs, and on which tasks."""
+    """The agent of a run and its tasks."""
 
     solve: Solve
     reward: RewardFunction | None

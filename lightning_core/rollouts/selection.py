@@ -1,4 +1,4 @@
-"""Which agents a run trains, and whether they were reached."""
+"""The agents that a run trains, and whether they were reached."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ADVICE = {
     NO_MODEL_NAMED: "name a model in the request's body (any name: it decides nothing for a trained agent)",
     IGNORED: "remove the host from rollouts.ignore_hosts",
 }
-"""What to do about requests that went elsewhere for a reason, besides what always helps."""
+"""Advice on requests that went elsewhere, by reason, besides the general advice."""
 
 
 def routing_of(config: Config, phase: Phase) -> Routing:

@@ -55,7 +55,7 @@ class Critic(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What the signals of a run may use."""
+    """The resources that the signals of a run may use."""
 
     config: Config
     store: Store
@@ -110,7 +110,7 @@ class Signal(Protocol):
         return {}
 
     def counts(self) -> Mapping[str, float]:
-        """What was counted since the last call. Counts can be added."""
+        """The counts since the last call, which can be added."""
         return {}
 
 

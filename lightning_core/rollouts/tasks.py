@@ -105,7 +105,7 @@ def check_overlap(config: Config, tasks: Sequence[Task], eval_tasks: Sequence[Ta
     same = "" if held_out == trained else f", which is the training task {trained!r}"
     text = (
         f"{len(shared)} of {len(eval_tasks)} held-out tasks are also training tasks, such as {held_out!r}{same}: the held-out reward "
-        "does not show whether the policy generalises"
+        "does not show whether the policy generalizes"
     )
     if not config.tasks.allow_overlap:
         raise ConfigError(

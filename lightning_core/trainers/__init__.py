@@ -68,7 +68,7 @@ class Trainer:
     chats: Mapping[str, Chat]
     """The chat format of each of the backend's models."""
     notes: Sequence[str]
-    """What was decided for the model and the machine when the weights were loaded, one line each."""
+    """The decisions for the model and the machine when the weights were loaded, one line each."""
     critic: Critic | None = None
     vocabulary: int | None = None
     """Number of tokens that the policy has logits for; None with several policies."""

@@ -231,17 +231,17 @@ def test_names_that_no_agent_has_so_far_are_logged_if_agents_may_appear(
 
 
 def test_an_agent_with_auxiliary_calls_only_was_reached(program: Program, caplog: pytest.LogCaptureFixture) -> None:
-    """The policy summarises, and only the worker is trained: no warning that the summariser made no call."""
+    """The policy summarizes, and only the worker is trained: no warning that the summarizer made no call."""
 
     def solve(task: Any) -> float:
-        for name in ("worker", "summariser"):
+        for name in ("worker", "summarizer"):
             with scope(name):
                 program.ask(name)
         return 1.0
 
-    rules = [{"name": "masked", "agent": "summariser"}]
-    groups = program.run(solve, agents={"train": ["worker", "summariser"], "auxiliary": rules})
-    assert agents_of(groups) == {("worker", True), ("summariser/masked", False)}
+    rules = [{"name": "masked", "agent": "summarizer"}]
+    groups = program.run(solve, agents={"train": ["worker", "summarizer"], "auxiliary": rules})
+    assert agents_of(groups) == {("worker", True), ("summarizer/masked", False)}
     assert [t.agent for e in program.episodes for t in e.transitions] == ["worker"] * 2
     assert "made no model call" not in caplog.text
 

@@ -192,7 +192,7 @@ def test_two_rollouts_do_not_share_a_memory(chat: Chat, tokenizer):
     assert chat.render([USER, {"role": "assistant", "content": "answer"}, USER], None, other).context == "new"
 
 
-def test_tool_calls_are_parsed_and_their_reserialised_form_realigns():
+def test_tool_calls_are_parsed_and_their_reserialized_form_realigns():
     chat, memory = Chat(ByteTokenizer()), Memory()
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     first = chat.render([USER], tools, memory)
@@ -202,7 +202,7 @@ def test_tool_calls_are_parsed_and_their_reserialised_form_realigns():
     (tool_call,) = response["tool_calls"]
     assert tool_call["function"] == {"name": "add", "arguments": '{"a": 1}'}
     chat.remember(first, output, response, memory)
-    # Hosts return a message without the null content, and with arguments serialised differently.
+    # Hosts return a message without the null content, and with arguments serialized differently.
     again = {**response, "tool_calls": [{**tool_call, "function": {"name": "add", "arguments": '{ "a":1 }'}}]}
     result = {"role": "tool", "tool_call_id": tool_call["id"], "content": "3"}
     second = chat.render([USER, again, result], tools, memory)

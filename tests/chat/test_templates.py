@@ -258,7 +258,7 @@ def test_a_malformed_call_is_text(family: Family):
 
 
 @every_family
-def test_reserialised_arguments_realign(family: Family):
+def test_reserialized_arguments_realign(family: Family):
     chat, memory = make_chat(family), Memory()
     prompt = chat.render([USER], TOOLS, memory)
     text = CALLS.get(family.name, CALLS[family.format])[0]

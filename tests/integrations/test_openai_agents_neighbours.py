@@ -101,7 +101,7 @@ async def filter_input(data: Any) -> Any:
     return data
 
 
-async def summarise(result: Any) -> str:
+async def summarize(result: Any) -> str:
     await ask()
     return "short"
 
@@ -214,7 +214,7 @@ NEIGHBOURS: dict[str, Case] = {
     "a session": (dict, lambda: {"session": Memory("1")}, "Done", "Memory"),
     "compaction": (lambda: {"model": responses_model()}, lambda: {"session": Compacting("1")}, "Done", "Compacting"),
     "call_model_input_filter": (dict, lambda: {"run_config": config(call_model_input_filter=shorten)}, "Done", "shorten"),
-    "custom_output_extractor": (lambda: {"tools": [helper(custom_output_extractor=summarise)]}, dict, HELP, "help"),
+    "custom_output_extractor": (lambda: {"tools": [helper(custom_output_extractor=summarize)]}, dict, HELP, "help"),
     "a tool": (lambda: {"tools": [look_up]}, dict, first(tool_call("look_up", text="hm"), "Done"), "look_up"),
     "a validator": (lambda: {"output_type": Checked}, dict, '{"answer": "Done"}', "Writer.turn"),
     "AgentHooks": (lambda: {"hooks": Watch()}, dict, "Done", "Watch.on_start"),

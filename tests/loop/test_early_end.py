@@ -92,7 +92,7 @@ def test_patience_ends_a_run_and_the_best_checkpoint_is_kept(model: Path, tmp_pa
     assert (found["eval_reward_before"], found["eval_reward_after"]) == (0.1, 0.2)
     with Store(folder / "store.db", read_only=True) as store:
         assert {record.step for record in store.rollouts(phase="eval_after")} == {3}
-    # Without the optimiser's state, which only the newest checkpoint has.
+    # Without the optimizer's state, which only the newest checkpoint has.
     assert evaluate(scoring([0.9]), config=own, folder=folder, tasks=HELD_OUT, checkpoint=best).reward == 0.9
 
 

@@ -249,7 +249,7 @@ def test_only_finite_numbers_are_reported() -> None:
     assert few == {"eval/tasks": 2.0, "eval/left_out": 0.0, "eval/reward": 0.25}, "too few for an interval"
 
 
-def test_a_checkpoint_is_reported_without_the_state_of_the_optimiser(tmp_path: Path) -> None:
+def test_a_checkpoint_is_reported_without_the_state_of_the_optimizer(tmp_path: Path) -> None:
     (tmp_path / "policy").mkdir()
     for name in ("a.json", "policy/model.safetensors", "policy/optimizer.safetensors"):
         (tmp_path / name).write_text("x")

@@ -319,10 +319,10 @@ def test_hosts_to_ignore_are_reached_although_routing_fails(library: Any, server
 @pytest.mark.parametrize("post", [httpx.post, requests.post])
 def test_a_request_is_forwarded_with_the_headers_and_the_model_that_it_has(program: Program, post: Any) -> None:
     """Characters other than ASCII and values that are bytes arrive as the client sends them."""
-    key, organisation = "Bearer ü".encode(), "☃".encode()
+    key, organization = "Bearer ü".encode(), "☃".encode()
 
     def solve(task: Any) -> float:
-        headers = {"authorization": key, "openai-organization": organisation}
+        headers = {"authorization": key, "openai-organization": organization}
         with scope("other"):
             body = {"messages": [{"role": "user", "content": "hi"}]}
             url = f"{program.provider.url}/chat/completions"
@@ -334,7 +334,7 @@ def test_a_request_is_forwarded_with_the_headers_and_the_model_that_it_has(progr
     program.run(solve, agents={"train": ["writer"]})
     for request in program.provider.requests:
         assert request.headers["authorization"].encode("latin-1") == key
-        assert request.headers["openai-organization"].encode("latin-1") == organisation
+        assert request.headers["openai-organization"].encode("latin-1") == organization
         assert request.body == {"messages": [{"role": "user", "content": "hi"}]}
     assert len(program.provider.requests) == 2
 

@@ -69,7 +69,7 @@ def test_outside_a_rollout_threads_are_left_alone() -> None:
 
 
 def test_a_thread_survives_a_patch_below_that_unwraps_its_run() -> None:
-    """Sentry, if initialised first, takes ``__func__`` of the thread's run and passes the thread to it."""
+    """Sentry, if initialized first, takes ``__func__`` of the thread's run and passes the thread to it."""
     heard: list[str | None] = []
 
     def start(wrapped: Callable[..., None], instance: threading.Thread, args: Any, kwargs: Any) -> None:

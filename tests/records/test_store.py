@@ -207,10 +207,10 @@ def test_a_rollout_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
     with Store(tmp_path / "store.db") as store:
         with pytest.raises(ValueError, match="belongs to rollout"):
             store.add_rollout(record(), [root(ID), root("f" * 32)])
-        unserialisable = chat(ID, "1" * 16, "w")
-        object.__setattr__(unserialisable, "attributes", {"x": object()})
+        unserializable = chat(ID, "1" * 16, "w")
+        object.__setattr__(unserializable, "attributes", {"x": object()})
         with pytest.raises(TypeError):
-            store.add_rollout(record(), [root(ID), unserialisable])
+            store.add_rollout(record(), [root(ID), unserializable])
         assert store.rollouts() == []
         store.add_rollout(record(), [root(ID)])
         with pytest.raises(ValueError, match="cannot be stored"):

@@ -94,7 +94,7 @@ class ScriptedAgents:
         return Rollout(job=job, attempt=0, status="ok", trace=trace, spans=(), error=None, seconds=0.0)
 
 
-class NothingLearnt:
+class NothingLearned:
     """A `Learner` without weights."""
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
@@ -128,7 +128,7 @@ def collect_step(
         session = TrainingSession(
             collector=collector,
             background=background,
-            learner=NothingLearnt(),
+            learner=NothingLearned(),
             notes=(),
             steps=step,
             store=store,

@@ -21,7 +21,7 @@ def history(client: MlflowClient, run: Run, key: str) -> list[tuple[int, float]]
     return sorted((m.step, m.value) for m in client.get_metric_history(run.info.run_id, key))
 
 
-def test_metrics_parameters_tags_and_artefacts_are_stored(home: Path):
+def test_metrics_parameters_tags_and_artifacts_are_stored(home: Path):
     report_run(make_folder(home, "mlflow"), "mlflow")
     client = MlflowClient()
     run = find(client)

@@ -24,7 +24,7 @@ def run_ids(folder: Path, name: str) -> list[str]:
     return [row[0] for row in rows(folder, "SELECT DISTINCT run_id FROM metrics WHERE run_name = ?", name)]
 
 
-def test_metrics_configuration_and_artefacts_are_stored(home: Path, trackio_folder: Path):
+def test_metrics_configuration_and_artifacts_are_stored(home: Path, trackio_folder: Path):
     report_run(make_folder(home, "trackio"), "trackio")
     (run,) = run_ids(trackio_folder, "a-trackio")
     assert history(trackio_folder, run, "reward") == [(1, 0.25), (2, 0.5)]

@@ -52,7 +52,7 @@ def one(found: list[Any], kind: str) -> Any:
     return next(getattr(r, kind) for r in found if r.WhichOneof("record_type") == kind)
 
 
-def test_history_configuration_summary_and_artefact_are_recorded(home: Path):
+def test_history_configuration_summary_and_artifact_are_recorded(home: Path):
     folder = make_folder(home, "wandb")
     report_run(folder, "wandb")
     (found,) = read(folder)
@@ -74,7 +74,7 @@ def test_history_configuration_summary_and_artefact_are_recorded(home: Path):
     assert (summary["state"], summary["summary/improvement"]) == ("finished", 0.5)
     contents = {entry.path for entry in one(found, "artifact").manifest.contents}
     checkpoint = {"step-000002/weights.safetensors", "step-000002/adapter/adapter.safetensors"}
-    assert contents == FILES | checkpoint, "without the optimiser's state"
+    assert contents == FILES | checkpoint, "without the optimizer's state"
     assert one(found, "exit").exit_code == 0
 
 

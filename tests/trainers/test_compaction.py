@@ -17,7 +17,7 @@ from lightning_core.trainers.torch.aggregation import token_weights
 pytestmark = pytest.mark.numeric
 
 
-def work(turns: int, window: int, summariser: str) -> None:
+def work(turns: int, window: int, summarizer: str) -> None:
     """``turns`` questions. After each ``window`` of them, the history becomes a summary."""
     client = OpenAI(api_key="any", max_retries=0)
     messages: list[Mapping[str, str]] = []
@@ -30,7 +30,7 @@ def work(turns: int, window: int, summariser: str) -> None:
 
     for turn in range(turns):
         if turn and turn % window == 0:
-            messages[:] = [{"role": "system", "content": say(summariser, "Summarise.")}]
+            messages[:] = [{"role": "system", "content": say(summarizer, "Summarise.")}]
         answer = say("worker", f"Question {turn}?")
         messages += [
             {"role": "user", "content": f"Question {turn}?"},
@@ -38,10 +38,10 @@ def work(turns: int, window: int, summariser: str) -> None:
         ]
 
 
-def episode_of(opened: Playground, turns: int, value: float, *, summariser: str = "worker") -> Episode:
-    names = {"worker", summariser}
+def episode_of(opened: Playground, turns: int, value: float, *, summarizer: str = "worker") -> Episode:
+    names = {"worker", summarizer}
     with opened.rollout({"id": "t"}, train=names) as run:
-        work(turns, 2, summariser)
+        work(turns, 2, summarizer)
         reward(value)
     transitions = trace_to_transitions(run.trace, agents=names)
     return Episode(trace=run.trace, transitions=transitions, rewards=run.trace.rewards)
@@ -52,18 +52,18 @@ def respond(prompt: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("summariser", "expected"),
+    ("summarizer", "expected"),
     [
         # The agent itself: its summary continues the window's row. Five questions in windows of two: three windows, two summaries.
         ("worker", [[3, 3, 7], [3, 3, 7], [3]]),
         # Another agent: a row for each of its summaries.
-        ("summariser", [[3, 3], [7], [3, 3], [7], [3]]),
+        ("summarizer", [[3, 3], [7], [3, 3], [7], [3]]),
     ],
 )
-def test_a_window_is_a_row_and_each_summary_is_trained_once(summariser: str, expected: list[list[int]]) -> None:
+def test_a_window_is_a_row_and_each_summary_is_trained_once(summarizer: str, expected: list[list[int]]) -> None:
     """A response of n bytes has n tokens and the end of the turn. The summary in the next prompt is not trained on."""
     with open_playground(respond) as opened:
-        episode = episode_of(opened, 5, 1.0, summariser=summariser)
+        episode = episode_of(opened, 5, 1.0, summarizer=summarizer)
     rows = transitions_to_rows(episode.transitions)
     assert [[s.stop - s.start - 1 for s in row.segments] for row in rows] == expected
     assert sum(int(row.mask.sum()) for row in rows) == sum(len(t.output_ids) for t in episode.transitions)

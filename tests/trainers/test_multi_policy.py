@@ -254,7 +254,7 @@ def test_what_a_policy_learns_leaves_the_others_bit_for_bit(make: Make, shared: 
 
 
 def test_the_gradient_of_other_policies_is_exactly_zero(three: MultiPolicyTrainer) -> None:
-    """Read where the optimiser would take it, in a step in which both learn and see each other's text in their prompts."""
+    """Read where the optimizer would take it, in a step in which both learn and see each other's text in their prompts."""
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, policy in three.policies.items():
 
@@ -271,7 +271,7 @@ def test_the_gradient_of_other_policies_is_exactly_zero(three: MultiPolicyTraine
         make_row((tokens(1, 20), False), (output, False), ([1, 2, 3], True), policy="a"),
         make_row((tokens(1, 20), False), (output, True), rollout="r1", policy="b"),
     ])  # fmt: skip
-    assert found.keys() == {"a", "b"}, "c has no rows: its optimiser makes no step"
+    assert found.keys() == {"a", "b"}, "c has no rows: its optimizer makes no step"
     for name, grads in found.items():
         assert any(float(value) for key, value in grads.items() if key.startswith(f"{name}/"))
         assert not any(float(value) for key, value in grads.items() if not key.startswith(f"{name}/"))

@@ -128,7 +128,7 @@ def own_logprobs(trainer: TorchTrainer, row: Row) -> Any:
 
 
 def gradients(trainer: TorchTrainer, rows: Sequence[Row], algorithm: Algorithm, budget: int = ONE) -> dict[str, Tensor]:
-    """The gradient of a step, read where the optimiser would take it."""
+    """The gradient of a step, read where the optimizer would take it."""
     found: dict[str, Tensor] = {}
 
     def keep(*_: object) -> None:

@@ -71,7 +71,7 @@ def weights(trainer: TorchTrainer) -> dict[str, torch.Tensor]:
 
 
 def gradients(trainer: TorchTrainer, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
-    """The gradient of a step, read where the optimiser would take it."""
+    """The gradient of a step, read where the optimizer would take it."""
     found: dict[str, torch.Tensor] = {}
 
     def keep(*_: object) -> None:

@@ -1,6 +1,6 @@
 """A CPU platform for verl 0.9.1, so that its real trainer runs in CI without a GPU. For tests only.
 
-verl loads it through environment variables (``cpu.py``). Behaviour that verl's plugin interface cannot change is wrapped on import; no
+verl loads it through environment variables (``cpu.py``). Behavior that verl's plugin interface cannot change is wrapped on import; no
 file of verl or vLLM is edited.
 """
 

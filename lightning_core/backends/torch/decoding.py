@@ -261,7 +261,7 @@ class Cascade:
 
 
 def _grown(tensor: Tensor, dim: int, size: int) -> Tensor:
-    """A larger copy, padded with 0: uninitialised memory may hold NaN, and 0 times NaN is NaN."""
+    """A larger copy, padded with 0: uninitialized memory may hold NaN, and 0 times NaN is NaN."""
     shape = list(tensor.shape)
     shape[dim] = size
     new = tensor.new_zeros(shape)

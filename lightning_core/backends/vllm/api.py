@@ -20,7 +20,7 @@ from lightning_core.backends.backend import SamplingParams
 from lightning_core.errors import ConfigError, InfrastructureError, describe
 
 RELOAD_SECONDS = 900
-"""How long loading new weights may take."""
+"""Seconds that loading new weights may take."""
 CPU_ARGS = ("--no-enable-chunked-prefill",)
 """Additional arguments for a server on a CPU. vLLM (0.27.1 and 0.32.0) resets the random numbers of a seeded request whose prompt is
 computed in chunks, which PyTorch's CPU generator does not support: the engine and the server end."""

@@ -22,7 +22,7 @@ from lightning_core.errors import InfrastructureError, PolicyRequestError, descr
 from lightning_core.trace import POLICY
 
 DRAIN_SECONDS = 60
-"""How long a push waits for running responses to return their tokens."""
+"""Seconds that a push waits for running responses to return their tokens."""
 _POLL_SECONDS = 0.02
 _COLDEST = 0.01
 

@@ -22,9 +22,9 @@ from lightning_core.errors import ConfigError, InfrastructureError, MissingExtra
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 900
-"""How long a server may take to start: loading weights, compiling kernels."""
+"""Seconds that a server may take to start: loading weights, compiling kernels."""
 STOP_SECONDS = 10
-"""How long a server may take to stop before it is killed."""
+"""Seconds that a server may take to stop before it is killed."""
 
 # Ends a process group when its standard input is closed, by this process or because this process was killed. First the leader gets SIGTERM
 # and stops its children in order; then all get SIGTERM, which Python's resource tracker survives to remove shared memory; then SIGKILL.

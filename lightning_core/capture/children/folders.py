@@ -93,7 +93,7 @@ class ProgramFolder:
         return None
 
     def _noted(self) -> tuple[str, str] | None:
-        """What `runs_in` wrote. A program of this user could have replaced it."""
+        """The content that `runs_in` wrote. A program of this user could have replaced it."""
         try:
             descriptor = os.open(self._container, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:

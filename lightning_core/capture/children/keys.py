@@ -23,7 +23,7 @@ _BEARER = re.compile(r"(?i)(bearer\s+)(\S+)\s*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyAddress:
-    """What a key says about the program that sends it."""
+    """The facts that a key carries about the program that sends it."""
 
     agent: str | None = None
     mark: str | None = None

@@ -30,7 +30,7 @@ TASK_FILE_VARIABLE = "LIGHTNING_TASK_FILE"
 _FIRST_PAUSE = 0.005
 _POLL_SECONDS = 0.2
 _REST_SECONDS = 1.0
-"""How long to read what a program printed before it ended."""
+"""Seconds to read the output of a program that has ended."""
 _MAX_OUTPUT = 16 << 20
 _HOMES = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
 """Variables that name folders of the user's home."""
@@ -38,12 +38,12 @@ _HOMES = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"
 
 @dataclass(frozen=True, weakref_slot=True, slots=True, kw_only=True)
 class ProgramResult:
-    """How a program ended."""
+    """The end of a program."""
 
     exit_code: int
     """Negative: the number of the signal that killed it."""
     stdout: str
-    """What it printed; the last 16 MiB."""
+    """Its output; the last 16 MiB."""
     stderr: str
     folder: Path
     """Its working folder, which exists until the rollout ends; outside a rollout, as long as this object."""

@@ -1,4 +1,4 @@
-"""What a program prints, up to a limit."""
+"""The output of a program, up to a limit."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ class Output:
         return bool(self._selector.get_map())
 
     def texts(self) -> list[str]:
-        """What was kept of each stream."""
+        """The text that was kept of each stream."""
         return [bytes(kept[-self._limit :]).decode(errors="replace") for kept in self._kept.values()]

@@ -26,7 +26,7 @@ from lightning_core.trace import OPERATION, SpanRecord
 # Not the task: it may be an object that cannot be pickled.
 _SETTINGS = ("task_id", "agents", "endpoint", "public_endpoint", "api_key", "ignore_hosts", "secret", "folder", "tools")
 _users: Counter[str] = Counter()
-"""How many work items each rollout has in this process."""
+"""The number of work items of each rollout in this process."""
 _lock = threading.Lock()
 
 

@@ -59,7 +59,7 @@ class Destination:
 class _Record:
     to: Destination
     what: str
-    """What it is, in messages."""
+    """Its name in messages."""
     line: bytes
     done: bool = False
     """Whether it was sent, or lost with an error in the log."""

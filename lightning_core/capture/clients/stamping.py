@@ -40,7 +40,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _sending: ContextVar[bool] = ContextVar("lightning_sending", default=False)
 _sent: ContextVar[Redirection | None] = ContextVar("lightning_sent", default=None)
-"""How the request was stamped that is being sent."""
+"""The stamp of the request that is being sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def _split(url: str) -> SplitResult:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What the client's own hooks, middlewares or transports made of a stamped request."""
+    """A stamped request after the client's own hooks, middlewares or transports."""
 
     url: str
     """Where they send it; the original URL if they left that of the endpoint."""

@@ -1,4 +1,4 @@
-"""What all formats of tool calls share: the call, the format, and reading JSON and blocks out of text."""
+"""The common parts of tool call formats: the call, the format, and reading JSON and blocks out of text."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Alert:
     monitor: str
     step: int
     message: str
-    """What was found, the most likely cause and what to change."""
+    """The problem, its most likely cause and the setting to change."""
     policy: str | None = None
     """The policy that it is about; None with one policy, or for all."""
     broken: bool = False
@@ -101,7 +101,7 @@ def _raised(views: Views, number: int, held_out: HeldOut, monitors: Sequence[Wat
 
 
 def _message(one: Watched, history: History, held_out: HeldOut) -> tuple[str | None, bool]:
-    """What the monitor found, and whether it is an exception that it raised, which must not end the run."""
+    """The monitor's message, and whether it is an exception that it raised, which must not end the run."""
     try:
         return one.rule.function(history, held_out, **one.arguments), False
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function can raise anything

@@ -11,7 +11,7 @@ from typing import Any
 from lightning_core.observers.trackers.tracker import TrackedRun
 from lightning_core.observers.trackers.values import (
     PROJECT,
-    artefacts,
+    artifacts,
     checkpoint_files,
     evaluation_values,
     finite,
@@ -32,7 +32,7 @@ _MAX_BATCH = 100
 
 
 class MlflowTracker:
-    """Metrics by step, the configuration as parameters, tags, and the run's files as artefacts.
+    """Metrics by step, the configuration as parameters, tags, and the run's files as artifacts.
 
     MLflow's own variables apply: ``MLFLOW_TRACKING_URI``, ``MLFLOW_EXPERIMENT_NAME`` (default: lightning-rl). Uses the client, not
     the fluent API, whose current run may be the user's own.
@@ -73,7 +73,7 @@ class MlflowTracker:
         try:
             if result is not None:
                 self._log(summary_values(result))
-                for path in artefacts(result.folder):
+                for path in artifacts(result.folder):
                     self._client.log_artifact(self._id, str(path))
                 if self._with_checkpoint:
                     self._log_checkpoint(result)

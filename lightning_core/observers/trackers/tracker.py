@@ -27,7 +27,7 @@ class TrackedRun:
     """Number of updates before it starts: more than 0 if the run is resumed."""
     resumed: bool = False
     with_checkpoint: bool = False
-    """Whether the last checkpoint is an artefact too: ``run.report_checkpoint``."""
+    """Whether the last checkpoint is an artifact too: ``run.report_checkpoint``."""
 
     def read_id(self, tracker: str) -> str | None:
         """The id that `keep_id` stored in the run's folder, if the run is resumed."""

@@ -10,7 +10,7 @@ from typing import Any
 from lightning_core.observers.trackers.tracker import TrackedRun
 from lightning_core.observers.trackers.values import (
     PROJECT,
-    artefacts,
+    artifacts,
     checkpoint_files,
     evaluation_values,
     finite,
@@ -24,7 +24,7 @@ PACKAGE = "trackio"
 
 
 class TrackioTracker:
-    """Metrics by step, configuration, and the run's files as artefacts. Trackio has no tags: they are in the configuration.
+    """Metrics by step, configuration, and the run's files as artifacts. Trackio has no tags: they are in the configuration.
 
     Trackio's own variables apply: ``TRACKIO_SPACE_ID``, ``TRACKIO_SERVER_URL``, ``TRACKIO_DIR``. ``TRACKIO_PROJECT`` (default:
     lightning-rl) names the project.
@@ -55,7 +55,7 @@ class TrackioTracker:
         try:
             if result is not None:
                 self._log(self._step, summary_values(result))
-                for path in artefacts(result.folder):
+                for path in artifacts(result.folder):
                     self._run.log_artifact(path, name=f"{self._run.name}-{path.name}", type="run")
                 if self._with_checkpoint:
                     self._log_checkpoint(result)
@@ -63,10 +63,10 @@ class TrackioTracker:
             self._run.finish()
 
     def _log_checkpoint(self, result: Result) -> None:
-        artefact = self._trackio.Artifact(f"{self._run.name}-{result.checkpoint.name}", type="model")
+        artifact = self._trackio.Artifact(f"{self._run.name}-{result.checkpoint.name}", type="model")
         for name, path in checkpoint_files(result.checkpoint).items():
-            artefact.add_file(str(path), name=name)
-        self._run.log_artifact(artefact)
+            artifact.add_file(str(path), name=name)
+        self._run.log_artifact(artifact)
 
     def _log(self, step: int, values: Mapping[str, float]) -> None:
         self._step = step

@@ -1,4 +1,4 @@
-"""What the built-in trackers report of metrics, evaluations and results. Pure."""
+"""The values that built-in trackers report of metrics, evaluations and results. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_core.records.results import Evaluation, Result
 PROJECT = "lightning-rl"
 """The project, or experiment, of runs whose tracker names no other."""
 FILES = ("config.yaml", "summary.json", "curve.png")
-"""The files of a run's folder that are reported as artefacts."""
+"""The files of a run's folder that are reported as artifacts."""
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, float]:
@@ -42,13 +42,13 @@ def summary_values(result: Result) -> dict[str, float]:
     return finite({f"summary/{key}": value for key, value in _numbers(summary)})
 
 
-def artefacts(folder: Path) -> list[Path]:
+def artifacts(folder: Path) -> list[Path]:
     """The files of the run in ``folder`` that are reported, as far as they exist."""
     return [path for name in FILES if (path := folder / name).is_file()]
 
 
 def checkpoint_files(checkpoint: Path) -> dict[str, Path]:
-    """The files of ``checkpoint`` by relative path, without the optimiser's state."""
+    """The files of ``checkpoint`` by relative path, without the optimizer's state."""
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != OPTIMIZER)
     return {path.relative_to(checkpoint).as_posix(): path for path in files}
 

@@ -10,7 +10,7 @@ from typing import Any
 from lightning_core.observers.trackers.tracker import TrackedRun
 from lightning_core.observers.trackers.values import (
     PROJECT,
-    artefacts,
+    artifacts,
     checkpoint_files,
     evaluation_values,
     finite,
@@ -26,7 +26,7 @@ _EXIT_CODES: Mapping[RunState, int] = {"finished": 0, "failed": 1, "interrupted"
 
 
 class WandbTracker:
-    """History by step, configuration, tags, summary, and an artefact with the run's files.
+    """History by step, configuration, tags, summary, and an artifact with the run's files.
 
     wandb's own variables apply: ``WANDB_MODE``, ``WANDB_ENTITY``, ``WANDB_PROJECT`` (default: lightning-rl), ``WANDB_RUN_GROUP``.
     """
@@ -65,18 +65,18 @@ class WandbTracker:
             if result is not None:
                 self._run.summary.update(summary_values(result))
                 self._run.log({"curve": self._wandb.Image(str(result.folder / "curve.png"))})
-                self._log_artefact(result)
+                self._log_artifact(result)
         finally:
             self._run.finish(exit_code=_EXIT_CODES[state])
 
-    def _log_artefact(self, result: Result) -> None:
-        artefact = self._wandb.Artifact(f"run-{self._run.id}", type="run")
-        for path in artefacts(result.folder):
-            artefact.add_file(str(path), name=path.name)
+    def _log_artifact(self, result: Result) -> None:
+        artifact = self._wandb.Artifact(f"run-{self._run.id}", type="run")
+        for path in artifacts(result.folder):
+            artifact.add_file(str(path), name=path.name)
         if self._with_checkpoint:
             for name, path in checkpoint_files(result.checkpoint).items():
-                artefact.add_file(str(path), name=f"{result.checkpoint.name}/{name}")
-        self._run.log_artifact(artefact)
+                artifact.add_file(str(path), name=f"{result.checkpoint.name}/{name}")
+        self._run.log_artifact(artifact)
 
 
 TRACKER = WandbTracker

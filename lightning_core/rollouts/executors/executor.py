@@ -1,4 +1,4 @@
-"""What an executor does: runs the agent of one rollout, and then its reward function, apart from the runner."""
+"""The protocol of an executor: runs the agent of one rollout, then its reward function, apart from the runner."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Returned:
     """The result of an agent that returned."""
 
     result: Any
-    """What the agent returned: a number, None, or a `Shown`. None if there is a reward function."""
+    """The agent's return value: a number, None, or a `Shown`. None if there is a reward function."""
     score: Any = None
-    """What the reward function returned, if there is one and it did not fail."""
+    """The result of the reward function, if there is one and it did not fail."""
     score_error: Exception | None = None
-    """What the reward function raised; `InfrastructureError` if it was stopped."""
+    """The error of the reward function; `InfrastructureError` if it was stopped."""
     score_seconds: float = 0.0
-    """How long the reward function ran."""
+    """Seconds that the reward function ran."""
 
 
 class Executor(Protocol):

@@ -76,7 +76,7 @@ class InProcessExecutor:
         return Returned(result=None, score=scored, score_error=failed, score_seconds=time.monotonic() - began)
 
     async def _run(self, work: Assignment) -> Any:
-        """What the agent returned; as it is shown if no reward function gets it."""
+        """The agent's return value, or its repr if there is no reward function."""
         convert = _shown if self._reward is None else _unchanged
         deadline = asyncio.get_running_loop().time() + work.limit
         solve = bind(self._solve)
@@ -261,7 +261,7 @@ def _run_here(solve: Agent, work: Assignment) -> Any:
 
 
 def _carry(function: Callable[[], Any], convert: Callable[[Any], Any]) -> Any:
-    """What ``function`` returns, converted. Raises a `CarriedError`. Runs on a thread of the agent, whose code both steps run."""
+    """The converted result of ``function``. Raises a `CarriedError`. Runs on a thread of the agent, whose code both steps run."""
     try:
         return convert(function())
     except Exception as error:  # noqa: BLE001 - raised below, without this one as its context

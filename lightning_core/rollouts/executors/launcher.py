@@ -61,7 +61,7 @@ class Launcher:
         self._workers: dict[int, Processes] = {}
         """Each worker, and what it had started in other groups when it got the signal to end."""
         self._own: Processes = {}
-        """What the import of the agent has started."""
+        """The threads and processes that the import of the agent has started."""
         self._program: Program | None = None
 
     def serve(self) -> None:

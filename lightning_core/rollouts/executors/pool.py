@@ -50,7 +50,7 @@ class WorkerHandle:
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """Its exit code; negative: the signal that killed it."""
         self.rollouts = 0
-        """How many rollouts it has run."""
+        """The number of rollouts that it has run."""
         self.slow = False
         self.lost = False
         """It was killed because the launcher is gone."""

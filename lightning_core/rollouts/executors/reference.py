@@ -1,4 +1,4 @@
-"""How a function is named, so that another process can import it."""
+"""References to functions that another process can import."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FunctionReference:
 
 
 def reference(function: Callable[..., Any], key: str, *, configured: str | None, named_only: bool) -> FunctionReference:
-    """How another process loads ``function``. Raises `ConfigError` if it cannot.
+    """The reference by which another process loads ``function``. Raises `ConfigError` if it cannot.
 
     ``configured``: the name under ``key`` in the configuration, if any. ``named_only``: refuse a pickled object, whose state
     another process has a copy of.

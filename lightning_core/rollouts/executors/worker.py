@@ -46,12 +46,12 @@ from lightning_core.trace import REWARD_FUNCTION
 
 _TOOL_THREADS = 256
 _ENDING_SECONDS = 0.05
-"""How long threads and processes may take to end after their rollout."""
+"""Seconds that threads and processes may take to end after their rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSettings:
-    """What a worker loads. All fields are JSON values."""
+    """The agent and settings that a worker loads. All fields are JSON values."""
 
     agent: dict[str, Any]
     """Fields of a `FunctionReference`."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lightning_core.config.sections import Sections
 
 NEED = "critic"
-"""What rules that need a critic declare."""
+"""The name that rules which need a critic declare in ``needs``."""
 
 
 def _check_rules(c: Sections, rules: Mapping[str, RewardRule | None]) -> Iterator[tuple[KeyPath, str]]:

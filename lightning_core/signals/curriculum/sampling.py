@@ -1,4 +1,4 @@
-"""Samples the tasks of a step by how much can be learnt from them (``tasks.sampling: curriculum``).
+"""Samples the tasks of a step by how much can be learned from them (``tasks.sampling: curriculum``).
 
 Attempts at a task that all succeed or all fail have equal rewards, so their group has no gradient. The variance p(1 − p) of success
 with probability p is the task's *learnability* (SFL, arXiv 2408.15099; for language models LILO, arXiv 2502.12272).

@@ -19,7 +19,7 @@ class CurriculumKeys(Section):
     """The keys of the curriculum in the section ``tasks``."""
 
     sampling: Literal["uniform", "curriculum"] = "uniform"
-    """How the training tasks of a step are chosen. `uniform`: one pass over all tasks after the other, each in a random
+    """The choice of a step's training tasks. `uniform`: one pass over all tasks after the other, each in a random
     order. `curriculum`: at random, with a probability proportional to p(1 − p), where p is the task's estimated
     success rate (see `eval.solved`) in its last attempts (2408.15099, 2502.12272)."""
     sampling_floor: Annotated[float, Ge(0), Le(1)] = 0.1

@@ -33,8 +33,8 @@ class Distill(Section):
     """`module:callable`, called with the messages of a call; it returns those that the teacher reads instead, such as the
     same with examples. null: the same messages."""
     divergence: Literal["reverse", "forward"] = "reverse"
-    """What the policy minimises. `reverse`: each token that it sampled gets `weight · (log teacher − log policy)` as an advantage.
-    `forward`: a term of the loss, the divergence from the teacher's most likely tokens at each sampled one."""
+    """The divergence that the policy minimizes. `reverse`: each token that it sampled gets `weight · (log teacher − log policy)` as an
+    advantage. `forward`: a term of the loss, the divergence from the teacher's most likely tokens at each sampled one."""
     candidates: Count | None = None
     """With `forward`: the number of the teacher's most likely tokens; null: 20."""
     weight: Positive = 1.0

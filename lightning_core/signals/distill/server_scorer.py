@@ -103,7 +103,7 @@ class ServerScorer:
     def _by_call(
         self, rows: Sequence[Row], read: Callable[[Row, Sequence[PlaceLogprobs]], Mapping[str, T]]
     ) -> dict[str, T]:
-        """What ``read`` finds in the server's answers, by call id. An answer is large, so that it is read where it arrives."""
+        """The results of ``read`` on the server's answers, by call id. Answers are large, so each is read on its own thread."""
         for row in rows:
             _check(row)
         with ThreadPoolExecutor(CONCURRENCY) as threads:
@@ -111,7 +111,7 @@ class ServerScorer:
             return {call: value for of_row in found for call, value in of_row.items()}
 
     def _prompt_logprobs(self, ids: Sequence[int]) -> list[PlaceLogprobs]:
-        """What the server says in the place of each of ``ids`` but the first, of that token and of the most likely ones."""
+        """The server's logprobs at each of ``ids`` but the first, of that token and of the most likely ones."""
         body = {
             "model": self._model,
             "prompt": list(ids),

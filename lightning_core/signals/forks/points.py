@@ -24,7 +24,7 @@ from lightning_core.trace import Call, Trace
 
 
 def recording_of(trace: Trace, point: Call) -> Recording:
-    """What to repeat of ``trace`` to reach the call ``point``.
+    """The calls of ``trace`` to repeat to reach the call ``point``.
 
     Calls that began before ``point`` ended cannot depend on its response, so those beside it are repeated too.
     """
@@ -42,7 +42,7 @@ def fork_points(trace: Trace, agents: Collection[str]) -> list[Call]:
 
 
 def difference(recording: Recording, trace: Trace, tools: Sequence[RecordedTool] = ()) -> str | None:
-    """How ``trace``, a rollout that repeats ``recording``, differs from it up to the call to sample anew; None if it does not.
+    """The difference between ``trace`` and the ``recording`` that it repeats, up to the call to sample anew; None without one.
 
     ``tools``: those whose recorded results it returned (`recorded_tools`).
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lightning_core.config.sections import Sections
 
 NEED = "forks"
-"""What rules that use forks declare."""
+"""The name that rules which use forks declare in ``needs``."""
 _KEY: KeyPath = ("rollouts", "forks")
 
 

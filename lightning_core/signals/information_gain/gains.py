@@ -1,4 +1,4 @@
-"""How much more likely each call of a rollout made the task's answer (``credit.information_gain``).
+"""The gain of each call of a rollout in the likelihood of the task's answer (``credit.information_gain``).
 
 The answer is scored at the prompt of each trained call, in place of the response. What a call gained is the score at the prompt of the
 call that follows it, which has the call's own response and what its tools returned, less the score at its own prompt.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lightning_core.config.sections import Sections
 
 NEED = "information_gain"
-"""What rules that use it declare."""
+"""The name that rules which use it declare in ``needs``."""
 _KEY: KeyPath = ("credit", "information_gain")
 
 

@@ -28,7 +28,7 @@ class Criterion(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
     """Name of the criterion. Its score is recorded as the reward `judge_NAME`."""
     text: str
-    """What a good rollout does."""
+    """The behavior of a good rollout."""
     weight: float = 1.0
     """Coefficient of the advantages from this criterion, times `credit.judge.weight`. 0: the score is only recorded."""
     agents: Names | None = None
@@ -58,7 +58,7 @@ class Judge(Section):
     model: str
     """Name of the model: `base` for the initial weights, or a model of `policy.upstream`."""
     rubric: Rubric | None = None
-    """What a good rollout is: a text, for one score; or a list of criteria, each with a score of its own; null: how well
+    """The standard for rollouts: a text, for one score; or a list of criteria, each with a score of its own; null: how well
     it solves the task."""
     weight: float = 1.0
     """Coefficient of the score, which is from 0 to 1. The product is added to the episode's reward. With a list of

@@ -13,7 +13,7 @@ from lightning_core.tools.runs.recredit import AgentChange, Change, compare_agen
 
 
 def make_report(changes: Sequence[Change], rules: Mapping[str, CreditRules], steps: int, calls: int) -> Group:
-    """What changes, by agent, and the ``calls`` calls that change most."""
+    """The changes by agent, and the ``calls`` calls that change most."""
     title = f"{len(changes)} calls of {steps} step{'s' * (steps != 1)}, as trained and with {_describe(rules)}"
     agents = make_table(
         [

@@ -23,7 +23,7 @@ DEFAULT = "plain"
 
 @dataclass(frozen=True, slots=True)
 class AgentTemplate:
-    """What an agent of a template needs to run and to be trained."""
+    """The packages that an agent of a template needs to run and to be trained."""
 
     description: str
     """One line for ``--help``."""

@@ -24,7 +24,7 @@ class Extra:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """What torch computes with."""
+    """The device that torch computes with."""
 
     gpus: Sequence[str] = ()
     kernels: str
@@ -35,7 +35,7 @@ class Devices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What is known about the machine and the installed packages."""
+    """The machine and the installed packages."""
 
     versions: Mapping[str, str]
     """Of Python, lightning-rl, and of torch and transformers if they are installed."""

@@ -1,4 +1,4 @@
-"""How many groups will have equal rewards, estimated from a few attempts."""
+"""The share of groups that will have equal rewards, estimated from a few attempts."""
 
 from __future__ import annotations
 

@@ -13,16 +13,16 @@ E = TypeVar("E")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check found."""
+    """The result of one check."""
 
     section: str
-    """What was examined, such as ``environment``."""
+    """The subject of the check, such as ``environment``."""
     name: str
     """The check's name in docs/doctor.md."""
     level: Level
     found: str
     advice: str = ""
-    """What to do; empty if there is nothing to do, or if ``found`` says it."""
+    """The advice; empty if there is nothing to do, or if ``found`` has it."""
 
 
 class Observed(NamedTuple):

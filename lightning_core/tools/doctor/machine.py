@@ -117,7 +117,7 @@ def find_distribution(name: str) -> Distribution | None:
 
 
 def read_extras(dist: Distribution | None, names: Sequence[str]) -> dict[str, Extra]:
-    """What of the extras ``names`` is installed. Extras without packages are left out.
+    """The installed packages of the extras ``names``. Extras without packages are left out.
 
     The metadata lists the packages of an extra with those of the extras that it includes.
     """

@@ -1,4 +1,4 @@
-"""What the run will take: seconds, memory and disk, from one measured step."""
+"""The plan of the run: seconds, memory and disk, from one measured step."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ checks: Checks[Measured] = Checks("Plan of the run")
 
 @checks.check("model")
 def model(m: Measured) -> Iterator[Observed]:
-    """How the model is computed, and how free memory is divided between the sampler's cache and training passes. See
+    """The plan of the model's computation, and the division of free memory between the sampler's cache and training passes. See
     docs/models.md for the paths; `trainer.cache_gb` and `trainer.micro_batch_tokens` change the division."""
     yield from (Observed("info", note) for note in m.notes)
 

@@ -22,7 +22,7 @@ checks: Checks[Trial] = Checks("Rewards")
 
 @checks.check("rewards")
 def rewards(t: Trial) -> Iterator[Observed]:
-    """The range of the rewards, and who gives them. If all attempts earn the same, nothing is learnt: either the reward does not
+    """The range of the rewards, and who gives them. If all attempts earn the same, nothing is learned: either the reward does not
     depend on the answer, or the tasks are too hard or too easy for the model. Give partial rewards, or choose other
     tasks."""
     found = [r.reward for r in t.finished]
@@ -115,7 +115,7 @@ def no_gradient(t: Trial) -> Iterator[Observed]:
 
 
 def giver(t: Trial) -> str:
-    """Who gives the episode's reward."""
+    """The source of the episode's reward."""
     if t.config.reward is not None:
         return f"the reward function {t.config.reward}"
     names = {reward.name for r in t.finished for reward in r.trace.rewards if reward.is_episode}

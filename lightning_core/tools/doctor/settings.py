@@ -13,7 +13,7 @@ checks: Checks[Config] = Checks("Configuration")
 
 @checks.check("summary")
 def summary(c: Config) -> Iterator[Observed]:
-    """What the run trains, and how many rollouts it takes."""
+    """The agents that the run trains, and its number of rollouts."""
     r, names = c.rollouts, ", ".join(c.agents.named) or ("all" if c.agents.train == "all" else "the marked agents")
     tuning = c.policy.tuning if c.policy.train_layers is None else f"the top {c.policy.train_layers} layers"
     size = f"{plural(r.tasks_per_step, 'task')} × {plural(r.group_size, 'attempt')}"

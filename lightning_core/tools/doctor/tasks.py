@@ -33,7 +33,7 @@ checks: Checks[TaskLists] = Checks("Tasks")
 
 @checks.check("number")
 def number(t: TaskLists) -> Iterator[Observed]:
-    """How many tasks there are. With a single task the policy learns its answer by heart, and with fewer tasks than
+    """The number of tasks. With a single task the policy memorizes its answer, and with fewer tasks than
     `rollouts.tasks_per_step` each step repeats some. Add tasks."""
     text = f"{plural(len(t.train), 'training task')}, {len(t.eval):,} held-out"
     if len(t.train) == 1:
@@ -79,7 +79,7 @@ def duplicates(t: TaskLists) -> Iterator[Observed]:
 @checks.check("overlap")
 def overlap(t: TaskLists) -> Iterator[Observed]:
     """Evaluated held-out tasks whose content, apart from the id, is that of a training task. The held-out reward then shows what was
-    learnt by heart. `train` refuses them, unless `tasks.allow_overlap` is set. Keep the two apart."""
+    learned by heart. `train` refuses them, unless `tasks.allow_overlap` is set. Keep the two apart."""
     evaluated = sample_held_out(list(t.eval), t.eval_limit)
     shared = list(shared_tasks(t.train, evaluated))
     if not shared:

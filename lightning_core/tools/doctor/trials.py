@@ -44,7 +44,7 @@ ANSWER = "ok"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What both trials run."""
+    """The setup that both trials run."""
 
     config: Config
     """The configuration of the run."""

@@ -18,7 +18,7 @@ _ADVICE = {
     CONNECTION: "give the client the URL and key of lightning_core.capture.endpoint_environment(), if these are model calls",
     NO_MODEL_NAMED: "add any model to the body of the request, if it is a model call",
 }
-"""What to do about requests that went elsewhere and may be model calls, by reason."""
+"""Advice on requests that went elsewhere and may be model calls, by reason."""
 
 _EXITS = ("AgentExit: ", "EOFError: ")
 """The errors of agents that end the process, or read from a terminal. No answer changes that."""
@@ -40,8 +40,8 @@ def stopped(t: Trial) -> Iterator[Observed]:
 
 @checks.check("speakers")
 def speakers(t: Trial) -> Iterator[Observed]:
-    """Who makes model calls, how many, and which model or provider answers them. With the script, calls of agents that are
-    not trained are answered by the script too, so that no provider is called."""
+    """The agents that make model calls, their number, and the model or provider that answers them. With the script, calls of agents that
+    are not trained are answered by the script too, so that no provider is called."""
     calls: Counter[str] = Counter()
     for entry, count in t.ledger.items():
         if entry.kind in ("call", "failed"):

@@ -55,7 +55,7 @@ def _base(model: str) -> str:
 
 
 def _facts(trained: Trained, steps: int) -> dict[str, str]:
-    """What was trained, and on what."""
+    """The training of the model: agents, policy, tasks and settings."""
     config, policy = trained.config, trained.policy
     tuning = "all weights"
     if policy.lora is not None:

@@ -1,4 +1,4 @@
-"""What to export: a run's checkpoint and policy."""
+"""The model to export: a run's checkpoint and policy."""
 
 from __future__ import annotations
 

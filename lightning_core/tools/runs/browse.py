@@ -45,7 +45,7 @@ def finite_number(text: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFilter:
-    """What rollouts to find: those that match all fields that are set."""
+    """The rollouts to find: those that match all fields that are set."""
 
     phase: Phase | None = None
     step: int | None = None

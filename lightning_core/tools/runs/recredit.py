@@ -24,7 +24,7 @@ class Change:
 
     @property
     def size(self) -> float:
-        """How much the advantage changes."""
+        """The size of the advantage's change."""
         return abs(self.advantage - self.trained.advantage)
 
 
@@ -69,7 +69,7 @@ def recredit(store: Store, step: int, rules: Mapping[str, CreditRules], *, forks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentChange:
-    """How the advantages of an agent's calls change."""
+    """The changes of the advantages of an agent's calls."""
 
     agent: str | None
     """None: all agents."""

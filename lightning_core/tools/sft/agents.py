@@ -1,4 +1,4 @@
-"""Which agents of recorded rollouts are learnt from, and by which policy."""
+"""The agents of recorded rollouts to train on, and the policy that is trained."""
 
 from __future__ import annotations
 

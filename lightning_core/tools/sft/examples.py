@@ -19,7 +19,7 @@ TRACE_FILES = (".json", ".jsonl", ".pb")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which rollouts are learnt from."""
+    """The rollouts to train on."""
 
     min_reward: float | None = None
     """The least reward; None: ``solved``, for rollouts that have a reward."""

@@ -25,7 +25,7 @@ from lightning_core.transitions import Row, Transition, transitions_to_rows
 
 @dataclass(slots=True)
 class TokenCounts:
-    """How the tokens of calls were found."""
+    """The sources of the tokens of calls."""
 
     recorded: int = 0
     """Calls with recorded tokens of the policy's own model."""
@@ -62,7 +62,7 @@ class Tokens:
         return transitions_to_rows(transitions, {t.call: 1.0 for t in transitions})
 
     def transitions(self, trace: Trace) -> list[Transition]:
-        """The calls that are learnt, in order, as if they were sampled at temperature 1. Their logprobs are 0: not known."""
+        """The calls that are learned, in order, as if they were sampled at temperature 1. Their logprobs are 0: not known."""
         memory = Memory()
         found: list[Transition] = []
         for call in trace.calls:
@@ -116,7 +116,7 @@ class Tokens:
 
 
 def _refusal(call: Call) -> str | None:
-    """Why a call cannot be learnt, with any tokens; None if it can."""
+    """Why a call cannot be learned, with any tokens; None if it can."""
     if call.error is not None:
         return "calls that failed"
     if call.replays is not None:

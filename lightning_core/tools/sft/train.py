@@ -1,7 +1,7 @@
 """`lightning-rl sft`: supervised fine-tuning with the trainer of a run.
 
 The loss is the mean cross-entropy of the responses' tokens. It is `reinforce` with an advantage of 1 and ``token-mean``: rows,
-packing, optimiser and checkpoints are those of reinforcement learning.
+packing, optimizer and checkpoints are those of reinforcement learning.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _METRICS = {"loss": "ce_loss"} | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """How to learn, besides the configuration."""
+    """The options of the training besides the configuration."""
 
     epochs: int = 1
     """Passes over the rollouts."""
@@ -94,11 +94,11 @@ def sft(
         progress.message(f"left out: {number} {reason}")
     if not rows:
         raise ConfigError(
-            f"none of {plural(len(traces), 'rollout')} has a call that can be learnt: {_listed(left_out)}"
+            f"none of {plural(len(traces), 'rollout')} has a call that can be learned: {_listed(left_out)}"
         )
-    learnt, held = split([trace for trace in traces if trace.rollout in rows], passes.held_out, seed=config.run.seed)
-    progress.message(_overview(learnt, held, rows, tokens.counts))
-    supervised = _for_supervision(config, steps=passes.epochs * math.ceil(len(learnt) / passes.batch))
+    learned, held = split([trace for trace in traces if trace.rollout in rows], passes.held_out, seed=config.run.seed)
+    progress.message(_overview(learned, held, rows, tokens.counts))
+    supervised = _for_supervision(config, steps=passes.epochs * math.ceil(len(learned) / passes.batch))
     folder, _ = open_run_folder(config)
     with ExitStack() as stack:
         stack.enter_context(started(folder))
@@ -108,7 +108,7 @@ def sft(
         stack.callback(learner.close)
         store = stack.enter_context(Store(folder / "store.db"))
         school = SftLoop(supervised, passes, learner, folder, store, observers, rows)
-        school.learn([trace.rollout for trace in learnt], [trace.rollout for trace in held])
+        school.learn([trace.rollout for trace in learned], [trace.rollout for trace in held])
         found = SftResult(
             folder=folder,
             checkpoint=checkpoints(folder)[-1],
@@ -136,7 +136,7 @@ def sft(
 def split(traces: Sequence[Trace], share: float, *, seed: int) -> tuple[list[Trace], list[Trace]]:
     """``traces`` to learn from, and held-out ones: those of ``share`` of the tasks, at least one if there are two.
 
-    A task's rollouts stay together, so that none is held out whose task is learnt.
+    A task's rollouts stay together, so that none is held out whose task is learned.
     """
     tasks = sorted({trace.task_id for trace in traces})
     number = 0 if share == 0 or len(tasks) < 2 else min(len(tasks) - 1, max(1, round(share * len(tasks))))
@@ -220,7 +220,7 @@ class SftLoop:
         return loss
 
     def _save(self, *, best: bool) -> None:
-        """Write a checkpoint, without the optimiser's state; delete those beyond ``trainer.keep_checkpoints``, except the best.
+        """Write a checkpoint, without the optimizer's state; delete those beyond ``trainer.keep_checkpoints``, except the best.
 
         ``best``: its loss on the held-out rollouts is the lowest so far.
         """
@@ -259,12 +259,12 @@ def _listed(left_out: Mapping[str, int]) -> str:
 
 
 def _overview(
-    learnt: Sequence[Trace], held: Sequence[Trace], rows: Mapping[str, Sequence[Row]], counts: TokenCounts
+    learned: Sequence[Trace], held: Sequence[Trace], rows: Mapping[str, Sequence[Row]], counts: TokenCounts
 ) -> str:
-    own = [row for trace in learnt for row in rows[trace.rollout]]
+    own = [row for trace in learned for row in rows[trace.rollout]]
     tokens = sum(int(row.mask.sum()) for row in own)
     parts = [
-        f"{plural(len(learnt), 'rollout')} to learn from ({len(own)} rows, {tokens} tokens of responses), {len(held)} held out",
+        f"{plural(len(learned), 'rollout')} to learn from ({len(own)} rows, {tokens} tokens of responses), {len(held)} held out",
         f"{plural(counts.recorded, 'call')} with recorded tokens, {counts.rendered} rendered by the chat template",
     ]
     if counts.without_reasoning:

@@ -1,4 +1,4 @@
-"""Who may see the pages: browsers on this machine that were given the token.
+"""Access to the pages: for browsers on this machine that have the token.
 
 What agents wrote is hostile input, so every response forbids scripts other than ours, requests to other hosts, and frames.
 """

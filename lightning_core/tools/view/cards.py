@@ -38,7 +38,7 @@ class CallCard:
     tools: Sequence[str]
     """Names of the tools that the model was offered."""
     context: str | None
-    """What its kind of context means."""
+    """The meaning of its kind of context."""
     rewards: Sequence[Reward]
     credit: CallCredit | None
     explanation: Explanation | None

@@ -15,7 +15,7 @@ Shape = Literal["line", "points"]
 
 
 class Curves(NamedTuple):
-    """What the charts of one run are drawn from."""
+    """The data of the charts of one run."""
 
     metrics: Sequence[Mapping[str, Any]]
     """The lines of ``metrics.jsonl``."""

@@ -1,4 +1,4 @@
-"""What the kinds of a call's context mean; see `lightning_core.chat.chat`."""
+"""The meanings of the kinds of a call's context; see `lightning_core.chat.chat`."""
 
 from __future__ import annotations
 

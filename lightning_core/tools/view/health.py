@@ -27,7 +27,7 @@ class HealthAlert(NamedTuple):
     holds: bool
     """Whether it holds after the newest step."""
     messages: Sequence[str]
-    """What was found and what to change, for each policy that it is about; empty for a monitor of the run's own code."""
+    """The problem and the change to make, for each policy that it is about; empty for a monitor of the run's own code."""
 
     @property
     def since(self) -> int:

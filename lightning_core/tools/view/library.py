@@ -16,9 +16,9 @@ from lightning_core.records.runs import RunInfo, list_runs, read_run, run_folder
 from lightning_core.records.store import Store
 
 _READ = ("config.yaml", "metrics.jsonl", "summary.json")
-"""What a run's row in the list is read from."""
+"""The files that a run's row in the list is read from."""
 _FILES = (*_READ, "commit.txt", "running.lock", "store.db", "store.db-wal", "store.db-shm")
-"""What the pages read of a run, besides the names of its checkpoints."""
+"""The files that pages read of a run, besides the names of its checkpoints."""
 
 
 class Library:

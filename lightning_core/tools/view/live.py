@@ -1,4 +1,4 @@
-"""What changed in runs since the last look, as events for browsers."""
+"""The changes of runs since the last look, as events for browsers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the query of a URL asks for. A value that cannot be read is a problem to show, never an error."""
+"""The query of a URL as typed values. A value that cannot be read is a problem to show, never an error."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Which rollouts to list, and in which order."""
+    """The rollouts to list, and their order."""
 
     wanted: RolloutFilter
     order: Order

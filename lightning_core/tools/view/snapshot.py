@@ -21,7 +21,7 @@ from lightning_core.tools.view.status import Counts, Failure, count_rollouts, fa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromStore:
-    """What is read from a run's store."""
+    """The data that is read from a run's store."""
 
     errors: Mapping[int, float] = field(default_factory=dict[int, float])
     held_out: Mapping[int, Estimate] = field(default_factory=dict[int, Estimate])
@@ -55,7 +55,7 @@ def read_curves(run: RunInfo) -> Curves:
 
 
 def curves_of(run: RunInfo, metrics: Sequence[Mapping[str, Any]], found: FromStore) -> Curves:
-    """What the charts of ``run`` are drawn from."""
+    """The data of the charts of ``run``."""
     policies = run.config.get("policies")
     names = [str(name) for name in policies] if isinstance(policies, dict) else []
     return Curves(metrics=metrics, errors=found.errors, held_out=found.held_out, policies=names)

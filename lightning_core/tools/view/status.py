@@ -69,7 +69,7 @@ def failures(store: Store, *, most: int = 5) -> list[Failure]:
 
 
 def seconds_left(run: RunInfo, metrics: Sequence[Mapping[str, Any]]) -> float | None:
-    """How long the remaining steps take, if they take as long as the last ones; evaluations are not part of it."""
+    """Seconds of the remaining steps at the pace of the last ones, without evaluations."""
     if run.state != "running" or not run.total_steps:
         return None
     phases = [(line.get("seconds_rollouts"), line.get("seconds_update")) for line in metrics[-_RECENT:]]

@@ -49,7 +49,7 @@ class TokenTexts:
         return b"" if name is None else bytes(byte_letters().get(letter, 0x3F) for letter in name)
 
     def _differences(self, ids: Sequence[int], before: Sequence[int]) -> list[Piece]:
-        """What each token adds to the text of the tokens before it, as servers decode streams."""
+        """The text that each token adds to the tokens before it, as servers decode streams."""
         every = [*before[-_CONTEXT:], *ids]
         first = len(every) - len(ids)
         start, end = 0, first

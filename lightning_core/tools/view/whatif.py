@@ -33,7 +33,7 @@ class RuleField:
     text: str
     """The field's value."""
     default: str
-    """What an empty field means."""
+    """The meaning of an empty field."""
     choices: Sequence[str]
     """The possible values, if they are few."""
 

@@ -58,7 +58,7 @@ def tune_policy(loaded: LoadedModel, policy: PolicySettings, *, name: str, seed:
 def plan_memory(
     loaded: LoadedModel, tuning: Tuning, settings: TrainerSection, *, share: int, samples: bool, entropy: bool
 ) -> MemoryPlan:
-    """What to do with the free memory, of which ``share`` models get equal parts. Call it while the adapter is active.
+    """The use of the free memory, of which ``share`` models get equal parts. Call it while the adapter is active.
 
     ``samples``: whether the engine in this process samples the policy. ``entropy``: see `trained_bytes`.
     """
@@ -74,7 +74,7 @@ def plan_memory(
 
 
 def notes(loaded: LoadedModel, tuning: Tuning, memory: MemoryPlan) -> list[str]:
-    """What was decided for this model on this machine. Call it while the adapter is active."""
+    """The decisions for this model on this machine. Call it while the adapter is active."""
     found = [f"{type(loaded.model).__name__}: {loaded.path}"]
     if tuning.adapter is not None:
         layers = loaded.adapters.layers(tuning.adapter)

@@ -55,7 +55,7 @@ class Checkpoint:
 
 
 def optimizer_moments(optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The optimiser's state as named tensors; empty before its first step."""
+    """The optimizer's state as named tensors; empty before its first step."""
     return {
         f"{name}/{key}": value
         for name, parameter in names.items()
@@ -137,7 +137,7 @@ def read(folder: Path, fingerprint: Mapping[str, Any], *, weights_only: bool = F
     state = folder if facts["format"] == 1 else folder / _STATE
     if not weights_only and not (state / OPTIMIZER).exists():
         raise TrainingError(
-            f"the checkpoint {str(folder)!r} has no optimiser state to resume from: only the newest checkpoint of a run "
+            f"the checkpoint {str(folder)!r} has no optimizer state to resume from: only the newest checkpoint of a run "
             "keeps it. The weights can be evaluated, served and exported"
         )
     try:

@@ -11,7 +11,7 @@ from lightning_core.trainers.torch.trainer import TorchTrainer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSize:
-    """Bytes of the parts of a checkpoint. Before the first step there is no optimiser's state."""
+    """Bytes of the parts of a checkpoint. Before the first step there is no optimizer's state."""
 
     trained: int
     frozen: int

@@ -17,7 +17,7 @@ CROSS_ENTROPY, FORWARD_KL = "ce_loss", "teacher_forward_kl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MiniBatch:
-    """The rows of one optimiser update, their micro-batches, and the loss over them."""
+    """The rows of one optimizer update, their micro-batches, and the loss over them."""
 
     rows: Sequence[Row]
     batches: Sequence[PackedBatch]
@@ -39,7 +39,7 @@ class MiniBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What one optimiser update reports."""
+    """The report of one optimizer update."""
 
     loss: float
     grad_norm: float

@@ -1,6 +1,6 @@
 """Several policies trained side by side and sampled by one engine.
 
-Each policy has its own weights, optimiser, version and metrics. Policies that are adapters of one model share it in memory
+Each policy has its own weights, optimizer, version and metrics. Policies that are adapters of one model share it in memory
 and are sampled in the same batches; every other policy has its own model.
 """
 

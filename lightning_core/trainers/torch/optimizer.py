@@ -33,7 +33,7 @@ def learning_rate_factor(settings: TrainerSection, step: int) -> float:
 
 
 def decay_groups(parameters: Iterable[tuple[str, Tensor]], weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups of an optimiser: matrices with ``weight_decay``; vectors, such as norms, and biases without."""
+    """Parameter groups of an optimizer: matrices with ``weight_decay``; vectors, such as norms, and biases without."""
     groups: dict[bool, list[Tensor]] = {True: [], False: []}
     for name, parameter in parameters:
         # Fused experts have biases with two dimensions.

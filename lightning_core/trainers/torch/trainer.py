@@ -43,7 +43,7 @@ from lightning_core.transitions import Row, Transition, transitions_to_rows
 
 
 class TorchTrainer:
-    """A `Learner` that holds model, optimiser and sampling engine in this process."""
+    """A `Learner` that holds model, optimizer and sampling engine in this process."""
 
     def __init__(
         self,

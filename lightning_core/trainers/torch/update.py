@@ -1,4 +1,4 @@
-"""One optimiser update: the gradient of a mini-batch, summed over its micro-batches, and the step on the weights."""
+"""One optimizer update: the gradient of a mini-batch, summed over its micro-batches, and the step on the weights."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class ValueHead:
         return features_NH @ self._parameters["weight"] + self._parameters["bias"]
 
     def state(self) -> dict[str, Tensor]:
-        """Weights and optimiser state, for a checkpoint."""
+        """Weights and optimizer state, for a checkpoint."""
         weights = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         return weights | optimizer_moments(self._optimizer, self._parameters)
 

@@ -59,7 +59,7 @@ def defaults(c: Config) -> dict[str, Any]:
         "trainer.logger": ["console", "file"],
         "trainer.project_name": "lightning",
     }
-    if c.trainer.weight_decay and c.trainer.verl.get("model_engine", "dp") == "dp":  # others have their own optimisers
+    if c.trainer.weight_decay and c.trainer.verl.get("model_engine", "dp") == "dp":  # others have their own optimizers
         chosen |= {f"{_ACTOR}.optim.optimizer_impl": OPTIMIZER, f"{_ACTOR}.optim.optimizer": "AdamW"}
     if c.trainer.mode == "separate_async":
         chosen[f"{_ROLLOUT}.checkpoint_engine.backend"] = "nccl"

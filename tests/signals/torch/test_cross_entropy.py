@@ -65,7 +65,7 @@ def by_torch(folder: Path, weights: Sequence[Sequence[tuple[int, float]]]) -> tu
 
 
 def gradients(trainer: TorchTrainer, batch: Sequence[Row]) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """The gradient of a step, read where the optimiser would take it, and the step's metrics."""
+    """The gradient of a step, read where the optimizer would take it, and the step's metrics."""
     found: dict[str, Tensor] = {}
     masters = trainer._tuning.masters
 

@@ -60,7 +60,7 @@ def test_frozen_weights_are_written_once(run: Callable[[str], Path]) -> None:
     assert first.samefile(second)
 
 
-def test_only_the_newest_checkpoint_keeps_the_optimisers_state(run: Callable[[str], Path], tmp_path: Path) -> None:
+def test_only_the_newest_checkpoint_keeps_the_optimizers_state(run: Callable[[str], Path], tmp_path: Path) -> None:
     older, newest = checkpoints(run("full"))
     assert (newest / OPTIMIZER).exists()
     assert not (older / OPTIMIZER).exists()
@@ -70,7 +70,7 @@ def test_only_the_newest_checkpoint_keeps_the_optimisers_state(run: Callable[[st
     assert fit(bandit.solve, config=config).checkpoint.name == "step-000003"
     for path in checkpoints(folder)[1:]:
         shutil.rmtree(path)
-    with pytest.raises(TrainingError, match="has no optimiser state to resume from: only the newest checkpoint"):
+    with pytest.raises(TrainingError, match="has no optimizer state to resume from: only the newest checkpoint"):
         fit(bandit.solve, config=config)
 
 

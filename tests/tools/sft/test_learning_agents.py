@@ -1,4 +1,4 @@
-"""Which agents of recorded rollouts are learnt from: the selectors of a run with RL."""
+"""Which agents of recorded rollouts are learned from: the selectors of a run with RL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRACE = from_calls(
 ).trace
 
 
-def learnt(agents: dict[str, Any], **sections: Any) -> dict[str | None, str]:
+def learned(agents: dict[str, Any], **sections: Any) -> dict[str | None, str]:
     config = load_config({"agent": "my:solve", "policy": {"model": "m"}, "agents": agents, **sections})
     return learning_agents(config, [TRACE])
 
@@ -35,11 +35,11 @@ def learnt(agents: dict[str, Any], **sections: Any) -> dict[str | None, str]:
     ],
 )
 def test_selectors_choose_the_agents(agents: dict[str, Any], expected: list[str]) -> None:
-    assert learnt(agents) == dict.fromkeys(expected, "policy")
+    assert learned(agents) == dict.fromkeys(expected, "policy")
 
 
 @pytest.mark.parametrize("train", ["all", ["researcher-*"]])
-def test_auxiliary_calls_are_not_learnt(train: Any) -> None:
+def test_auxiliary_calls_are_not_learned(train: Any) -> None:
     """As in a run with RL, where they have no policy."""
     trace = from_calls([call("c0", "r", "researcher-1", 0), call("c1", "r", "researcher-1/title", 1)], 1.0).trace
     agents = {"train": train, "auxiliary": [{"name": "title", "contains": "Write a title"}]}
@@ -59,9 +59,9 @@ def test_calls_without_an_agent_are_those_of_the_agent_that_a_run_names(
 
 def test_each_agent_has_its_policy() -> None:
     policies = {"search": {"agents": ["researcher-*"]}, "check": {"agents": ["critic-1"]}}
-    assert learnt({}, policies=policies) == {"researcher-1": "search", "researcher-2": "search", "critic-1": "check"}
+    assert learned({}, policies=policies) == {"researcher-1": "search", "researcher-2": "search", "critic-1": "check"}
 
 
 def test_agents_that_only_frozen_patterns_name_do_not_learn() -> None:
     with pytest.raises(ConfigError, match="no call of an agent that learns"):
-        learnt({"frozen": {"critic-*": "base"}})
+        learned({"frozen": {"critic-*": "base"}})

@@ -199,7 +199,7 @@ def test_weights_that_were_not_measured_are_not_the_best(model: Path, recorded: 
 
 
 @pytest.mark.slow
-def test_good_rollouts_of_a_run_are_learnt_with_their_own_tokens(
+def test_good_rollouts_of_a_run_are_learned_with_their_own_tokens(
     model: Path, tmp_path: Path, seen: list[Row], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rejection sampling: the two best of each task, token for token as they were sampled. The adapter is merged to go on."""
@@ -257,7 +257,7 @@ def test_good_rollouts_of_a_run_are_learnt_with_their_own_tokens(
     ],
     ids=["phase", "reward", "marked", "name", "long", "warm-up", "share", "resume", "missing", "folder"],
 )  # fmt: skip
-def test_what_cannot_be_learnt_is_an_error_before_a_run_exists(
+def test_what_cannot_be_learned_is_an_error_before_a_run_exists(
     model: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
 ) -> None:
     empty = _empty(tmp_path / "empty")

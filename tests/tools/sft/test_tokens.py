@@ -1,4 +1,4 @@
-"""Which tokens of a recorded conversation are learnt."""
+"""Which tokens of a recorded conversation are learned."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_tokens_of_another_tokenizer_are_not_used(chat: Chat, tokenizer: Any, ou
     ],
     ids=["failed", "replayed", "unrecorded", "empty", "cut", "image", "reasoning"],
 )  # fmt: skip
-def test_calls_that_cannot_be_learnt_are_counted(chat: Chat, call: Call, reason: str | None) -> None:
+def test_calls_that_cannot_be_learned_are_counted(chat: Chat, call: Call, reason: str | None) -> None:
     found, left_out = tokens(chat)
     rows = found.rows(rollout(call))
     if reason is None:  # the model's template has no reasoning
@@ -235,9 +235,9 @@ def test_traces_are_read_and_chosen(tmp_path: Path, chat: Chat) -> None:
 
 def test_held_out_rollouts_have_tasks_of_their_own() -> None:
     traces = [rollout(identity=f"{n}", task=f"t{n % 5}") for n in range(20)]
-    learnt, held = split(traces, 0.2, seed=0)
+    learned, held = split(traces, 0.2, seed=0)
     assert len(held) == 4
-    assert not {t.task_id for t in learnt} & {t.task_id for t in held}
+    assert not {t.task_id for t in learned} & {t.task_id for t in held}
     assert split(traces, 0.0, seed=0) == (traces, [])
-    assert split(traces[:1], 0.5, seed=0) == (traces[:1], []), "a single task is learnt"
-    assert len(split(traces, 0.99, seed=0)[0]) == 4, "at least one task is learnt"
+    assert split(traces[:1], 0.5, seed=0) == (traces[:1], []), "a single task is learned"
+    assert len(split(traces, 0.99, seed=0)[0]) == 4, "at least one task is learned"

@@ -1,4 +1,4 @@
-"""The embedded trainer, and the gradients that it passes to the optimiser."""
+"""The embedded trainer, and the gradients that it passes to the optimizer."""
 
 from __future__ import annotations
 

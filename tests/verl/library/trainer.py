@@ -136,7 +136,7 @@ class Actor:
         self._dispatch_info = {"actor": list(range(self._ranks))}
         self.table: Table
         self.updates: list[Weights] = []
-        """The gradients of each update, by parameter, where the optimiser would take them."""
+        """The gradients of each update, by parameter, where the optimizer would take them."""
         self._engine.optimizer_step = self._take
 
     def begin(self, config: DictConfig, table: Table) -> None:

@@ -1,4 +1,4 @@
-"""What other credit rules would make of a run's rollouts."""
+"""The credit of a run's rollouts under other rules."""
 
 from __future__ import annotations
 
