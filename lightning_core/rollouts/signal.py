@@ -24,12 +24,12 @@ from lightning_core.transitions import Candidates, Row, Streams, Transition
 
 Reject = Callable[[Rollout], "str | None"]
 """Why a rollout is not used; None if it is. Recorded as its error."""
-Run = Callable[[Sequence[Job], Phase, Reject], "Awaitable[Sequence[tuple[Rollout, str | None]]]"]
+RunJobs = Callable[[Sequence[Job], Phase, Reject], "Awaitable[Sequence[tuple[Rollout, str | None]]]"]
 """Runs jobs under the current policy. Returns the last attempt at each, with the reason why it is not used, or None. Raises
 `InfrastructureError` if their worker is lost."""
 
 
-class Scorer(Protocol):
+class TokenScorer(Protocol):
     """Scores tokens under some weights."""
 
     def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
@@ -64,7 +64,7 @@ class Resources:
     """The chat format of each model that is served here."""
     max_context: int
     """Maximum number of tokens of prompt and response together."""
-    scorer: Callable[[str], Scorer] | None = None
+    scorer: Callable[[str], TokenScorer] | None = None
     """The scorer of a model: ``policy``, ``base``, or the name of another one. None: the trainer scores no tokens."""
     critic: Critic | None = None
     vocabulary: int | None = None
@@ -85,7 +85,7 @@ class Signal(Protocol):
         """``job``, an attempt at a training task, as it is to be run."""
         return job
 
-    async def extend(self, group: Group, run: Run) -> Group:
+    async def extend(self, group: Group, run: RunJobs) -> Group:
         """``group`` with more rollouts of its task."""
         return group
 

@@ -13,7 +13,7 @@ from lightning_core.backends.backend import Backend
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
 from lightning_core.errors import MissingExtra
-from lightning_core.rollouts.signal import Critic, Scorer
+from lightning_core.rollouts.signal import Critic, TokenScorer
 from lightning_core.transitions import Row
 
 # By default OpenMP's threads spin while they wait for each other. With other load on the machine (an agent's tools, a browser) a
@@ -32,7 +32,7 @@ class Learner(Protocol):
         """
         ...
 
-    def scorer(self, model: str) -> Scorer:
+    def scorer(self, model: str) -> TokenScorer:
         """The scorer under the weights ``model``: ``policy`` for the current ones of each row's policy, ``base`` for the initial ones,
         or the folder or name of another model with the same vocabulary.
 

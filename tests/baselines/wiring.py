@@ -50,7 +50,7 @@ class Recording:
 
 @dataclass
 class HashLearner:
-    """Implements `Learner`, `Critic` and `Scorer`. What it computes are hashes of token ids; `step` keeps its rows."""
+    """Implements `Learner`, `Critic` and `TokenScorer`. What it computes are hashes of token ids; `step` keeps its rows."""
 
     config: Config
     steps: int = 0

@@ -9,7 +9,7 @@ from lightning_core.config.algorithm import Algorithm
 from lightning_core.credit import Episode
 from lightning_core.errors import ConfigError
 from lightning_core.rollouts.rows import masked_calls
-from lightning_core.rollouts.signal import Resources, Scorer, Signal
+from lightning_core.rollouts.signal import Resources, Signal, TokenScorer
 from lightning_core.signals.distill.section import Distill, distill_of, prompt_function
 from lightning_core.signals.distill.server_scorer import open_scorer
 from lightning_core.signals.distill.teacher import Teacher
@@ -45,7 +45,7 @@ def open_signal(resources: Resources) -> Signal | None:
     return DistillSignal(teacher=teacher, algorithm=config.algorithm)
 
 
-def _open_scorer(resources: Resources, distill: Distill) -> Scorer:
+def _open_scorer(resources: Resources, distill: Distill) -> TokenScorer:
     if distill.server is not None:
         return open_scorer(distill, resources.chats[POLICY].tokenizer, vocabulary=resources.vocabulary)
     assert resources.scorer is not None, "the configuration requires a server with this trainer"

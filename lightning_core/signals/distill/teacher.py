@@ -21,7 +21,7 @@ from lightning_core.chat.chat import Chat, Memory
 from lightning_core.config.imports import user_code
 from lightning_core.credit import Episode
 from lightning_core.errors import ConfigError, TrainingError, show
-from lightning_core.rollouts.signal import Scorer
+from lightning_core.rollouts.signal import TokenScorer
 from lightning_core.signals.distill.section import Distill
 from lightning_core.trace import Call, Floats
 from lightning_core.transitions import Streams, Transition, transitions_to_rows
@@ -34,7 +34,7 @@ class Teacher:
     """The teacher of a run."""
 
     settings: Distill
-    scorer: Scorer
+    scorer: TokenScorer
     chat: Chat
     max_context: int
     prompt: TeacherPrompt | None = None

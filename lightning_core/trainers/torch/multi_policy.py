@@ -21,7 +21,7 @@ from lightning_core.errors import TrainingError
 from lightning_core.model.folders import whole
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.source import resolve_model
-from lightning_core.rollouts.signal import Critic, Scorer
+from lightning_core.rollouts.signal import Critic, TokenScorer
 from lightning_core.trace import BASE, Floats
 from lightning_core.trainers.torch.build import load_policy, open_backend
 from lightning_core.trainers.torch.proof import prove_once
@@ -34,7 +34,7 @@ _FILE = "policies.json"
 
 @dataclass(frozen=True, slots=True)
 class _OwnPolicies:
-    """A `Scorer` of rows by the policy that sampled them."""
+    """A `TokenScorer` of rows by the policy that sampled them."""
 
     scorers: Mapping[str, RowScorer]
     """By policy."""
@@ -146,7 +146,7 @@ class MultiPolicyTrainer:
             self._steps += 1
         return metrics
 
-    def scorer(self, model: str) -> Scorer:
+    def scorer(self, model: str) -> TokenScorer:
         """See `Learner.scorer`. Each row is scored by its own policy; the configuration admits no other model."""
         return _OwnPolicies({name: trainer.scorer(model) for name, trainer in self.policies.items()})
 

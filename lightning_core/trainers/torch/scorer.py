@@ -21,7 +21,7 @@ from lightning_core.transitions import Candidates, Row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowScorer:
-    """A `Scorer` with one model."""
+    """A `TokenScorer` with one model."""
 
     forward: Forward | Reference
     path: ComputePlan
@@ -34,7 +34,7 @@ class RowScorer:
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Row]) -> dict[str, Floats]:
-        """See `Scorer.logprobs`."""
+        """See `TokenScorer.logprobs`."""
         found: dict[str, Floats] = {}
         with self.prepared():
             for batch in self._pack(rows):
@@ -44,7 +44,7 @@ class RowScorer:
         return found
 
     def candidates(self, rows: Sequence[Row], count: int) -> dict[str, Candidates]:
-        """See `Scorer.candidates`."""
+        """See `TokenScorer.candidates`."""
         found: dict[str, Candidates] = {}
         with self.prepared():
             for batch in self._pack(rows):
