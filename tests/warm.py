@@ -196,6 +196,8 @@ def _become(kind: str, program: str, arguments: list[str], environment: dict[str
     sys.path[:1] = ["" if kind == "-c" else folder, *paths]
     sys.argv = [kind, *arguments]
     if kind == "-m":
+        if not hasattr(sys.modules.get(program), "__path__"):
+            sys.modules.pop(program, None)  # it is executed as __main__
         runpy.run_module(program, run_name="__main__", alter_sys=True)
         return
     main: Any = types.ModuleType("__main__")
