@@ -78,7 +78,7 @@ def write(task: Task) -> list[str]:
                 {"role": "user", "content": "again, in lower case"},
             ]
     with scope("reviewer"):
-        said.append(text_of(ask([{"role": "user", "content": f"review {said[-1]}"}])))
+        said.append(text_of(ask([{"role": "user", "content": f"review {task['topic']}: {said[-1]}"}])))
     return said
 
 

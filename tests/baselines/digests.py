@@ -12,9 +12,14 @@ from typing import Any
 import numpy as np
 
 from lightning_core import Call, Row
-from lightning_core.signals.information_gain.gains import ANSWER_LOGPROBS
-from lightning_core.trace import LOGPROBS_AFTER
-from tests.baselines.wiring import Recorded, Recording
+from tests.baselines.wiring import (
+    Recorded,
+    Recording,
+    answer_logprobs,
+    candidates,
+    cross_entropy,
+    logprobs_after,
+)
 
 _MOST_RUNS = 8
 """An array with more runs of equal values is shown by its size, its sum and a digest."""
@@ -40,8 +45,8 @@ def describe(recording: Recording) -> dict[str, Any]:
             {
                 "metrics": _metrics(metrics),
                 "rows": step,
-                "rows digest": _digest(json.dumps(step)),
-                "critic targets": sorted([calls[call], _number(value)] for call, value in targets.items()),
+                "rows digest": digest_of(json.dumps(step)),
+                "critic targets": sorted([calls[call], rounded(value)] for call, value in targets.items()),
             }
             for metrics, step, targets in zip(recording.metrics, rows, recording.targets, strict=True)
         ],
@@ -133,12 +138,12 @@ def _natural(name: str) -> tuple[str, int]:
 def _rollout(one: Recorded, rollouts: Mapping[str, str], calls: Mapping[str, str]) -> dict[str, Any]:
     r, trace = one.record, one.trace
     rewards = [
-        [reward.name, _number(reward.value), reward.agent, calls.get(reward.call or "")] for reward in trace.rewards
+        [reward.name, rounded(reward.value), reward.agent, calls.get(reward.call or "")] for reward in trace.rewards
     ]
     return {
         "outcome": _without_none(
             status=r.status,
-            reward=_number(r.reward),
+            reward=rounded(r.reward),
             attempt=r.attempt or None,
             error=r.error,
             version=r.version,
@@ -161,13 +166,13 @@ def _call(call: Call, one: Recorded, calls: Mapping[str, str]) -> dict[str, Any]
         model=call.model,
         version=call.policy_version,
         trained=call.trained or None,
-        tokens=f"{_array(call.prompt_ids)} → {_array(call.output_ids)}",
-        logprobs=_array(call.logprobs),
-        logprobs_after=_array(call.arrays.get(LOGPROBS_AFTER)),
-        answer=_array(call.arrays.get(ANSWER_LOGPROBS)),
-        temperature=_number(call.temperature),
+        tokens=f"{array_text(call.prompt_ids)} → {array_text(call.output_ids)}",
+        logprobs=array_text(call.logprobs),
+        logprobs_after=array_text(logprobs_after(call)),
+        answer=array_text(answer_logprobs(call)),
+        temperature=rounded(call.temperature),
         limit=call.max_tokens,
-        constraint=None if call.constraint is None else _digest(call.constraint),
+        constraint=None if call.constraint is None else digest_of(call.constraint),
         digest=None if call.digest is None else call.digest[:8],
         finish=call.finish_reason,
         context=call.context,
@@ -177,7 +182,7 @@ def _call(call: Call, one: Recorded, calls: Mapping[str, str]) -> dict[str, Any]
         forks=None if call.forks is None else calls[call.forks],
         credit=None
         if credit is None
-        else {"value": _number(credit.reward), "advantage": _number(credit.advantage), "tokens": credit.tokens},
+        else {"value": rounded(credit.reward), "advantage": rounded(credit.advantage), "tokens": credit.tokens},
     )
 
 
@@ -188,11 +193,11 @@ def _row(row: Row, rollouts: Mapping[str, str], calls: Mapping[str, str]) -> dic
             at=[s.start, s.stop],
             version=s.version,
             oldest=s.oldest,
-            constraint=None if s.constraint is None else _digest(s.constraint),
+            constraint=None if s.constraint is None else digest_of(s.constraint),
             digest=None if s.digest is None else s.digest[:8],
             candidates=None
-            if (proposed := row.streams.candidates.get(s.call)) is None
-            else f"{_array(proposed.token_ids_TK)}, {_array(proposed.logprobs_TK)}",
+            if (proposed := candidates(row, s.call)) is None
+            else f"{array_text(proposed.token_ids_TK)}, {array_text(proposed.logprobs_TK)}",
         )
         for s in row.segments
     ]
@@ -200,26 +205,26 @@ def _row(row: Row, rollouts: Mapping[str, str], calls: Mapping[str, str]) -> dic
         rollout=rollouts[row.rollout],
         agent=row.agent,
         policy=row.policy,
-        tokens=_array(row.token_ids),
-        mask=_array(row.mask),
-        logprobs=_array(row.logprobs),
-        temperatures=_array(row.temperatures),
-        advantages=_array(row.advantages),
-        ce=None if row.streams.cross_entropy is None else _array(row.cross_entropy_mask),
+        tokens=array_text(row.token_ids),
+        mask=array_text(row.mask),
+        logprobs=array_text(row.logprobs),
+        temperatures=array_text(row.temperatures),
+        advantages=array_text(row.advantages),
+        ce=array_text(cross_entropy(row)),
         segments=segments,
     )
 
 
-def _array(values: Any) -> str | None:
+def array_text(values: Any) -> str | None:
     """An array by its runs of equal values, such as ``3×0, 5×0.5``; with too many of them by its size, its sum and a digest."""
     if values is None:
         return None
-    flat = [_number(value) for value in np.asarray(values).ravel().tolist()]
+    flat = [rounded(value) for value in np.asarray(values).ravel().tolist()]
     runs = [(value, len(list(same))) for value, same in groupby(flat)]
     if len(runs) <= _MOST_RUNS:
         return ", ".join(f"{count}×{value}" for value, count in runs)
     size = "×".join(map(str, np.shape(values)))
-    return f"{size}, sum {_number(sum(float(value) for value in flat))}, {_digest(json.dumps(flat))}"
+    return f"{size}, sum {rounded(sum(float(value) for value in flat))}, {digest_of(json.dumps(flat))}"
 
 
 def _metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,10 +236,10 @@ def _plain(value: Any) -> Any:
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(one) for one in value]
-    return _number(value) if isinstance(value, float) else value
+    return rounded(value) if isinstance(value, float) else value
 
 
-def _number(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """Six significant digits; whole numbers as integers."""
     if value is None or isinstance(value, int):
         return int(value) if isinstance(value, bool) else value
@@ -242,7 +247,7 @@ def _number(value: Any) -> Any:
     return int(rounded) if rounded.is_integer() else rounded
 
 
-def _digest(text: str) -> str:
+def digest_of(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 

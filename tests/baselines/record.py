@@ -28,18 +28,22 @@ def found(name: str, runs: Path) -> dict[str, Any]:
     return json.loads(json.dumps(describe(run(settings(name, runs)))))
 
 
+def unlike(name: str, result: dict[str, Any]) -> list[str]:
+    """How ``result`` differs from the expected result of the run ``name``."""
+    return list(differences(json.loads(expected_file(name).read_text(encoding="utf-8")), result))
+
+
+def rewrite(name: str, result: dict[str, Any]) -> None:
+    """Make ``result`` the expected result of the run ``name``, and print what differs from the old one."""
+    lines = unlike(name, result) if expected_file(name).exists() else ["there was none"]
+    expected_file(name).write_text(text_of(result), encoding="utf-8")
+    print("\n  ".join([f"{name}: {len(lines)} differences", *lines]), flush=True)
+
+
 def main(names: list[str]) -> None:
-    FOLDER.mkdir(exist_ok=True)
     for name in names or RUNS:
-        file = expected_file(name)
         with tempfile.TemporaryDirectory() as runs:
-            result = found(name, Path(runs))
-        old = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-        lines = ["new"] if old is None else list(differences(old, result)) or ["unchanged"]
-        file.write_text(text_of(result), encoding="utf-8")
-        print(
-            f"{name}: {lines[0]}" if len(lines) == 1 else "\n  ".join([f"{name}: {len(lines)} values differ", *lines])
-        )
+            rewrite(name, found(name, Path(runs)))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ from unittest.mock import patch
 
 import numpy as np
 
-from lightning_core import Config, Row, Trace, Transition, fit, load_config, session
+from lightning_core import Call, Config, Row, Trace, Transition, fit, load_config, session
 from lightning_core.chat.chat import Chat
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
-from lightning_core.trace import BASE, POLICY, Floats
+from lightning_core.signals.information_gain.gains import ANSWER_LOGPROBS
+from lightning_core.trace import BASE, LOGPROBS_AFTER, POLICY, Floats
 from lightning_core.trainers import Trainer
 from lightning_core.transitions import Candidates
 from tests.baselines.model import FastByteTokenizer, SeededBackend, logprobs, numbers
@@ -138,19 +139,43 @@ def run(sections: Mapping[str, Any]) -> Recording:
     with patch.object(session, "make_trainer", make_trainer):
         result = fit(config=load_config(sections), progress=False)
     (learner,) = learners
-    with Store(result.folder / "store.db", read_only=True) as store:
-        credit: dict[str, dict[str, CallCredit]] = {}
-        for one in store.credit():
-            credit.setdefault(one.rollout, {})[one.call] = one
-        rollouts = [
-            Recorded(record=record, trace=store.trace(record.id), credit=credit.get(record.id, {}))
-            for record in store.rollouts()
-        ]
     return Recording(
         rows=learner.rows,
         targets=learner.targets,
         metrics=result.metrics,
         summary=json.loads((result.folder / "summary.json").read_text(encoding="utf-8")),
-        rollouts=rollouts,
+        rollouts=read_rollouts(result.folder),
         files=sorted(str(path.relative_to(result.folder)) for path in result.folder.rglob("*")),
     )
+
+
+def read_rollouts(folder: Path) -> list[Recorded]:
+    """The rollouts in the store of the run in ``folder``."""
+    with Store(folder / "store.db", read_only=True) as store:
+        credit: dict[str, dict[str, CallCredit]] = {}
+        for one in store.credit():
+            credit.setdefault(one.rollout, {})[one.call] = one
+        return [
+            Recorded(record=record, trace=store.trace(record.id), credit=credit.get(record.id, {}))
+            for record in store.rollouts()
+        ]
+
+
+def cross_entropy(row: Row) -> Any:
+    """bool [L]: the tokens of ``row`` with a cross-entropy loss; None: none."""
+    return None if row.streams.cross_entropy is None else row.cross_entropy_mask
+
+
+def candidates(row: Row, call: str) -> Candidates | None:
+    """The tokens that a teacher proposed for ``call`` in ``row``, if any."""
+    return row.streams.candidates.get(call)
+
+
+def answer_logprobs(call: Call) -> Any:
+    """float32 [A]: of the task's answer in place of the response; None: it was not scored."""
+    return call.arrays.get(ANSWER_LOGPROBS)
+
+
+def logprobs_after(call: Call) -> Any:
+    """float32 [T]: of the response, after the update; None: they were not measured."""
+    return call.arrays.get(LOGPROBS_AFTER)

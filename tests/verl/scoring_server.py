@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,13 @@ def logprobs_of(model: Any, ids: list[int]) -> list[float]:
 def scoring_server(folder: Path) -> Iterator[str]:
     """The URL of a server of the model in ``folder``."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with serving(lambda ids: logprobs_of(model, ids)) as url:
+        yield url
+
+
+@contextmanager
+def serving(score: Callable[[list[int]], list[float]]) -> Iterator[str]:
+    """The URL of a server whose model has the logprobs ``score(ids)`` of all ids but the first."""
 
     async def models(request: Request) -> Response:
         del request
@@ -35,9 +42,7 @@ def scoring_server(folder: Path) -> Iterator[str]:
 
     async def complete(request: Request) -> Response:
         ids = (await request.json())["prompt"]
-        listed = [
-            {str(token): {"logprob": value}} for token, value in zip(ids[1:], logprobs_of(model, ids), strict=True)
-        ]
+        listed = [{str(token): {"logprob": value}} for token, value in zip(ids[1:], score(ids), strict=True)]
         return JSONResponse({"choices": [{"prompt_logprobs": [None, *listed]}]})
 
     routes = [Route("/v1/models", models), Route("/v1/completions", complete, methods=["POST"])]

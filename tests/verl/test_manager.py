@@ -13,32 +13,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import torch
 import transfer_queue as tq
-from omegaconf import OmegaConf
 from starlette.responses import JSONResponse
 from transformers import AutoModelForCausalLM
-from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.replica import TokenOutput
 
-from lightning_core.config import dump_config, load_config
+from lightning_core.config import load_config
 from lightning_core.errors import InfrastructureError, RewardError
 from lightning_core.model.source import load_tokenizer
 from lightning_core.records.store import Store
 from lightning_core.testing.recording_server import recording_server
-from lightning_core.trainers.verl.compose import compose_config
-from lightning_core.trainers.verl.dataset import TASK
 from lightning_core.trainers.verl.manager import LightningManager
 from lightning_core.trainers.verl.records import FAILURE, read_metrics_of_verl
 from lightning_core.trainers.verl.rows import SIGNAL
-from lightning_core.trainers.verl.settings import defaults, translate
 from tests.rollouts.collected import ScriptedAgents, collect_step
-from tests.verl.cpu import ENVIRONMENT
+from tests.verl.manager_runs import SECONDS, open_cluster, request, rows, settled, start_manager
 from tests.verl.scoring_server import logprobs_of, scoring_server
-
-SECONDS = 180
-"""Longest wait for one result: a loaded machine takes minutes to start a worker."""
 
 pytestmark = pytest.mark.timeout(3 * SECONDS)
 
@@ -61,20 +52,8 @@ class Client:
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    ray.init(
-        "local",
-        num_cpus=8,
-        include_dashboard=False,
-        _node_ip_address="127.0.0.1",
-        log_to_driver=False,
-        runtime_env={"env_vars": ENVIRONMENT},
-    )
-    settings = {"enable": True, "backend": {"storage_backend": "SimpleStorage"}}
-    settings["backend"]["SimpleStorage"] = {"total_storage_size": 100000, "num_data_storage_units": 1}
-    tq.init(OmegaConf.create(settings))
-    yield
-    tq.close()
-    ray.shutdown()
+    with open_cluster():
+        yield
 
 
 @pytest.fixture
@@ -82,56 +61,21 @@ def start(model: Path, tmp_path: Path) -> Start:
     def start(agent: str, **sections: Any) -> LightningManager:
         data: dict[str, Any] = {
             "agent": f"tests.verl.agents:{agent}",
-            "policy": {"model": str(model), "max_context": 512},
+            "policy": {"max_context": 512},
             "rollouts": {"tasks_per_step": 2, "group_size": 3, "max_tokens": 8, "timeout_seconds": 60},
-            "trainer": {"name": "verl", "rollout_workers": 2},
+            "trainer": {"rollout_workers": 2},
         }
         for section, values in sections.items():
             data[section] = {**data.get(section, {}), **values}
-        config = load_config(data)
-        (tmp_path / "config.yaml").write_text(dump_config(config), encoding="utf-8")
-        derived = translate(config, model=str(model), max_context=512, folder=tmp_path, working_dir=Path.cwd())
-        return LightningManager.create(config=compose_config(derived, defaults(config), {}), llm_client=Client())
+        return start_manager(data, Client(), model=model, folder=tmp_path)[0]
 
     return start
-
-
-def request(manager: LightningManager, *tasks: dict[str, Any], step: int = 1) -> list[str]:
-    """Request rollouts as verl's trainer does. Returns the prompts' uids."""
-    uids = [f"{task['id']}-{time.monotonic_ns()}" for task in tasks]
-    columns = {
-        "uid": np.array(uids, dtype=object),
-        TASK: np.array([f'{{"id": "{task["id"]}"}}' for task in tasks], dtype=object),
-        "raw_prompt": np.array([[{"role": "user", "content": ""}] for _ in tasks], dtype=object),
-    }
-    batch = tu.get_tensordict(columns)
-    tu.assign_non_tensor_data(batch, "global_steps", step)
-    tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
-    tq.kv_batch_put(keys=uids, partition_id="train", tags=tags)
-    manager.generate_sequences(batch)
-    return uids
-
-
-def settled(uids: list[str]) -> dict[str, str]:
-    """The statuses of the prompts, once they are final."""
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        tags = tq.kv_list("train")["train"]
-        found = {uid: tags[uid]["status"] for uid in uids}
-        if set(found.values()) <= {"finished", "failure"}:
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"still {found}")
 
 
 def poll(seconds: float) -> None:
     """Poll as verl's replay buffer does: an interrupt arrives between two polls."""
     for _ in range(int(seconds * 10)):
         time.sleep(0.1)
-
-
-def rows(uids: list[str]) -> list[str]:
-    return [key for key in tq.kv_list("train")["train"] if key.rpartition("_")[0].rpartition("_")[0] in uids]
 
 
 def test_every_rollout_becomes_a_row(start: Start, tmp_path: Path) -> None:
