@@ -84,7 +84,7 @@ class AirSection(Section):
     """Custom rules."""
 
 
-class Critic(Section):
+class CriticSection(Section):
     """With `gae`: the value head, which predicts the return from each call's prompt."""
 
     learning_rate: Positive = 1e-3
@@ -124,5 +124,5 @@ class CreditSection(Section):
     function `key(episode)` that returns a string for each call."""
     air: AirSection | None = None
     """Automatic intermediate rewards; null: disabled."""
-    critic: Critic | None = None
+    critic: CriticSection | None = None
     """With `gae`, or a custom rule that needs a critic: the critic's settings; null: defaults."""

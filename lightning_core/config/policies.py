@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from lightning_core.config.credit import Anchor, Arguments, Critic, Gamma, GroupBy, Lam
+from lightning_core.config.credit import Anchor, Arguments, CriticSection, Gamma, GroupBy, Lam
 from lightning_core.config.problems import INVALID_VALUE
 from lightning_core.config.rule_names import AdvantageRuleName, RewardRuleName
 from lightning_core.config.types import Count, ModelName, Names, NotNegative, Positive, Section
@@ -65,7 +65,7 @@ class PolicyCredit(Section):
     """See `credit.advantage_args`."""
     group_by: GroupBy | None = None
     """See `credit.group_by`."""
-    critic: Critic | None = None
+    critic: CriticSection | None = None
     """See `credit.critic`."""
 
 

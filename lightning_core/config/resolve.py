@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lightning_core.config.credit import RULE_ARGUMENT_KEYS, CreditSection, Critic
+from lightning_core.config.credit import RULE_ARGUMENT_KEYS, CreditSection, CriticSection
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyCredit
 from lightning_core.config.rule_names import reward_rule
 from lightning_core.config.sections import Sections
@@ -34,9 +34,9 @@ class PolicySettings:
     credit: CreditSection
 
     @property
-    def critic(self) -> Critic | None:
+    def critic(self) -> CriticSection | None:
         """The value head's settings; None if the credit rule needs no critic."""
-        return (self.credit.critic or Critic()) if "critic" in reward_rule(self.credit.rewards).needs else None
+        return (self.credit.critic or CriticSection()) if "critic" in reward_rule(self.credit.rewards).needs else None
 
 
 def policy_settings(c: Sections) -> dict[str, PolicySettings]:

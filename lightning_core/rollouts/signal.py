@@ -24,7 +24,7 @@ from lightning_core.transitions import Candidates, Row, Streams, Transition
 
 Reject = Callable[[Rollout], "str | None"]
 """Why a rollout is not used; None if it is. Recorded as its error."""
-Run = Callable[[Sequence[Job], Phase, Reject], "Awaitable[Sequence[tuple[Rollout, str | None]]]"]
+RunJobs = Callable[[Sequence[Job], Phase, Reject], "Awaitable[Sequence[tuple[Rollout, str | None]]]"]
 """Runs jobs under the current policy. Returns the last attempt at each, with the reason why it is not used, or None. Raises
 `InfrastructureError` if their worker is lost."""
 
@@ -85,7 +85,7 @@ class Signal(Protocol):
         """``job``, an attempt at a training task, as it is to be run."""
         return job
 
-    async def extend(self, group: Group, run: Run) -> Group:
+    async def extend(self, group: Group, run: RunJobs) -> Group:
         """``group`` with more rollouts of its task."""
         return group
 

@@ -15,7 +15,7 @@ import torch
 
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.config.algorithm import Algorithm, Kl
-from lightning_core.config.credit import Critic
+from lightning_core.config.credit import CriticSection
 from lightning_core.errors import ConfigError, ProofError, TrainingError
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.source import load_model
@@ -295,7 +295,11 @@ def test_layers_computed_again_have_the_same_adapter(make: Make) -> None:
 
 
 def test_every_policy_has_its_own_critic(make: Make, tmp_path: Path) -> None:
-    trainer = make(a={**LORA, "critic": Critic(epochs=200, learning_rate=0.05)}, b={**LORA, "critic": Critic()}, c=LORA)
+    trainer = make(
+        a={**LORA, "critic": CriticSection(epochs=200, learning_rate=0.05)},
+        b={**LORA, "critic": CriticSection()},
+        c=LORA,
+    )
     calls = [transition("a", 1), transition("b", 1), transition("a", 2)]
     assert trainer.values(calls) == {"a1": 0, "b1": 0, "a2": 0}
     metrics = trainer.fit_values({"a1": 1.0, "a2": -1.0, "b1": 3.0})
@@ -306,7 +310,7 @@ def test_every_policy_has_its_own_critic(make: Make, tmp_path: Path) -> None:
     assert expected["a2"] == pytest.approx(-1, abs=0.2)
     assert 0 < expected["b1"] < 1
     trainer.save(tmp_path / "checkpoint")
-    resumed = make(a={**LORA, "critic": Critic()}, b={**LORA, "critic": Critic()}, c=LORA)
+    resumed = make(a={**LORA, "critic": CriticSection()}, b={**LORA, "critic": CriticSection()}, c=LORA)
     resumed.load(tmp_path / "checkpoint")
     assert resumed.values(calls) == expected
 

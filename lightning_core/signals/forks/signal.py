@@ -12,7 +12,7 @@ from lightning_core.logs.repeats import COUNTED, Repeats
 from lightning_core.records.ledger import general_reason
 from lightning_core.rollouts.attempt import Group, Job, Rollout
 from lightning_core.rollouts.selection import trained_agents
-from lightning_core.rollouts.signal import Resources, Run, Signal
+from lightning_core.rollouts.signal import Resources, RunJobs, Signal
 from lightning_core.signals.forks.points import fork_jobs, reason_to_drop
 from lightning_core.signals.forks.replayed_tools import check_tools, count_tools, kept_tools, not_kept
 from lightning_core.signals.forks.section import Forks, forks_of
@@ -33,7 +33,7 @@ class ForksSignal(Signal):
         """``job`` with the tools whose results its forks may take from the record."""
         return replace(job, tools=kept_tools(self.settings))
 
-    async def extend(self, group: Group, run: Run) -> Group:
+    async def extend(self, group: Group, run: RunJobs) -> Group:
         """``group`` with forks of its attempts."""
         for attempt in group.rollouts:
             for tool, reason in not_kept(attempt.trace):

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_core.config.credit import Critic
+from lightning_core.config.credit import CriticSection
 from lightning_core.errors import TrainingError
 from lightning_core.trainers.torch.checkpoint import optimizer_moments, restore_moments
 from lightning_core.trainers.torch.packing import PackedBatch
@@ -38,7 +38,7 @@ def prompt_states(batch: PackedBatch, rows: Sequence[Row], hidden_PH: Tensor) ->
 class ValueHead:
     """V(prompt) for hidden states of width H; 0 before the first update."""
 
-    def __init__(self, width: int, config: Critic, device: torch.device) -> None:
+    def __init__(self, width: int, config: CriticSection, device: torch.device) -> None:
         self._epochs = config.epochs
         self._parameters = {
             "weight": torch.zeros(width, device=device, requires_grad=True),

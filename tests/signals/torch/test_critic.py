@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_core.config.credit import Critic
+from lightning_core.config.credit import CriticSection
 from lightning_core.errors import TrainingError
 from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.trainer import TorchTrainer
@@ -46,7 +46,7 @@ def test_its_features_are_the_hidden_states_at_the_ends_of_prompts(tiny_llama: P
         transition("fork", [5, 6, 70], [8], 2),
         transition("other", [5, 6, 7], [80, 90, 91], 0, rollout="s"),
     ]
-    config = Critic(learning_rate=0.05, epochs=400)
+    config = CriticSection(learning_rate=0.05, epochs=400)
     trainer = TorchTrainer(**parts(critic=config, model=str(tiny_llama), dtype="float32", micro_batch_tokens=6))
     try:
         assert dict(trainer.values(calls)) == {"one": 0, "two": 0, "fork": 0, "other": 0}
@@ -69,7 +69,7 @@ def test_its_features_are_the_hidden_states_at_the_ends_of_prompts(tiny_llama: P
 
 
 def test_the_critic_cannot_learn_from_calls_without_a_value():
-    critic = ValueHead(4, Critic(), torch.device("cpu"))
+    critic = ValueHead(4, CriticSection(), torch.device("cpu"))
     critic.expected({"a": torch.ones(4)})
     critic.learn({"a": 1.0})
     with pytest.raises(TrainingError, match=r"call 'a' has a target but was not scored"):
