@@ -17,7 +17,7 @@ from lightning_core.rollouts.executors.executor import (
     Executor,
     ExecutorError,
     Returned,
-    Scorer,
+    ScoreFunction,
     TaskError,
 )
 from lightning_core.rollouts.executors.in_process import InProcessExecutor
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 def choose_executor(
     solve: Agent,
-    reward: Scorer | None,
+    reward: ScoreFunction | None,
     settings: Rollouts,
     *,
     agent_name: str | None = None,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from lightning_core.errors import ConfigError, InfrastructureError
 
 Agent = Callable[[Any], Any]
-Scorer = Callable[[Any, Any], Any]
+ScoreFunction = Callable[[Any, Any], Any]
 """A reward function: called with the task and what the agent returned."""
 
 

@@ -21,7 +21,14 @@ from lightning_core.capture.context import without_scope
 from lightning_core.errors import TimeLimitError
 from lightning_core.rollouts.containment import AgentExit, contained
 from lightning_core.rollouts.executors import failures, results
-from lightning_core.rollouts.executors.executor import Agent, Assignment, DisplacedError, Returned, Scorer, no_score
+from lightning_core.rollouts.executors.executor import (
+    Agent,
+    Assignment,
+    DisplacedError,
+    Returned,
+    ScoreFunction,
+    no_score,
+)
 from lightning_core.rollouts.executors.tool_threads import ToolThreads
 from lightning_core.trace import REWARD_FUNCTION
 
@@ -39,7 +46,7 @@ class InProcessExecutor:
     ``own_threads``: async agents run on threads and event loops of their own too.
     """
 
-    def __init__(self, solve: Agent, reward: Scorer | None, *, own_threads: bool) -> None:
+    def __init__(self, solve: Agent, reward: ScoreFunction | None, *, own_threads: bool) -> None:
         self._solve = contained(solve)
         self._reward = None if reward is None else contained(reward)
         self._own_threads = own_threads
