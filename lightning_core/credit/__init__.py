@@ -10,9 +10,6 @@ Pure functions in registries; no torch, no I/O.
 `registry` describes how to add a rule.
 """
 
-from importlib import import_module
-from importlib.util import find_spec
-
 from lightning_core.credit import advantage_rules, gae, grouping, losses, reward_rules
 from lightning_core.credit.air import Air, FormatRule
 from lightning_core.credit.assign import Credit, assign_credit
@@ -31,7 +28,6 @@ from lightning_core.credit.registry import (
 )
 from lightning_core.credit.reward_terms import RewardTerm
 from lightning_core.credit.rules import CreditRules
-from lightning_core.signals import SIGNALS
 
 _DECLARED = (advantage_rules, gae, grouping, losses, reward_rules)
 """Imported so that their rules are in the registries."""
@@ -58,8 +54,3 @@ __all__ = [
     "loss",
     "reward_rule",
 ]
-
-# The rules of signals, which import modules of this package.
-for _name in SIGNALS:
-    if find_spec(f"lightning_core.signals.{_name}.rules") is not None:
-        import_module(f"lightning_core.signals.{_name}.rules")

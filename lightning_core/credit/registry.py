@@ -14,11 +14,14 @@ import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from lightning_core.errors import CreditError, LightningError, did_you_mean
 from lightning_core.logs.explain import explain
+from lightning_core.signals import SIGNALS
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", bound="DeclaredRule")
@@ -191,12 +194,15 @@ class Registry(Mapping[str, R], Generic[R]):
         self._all.append(self)
 
     def __getitem__(self, name: str) -> R:
+        _load_rules_of_signals()
         return self._rules[name]
 
     def __iter__(self) -> Iterator[str]:
+        _load_rules_of_signals()
         return iter(self._rules)
 
     def __len__(self) -> int:
+        _load_rules_of_signals()
         return len(self._rules)
 
     def find(self, rule: str | Callable[..., Any]) -> R:
@@ -240,6 +246,18 @@ class Registry(Mapping[str, R], Generic[R]):
     def forget(self, name: str) -> None:
         """Remove a rule."""
         del self._rules[name]
+
+
+_loaded: set[str] = set()
+
+
+def _load_rules_of_signals() -> None:
+    """Import the rules of signals, which import modules of this package, so that they are declared. Once."""
+    for name in SIGNALS:
+        if name not in _loaded:
+            _loaded.add(name)
+            if find_spec(f"lightning_core.signals.{name}.rules") is not None:
+                import_module(f"lightning_core.signals.{name}.rules")
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
