@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_core.capture.address import Address
-from lightning_core.capture.context import inherited_scope, is_outside
+from lightning_core.capture.context import Scope, candidates, inherited_scope, is_outside
 from lightning_core.capture.execution_context import current_owner, current_worker
 from lightning_core.capture.resolvers import resolve
 from lightning_core.capture.run import Run, has_live_runs, live_runs
-from lightning_core.capture.work import Scope, is_same_agent
 from lightning_core.errors import StrayCallError
 from lightning_core.logs.repeats import COUNTED, Repeats
 
@@ -27,10 +26,10 @@ Reason = Literal["ended", "unscoped", "ambiguous"]
 _WHAT: dict[Reason, str] = {
     "ended": "from the scope of a rollout that has ended",
     "unscoped": "outside any rollout, while rollouts run in this process",
-    "ambiguous": "for several agents at once",
+    "ambiguous": "after it took items of other agents from a queue",
 }
 STRAY = "refused: "
-"""What begins the reason why a request went nowhere, because it is a stray call."""
+"""Prefix of the reason recorded for stray calls."""
 
 repeats = Repeats()
 """The refused calls since the patches were installed, by reason, host and agents."""
@@ -59,7 +58,7 @@ class Stray:
         nothing is trained on what an agent made of the refusal.
         """
         message = describe_stray(self.reason, host, threading.current_thread().name, self.candidates)
-        if (times := repeats.count((self.reason, host, tuple(c.address.agent for c in self.candidates)))) is not None:
+        if (times := repeats.count((self.reason, host, _names(self.candidates)))) is not None:
             logger.error("%s%s", message, times, extra=COUNTED)
         known = {c.run.rollout: c.run for c in self.candidates if not c.run.ended}
         runs = list(known.values()) or live_runs()
@@ -71,46 +70,43 @@ class Stray:
 
 
 def describe_stray(reason: Reason, host: str, thread: str, candidates: Sequence[Speaker]) -> str:
-    """What was found, and what to do about it."""
-    rollouts = {c.address.rollout for c in candidates}
-    names = [
-        (c.address.agent or "no agent") + (f" of rollout {c.address.rollout[:8]}" if len(rollouts) > 1 else "")
-        for c in candidates
-    ]
-    what = f"{_WHAT[reason]} ({', '.join(names)})" if names else _WHAT[reason]
+    """The message of a refusal: the cause, and what to do."""
+    what = f"{_WHAT[reason]} ({_names(candidates)})" if candidates else _WHAT[reason]
     return (
         f"a model call to {host} was refused: thread {thread!r} made it {what}. "
-        "Wrap the work in lightning_core.capture.bind where it is submitted. If the call belongs to no agent, make it inside "
-        f"lightning_core.capture.outside_rollout(), or add {host!r} to rollouts.ignore_hosts."
+        "Bind the work where it is submitted, as in queue.put(lightning_core.capture.bind(job)). If the call belongs to no agent, "
+        f"make it inside lightning_core.capture.outside_rollout(), or add {host!r} to rollouts.ignore_hosts."
     )
 
 
+def _names(candidates: Sequence[Speaker]) -> str:
+    names = dict.fromkeys(c.address.agent or "no agent" for c in candidates)
+    rollouts = len({c.address.rollout for c in candidates})
+    return ", ".join(names) + (f" of {rollouts} rollouts" if rollouts > 1 else "")
+
+
 def speaking() -> Speaker | Stray | None:
-    """The agent that speaks here and now.
+    """The agent of a model call made now, in this context.
 
     `Stray`: the call must be refused. None: a call that concerns no rollout, made deliberately outside (`outside_rollout`) or
     while no rollout runs in this process.
     """
     scope = inherited_scope()
-    if scope is None or (scope.work is not None and scope.run.ended):
+    if scope is None or (scope.submitters and scope.run.ended):
         return None if is_outside() or not has_live_runs() else Stray("unscoped")
-    if scope.work is not None:
-        if len(rivals := scope.work.rivals()) > 1:
-            return Stray("ambiguous", tuple(map(_speaker, rivals)))
-        scope = rivals[0] if rivals and not is_same_agent(rivals[0], scope) else scope
-    return Stray("ended", (_speaker(scope),)) if scope.run.ended else _speaker(resolve(scope))
+    if scope.run.ended:
+        return Stray("ended", (_speaker(scope),))
+    scope = resolve(scope)
+    agents = candidates(scope)
+    return Stray("ambiguous", tuple(map(_speaker, agents))) if agents else _speaker(scope)
 
 
 def spoke() -> None:
-    """Record that a model call of `speaking` was routed: what a worker took from queues before is finished."""
-    scope = inherited_scope()
-    worker = current_worker()
-    # What it took from queues says whose work it does.
-    if worker is not None and scope is not None and scope.work is None and scope.owner != current_owner():
+    """Record that a model call of `speaking` was routed: a thread or task that only inherited its scope must end before the rollout."""
+    scope, worker = inherited_scope(), current_worker()
+    # One that takes items from queues is known to serve no other agent.
+    if scope is not None and worker is not None and scope.base is None and scope.owner != current_owner():
         scope.run.note_worker(worker, scope.address.agent)
-    for work in () if scope is None else (scope.work, scope.around):
-        if work is not None:
-            work.finish()
 
 
 def _speaker(scope: Scope) -> Speaker:

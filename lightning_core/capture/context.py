@@ -1,4 +1,4 @@
-"""The content of the context variable, and its way to other threads and tasks.
+"""The scope in the context variable, and how it reaches other threads and tasks.
 
 Only the scope travels, nothing else of the context.
 """
@@ -7,20 +7,92 @@ from __future__ import annotations
 
 import contextvars
 import inspect
-from collections.abc import Callable, Coroutine, Generator
+import weakref
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 
-from lightning_core.capture.execution_context import current_owner
+from lightning_core.capture.address import Address
+from lightning_core.capture.execution_context import Owner, current_owner
 from lightning_core.capture.resolvers import resolve
-from lightning_core.capture.run import has_live_runs
-from lightning_core.capture.work import Scope
+from lightning_core.capture.run import Run, has_live_runs
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The content of the context variable: a rollout and the agent or node in it."""
+
+    run_reference: weakref.ref[Run]
+    """Weak, because contexts of threads that outlive the rollout hold the scope. A live run is held by the module `run`."""
+    address: Address
+    marked: bool
+    """The current agent is marked or selected: unmarked nodes inside do not replace it."""
+    name: str | None = None
+    """The innermost agent or node; None directly inside a tool or the rollout."""
+    path: tuple[str, ...] = ()
+    """The names of the enclosing agents and nodes, outermost first."""
+    auxiliary: bool = False
+    """Inside an auxiliary scope, up to the next agent."""
+    principal: str | None = None
+    """The marked or selected agent around the innermost agent or node."""
+    has_span: bool = True
+    """False in `aside`, which opens no span: an agent of that name is not open yet."""
+    tool_call: str | None = None
+    """The model's id of the innermost tool call."""
+    owner: Owner | None = None
+    """The thread and task that entered it. Others inherited it, and may work for another agent."""
+    base: Scope | None = None
+    """The scope that a worker inherited, if it took items of agents from queues."""
+    submitters: tuple[Scope, ...] = ()
+    """The other agents whose items the worker took. Its calls may belong to any of them, so they are refused."""
+
+    @property
+    def run(self) -> Run:
+        """The rollout. If it has ended and nothing else holds it, an empty one that has ended."""
+        return self.run_reference() or _COLLECTED
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the scope for another process, without what belongs to this one."""
+        carried = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _PROCESS_ONLY}
+        return _load, (self.run, carried)
+
+
+_PROCESS_ONLY = frozenset({"run_reference", "owner", "base", "submitters"})
+"""Fields of a scope that mean nothing in another process."""
+
+
+def _load(run: Run, carried: Mapping[str, Any]) -> Scope:
+    return Scope(weakref.ref(run), **carried)
+
+
+_COLLECTED = Run(task=None, task_id="", agents=frozenset(), endpoint=None, api_key=None, strict=False)
+_COLLECTED.ended = True
+
+
+def is_same_agent(one: Scope, other: Scope) -> bool:
+    """Whether model calls in both scopes belong to the same agent of the same rollout."""
+    return _agent_of(one) == _agent_of(other)
+
+
+def distinct_agents(scopes: Iterable[Scope]) -> tuple[Scope, ...]:
+    """One scope for each agent in ``scopes``, without those of rollouts that have ended."""
+    return tuple({_agent_of(scope): scope for scope in scopes if not scope.run.ended}.values())
+
+
+def candidates(scope: Scope) -> tuple[Scope, ...]:
+    """The agents that a marked worker in ``scope`` may act for: its own and those whose items it took. Empty for all others."""
+    others = distinct_agents(scope.submitters)
+    return distinct_agents(others if scope.base is None else (scope.base, *others)) if others else ()
+
+
+def _agent_of(scope: Scope) -> tuple[str, str | None]:
+    return scope.address.rollout, scope.address.agent
 
 
 class Outside(Enum):
@@ -109,18 +181,12 @@ def bind(function: Callable[_P, _T]) -> Callable[_P, _T]:
     Use it for work that a thread or task which serves several agents does for one of them, as in ``queue.put(bind(job))``: the model
     calls of the work belong to the agent that called `bind`. Coroutine functions are supported.
     """
-    return bind_job(function)
+    return _bind(function, hand_on(), as_owner=True)
 
 
-def bind_job(function: Callable[_P, _T], *carried: object) -> Callable[_P, _T]:
-    """`bind` for a job of a pool with the arguments ``carried``."""
-    return _bind(function, hand_on(function, *carried), as_owner=True)
-
-
-def inherit(function: Callable[_P, _T], *carried: object) -> Callable[_P, _T]:
-    """`bind` for a new thread, which may turn out to be a worker that serves other agents as well."""
-    scope = hand_on(function, *carried)
-    return function if scope is None else _bind(function, scope, as_owner=False)
+def inherit(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """`bind` for a new thread or a job of a pool, which may turn out to be a worker that serves other agents as well."""
+    return _bind(function, hand_on(), as_owner=False)
 
 
 def _bind(function: Callable[_P, _T], scope: Scope | Outside | None, *, as_owner: bool) -> Callable[_P, _T]:
@@ -141,7 +207,7 @@ def _bind(function: Callable[_P, _T], scope: Scope | Outside | None, *, as_owner
 
 def bind_coroutine(work: Coroutine[Any, Any, _T]) -> Coroutine[Any, Any, _T]:
     """``work`` in the current scope, for a loop that this thread now runs on behalf of its caller."""
-    scope = hand_on(work)
+    scope = hand_on()
     as_owner = isinstance(scope, Scope) and scope.owner == current_owner()
 
     async def bound() -> _T:
@@ -151,10 +217,7 @@ def bind_coroutine(work: Coroutine[Any, Any, _T]) -> Coroutine[Any, Any, _T]:
     return bound()
 
 
-def hand_on(*carried: object) -> Scope | Outside | None:
-    """The content of the context for other work, which refers to the objects ``carried``."""
-    scope = inherited_scope()
-    if scope is None or scope.run.ended:
-        return current.get()
-    scope = resolve(scope)
-    return scope if scope.work is None else replace(scope, work=scope.work.narrow(carried))
+def hand_on() -> Scope | Outside | None:
+    """The current scope, for other work that this code starts."""
+    scope = opened_scope()
+    return current.get() if scope is None else resolve(scope)

@@ -1,7 +1,7 @@
-"""Makes queues carry the scope of what is put into them.
+"""Marks workers that take items of other agents from queues. They may act for any of these agents, so their calls are refused.
 
-A worker that takes an item from a queue works for its submitter, until it takes the next. Items are not changed: their scopes
-are kept beside them. An agent that reads a queue keeps its own scope, and so does the reader that created the queue.
+Items are not changed: the scopes in which they were put are kept beside them. An agent that reads a queue keeps its own scope, and so
+does a reader that created the queue and gets what was put inside its scope.
 """
 
 from __future__ import annotations
@@ -16,14 +16,22 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from lightning_core.capture.context import enter, inherited_scope, is_outside, set_scope, settle_with
+from lightning_core.capture.context import (
+    Scope,
+    candidates,
+    distinct_agents,
+    inherited_scope,
+    is_outside,
+    is_same_agent,
+    set_scope,
+    settle_with,
+)
 from lightning_core.capture.execution_context import Owner, current_owner
 from lightning_core.capture.patching import Patches
 from lightning_core.capture.recording import record
-from lightning_core.capture.work import Scope, Work, is_same_agent, submitters, take
 
 Scopes = tuple[Scope, ...]
-"""Whose an item may be: one scope, unless it was put by a worker that served several agents at once."""
+"""The scopes of the agents that may own an item: one, or several if a marked worker put it."""
 
 _NOTES = "_lightning_notes"
 _SLACK = 256
@@ -36,7 +44,7 @@ class _Notes:
 
     def __init__(self, creator: Owner | None) -> None:
         self.creator = creator
-        """Who created the queue; None if that was before the rollouts."""
+        """The thread and task that created the queue; None if that was before the rollouts."""
         self._lock = threading.RLock()  # a finalizer may put into the queue at any time
         # By identity. The item itself is kept, so that its id is not reused if it leaves the queue by another way than `take`.
         self._scopes: dict[int, deque[tuple[Any, Scopes]]] = {}
@@ -74,7 +82,8 @@ def _put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     notes = getattr(instance, _NOTES, None)
     if notes is None:
         notes = vars(instance).setdefault(_NOTES, _Notes(None))
-    notes.add(item, submitters(scope, item), instance.qsize)  # before the item: its reader may be faster
+    scopes = (*candidates(scope), replace(scope, base=None, submitters=())) if scope.submitters else (scope,)
+    notes.add(item, scopes, instance.qsize)  # before the item: its reader may be faster
     try:
         return wrapped(*args, **kwargs)
     except BaseException:
@@ -84,19 +93,14 @@ def _put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
 
 def _get(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     item = wrapped(*args, **kwargs)
-    _took(instance, item)
+    _note_taken(instance, item)
     return item
 
 
-def _get_outside_of_lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+def _get_from_other_storage(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     item = wrapped(*args, **kwargs)
     if not _has_known_storage(type(instance)):
-        _took(instance, item)
-    scope = inherited_scope()
-    if scope is not None and scope.work is not None:
-        with record("queue.get"):
-            for held in scope.work.held:
-                held.drop_done()
+        _note_taken(instance, item)
     return item
 
 
@@ -106,48 +110,55 @@ def _has_known_storage(kind: type[Any]) -> bool:
     return next((owner for owner in kind.__mro__ if "_get" in vars(owner)), None) in _STORAGE
 
 
-def _took(instance: Any, item: Any) -> None:
+def _note_taken(instance: Any, item: Any) -> None:
     notes: _Notes | None = getattr(instance, _NOTES, None)
     scopes = () if notes is None else notes.take(item, newest=isinstance(instance, _LAST_IN_FIRST_OUT))
     creator = None if notes is None else notes.creator
     if (pickup := _pickup.get()) is not None:
-        pickup.taken.append((item, scopes, creator))
+        pickup.taken.append((scopes, creator))
     elif scopes or inherited_scope() is not None:
         with record("queue.get"):
-            _serve(item, scopes, creator)
+            _mark(scopes, creator)
 
 
-_left: contextvars.ContextVar[Work | None] = contextvars.ContextVar("lightning_left", default=None)
-"""The work of a worker that took an item of nobody afterwards."""
+_earlier: contextvars.ContextVar[tuple[Scope, ...]] = contextvars.ContextVar("lightning_submitters", default=())
+"""The submitters that a worker without a scope of its own had before it took an item of no agent."""
 
 
-def _serve(item: Any, scopes: Scopes, creator: Owner | None) -> None:
-    """Work for the agent that put ``item`` into its queue in ``scopes``, unless this is an agent or the queue's ``creator``."""
+def _mark(scopes: Scopes, creator: Owner | None) -> None:
+    """Mark the taker of an item that was put into a queue in ``scopes`` as a worker of other agents, if it is one.
+
+    What else it does, such as giving a reward, belongs to the agent whose item it took last.
+    """
     held = inherited_scope()
-    work = None if held is None else held.work
-    if is_outside() or (held is None and not scopes):
+    known = _earlier.get() if held is None else held.submitters
+    if is_outside() or (held is not None and not known and _keeps_scope(held, scopes, creator)):
         return
+    base = held if held is None or (held.base is None and not known) else held.base
+    others = [scope for scope in scopes if base is None or not is_same_agent(scope, base)]
+    submitters = distinct_agents((*known, *others))
+    _earlier.set(submitters)
+    scope = others[-1] if submitters and others else base
+    is_worker = bool(scopes or submitters)
+    set_scope(replace(scope, owner=None, base=base, submitters=submitters) if scope and is_worker else base)
+
+
+def _keeps_scope(held: Scope, scopes: Scopes, creator: Owner | None) -> bool:
+    """Whether the taker reads the queue for the agent of ``held``: it is that agent, or created the queue for what runs inside ``held``."""
     owner = current_owner()
-    if creator == owner or (held is not None and work is None and held.owner == owner and not held.run.ended):
-        return
-    base = held if work is None else work.base
-    if not scopes:
-        _left.set(work or _left.get())
-        set_scope(base)
-        return
-    scope = scopes[-1]
-    if base is not None and is_same_agent(base, scope):
-        scope = base  # nothing changes, but the item counts as taken
-    set_scope(replace(scope, owner=None, work=take(work or _left.get(), base, scopes, item)))
+    if held.owner == owner and not held.run.ended:
+        return True
+    rollout, path = held.address.rollout, held.path
+    return creator == owner and all(s.address.rollout == rollout and s.path[: len(path)] == path for s in scopes)
 
 
 @dataclass(slots=True)
 class _Pickup:
-    """What a task that only gets an item, as `asyncio.wait_for` starts one, took for the task that started it."""
+    """The items that a task which only gets one, as `asyncio.wait_for` starts it, took for the task that started it."""
 
     owner: Owner
     task: asyncio.Task[Any] | None = None
-    taken: list[tuple[Any, Scopes, Owner | None]] = field(default_factory=list[Any])
+    taken: list[tuple[Scopes, Owner | None]] = field(default_factory=list[Any])
 
 
 _pickup: contextvars.ContextVar[_Pickup | None] = contextvars.ContextVar("lightning_pickup", default=None)
@@ -155,27 +166,23 @@ _pickups: contextvars.ContextVar[tuple[_Pickup, ...]] = contextvars.ContextVar("
 
 
 def _settle() -> None:
-    """Serve what was picked up for this task. The tasks that it starts inherit the variable, but not the work."""
+    """Mark this task for what was picked up for it. The tasks that it starts inherit the variable, but not what is picked up later."""
     settle_with(None)
     owner = current_owner()
     mine = [pickup for pickup in _pickups.get() if pickup.owner == owner]
     for pickup in mine:
         while pickup.taken:
-            _serve(*pickup.taken.pop(0))
+            _mark(*pickup.taken.pop(0))
     waiting = tuple(pickup for pickup in mine if pickup.task is None or not pickup.task.done())
     _pickups.set(waiting)
     settle_with(_settle if waiting else None)
 
 
 def _create_task(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    inherited_scope()  # settles what was picked up, before the new task inherits the context
     work = args[0] if args else kwargs.get("coro")
     if getattr(work, "cr_code", None) is not asyncio.Queue.get.__code__:
-        scope = inherited_scope()
-        if scope is None or scope.work is None or (narrowed := scope.work.narrow((work,))) is scope.work:
-            return wrapped(*args, **kwargs)
-        with enter(replace(scope, work=narrowed), as_owner=False):
-            return wrapped(*args, **kwargs)
-    inherited_scope()
+        return wrapped(*args, **kwargs)
     pickup = _Pickup(current_owner())
     token = _pickup.set(pickup)
     try:
@@ -197,10 +204,10 @@ class _SimpleQueue(queue.SimpleQueue[Any]):
         _put(super().put_nowait, self, (item,), {})
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        return _get_outside_of_lock(super().get, self, (block, timeout), {})
+        return _get(super().get, self, (block, timeout), {})
 
     def get_nowait(self) -> Any:
-        return _get_outside_of_lock(super().get_nowait, self, (), {})
+        return _get(super().get_nowait, self, (), {})
 
 
 def _create_simple(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -210,17 +217,17 @@ def _create_simple(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
 
 
 def install_queues(patches: Patches) -> None:
-    """Make work that is put into a queue keep its scope."""
+    """Mark workers that take items of other agents from queues."""
     for kind in (queue.Queue, asyncio.Queue):
         patches.wrap(kind, "__init__", _create)
     patches.wrap(queue.Queue, "put", _put)
     # A worker that waits in ``get`` since before the rollout takes its item through ``_get``, the documented place to change how
     # items are stored.
-    patches.wrap(queue.Queue, "get", _get_outside_of_lock)
+    patches.wrap(queue.Queue, "get", _get_from_other_storage)
     for kind in _STORAGE:
         patches.wrap(kind, "_get", _get)
     patches.wrap(queue, "SimpleQueue", _create_simple)
     # asyncio's put and get call these in the same task.
     patches.wrap(asyncio.Queue, "put_nowait", _put)
-    patches.wrap(asyncio.Queue, "get_nowait", _get_outside_of_lock)
+    patches.wrap(asyncio.Queue, "get_nowait", _get)
     patches.wrap(asyncio.BaseEventLoop, "create_task", _create_task)

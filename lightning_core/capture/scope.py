@@ -22,13 +22,12 @@ from opentelemetry.trace import Span, Status, StatusCode
 
 from lightning_core.capture.address import Address
 from lightning_core.capture.children.folders import remove_folders
-from lightning_core.capture.context import Outside, current, enter, find_scope, opened_scope
+from lightning_core.capture.context import Outside, Scope, candidates, current, enter, find_scope, opened_scope
 from lightning_core.capture.execution_context import current_owner
 from lightning_core.capture.marks import mark_of
 from lightning_core.capture.run import Run
 from lightning_core.capture.spans import SpanHandle, start_span
 from lightning_core.capture.tool_results import ToolReplay, ToolResults
-from lightning_core.capture.work import Scope, Work
 from lightning_core.errors import describe
 from lightning_core.trace import TOOL_CALL_ID
 
@@ -40,7 +39,7 @@ _control_flow: tuple[type[Exception], ...] = ()
 ScopeKind = Literal["agent", "node", "auxiliary", "tool", "function"]
 """What a scope is: see `scope`."""
 _INSIDE_AGENT = ("tool", "function")
-"""Scopes that are no places of their own."""
+"""Scope kinds that keep the enclosing agent's path."""
 
 
 class rollout:
@@ -217,12 +216,11 @@ def aside(name: str, *, owned: bool = False) -> Generator[None]:
 
 def beside(outer: Scope, name: str, *, owned: bool) -> Scope:
     """The scope of `aside` in the scope ``outer``. For resolvers."""
-    around = outer.work or outer.around
-    outer, work = _settle_work(outer, "aside")
     path = (*outer.path, name)
     selector = outer.run.select(path)
     principal = outer.principal if owned and selector is None else None
     agent = principal or selector or name
+    submitters = _unsettled(outer, is_named=principal is None)
     return replace(
         outer,
         address=replace(outer.address, agent=agent, mark=mark_of(agent)),
@@ -231,8 +229,8 @@ def beside(outer: Scope, name: str, *, owned: bool) -> Scope:
         path=path,
         auxiliary=True,
         has_span=False,
-        work=work,
-        around=around,
+        base=outer.base if submitters else None,
+        submitters=submitters,
     )
 
 
@@ -243,18 +241,17 @@ def open_scope(
 
     ``kind``: as for `scope`. ``start_ns``: when it started; None: now. The caller ends the span.
     """
-    around = outer.work or outer.around
-    outer, work = _settle_work(outer, kind)
     path = outer.path if kind in _INSIDE_AGENT else (*outer.path, name)
     selector = None if kind in _INSIDE_AGENT else outer.run.select(path)
-    if kind == "agent":
-        agent, marked = selector or name, True
-    elif kind not in _INSIDE_AGENT and (
-        selector is not None or not outer.marked or (kind == "auxiliary" and not outer.auxiliary)
-    ):
-        agent, marked = selector or name, selector is not None
+    is_named = kind == "agent" or (
+        kind not in _INSIDE_AGENT
+        and (selector is not None or not outer.marked or (kind == "auxiliary" and not outer.auxiliary))
+    )
+    if is_named:
+        agent, marked = selector or name, kind == "agent" or selector is not None
     else:
         agent, marked = outer.address.agent, outer.marked
+    submitters = _unsettled(outer, is_named=is_named)
     written = "node" if kind == "auxiliary" else kind
     span = start_span(outer.address, name, written, agent=agent, attributes=attributes, start_ns=start_ns)
     context = span.get_span_context()
@@ -269,20 +266,15 @@ def open_scope(
         principal=outer.principal if kind in _INSIDE_AGENT or not outer.marked else outer.address.agent,
         tool_call=(attributes or {}).get(TOOL_CALL_ID, outer.tool_call),
         owner=current_owner(),
-        work=work,
-        around=around,
+        base=outer.base if submitters else None,
+        submitters=submitters,
     )
     return inner, span
 
 
-def _settle_work(outer: Scope, kind: str) -> tuple[Scope, Work | None]:
-    """The scope in which a worker opens one of ``kind``, and what remains unsettled inside.
-
-    A name settles which of several agents of a rollout speaks, but not which rollout. A node is the worker's own.
-    """
-    work = outer.work
-    if work is None or len(rivals := work.rivals()) < 2:
-        return outer, None
-    if kind in _INSIDE_AGENT or any(rival.run is not rivals[0].run for rival in rivals):
-        return outer, work
-    return (work.base if kind == "node" and work.base in rivals else outer), None
+def _unsettled(outer: Scope, *, is_named: bool) -> tuple[Scope, ...]:
+    """The submitters that a scope inside ``outer`` keeps: none if it names its agent and all belong to one rollout."""
+    if not outer.submitters:
+        return ()
+    rollouts = {scope.address.rollout for scope in candidates(outer)}
+    return () if is_named and len(rollouts) < 2 else outer.submitters

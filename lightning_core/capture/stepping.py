@@ -12,9 +12,8 @@ from typing import Any
 
 from opentelemetry.trace import Span, Status, StatusCode
 
-from lightning_core.capture.context import current, find_scope
+from lightning_core.capture.context import Scope, current, find_scope
 from lightning_core.capture.scope import ScopeKind, is_failure, open_scope
-from lightning_core.capture.work import Scope
 from lightning_core.errors import describe
 
 

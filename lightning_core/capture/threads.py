@@ -17,16 +17,15 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
-from lightning_core.capture.context import bind, bind_coroutine, bind_job, inherit, without_scope
+from lightning_core.capture.context import bind, bind_coroutine, hand_on, inherit, without_scope
 from lightning_core.capture.execution_context import INHERITS
 from lightning_core.capture.patching import Patches
 
 
 def _start(wrapped: Callable[..., Any], instance: threading.Thread, args: Any, kwargs: Any) -> Any:
-    original = instance.run
-    bound = inherit(original, *(getattr(instance, name, None) for name in ("_target", "_args", "_kwargs")))
-    if bound is original:
+    if hand_on() is None:
         return wrapped(*args, **kwargs)
+    bound = inherit(instance.run)
     setattr(instance, INHERITS, True)
 
     def run(self: threading.Thread, *args: Any, **kwargs: Any) -> None:
@@ -41,10 +40,9 @@ def _start(wrapped: Callable[..., Any], instance: threading.Thread, args: Any, k
 def _submit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     if not args:
         return wrapped(*args, **kwargs)
-    function, *rest = args
-    job = bind_job(function, rest, kwargs)
+    job = inherit(args[0])
     with without_scope():
-        return wrapped(job, *rest, **kwargs)
+        return wrapped(job, *args[1:], **kwargs)
 
 
 def _create_pool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -54,8 +52,8 @@ def _create_pool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 
 def _apply(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """A method of a pool whose first argument is the function; callbacks run on a thread of the pool."""
-    args = [bind_job(arg, args, kwargs) if i in (0, 3, 4) and callable(arg) else arg for i, arg in enumerate(args)]
-    functions = {name: bind_job(kwargs[name], args, kwargs) for name in _FUNCTIONS if callable(kwargs.get(name))}
+    args = [inherit(arg) if i in (0, 3, 4) and callable(arg) else arg for i, arg in enumerate(args)]
+    functions = {name: inherit(kwargs[name]) for name in _FUNCTIONS if callable(kwargs.get(name))}
     return wrapped(*args, **kwargs | functions)
 
 

@@ -343,3 +343,57 @@ def test_a_strict_rollout_fails_if_its_agent_swallows_a_refusal(playground: Play
 
         with pytest.raises(InfrastructureError, match="outside any rollout"):
             swallow()
+
+
+def error_of(call: Callable[[], Any]) -> tuple[type[BaseException], str] | None:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - compared with the host's own
+        return type(error), str(error)
+    return None
+
+
+def run_until_complete_by_keyword() -> None:
+    async def nothing() -> None:
+        await asyncio.sleep(0)
+
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(future=nothing())
+    finally:
+        loop.close()
+
+
+def run_by_keyword() -> None:
+    async def nothing() -> None:
+        await asyncio.sleep(0)
+
+    with asyncio.Runner() as runner:
+        runner.run(coro=nothing())
+
+
+def submit_nothing() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        submit: Any = pool.submit
+        submit()
+
+
+CALLS: dict[str, Callable[[], Any]] = {
+    "run_until_complete(future=)": run_until_complete_by_keyword,
+    "Runner.run(coro=)": run_by_keyword,
+    "Runner.run()": lambda: asyncio.Runner().run(),  # pyright: ignore[reportCallIssue]
+    "put()": lambda: queue.Queue[int]().put(),  # pyright: ignore[reportCallIssue]
+    "put(item=)": lambda: queue.Queue[int]().put(item=1),
+    "put_nowait()": lambda: asyncio.Queue[int]().put_nowait(),  # pyright: ignore[reportCallIssue]
+    "put(unknown=)": lambda: queue.Queue[int]().put(unknown=1),  # pyright: ignore[reportCallIssue]
+    "submit()": submit_nothing,
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_hosts_own_exceptions(playground: Playground, call: str) -> None:
+    with playground.rollout(), scope("writer"):
+        inside = error_of(CALLS[call])
+    outside = error_of(CALLS[call])
+    assert inside == outside
+    assert (outside is None) == call.endswith(("(item=)", "(coro=)", "(future=)"))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from lightning_core.capture.context import bind_job, without_scope
+from lightning_core.capture.context import inherit, without_scope
 
 _MAX_THREADS = 1024
 """Most jobs at the same time, apart from those that hang."""
@@ -35,7 +35,7 @@ class ToolThreads(ThreadPoolExecutor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run ``fn`` on a thread, in the current scope."""
         future: Future[Any] = Future()
-        job = bind_job(fn, args, kwargs)
+        job = inherit(fn)
         with self._changed:
             self._jobs.append((future, job, args, kwargs))
             if len(self._jobs) <= self._idle:

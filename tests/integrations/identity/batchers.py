@@ -26,10 +26,10 @@ def _answer(reply: Future[str], job: Callable[[], str]) -> None:
         reply.set_exception(error)
 
 
-def _serve(url: str, requests: queue.Queue[Any]) -> None:
+def _serve(requests: queue.Queue[Any]) -> None:
     while (item := requests.get()) is not None:
-        prompt, reply = item
-        _answer(reply, partial(ask, url, prompt))
+        job, reply = item
+        _answer(reply, job)
 
 
 def _serve_batches(requests: queue.Queue[Any]) -> None:
@@ -47,8 +47,7 @@ def _serve_batches(requests: queue.Queue[Any]) -> None:
 class _Loop:
     """A worker task on an event loop of its own."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self.thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve()))
@@ -60,9 +59,9 @@ class _Loop:
         self._ready.set()
         async with new_client() as client:
             while (item := await self._requests.get()) is not None:
-                prompt, reply = item
+                job, reply = item
                 try:
-                    reply.set_result(await ask_async(client, self._url, prompt))
+                    reply.set_result(await job(client))
                 except Exception as error:  # noqa: BLE001 - the submitter gets it
                     reply.set_exception(error)
 
@@ -72,27 +71,24 @@ class _Loop:
 
 @contextmanager
 def batchers(url: str) -> Generator[Program]:
-    """One call for each item of a queue, on threads and on an event loop; and batches of bound work."""
+    """Bound work in queues: one call for each item, on threads and on an event loop, and batches."""
     items: queue.Queue[Any] = queue.Queue()
     jobs: queue.Queue[Any] = queue.Queue()
-    threads = [threading.Thread(target=_serve, args=(url, items)) for _ in range(_WORKERS)]
+    threads = [threading.Thread(target=_serve, args=(items,)) for _ in range(_WORKERS)]
     threads.append(threading.Thread(target=_serve_batches, args=(jobs,)))
     for thread in threads:
         thread.start()
-    loop = _Loop(url)
+    loop = _Loop()
 
     def say(prompts: Sequence[str]) -> None:
         replies: list[Future[str]] = []
         for i, prompt in enumerate(prompts):
             reply: Future[str] = Future()
             replies.append(reply)
-            match i % 3:
-                case 0:
-                    items.put((prompt, reply))
-                case 1:
-                    jobs.put((bind(partial(ask, url, prompt)), reply))
-                case _:
-                    loop.put((prompt, reply))
+            if i % 3 == 2:
+                loop.put((bind(partial(ask_async, url=url, prompt=prompt)), reply))
+            else:
+                (items, jobs)[i % 3].put((bind(partial(ask, url, prompt)), reply))
         for reply in replies:
             reply.result(120)
 
