@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_core.capture.tool_results import ToolResults
-from lightning_core.credit import Credit, Episode
 from lightning_core.endpoint.replay import Recording
 from lightning_core.records.store import Status
 from lightning_core.trace import SpanRecord, Trace
-from lightning_core.transitions import Row
 
 Task = Mapping[str, Any]
 """One task: JSON values, with an ``id``."""
@@ -93,14 +91,3 @@ class Group:
     def trained(self) -> Sequence[Rollout]:
         """All rollouts that are trained on."""
         return [*self.rollouts, *self.more]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Episodes with credit, and the rows to train on."""
-
-    episodes: Sequence[Episode]
-    credit: Credit
-    rows: Sequence[Row]
-    counts: Mapping[str, float]
-    """Sums (`counts`). Add the counts of a step's batches to get those of the step."""

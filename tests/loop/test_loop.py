@@ -16,7 +16,7 @@ from lightning_core.loop import evaluate
 from lightning_core.observers.progress import SilentProgress
 from lightning_core.records.store import Store
 from lightning_core.trace import LOGPROBS_AFTER, OUTPUT_IDS
-from lightning_core.trainers.torch.trainer import TorchTrainer
+from lightning_core.trainers.torch.scorer import RowScorer
 from tests import bandit, warm
 from tests.bandit_runs import RUN, settings
 from tests.tiny_model import make_tiny_model
@@ -135,10 +135,10 @@ def test_a_resume_that_cannot_start_changes_no_configuration(model: Path, tmp_pa
 def test_a_change_that_cannot_be_measured_does_not_end_the_run(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    def full(trainer: TorchTrainer, rows: Any) -> None:
+    def full(scorer: RowScorer, rows: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(TorchTrainer, "logprobs", full)
+    monkeypatch.setattr(RowScorer, "logprobs", full)
     config = settings(model, tmp_path, trainer={"steps": 3, "measure_change": 2}, tasks={"eval": None})
     assert len(fit(config=load_config(config)).metrics) == 3
     (message,) = [r.getMessage() for r in caplog.records if "measure_change" in r.getMessage()]
