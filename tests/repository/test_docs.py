@@ -15,6 +15,7 @@ PAGES = sorted(
     [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
+        ROOT / "AGENTS.md",
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "examples").rglob("README.md"),
     ]

@@ -58,6 +58,7 @@ def files() -> list[Path]:
     docs = [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
+        ROOT / "AGENTS.md",
         ROOT / "CHANGELOG.md",
         *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("examples/**/README.md"),
