@@ -17,6 +17,7 @@ from lightning_core.records.report import read_metrics, read_summary
 from lightning_core.records.store import Store
 from lightning_core.rollouts.selection import trained_agents
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
+from tests.observers.recording_tracker import reported
 from tests.rollouts.collected import ScriptedAgents, collect_step
 from tests.verl.conftest import Command, Train
 
@@ -25,8 +26,9 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def run(train: Train) -> Command:
-    """With a custom loss, which verl's processes import."""
-    return train(algorithm={"loss": "tests.credit.own_rules:sapo"})
+    """With a custom loss, which verl's processes import, and a custom tracker."""
+    report_to = ["tests.observers.recording_tracker:RecordingTracker"]
+    return train(algorithm={"loss": "tests.credit.own_rules:sapo"}, run={"report_to": report_to})
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,18 @@ def test_it_trains(run: Command) -> None:
         assert {e.agent for e in store.ledger() if e.kind == "call"} == {"writer", "reviewer"}
         rewards = [r.reward or 0.0 for r in store.rollouts(phase="train", step=0)]
     assert metrics[0]["reward"] == pytest.approx(np.mean(rewards))
+
+
+def test_trackers_get_the_steps_and_evaluations_when_it_ends(run: Command) -> None:
+    lines = reported(run.folder)
+    metrics = read_metrics(run.folder / "metrics.jsonl")
+    assert [line[1:] for line in lines if line[0] == "step"] == [[m.pop("step"), m] for m in metrics]
+    assert [line[:3] for line in lines if line[0] == "evaluation"] == [
+        ["evaluation", 0, "eval_before"],
+        ["evaluation", 2, "eval_after"],
+    ]
+    assert (lines[0][0], lines[-1][:2]) == ("start", ["end", "finished"])
+    assert "routing: writer → policy" in run.output
 
 
 def test_metrics_of_rollouts_have_the_names_of_the_embedded_trainer(
