@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_program_prints_the_reward_of_each_step() -> None:
     pytest.importorskip("torch")
-    command = [sys.executable, "-m", "examples.minimal.loop", "--steps", "2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = warm.run(["-m", "examples.minimal.loop", "--steps", "2"], cwd=ROOT)
     assert done.returncode == 0, done.stderr
     lines = re.findall(r"^step (\d): reward 0\.\d\d, (\d+) rows, first draft .+$", done.stdout, re.MULTILINE)
     assert lines == [("0", "16"), ("1", "16")]  # one row for both calls of a rollout
