@@ -55,7 +55,7 @@ def train(model: Path, runs: Path, distill: dict[str, Any], **sections: Any) -> 
 
 @dataclass(frozen=True)
 class Raised:
-    """A `Scorer` with logprobs that are ``by`` more than those at sampling."""
+    """A `TokenScorer` with logprobs that are ``by`` more than those at sampling."""
 
     by: Sequence[float]
 
