@@ -19,7 +19,7 @@ from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.rows import to_rows
-from lightning_core.rollouts.signal import Resources, TokenScorer, Signal, open_signals
+from lightning_core.rollouts.signal import Resources, Signal, TokenScorer, open_signals
 from lightning_core.session import TrainingSession
 from lightning_core.signals.judge.scores import JudgeResult
 from lightning_core.signals.judge.section import Judge
