@@ -170,16 +170,13 @@ $(TRACKERS)/.installed: pyproject.toml tests/trackers/requirements.txt
 # The packages of the extra alone: the site reads the source without importing it.
 $(DOCS)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip --disable-pip-version-check --no-input install -q uv
-	$(DOCS)/bin/$(UV) --python $(DOCS)/bin/python \
+	$(DOCS)/bin/python -m pip --disable-pip-version-check --no-input install -q \
 		$$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	touch $(DOCS)/.installed
 
 # An environment of its own, since verl admits no transformers as new as ours.
 $(CLUSTER)/.installed: pyproject.toml tests/cluster/lock.txt tests/cluster/alias/pyproject.toml
 	$(PYTHON) -m venv $(CLUSTER)
-	$(CLUSTER)/bin/python -m pip --disable-pip-version-check --no-input $(INSTALL) -q --no-deps uv \
-		"$$(grep '^torch==' tests/cluster/lock.txt)"
-	$(CLUSTER)/bin/$(UV) --python $(CLUSTER)/bin/python --no-deps -r tests/cluster/lock.txt
-	$(CLUSTER)/bin/$(UV) --python $(CLUSTER)/bin/python --no-deps ./tests/cluster/alias -e .
+	$(CLUSTER)/bin/python -m pip --disable-pip-version-check --no-input $(INSTALL) --no-deps -r tests/cluster/lock.txt
+	$(CLUSTER)/bin/python -m pip --disable-pip-version-check --no-input $(INSTALL) --no-deps ./tests/cluster/alias -e .
 	touch $(CLUSTER)/.installed
