@@ -169,7 +169,7 @@ async def _measure(
     routing = routing_of(config, "train")
     rollouts: list[Rollout] = []
     jobs: list[Job] = []
-    kept = kept_tools(config.rollouts.forks)
+    kept = None if config.rollouts.forks is None else kept_tools(config.rollouts.forks)
     for start in range(0, len(tasks), batch):
         new = [
             Job(task=t, task_id=str(t["id"]), seed=start + i, tools=kept)
