@@ -52,7 +52,7 @@ def chat(tokenizer):
 
 
 def encode(chat: Chat, text: str) -> list[int]:
-    return chat._tokenizer.encode(text, add_special_tokens=False)
+    return chat.tokenizer.encode(text, add_special_tokens=False)
 
 
 def test_chats_of_several_tokenizers_do_not_continue_each_others_tokens(tokenizer):
@@ -88,7 +88,7 @@ def test_a_later_turn_keeps_the_sampled_ids_even_where_encoding_would_differ(cha
     second = chat.render([USER, response, {"role": "user", "content": "more"}], None, memory)
     assert second.context == "clean"
     assert list(second.ids[: len(first.ids) + len(output)]) == [*first.ids, *output]
-    assert chat._tokenizer.decode(list(second.ids)) == second.text
+    assert chat.tokenizer.decode(list(second.ids)) == second.text
 
 
 def test_a_forced_text_begins_with_the_first_token_that_has_a_part_of_it(chat: Chat):
@@ -100,12 +100,12 @@ def test_a_forced_text_begins_with_the_first_token_that_has_a_part_of_it(chat: C
 
 
 def test_special_tokens_of_a_forced_text_are_text_and_those_of_its_prefix_are_not(chat: Chat):
-    special = chat._tokenizer.convert_tokens_to_ids("<|im_end|>")
+    special = chat.tokenizer.convert_tokens_to_ids("<|im_end|>")
     ids, first = chat.forced("<|im_end|>", "<|im_end|>")
     assert first == 1
     assert ids[0] == special
     assert special not in ids[1:]
-    assert chat._tokenizer.decode(ids) == "<|im_end|><|im_end|>"
+    assert chat.tokenizer.decode(ids) == "<|im_end|><|im_end|>"
 
 
 def test_a_truncated_response_gets_its_end_of_turn_from_the_template(chat: Chat):
@@ -115,7 +115,7 @@ def test_a_truncated_response_gets_its_end_of_turn_from_the_template(chat: Chat)
     chat.remember(first, output, chat.parse(output, tools=False), memory)
     second = chat.render([USER, {"role": "assistant", "content": "answ"}, USER], None, memory)
     assert second.context == "clean"
-    assert chat._tokenizer.decode(list(second.ids)) == second.text
+    assert chat.tokenizer.decode(list(second.ids)) == second.text
 
 
 def test_a_stripped_response_is_realigned_to_the_recorded_ids(chat: Chat, tokenizer):
