@@ -146,6 +146,7 @@ for name, value in runpy.run_path(sys.argv[1]).items():
 
 
 def test_a_signal_is_one_folder_and_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="a run draws its curve")
     copy = Copy(tmp_path / "repository")
     for path, text in files("Add a signal").items():
         copy.write(path, text)
