@@ -19,8 +19,7 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from lightning_core.errors import CreditError, LightningError, did_you_mean
-from lightning_core.logs.explain import explain
+from lightning_core.errors import CreditError, LightningError, did_you_mean, explain
 from lightning_core.signals import SIGNALS
 
 F = TypeVar("F", bound=Callable[..., Any])

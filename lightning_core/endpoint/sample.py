@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from lightning_core.backends.backend import Backend, Delta, SamplingParams
+from lightning_core.backends.backend import Backend, Delta, SamplingParams, sampling_digest
 from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Chat, RenderedPrompt
 from lightning_core.chat.messages import Message
 from lightning_core.dialects.dialect import StreamWriter
 from lightning_core.dialects.exchange import ChatRequest, Choice
-from lightning_core.digest import sampling_digest
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.replay import recorded_deltas
 from lightning_core.endpoint.sessions import Session

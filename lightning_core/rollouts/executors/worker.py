@@ -35,13 +35,13 @@ from lightning_core.capture.children.scope import ChildScope
 from lightning_core.capture.children.sender import RECORDS_THREAD, sender
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.process_patches import ensure_patched
-from lightning_core.logs.folding import configure_logging
 from lightning_core.rollouts.containment import AgentExit, contained
 from lightning_core.rollouts.executors import failures, results
 from lightning_core.rollouts.executors.channel import receive_bytes, send_json
 from lightning_core.rollouts.executors.groups import Processes, end_group
 from lightning_core.rollouts.executors.leftovers import adopt_orphans, any_left, processes
 from lightning_core.rollouts.executors.reference import FunctionReference
+from lightning_core.rollouts.log_format import configure_logging
 from lightning_core.trace import REWARD_FUNCTION
 
 _TOOL_THREADS = 256

@@ -106,8 +106,8 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
 
     Nothing is measured if the model cannot be loaded, or if there is nothing to train on.
     """
-    from lightning_core.model.machine import process_memory  # loads torch
     from lightning_core.trainers.torch.checkpoint_size import checkpoint_size
+    from lightning_core.trainers.torch.machine import process_memory  # loads torch
 
     config, rollouts = setup.trial_config, list[Rollout]()
     count = config.rollouts.tasks_per_step
