@@ -10,7 +10,6 @@ from typing import Any
 from lightning_core.config import credit as configured
 from lightning_core.config.algorithm import CLIPS, Algorithm
 from lightning_core.config.checks import check_algorithm, check_credit
-from lightning_core.config.checks_verl import check_verl_credit, check_verl_loss
 from lightning_core.config.config import Config
 from lightning_core.config.credit import RULE_ARGUMENT_KEYS
 from lightning_core.config.imports import import_callable, user_code
@@ -18,6 +17,7 @@ from lightning_core.config.resolve import policy_settings
 from lightning_core.config.rule_names import find_rule, function_of
 from lightning_core.config.signal_sections import signal_sections
 from lightning_core.config.source import KeyPath, dotted
+from lightning_core.config.trainer_support import check_support
 from lightning_core.credit import (
     ADVANTAGE_RULES,
     GROUP_KEYS,
@@ -37,7 +37,7 @@ from lightning_core.trace import Call
 def check_rules(config: Config) -> None:
     """Import the rules and the loss of ``config``. Raises `ConfigError` as `policy_rules` and `checked_loss` do."""
     policy_rules(config)
-    _raise_first(check_verl_loss(config, checked_loss(config.algorithm)))
+    _raise_first(check_support(config, loss=checked_loss(config.algorithm)))
 
 
 def policy_rules(config: Config) -> dict[str, CreditRules]:
@@ -56,7 +56,7 @@ def policy_rules(config: Config) -> dict[str, CreditRules]:
     for signal in signal_sections().values():
         _raise_first(signal.check_rules(config, declared))
     for rule in rules.values():
-        _raise_first(check_verl_credit(config, rule))
+        _raise_first(check_support(config, rule))
     return rules
 
 
