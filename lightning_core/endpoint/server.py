@@ -18,6 +18,7 @@ import logging
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
@@ -107,7 +108,7 @@ class PolicyEndpoint:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.url = f"http://{_reachable(host)}:{self._socket.getsockname()[1]}/v1"
         self.public_url = None if public_url is None else f"{public_url.rstrip('/').removesuffix('/v1')}/v1"
-        chats = dict.fromkeys(backend.models, chat) if isinstance(chat, Chat) else chat
+        chats = defaultdict(lambda: chat) if isinstance(chat, Chat) else chat
         self._speakers = Speakers()
         responder = Responder(backend, chats, self._forwarder, self._speakers, limits)
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from lightning_core.capture.providers import GOOGLE_KEY, KEY_HEADERS, host_of, without_key
-from lightning_core.config.api_key import read_api_key
+from lightning_core.endpoint.api_key import read_api_key
 from lightning_core.errors import UpstreamError, UpstreamRefusal, describe, fold
 
 _PASSED_BACK = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")

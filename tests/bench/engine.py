@@ -32,6 +32,7 @@ from lightning_core.backends.vllm.api import CPU_ARGS
 from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.backends.vllm.server import serve_vllm
 from lightning_core.model.source import load_model, load_tokenizer, resolve_model
+from lightning_core.trace import POLICY
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.bench.environment import install
 from tests.trainers.rows import make_row
@@ -111,7 +112,7 @@ def vllm_sampling(model: str, prompts: list[list[int]], params: SamplingParams, 
     # By default vLLM requires nearly all memory to be free.
     args = (*CPU_ARGS, "--max-num-seqs", str(len(prompts)), "--gpu-memory-utilization", "0.4")
     with serve_vllm(model, dtype=dtype, max_context=1024, args=args) as url:
-        backend = VllmBackend(url)
+        backend = VllmBackend(url, model=POLICY)
         others = [[token + 1 for token in prompt] for prompt in prompts]
         asyncio.run(sample_all(backend, others, params))
         wall, _, _ = timed(lambda: asyncio.run(sample_all(backend, prompts, params)))

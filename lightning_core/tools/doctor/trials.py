@@ -11,7 +11,7 @@ from statistics import fmean
 
 import numpy as np
 
-from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.backends.scripted import EveryModel, ScriptedBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
 from lightning_core.config.resolve import policy_settings
@@ -30,7 +30,6 @@ from lightning_core.rollouts.refill import without_gradient
 from lightning_core.rollouts.rows import to_rows
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.session import TrainingSession, open_session
-from lightning_core.testing.playground import EveryModel, SameChat
 from lightning_core.tools.doctor.machine import free_bytes
 from lightning_core.tools.doctor.plan import Measured
 from lightning_core.tools.doctor.trial import Trial, working_time
@@ -86,7 +85,7 @@ def scripted_trial(setup: Setup) -> Trial:
     setup.progress.phase("scripted policy", len(tasks) * setup.attempts)
     try:
         with ExitStack() as stack:
-            providers = ServingEndpoint(every, SameChat(Chat(every.tokenizer)), routing=Routing())
+            providers = ServingEndpoint(every, Chat(every.tokenizer), routing=Routing())
             upstream = UpstreamSection(base_url=stack.enter_context(providers).url)
             config = config.model_copy(update={"policy": config.policy.model_copy(update={"upstream": upstream})})
             stack.enter_context(capturing(config))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from lightning_core.backends.torch.engine import TorchBackend
+from lightning_core.chat.chat import Chat
 from lightning_core.config.resolve import PolicySettings
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.model.adapter_coverage import reach
@@ -24,7 +27,7 @@ def load_policy(policy: PolicySettings) -> LoadedModel:
             dtype=policy.dtype,
             max_context=policy.max_context,
             gradient_checkpointing=policy.gradient_checkpointing,
-            template_kwargs=policy.chat_template_kwargs,
+            check_tokenizer=partial(Chat, template_kwargs=policy.chat_template_kwargs),
         )
     )
 

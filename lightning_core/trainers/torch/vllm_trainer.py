@@ -14,6 +14,7 @@ from lightning_core.backends.vllm.server import serve_vllm
 from lightning_core.chat.chat import Chat
 from lightning_core.errors import ConfigError
 from lightning_core.model.source import resolve_model
+from lightning_core.trace import POLICY
 from lightning_core.trainers.torch.scorer import RowScorer
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
@@ -43,7 +44,7 @@ class VllmTrainer:
                 )
             limit = trainer.backend.max_context
             server = url or stack.enter_context(self._serve(limit, args))
-            self._backend = VllmBackend(server, max_context=limit)
+            self._backend = VllmBackend(server, model=POLICY, max_context=limit)
             stack.callback(self._backend.close)
             if self._backend.served.device == "cpu" and trainer.tied and not self._untied:
                 raise ConfigError(

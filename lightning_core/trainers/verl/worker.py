@@ -15,6 +15,7 @@ from lightning_core.model.source import load_tokenizer
 from lightning_core.rollouts.attempt import Attempt, Job
 from lightning_core.rollouts.entry_points import load_agent, load_reward
 from lightning_core.rollouts.local_agents import capturing, open_agents
+from lightning_core.trace import POLICY
 from lightning_core.trainers.verl.policy_chat import open_chat
 
 
@@ -31,7 +32,7 @@ class RolloutWorker:
             os.chdir(folder)
         tokenizer: Any = load_tokenizer(model)
         chat = open_chat(config, model, tokenizer)
-        backend = VerlBackend(client, max_context=max_context)
+        backend = VerlBackend(client, model=POLICY, max_context=max_context)
         self._open = ExitStack()
         self._open.enter_context(capturing(config))
         self._agents = self._open.enter_context(
