@@ -21,9 +21,9 @@ from typing import Any, Literal, cast
 from opentelemetry.trace import Span, Status, StatusCode
 
 from lightning_core.capture.address import Address
-from lightning_core.capture.children.folders import remove_folders
 from lightning_core.capture.context import Outside, Scope, candidates, current, enter, find_scope, opened_scope
 from lightning_core.capture.execution_context import current_owner
+from lightning_core.capture.folders import remove_folders
 from lightning_core.capture.marks import mark_of
 from lightning_core.capture.run import Run
 from lightning_core.capture.spans import SpanHandle, start_span

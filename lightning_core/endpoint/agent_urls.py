@@ -15,12 +15,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lightning_core.capture import find_run
 from lightning_core.capture.address import AGENT_HEADER, Address
-from lightning_core.capture.children.environment import origin_url
-from lightning_core.capture.children.keys import KeyAddress, Verify, is_signed_with, read_key, unbind_headers
 from lightning_core.capture.marks import mark_of
-from lightning_core.capture.providers import GOOGLE_KEY
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION, sign_origin
 from lightning_core.endpoint.sessions import Session, Sessions
+from lightning_core.propagation.children.environment import origin_url
+from lightning_core.propagation.children.keys import KeyAddress, Verify, is_signed_with, read_key, unbind_headers
+from lightning_core.propagation.providers import GOOGLE_KEY
 
 _AGENT_PATH = re.compile(r"/a/([^/]+)(/.*)")
 _AZURE_PATH = re.compile(r"/openai(?:/deployments/[^/]+|/v1)?(?=/)")

@@ -1,6 +1,6 @@
 """``POST /v1/lightning/records``: what child processes of an agent record, added to the trace of their rollout.
 
-The sender is `capture.children.sender`, which signs each request: a program that only has the key of a rollout cannot give itself
+The sender is `propagation.children.sender`, which signs each request: a program that only has the key of a rollout cannot give itself
 a reward. Calls are not accepted, because the endpoint records them itself.
 """
 
@@ -17,7 +17,6 @@ from starlette.responses import JSONResponse, Response
 
 from lightning_core import trace as tr
 from lightning_core.capture import Run, find_run
-from lightning_core.capture.children.sender import PATH as RELATIVE_PATH
 from lightning_core.capture.signatures import SIGNATURE, is_record_signed
 from lightning_core.capture.spans import deliver, export
 from lightning_core.dialects import openai_chat as chat_completions
@@ -27,6 +26,7 @@ from lightning_core.endpoint.receive import read_body, read_json
 from lightning_core.endpoint.request import error_response
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions
 from lightning_core.errors import PolicyRequestError
+from lightning_core.propagation.children.sender import PATH as RELATIVE_PATH
 from lightning_core.trace import SpanRecord
 
 PATH = f"/v1{RELATIVE_PATH}"

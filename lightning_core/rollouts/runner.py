@@ -31,7 +31,7 @@ from functools import partial
 from typing import Any, Self
 
 from lightning_core.capture import Run, reward, rollout
-from lightning_core.capture.children.folders import remove_folders
+from lightning_core.capture.folders import remove_folders
 from lightning_core.capture.mark import get_mark
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.known_agents import Verdict

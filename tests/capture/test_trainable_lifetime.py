@@ -14,7 +14,7 @@ import pytest
 from lightning_core.capture import Run, bind, current_address, current_scope, rollout
 from lightning_core.capture.mark import trainable
 from lightning_core.capture.patching import Patches
-from lightning_core.capture.threads import install_threads
+from lightning_core.propagation.threads import install_threads
 
 
 @pytest.fixture

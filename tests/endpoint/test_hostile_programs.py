@@ -12,8 +12,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from lightning_core.capture import Run, endpoint_environment, scope
-from lightning_core.capture.children.keys import KeyAddress, bind_key
+from lightning_core.capture import Run, scope
 from lightning_core.capture.signatures import (
     ORIGIN,
     ORIGIN_AUTHORIZATION,
@@ -26,6 +25,8 @@ from lightning_core.endpoint import child_records
 from lightning_core.endpoint.request import EventStream
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.propagation import endpoint_environment
+from lightning_core.propagation.children.keys import KeyAddress, bind_key
 from lightning_core.testing.recording_server import RecordingServer
 from tests.dialects.test_fields import LEAST, client_in_rollout
 from tests.endpoint.test_endpoint import serve

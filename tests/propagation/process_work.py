@@ -14,8 +14,9 @@ from typing import Any
 import httpx2
 
 from lightning_core import reward, trainable
-from lightning_core.capture import current_address, current_run, endpoint_environment, note_elsewhere, record, scope
+from lightning_core.capture import current_address, current_run, note_elsewhere, record, scope
 from lightning_core.capture import run as runs
+from lightning_core.propagation import endpoint_environment
 
 CHAT = "https://api.openai.com/v1/chat/completions"
 started: list[str] = []

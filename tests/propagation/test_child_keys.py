@@ -11,7 +11,9 @@ import httpx2
 import pytest
 
 from lightning_core.capture import Run, outside_rollout
-from lightning_core.capture.children.keys import (
+from lightning_core.capture.signatures import sign
+from lightning_core.endpoint.agent_urls import name_agent, split_path
+from lightning_core.propagation.children.keys import (
     KeyAddress,
     bind_key,
     is_key_of,
@@ -19,8 +21,6 @@ from lightning_core.capture.children.keys import (
     read_key,
     unbind_headers,
 )
-from lightning_core.capture.signatures import sign
-from lightning_core.endpoint.agent_urls import name_agent, split_path
 from lightning_core.testing.playground import Playground, open_playground
 
 ROLLOUT, SPAN = "a" * 32, "b" * 16

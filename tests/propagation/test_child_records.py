@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from lightning_core import reward
-from lightning_core.capture import Run, endpoint_environment, note_elsewhere, scope
-from lightning_core.capture.children.keys import read_key
+from lightning_core.capture import Run, note_elsewhere, scope
+from lightning_core.propagation import endpoint_environment
+from lightning_core.propagation.children.keys import read_key
 from lightning_core.testing.playground import Playground
 from tests.propagation import process_work as work
 from tests.propagation.gate import Gate, gate_to

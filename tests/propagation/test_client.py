@@ -18,11 +18,11 @@ import requests
 
 from lightning_core.capture import Run, bind, current_address, outside_rollout, rollout, scope
 from lightning_core.capture.address import Address
-from lightning_core.capture.clients import install_client
 from lightning_core.capture.context import is_capturing
 from lightning_core.capture.patching import Patches
 from lightning_core.endpoint.upstream import upstream_target
 from lightning_core.errors import ConfigError, StrayCallError
+from lightning_core.propagation.clients import install_client
 from lightning_core.testing.recording_server import RecordingServer
 from tests.program_runs import Program
 from tests.propagation.requests_elsewhere import elsewhere

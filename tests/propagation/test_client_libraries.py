@@ -27,10 +27,10 @@ import urllib3
 
 from lightning_core.capture import Run, current_run, rollout, scope
 from lightning_core.capture.address import Address
-from lightning_core.capture.clients import install_client
 from lightning_core.capture.patching import Patches
 from lightning_core.config import load_config
 from lightning_core.errors import StrayCallError
+from lightning_core.propagation.clients import install_client
 from lightning_core.testing.recording_server import RecordedRequest, RecordingServer
 
 CHAT = "https://api.openai.com/v1/chat/completions"

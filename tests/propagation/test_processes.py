@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from lightning_core.capture import Run, bind_for_process, outside_rollout, reward, scope
+from lightning_core.capture import Run, outside_rollout, reward, scope
+from lightning_core.propagation import bind_for_process
 from lightning_core.testing.playground import Playground, open_playground
 from tests.propagation import process_work as work
 

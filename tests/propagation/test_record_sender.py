@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from lightning_core.capture import Run, outside_rollout, scope
-from lightning_core.capture.children import sender as sending
-from lightning_core.capture.children.sender import Destination, Sender
+from lightning_core.propagation.children import sender as sending
+from lightning_core.propagation.children.sender import Destination, Sender
 from lightning_core.testing.playground import Playground
 from tests.propagation.gate import Gate, gate_to
 
@@ -275,7 +275,7 @@ def test_threads_that_record_after_the_sender_was_closed_share_its_connection(
 
 SHUTDOWN = """
 import sys
-from lightning_core.capture.children.sender import Destination, sender
+from lightning_core.propagation.children.sender import Destination, sender
 
 class Late:
     def __init__(self, put): self.put = put

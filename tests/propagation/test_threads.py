@@ -12,7 +12,7 @@ import pytest
 
 from lightning_core.capture import current_address, current_run, rollout, scope
 from lightning_core.capture.patching import Patches
-from lightning_core.capture.threads import install_threads
+from lightning_core.propagation.threads import install_threads
 
 
 @pytest.fixture(autouse=True)

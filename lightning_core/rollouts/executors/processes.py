@@ -7,12 +7,12 @@ import pickle
 import time
 from typing import Any
 
-from lightning_core.capture.children.scope import child_scope
 from lightning_core.capture.marks import register_mark
 from lightning_core.capture.run import Run
 from lightning_core.capture.scope import current_run
 from lightning_core.errors import InfrastructureError, TimeLimitError, describe
 from lightning_core.hardware import processors, total_memory
+from lightning_core.propagation.children.scope import child_scope
 from lightning_core.rollouts.executors import failures, results
 from lightning_core.rollouts.executors.executor import (
     Assignment,

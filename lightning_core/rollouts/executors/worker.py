@@ -31,11 +31,11 @@ from typing import Any
 import numpy as np
 
 from lightning_core.capture import aside
-from lightning_core.capture.children.scope import ChildScope
-from lightning_core.capture.children.sender import RECORDS_THREAD, sender
 from lightning_core.capture.marks import marked_agents
-from lightning_core.capture.process_patches import ensure_patched
 from lightning_core.logs.folding import configure_logging
+from lightning_core.propagation.children.scope import ChildScope
+from lightning_core.propagation.children.sender import RECORDS_THREAD, sender
+from lightning_core.propagation.process_patches import ensure_patched
 from lightning_core.rollouts.containment import AgentExit, contained
 from lightning_core.rollouts.executors import failures, results
 from lightning_core.rollouts.executors.channel import receive_bytes, send_json

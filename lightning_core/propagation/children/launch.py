@@ -16,13 +16,13 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from lightning_core.capture.children.containers import Container, new_name
-from lightning_core.capture.children.environment import endpoint_environment
-from lightning_core.capture.children.folders import ProgramFolder
-from lightning_core.capture.children.output import Output
+from lightning_core.capture.containers import Container, new_name
+from lightning_core.capture.folders import ProgramFolder
 from lightning_core.capture.run import Run
 from lightning_core.capture.scope import current_run, scope
 from lightning_core.errors import InfrastructureError
+from lightning_core.propagation.children.environment import endpoint_environment
+from lightning_core.propagation.children.output import Output
 
 TASK_FILE_VARIABLE = "LIGHTNING_TASK_FILE"
 """The path of the task as JSON."""

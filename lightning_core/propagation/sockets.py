@@ -15,11 +15,11 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from lightning_core.capture.clients.stamping import is_sending
 from lightning_core.capture.patching import Patches
-from lightning_core.capture.providers import port_of
 from lightning_core.capture.recording import note_elsewhere, record
 from lightning_core.capture.scope import current_run
+from lightning_core.propagation.clients.stamping import is_sending
+from lightning_core.propagation.providers import port_of
 
 CONNECTION = "connection by other code"
 """Why a request went elsewhere: it was not made by a patched client."""

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from lightning_core.capture.context import is_outside
-from lightning_core.capture.providers import host_of, is_listed
 from lightning_core.capture.recording import record
 from lightning_core.capture.run import live_runs
 from lightning_core.capture.scope import current_run
 from lightning_core.errors import StrayCallError
+from lightning_core.propagation.providers import host_of, is_listed
 
 logger = logging.getLogger(__name__)
 

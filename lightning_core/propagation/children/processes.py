@@ -15,11 +15,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_core.capture.children.scope import ChildCall, ChildScope, child_scope
-from lightning_core.capture.children.sender import sender
 from lightning_core.capture.context import bind, current_scope, without_scope
 from lightning_core.capture.patching import Patches, Wrapper
 from lightning_core.capture.scope import current_run
+from lightning_core.propagation.children.scope import ChildCall, ChildScope, child_scope
+from lightning_core.propagation.children.sender import sender
 
 
 @dataclass(frozen=True, slots=True, eq=False)

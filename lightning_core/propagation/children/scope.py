@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 
-from lightning_core.capture.children.remote_run import attached
 from lightning_core.capture.context import current_scope
 from lightning_core.capture.integration import installed_integrations
 from lightning_core.capture.run import Run
 from lightning_core.capture.scope import current_run
+from lightning_core.propagation.children.remote_run import attached
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -18,9 +18,9 @@ from typing import Any
 
 from lightning_core.capture import run as runs
 from lightning_core.capture import spans
-from lightning_core.capture.children.sender import Destination, sender
 from lightning_core.capture.run import Run, printable
 from lightning_core.capture.scope import current_run
+from lightning_core.propagation.children.sender import Destination, sender
 from lightning_core.trace import OPERATION, SpanRecord
 
 # Not the task: it may be an object that cannot be pickled.

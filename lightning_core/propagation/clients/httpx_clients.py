@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from lightning_core.capture.clients.stamping import (
+from lightning_core.capture.patching import Wrapper
+from lightning_core.capture.recording import record
+from lightning_core.capture.scope import current_run
+from lightning_core.propagation.clients.stamping import (
     Redirection,
     await_sent,
     is_same_origin,
@@ -14,10 +17,7 @@ from lightning_core.capture.clients.stamping import (
     redirect_again,
     sending,
 )
-from lightning_core.capture.patching import Wrapper
-from lightning_core.capture.recording import record
-from lightning_core.capture.scope import current_run
-from lightning_core.capture.shapes import UNSEEN, Body, Compressed, seen_body
+from lightning_core.propagation.shapes import UNSEEN, Body, Compressed, seen_body
 
 
 def _send(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -17,11 +17,11 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
-from lightning_core.capture.children.scope import ChildScope, child_scope
 from lightning_core.capture.context import without_scope
 from lightning_core.capture.import_hooks import when_imported
 from lightning_core.capture.patching import Patches
 from lightning_core.capture.scope import current_run
+from lightning_core.propagation.children.scope import ChildScope, child_scope
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def _warn(method: str) -> None:
         _warned.add(method)
         logger.warning(
             "the Ray actor method %r is asynchronous, concurrent or a generator: Lightning does not route its model calls. Pass it "
-            "a function bound with lightning_core.capture.bind_for_process, or make the calls in a task",
+            "a function bound with lightning_core.propagation.bind_for_process, or make the calls in a task",
             method,
         )
 

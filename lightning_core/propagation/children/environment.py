@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
-from lightning_core.capture.children.keys import KeyAddress, bind_key, is_key_of
 from lightning_core.capture.scope import current_address, current_run
+from lightning_core.propagation.children.keys import KeyAddress, bind_key, is_key_of
 
 URL_VARIABLE = "LIGHTNING_BASE_URL"
 """The endpoint's base URL, which ends with ``/v1``."""
