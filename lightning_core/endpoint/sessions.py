@@ -35,7 +35,7 @@ class Session:
     routing: Routing
     seed: int | None
     secret: str | None = field(default=None, repr=False)
-    """That of the rollout, `Run.secret`. None: the rollout is not in this process, and its requests have no origin."""
+    """That of the rollout, `ActiveRollout.secret`. None: the rollout is not in this process, and its requests have no origin."""
     seen: Counter[str] = field(default_factory=Counter[str])
     memory: Memory = field(default_factory=Memory)
     conversations: dict[str, Sequence[Message]] = field(default_factory=dict[str, Sequence[Message]])

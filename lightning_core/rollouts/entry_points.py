@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning_core.capture import current_run
+from lightning_core.capture import current_rollout
 from lightning_core.capture.containers import Container
 from lightning_core.capture.mark import trainable
 from lightning_core.config.command import PLACEHOLDER, CommandSection
@@ -185,7 +185,7 @@ class CommandAgent:
 
 
 def _endpoint_url() -> str:
-    run = current_run()
+    run = current_rollout()
     return "" if run is None else run.public_endpoint or run.endpoint or ""
 
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from lightning_core.capture import Run, scope
+from lightning_core.capture import ActiveRollout, scope
 from lightning_core.capture.signatures import (
     ORIGIN,
     ORIGIN_AUTHORIZATION,
@@ -141,7 +141,7 @@ def test_an_origin_is_signed_as_clients_send_it(sent: str) -> None:
     assert not is_origin_signed("secret", "b" * 32, headers)
 
 
-def post_record(client: httpx.Client, run: Run, record: Any, *, secret: str | None = None) -> httpx.Response:
+def post_record(client: httpx.Client, run: ActiveRollout, record: Any, *, secret: str | None = None) -> httpx.Response:
     data = json.dumps(record).encode()
     headers = {SIGNATURE: sign_record(secret or run.secret, run.rollout, data)}
     return client.post("/lightning/records", content=data, headers=headers)

@@ -17,7 +17,7 @@ import pytest
 
 from lightning_core import trainable
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import Run, rollout, scope
+from lightning_core.capture import ActiveRollout, rollout, scope
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.propagation import endpoint_environment
@@ -51,7 +51,7 @@ def playground() -> Iterator[Playground]:
         yield opened
 
 
-def calls(run: Run) -> Counter[tuple[str | None, str]]:
+def calls(run: ActiveRollout) -> Counter[tuple[str | None, str]]:
     """Agent and prompt of each call."""
     return Counter((call.agent, str(call.messages[-1]["content"])) for call in run.trace.calls)
 

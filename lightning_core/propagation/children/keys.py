@@ -31,7 +31,7 @@ class KeyAddress:
     span: str | None = None
     """The span that the program's calls are children of: 16 hexadecimal digits."""
     origin: str | None = None
-    """Where calls that are not answered by the endpoint go; see `Run.keep_origin`."""
+    """Where calls that are not answered by the endpoint go; see `ActiveRollout.keep_origin`."""
 
 
 _FIELDS = frozenset(field.name for field in fields(KeyAddress))
