@@ -25,7 +25,7 @@ from lightning_core.capture.selectors import matches
 from lightning_core.capture.signatures import new_secret
 from lightning_core.capture.spans import listen, start_root, start_span, stop_listening, to_record
 from lightning_core.capture.tool_results import ToolReplay
-from lightning_core.errors import CaptureError, describe
+from lightning_core.errors import CaptureError, InfrastructureError, describe
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 
 _MAX_FAILURES = 20
@@ -219,6 +219,11 @@ class ActiveRollout:
         """The first infrastructure failures that no retry recovered. They are not the agent's: the attempt is repeated."""
         with self._lock:
             return [*self._infrastructure, *([f"{self._unlisted} more"] if self._unlisted else [])]
+
+    def check_requests(self) -> None:
+        """Raise `InfrastructureError` if model requests failed and no retry recovered them."""
+        if failures := self.infrastructure[:5]:
+            raise InfrastructureError(f"a model request of the agent failed: {'; '.join(failures)}")
 
     def count_infrastructure_failure(self, detail: str, *, times: int = 1) -> None:
         """Count failures of the infrastructure, as opposed to those of the agent."""

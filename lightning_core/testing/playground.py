@@ -18,7 +18,6 @@ from lightning_core.chat.chat import Chat
 from lightning_core.chat.tool_formats import HERMES, ToolCall
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
-from lightning_core.errors import InfrastructureError
 from lightning_core.rollouts.local_agents import patched
 
 Script = Callable[[str], str] | Iterable[str]
@@ -92,8 +91,8 @@ class Playground:
                 yield run
             finally:
                 self._endpoint.close(key)
-        if strict and run.infrastructure:
-            raise InfrastructureError(f"a model request of the agent failed: {'; '.join(run.infrastructure[:5])}")
+        if strict:
+            run.check_requests()
 
 
 @contextmanager
