@@ -83,6 +83,6 @@ def open_cluster_collector(
     return Collector(config, agents, store, signals=open_signals(resources), on_rollout=on_rollout)
 
 
-def original_error(error: BaseException) -> BaseException:
+def original_error(error: Any) -> BaseException:
     """The error that was raised in another process, without Ray's wrapper."""
     return error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
