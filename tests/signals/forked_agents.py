@@ -119,7 +119,7 @@ async def _branch(open_client: AsyncOpenAI, text: str) -> str:
 async def parallel(task: dict[str, Any]) -> float:
     """Two branches with the same first prompt at the same time, and one call after both.
 
-    The branches are alike, so either may get the answer that the other one got before: the last prompt has them in an order of its own.
+    Either branch may get the answer that the other one got before, so the last prompt has the answers in sorted order.
     """
     async with AsyncOpenAI(api_key="any", max_retries=0) as open_client:
         texts = await asyncio.gather(*(_branch(open_client, task["prompt"]) for _ in range(2)))
