@@ -1,13 +1,14 @@
-"""Rollouts to run, their attempts, and groups of them."""
+"""Rollouts to run, their attempts, groups of them, and the interface of what runs them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from lightning_core.capture.tool_results import ToolResults
 from lightning_core.endpoint.replay import Recording
+from lightning_core.endpoint.routing import Routing
 from lightning_core.records.store import Status
 from lightning_core.trace import SpanRecord, Trace
 
@@ -91,3 +92,25 @@ class Group:
     def trained(self) -> Sequence[Rollout]:
         """All rollouts that are trained on."""
         return [*self.rollouts, *self.more]
+
+
+Record = Callable[[Sequence[Attempt]], None]
+"""Gets attempts as they finish."""
+
+
+class AgentPool(Protocol):
+    """Runs agents: in this process, or on the workers of a cluster."""
+
+    async def roll_out(self, jobs: Sequence[Job], routing: Routing, record: Record) -> Sequence[Rollout]:
+        """Return the last attempt at each job. Calls ``record`` with every attempt, one or several at a time.
+
+        Raises `InfrastructureError` if the worker that ran them is lost, and what ``record`` raises.
+        """
+        ...
+
+    async def call_endpoint(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return ``function(endpoint, *arguments)``, called on a thread beside a policy endpoint.
+
+        The function and its arguments can be pickled. Raises `InfrastructureError` if its worker is lost.
+        """
+        ...

@@ -17,8 +17,7 @@ from lightning_core.config import Config
 from lightning_core.credit import Credit, Episode
 from lightning_core.credit.signal_names import SIGNALS
 from lightning_core.records.store import Phase, Store
-from lightning_core.rollouts.agent_pool import AgentPool
-from lightning_core.rollouts.attempt import Group, Job, Rollout, Task
+from lightning_core.rollouts.attempt import AgentPool, Group, Job, Rollout, Task
 from lightning_core.trace import Floats
 from lightning_core.transitions import Candidates, Row, Streams, Transition
 

@@ -29,7 +29,8 @@ class Learner(Protocol):
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
         """Update each policy on the ``rows`` that it sampled, and return the step's metrics.
 
-        A step without rows keeps the weights, and counts. Raises `TrainingError` and leaves the weights unchanged if the loss or
+        A step without rows keeps the weights, and counts. If no row has a gradient, the metrics of an update, such as ``loss`` and
+        ``grad_norm``, are missing. Raises `TrainingError` and leaves the weights unchanged if the loss or
         the gradient is not finite.
         """
         ...

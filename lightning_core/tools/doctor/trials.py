@@ -26,6 +26,7 @@ from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.jobs import pick_tasks
 from lightning_core.rollouts.local_agents import capturing, open_agents
+from lightning_core.rollouts.prepare import Inputs
 from lightning_core.rollouts.refill import without_gradient
 from lightning_core.rollouts.rows import to_rows
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
@@ -35,6 +36,7 @@ from lightning_core.tools.doctor.plan import Measured
 from lightning_core.tools.doctor.trial import Trial, working_time
 from lightning_core.tools.serving import ServingEndpoint
 from lightning_core.trace import BASE
+from lightning_core.trainers.plan import Plan
 from lightning_core.transitions import Row
 
 ANSWER = "ok"
@@ -115,17 +117,12 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
     )
     trial = Trial(config=setup.config, rollouts=rollouts, scripted=False)
     display = make_display(config, setup.progress)
+    inputs = Inputs(solve=setup.solve, reward=setup.reward)
+    plan = Plan(config=config, folder=setup.scratch, checkpoint=None, inputs=inputs, observers=display)
     try:
         with (
             display.watching(config, setup.scratch),
-            open_session(
-                config,
-                setup.solve,
-                folder=setup.scratch,
-                observers=display,
-                reward_function=setup.reward,
-                on_rollout=rollouts.append,
-            ) as session,
+            open_session(plan, on_rollout=rollouts.append) as session,
         ):
             groups = session.roll_out(session.pick_tasks(setup.train))
             episodes = session.annotate(groups)
