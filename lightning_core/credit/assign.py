@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lightning_core.credit.advantage_rules import is_flat, rollouts
-from lightning_core.credit.air import air_sum, with_air
 from lightning_core.credit.components import Compared, compare_episodes
 from lightning_core.credit.episode import Episode, Value
 from lightning_core.credit.rules import CreditRules
@@ -34,9 +33,6 @@ def assign_credit(
     """
     rules = rules or CreditRules()
     metrics: dict[str, float] = {}
-    if rules.air is not None:
-        episodes = [with_air(episode, rules.air) for episode in episodes]
-        metrics["reward_air_sum"] = air_sum(episodes)
     found = compare_episodes(episodes, rules, values=values)
     advantages = dict.fromkeys(found.values, 0.0)
     for one in found.compared:

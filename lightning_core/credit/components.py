@@ -47,10 +47,7 @@ class ValueComparison:
 def compare_episodes(
     episodes: Sequence[Episode], rules: CreditRules, *, values: Mapping[str, float] | None = None
 ) -> ValueComparison:
-    """The values of the calls of ``episodes``, compared by ``rules``: first all rewards that are no term, then each term.
-
-    The rewards of AIR must already be among those of ``episodes``.
-    """
+    """The values of the calls of ``episodes``, compared by ``rules``: first all rewards that are no term, then each term."""
     episodes = with_facts(episodes)
     totals = {t.call: 0.0 for e in episodes for t in e.transitions}
     targets: dict[str, float] = {}

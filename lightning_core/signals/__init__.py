@@ -9,6 +9,7 @@ SIGNALS = (
     "forks",
     "information_gain",
     "judge",
+    "air",
     "critic",
     "distill",
     "cross_entropy",
