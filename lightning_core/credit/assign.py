@@ -50,7 +50,7 @@ def _wasted(groups: Sequence[Sequence[Value]], advantages: Mapping[str, float]) 
 
 
 def _metrics(compared: Compared) -> dict[str, float]:
-    prefix, groups = f"{compared.part.name}_" if compared.part.name else "", compared.keyed
+    prefix, groups = f"{compared.component.name}_" if compared.component.name else "", compared.keyed
     single = sum(rollouts(g) == 1 for g in groups)
     return {
         f"{prefix}groups": float(len(groups)),

@@ -67,7 +67,7 @@ def _explain(
             for member in (v for v in members if v.call in one.weights):
                 groups[member.call].append(
                     GroupExplanation(
-                        component=one.part.name,
+                        component=one.component.name,
                         weight=one.weights[member.call],
                         value=member.value,
                         members=members,
@@ -76,7 +76,7 @@ def _explain(
                         advantage=one.own[member.call],
                     )
                 )
-        if one.part.accumulate is not None:
+        if one.component.accumulate is not None:
             for call, advantage in one.advantages.items():
                 accumulated[call] += one.weights[call] * (advantage - one.own.get(call, 0.0))
     return {
