@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from lightning_core.capture.run import ToolRunner
-from lightning_core.capture.scope import current_run
+from lightning_core.capture.scope import current_rollout
 from lightning_core.capture.spans import SpanHandle
 from lightning_core.trace import TOOL
 
@@ -35,7 +35,7 @@ def keeps_result(name: str, *, marked: bool = False) -> bool:
 
 
 def _runner(name: object, *, marked: bool) -> ToolRunner | None:
-    run = current_run()
+    run = current_rollout()
     if run is None or run.tools is None or not isinstance(name, str):
         return None
     return run.tools if run.tools.selects(name, marked=marked) else None
